@@ -1,0 +1,47 @@
+"""What came of running a call. A failure is an answer too: the model reads it and goes on."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+
+class FailureKind(StrEnum):
+    RAISED = "raised"
+    TIMEOUT = "timeout"
+    REFUSED = "refused"
+    """We would not: policy, address check, approval denied, a queue that is full."""
+    UNAVAILABLE = "unavailable"
+    """The tool's server cannot be reached."""
+    UNKNOWN = "unknown"
+    """It was started and how it ended cannot be told."""
+    NOT_RUN = "not_run"
+    """Broken, or over a limit: it was never started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image that a tool returned; data is base64 without a prefix."""
+
+    mime_type: str
+    data: str
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The tool's answer, as text for the model, already bounded in size."""
+
+    text: str
+    images: tuple[Image, ...] = ()
+    cut_bytes: int = 0
+    """How many bytes of the tool's answer are not in `text`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The tool did not answer. `text` tells the model what happened and what it can do."""
+
+    text: str
+    kind: FailureKind = FailureKind.RAISED
+
+
+Outcome: TypeAlias = Returned | Failed

@@ -1,0 +1,88 @@
+"""The states of a tool call: what a model wrote becomes a `ReadyCall` or a `BrokenCall`, and nothing else.
+
+Only a `ReadyCall` has arguments to run with, so running half a call is a type error and not a matter
+of remembering to look. The words for what can be wrong (`Flaw`) and for what was noticed (`Finding`)
+are closed lists; `tests/corpus/README.md` says when each applies.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+
+
+class Flaw(StrEnum):
+    """Why a call must not run."""
+
+    TRUNCATED = "truncated"
+    INVALID_JSON = "invalid_json"
+    INVALID_MARKUP = "invalid_markup"
+    NOT_AN_OBJECT = "not_an_object"
+    MISSING_NAME = "missing_name"
+    UNKNOWN_TOOL = "unknown_tool"
+    SCHEMA_MISMATCH = "schema_mismatch"
+    CONTENT_FILTER = "content_filter"
+    STREAM_ENDED = "stream_ended"
+    UPSTREAM_ERROR = "upstream_error"
+
+
+class Finding(StrEnum):
+    """What was noticed about a turn, or about a call that runs all the same."""
+
+    TOOL_CALLS_WITH_STOP = "tool_calls_with_stop"
+    TOOL_CALLS_WITH_LENGTH = "tool_calls_with_length"
+    FINISH_WITHOUT_TOOL_CALLS = "finish_without_tool_calls"
+    MISSING_FINISH_REASON = "missing_finish_reason"
+    NONSTANDARD_FINISH_REASON = "nonstandard_finish_reason"
+    CONFLICTING_FINISH_REASONS = "conflicting_finish_reasons"
+    UPSTREAM_ERROR = "upstream_error"
+    DUPLICATE_CALL_DROPPED = "duplicate_call_dropped"
+    EXTRA_CHOICES_IGNORED = "extra_choices_ignored"
+
+    ID_REPAIRED = "id_repaired"
+    NAME_REPAIRED = "name_repaired"
+    PARALLEL_UNWRAPPED = "parallel_unwrapped"
+    ARGUMENTS_REPAIRED = "arguments_repaired"
+    ARGUMENTS_COERCED = "arguments_coerced"
+    LEGACY_FUNCTION_CALL = "legacy_function_call"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Where and how arguments miss what was asked for; said to the model so that it can do better."""
+
+    pointer: str = ""
+    expected: str = ""
+    got: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyCall:
+    """A call that came whole: a tool that was offered, and arguments that satisfy its schema."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+    text: str
+    """The arguments as the model wrote them; this is what goes back to it in the history."""
+    findings: tuple[Finding, ...] = ()
+    extras: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the provider's (signatures and the like) that must go back on this call unchanged."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenCall:
+    """A call that did not come whole. It has a flaw and no arguments: there is nothing to run."""
+
+    id: str
+    name: str | None
+    flaw: Flaw
+    text: str
+    """What the model wrote for arguments, for diagnostics; never parsed again."""
+    problem: Problem | None = None
+    extras: Mapping[str, Any] = field(default_factory=dict)
+
+
+Call: TypeAlias = ReadyCall | BrokenCall

@@ -1,0 +1,41 @@
+"""Failures the client has to hear of, in the client's terms. Everything else is a value for the model or a crash for us."""
+
+from typing import Any
+
+
+class ChatError(Exception):
+    """An error with what OpenAI's error envelope needs. `detail` is for our logs and never leaves the house."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+        detail: str | None = None,
+        retryable: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
+        self.detail = detail
+        self.retryable = retryable
+        """Asking the same or another model again may help, as long as nothing was passed on yet."""
+
+    def envelope(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+class BrokenOff(Exception):
+    """The body of a model's answer ended before its end mark: closed early, or lost to a transport error."""
+
+    def __init__(self, how: str, transport_error: bool) -> None:
+        super().__init__(how)
+        self.transport_error = transport_error

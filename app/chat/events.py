@@ -1,0 +1,264 @@
+"""What happens in a chat, as values.
+
+`ModelEvent`s are what a model just did; `upstream` and `dialects` make them out of whatever a provider
+sent, and beyond those rooms nobody looks at a provider's shapes again. The loop folds them into a `Turn`
+and tells its listeners `ChatEvent`s.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal, TypeAlias
+
+from app.calls.outcome import Outcome
+from app.calls.states import BrokenCall, Call, Finding, Flaw, ReadyCall
+
+# What a model does ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What the provider says of its answer as a whole; the first one of a turn counts."""
+
+    id: str | None = None
+    model: str | None = None
+    system_fingerprint: str | None = None
+    service_tier: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    text: str
+    source: Literal["reasoning_content", "reasoning", "thinking", "text"] = "reasoning_content"
+    """Where it was found. A turn that has reasoning_content keeps only that (some send both)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """One fragment of a native tool call, as the provider sent it. Which call it belongs to is the turn's business."""
+
+    index: int | None = None
+    id: str | int | float | None = None
+    name: str | None = None
+    arguments: Any = None
+    """Usually a piece of JSON text; some providers send the object itself, or a list, or a number."""
+    extras: Mapping[str, Any] = field(default_factory=dict)
+    legacy: bool = False
+    """It came as `function_call`."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallWritten:
+    """One call that came in one piece: an entry of a whole message, or read out of text."""
+
+    name: str | None
+    arguments: Any = None
+    id: str | int | float | None = None
+    flaw: Flaw | None = None
+    """What the reader of the text already knows to be wrong; the gate may find a more telling flaw."""
+    repaired: bool = False
+    """The reader took something harmless away (a code fence)."""
+    only_text: bool = False
+    """The format can carry nothing but text, so turning "5" into 5 is reading and not repair."""
+    from_text: bool = False
+    """Read out of the model's text: its id is made up unless the format has one."""
+    extras: Mapping[str, Any] = field(default_factory=dict)
+    legacy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingBlock:
+    """A piece of a thinking block (or a whole redacted one); pieces are joined until a signature comes."""
+
+    block: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """A field of the assistant message that we do not read but that belongs to it (refusal, annotations,
+    reasoning_details, audio, provider_specific_fields, …). Strings and lists of one field are joined."""
+
+    field: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    value: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A finish reason as the provider wrote it. A turn may carry several, or none."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts as the provider reported them (its own dict, details included)."""
+
+    counts: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderError:
+    """The provider reported an error inside its answer."""
+
+    message: str
+    body: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceIgnored:
+    """Something came for a choice that nobody asked for."""
+
+    index: int
+
+
+ModelEvent: TypeAlias = (
+    Head
+    | TextDelta
+    | ReasoningDelta
+    | CallDelta
+    | CallWritten
+    | ThinkingBlock
+    | Aside
+    | Logprobs
+    | Finished
+    | Usage
+    | ProviderError
+    | ChoiceIgnored
+)
+
+
+class StreamEnd(StrEnum):
+    """How the body of an answer ended, below all finish reasons."""
+
+    DONE = "done"
+    EOF = "eof"
+    ERROR = "error"
+
+
+# What happens in a chat -------------------------------------------------------------------------
+
+
+class EndingKind(StrEnum):
+    ANSWERED = "answered"
+    HANDED_BACK = "handed_back"
+    TURN_LIMIT = "turn_limit"
+    GAVE_UP = "gave_up"
+
+
+FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why a chat is over, and the one finish reason the client is told."""
+
+    kind: EndingKind
+    finish_reason: FinishReason
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnStarted:
+    """A model is about to be asked; `tools_offered` is false on the last, tool-less turn."""
+
+    index: int
+    tools_offered: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What one read of the model's answer brought, in order."""
+
+    turn: int
+    events: Sequence[ModelEvent]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnded:
+    """A model's answer is whole and its calls are settled; each call lies in exactly one pile."""
+
+    turn: int
+    answer: "TurnAccount"
+
+
+@dataclass(frozen=True, slots=True)
+class TurnAccount:
+    """What there is to say of a finished turn, for listeners; the turn itself stays with the loop."""
+
+    reasons: tuple[str, ...]
+    """The finish reasons as the provider wrote them."""
+    findings: tuple[Finding, ...]
+    run: tuple[ReadyCall, ...]
+    handed_back: tuple[Call, ...]
+    broken: tuple[BrokenCall, ...]
+    usage: Mapping[str, Any] | None
+    seconds: float
+    reason_is_raw: bool = True
+    """False where a library between us and the provider may have rewritten the finish reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallStarted:
+    turn: int
+    call: ReadyCall
+
+
+@dataclass(frozen=True, slots=True)
+class CallProgress:
+    turn: int
+    call: ReadyCall
+    message: str
+    fraction: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded:
+    turn: int
+    call: ReadyCall
+    outcome: Outcome
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRetried:
+    """A turn failed before anything of it was passed on, and is asked again."""
+
+    turn: int
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallsHandedBack:
+    """The client's own calls of the last turn, as the model sent them."""
+
+    calls: tuple[Call, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatEnded:
+    ending: Ending
+    usage: Mapping[str, Any] | None
+
+
+ChatEvent: TypeAlias = (
+    TurnStarted
+    | Heard
+    | TurnEnded
+    | CallStarted
+    | CallProgress
+    | CallEnded
+    | ModelRetried
+    | CallsHandedBack
+    | ChatEnded
+)

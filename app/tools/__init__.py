@@ -1,0 +1,1 @@
+"""What can be run, and the running of it."""
