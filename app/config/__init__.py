@@ -1,0 +1,1 @@
+"""What the operator wrote: its shape (`schema`), and the reading of it (`load`). Imports nothing of ours."""

@@ -1,0 +1,478 @@
+"""The shape of `config.yaml`: every setting, its default and what it means.
+
+The outside comes in here, so this is pydantic: unknown keys are refused and the result is an immutable value.
+Reading files, variables and secrets is `load`'s; acting on a setting is the business of the room it is for.
+`python -m app.config.schema` prints the JSON Schema that editors use.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SecretStr,
+    StringConstraints,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from app.config.problems import near
+
+TextFormat: TypeAlias = Literal[
+    "xml",
+    "antml",
+    "minimax",
+    "deepseek_dsml",
+    "qwen3_coder",
+    "glm45",
+    "hermes",
+    "granite",
+    "phi4",
+    "mistral",
+    "deepseek_v3",
+    "deepseek_v31",
+    "kimi_k2",
+    "functionary_v32",
+    "functionary_v31",
+    "command_r",
+    "harmony",
+    "gemma4",
+    "llama3_json",
+    "litellm_json",
+    "pythonic",
+    "react",
+]
+ToolCalling: TypeAlias = Literal["auto", "native", "json", TextFormat]
+Lane: TypeAlias = Literal["auto", "direct", "translated", "litellm"]
+
+
+def _no_boolean(value: Any) -> Any:
+    """`timeout: yes` would otherwise be one second."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("number", "should be a number")
+    return value
+
+
+_NO_BOOLEAN = BeforeValidator(_no_boolean)
+
+
+def _off(value: Any) -> Any:
+    """YAML reads an unquoted `off` as false."""
+    return "off" if value is False else value
+
+
+SHAPES: dict[str, str] = {}
+"""What the patterns below ask for, in words, for errors."""
+
+
+def _shape(pattern: str, words: str) -> StringConstraints:
+    SHAPES[pattern] = words
+    return StringConstraints(pattern=pattern)
+
+
+def _upper(value: Any) -> Any:
+    return value.upper() if isinstance(value, str) else value
+
+
+Seconds: TypeAlias = Annotated[float, Field(gt=0), _NO_BOOLEAN]
+Count: TypeAlias = Annotated[int, Field(ge=1), _NO_BOOLEAN]
+Retries: TypeAlias = Annotated[int, Field(ge=0, le=10), _NO_BOOLEAN]
+Switch: TypeAlias = Annotated[
+    bool,
+    PlainSerializer(lambda on: "on" if on else "off", when_used="json"),
+    WithJsonSchema({"enum": ["on", "off", True, False]}),
+]
+Glob: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
+Globs: TypeAlias = tuple[Glob, ...]
+WebAddress: TypeAlias = Annotated[str, _shape(r"^https?://[^/\s]+", "should be an address like `https://example.com`")]
+Origin: TypeAlias = Annotated[
+    str, _shape(r"^(\*|https?://[^/\s]+)$", "should be an origin like `https://chat.example.com` (no path), or `*`")
+]
+KeyName: TypeAlias = Annotated[
+    str, _shape(r"^[A-Za-z0-9._-]{1,64}$", "should be 1 to 64 letters, digits, `.`, `_` or `-`")
+]
+KeyHash: TypeAlias = Annotated[
+    str,
+    _shape(
+        r"^sha256:[0-9a-f]{64}$",
+        "should be `sha256:` and the 64 hex digits of the key's SHA-256; the key itself does not belong here",
+    ),
+]
+ToolName: TypeAlias = Annotated[str, _shape(r"^[A-Za-z0-9_-]{1,64}$", "should be 1 to 64 letters, digits, `_` or `-`")]
+FunctionPath: TypeAlias = Annotated[
+    str, _shape(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_][\w.]*$", "should be like `package.module:function`")
+]
+ModulePath: TypeAlias = Annotated[str, _shape(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", "should be like `package.module`")]
+
+
+class Section(BaseModel):
+    """A block of the file. Unknown keys are mistakes, and nothing changes after reading."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        use_attribute_docstrings=True,
+        hide_input_in_errors=True,
+    )
+
+
+class Server(Section):
+    """Where Callgate listens, and how it treats connections."""
+
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    """The address to listen on. Any address that is not loopback needs `keys`, or `auth: off`."""
+    port: Annotated[int, Field(ge=0, le=65535), _NO_BOOLEAN] = 8000
+    """The port to listen on; 0 lets the system choose."""
+    public_url: WebAddress | None = None
+    """The address clients reach it under, when a proxy stands in front."""
+    cors_origins: tuple[Origin, ...] = ()
+    """Web pages that may call it from a browser, as origins (`https://chat.example.com`); `*` for any."""
+    drain_seconds: Annotated[float, Field(ge=0), _NO_BOOLEAN] = 30.0
+    """How long requests may go on after SIGTERM."""
+    first_chunk_seconds: Annotated[float, Field(ge=0), _NO_BOOLEAN] = 5.0
+    """How long a stream's HTTP status is held back for the model's first chunk, so that errors can be typed."""
+    heartbeat_seconds: Seconds = 10.0
+    """How often a silent stream is kept alive with an empty chunk."""
+
+
+class Key(Section):
+    """One client's key."""
+
+    name: KeyName
+    """Who it is; appears in logs."""
+    hash: KeyHash
+    """`sha256:` and the hex digest of the key. The key itself is never written down."""
+    models: Globs = ("*",)
+    """The models it may ask, as names or globs."""
+    tools: Globs = ("*",)
+    """The tools of the house it may use, as names or globs; `[]` for none."""
+
+
+class LitellmParams(BaseModel):
+    """litellm's parameters for one model, any of them, passed on as they are.
+
+    Its repr names the parameters without their values: any of them may be a secret.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=(), hide_input_in_errors=True)
+
+    model: Annotated[str, Field(min_length=1, description="litellm's name of the model: `provider/model`.")]
+    api_key: SecretStr | None = Field(None, description="The provider's key; `os.environ/NAME` is the usual way.")
+    api_base: str | None = Field(None, description="The provider's address, where it is not the usual one.")
+
+    def reveal(self) -> dict[str, Any]:
+        """The parameters as litellm takes them, secrets included. A copy; what is not set is left out."""
+        named: dict[str, Any] = {"model": self.model}
+        if self.api_key is not None:
+            named["api_key"] = self.api_key.get_secret_value()
+        if self.api_base is not None:
+            named["api_base"] = self.api_base
+        return named | dict(self.__pydantic_extra__ or {})
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        yield "model", self.model
+        yield "others", sorted(self.reveal().keys() - {"model"})
+
+
+class ModelEntry(Section):
+    """One entry of `model_list`: litellm's block as it is, and what Callgate adds to it."""
+
+    model_name: Annotated[str, Field(min_length=1)]
+    """The name clients ask for. `openai/*` stands for all models of a provider; the same name twice shares the load."""
+    litellm_params: LitellmParams
+    """Which model it is and how to reach it, in litellm's words."""
+    model_info: Mapping[str, Any] = Field(default_factory=dict, repr=False)
+    """What litellm should know of a model it does not know, for example `supports_function_calling`."""
+    tools: Globs = ()
+    """The tools of the house that are offered to it, as names or globs; none unless named."""
+    fallbacks: tuple[str, ...] = ()
+    """Models to ask instead when this one fails before it has said anything, in order."""
+    tool_calling: ToolCalling = "auto"
+    """How it calls tools: natively, or asked in the prompt and read back from its text in the format named."""
+    lane: Lane = "auto"
+    """Who speaks to the provider: Callgate itself, Callgate with litellm's translation, or litellm alone."""
+    timeout: Seconds | None = None
+    """Seconds for a whole answer; `upstream.total_seconds` where it is not set."""
+    stream_timeout: Seconds | None = None
+    """Seconds a stream may be silent; `upstream.idle_seconds` where it is not set."""
+
+
+class ToolSection(Section):
+    """What every kind of tool may say. Where a policy is not set, the tool's own applies, or the house's."""
+
+    timeout: Seconds | None = None
+    """Seconds for one call, retries included; 30 where nobody says otherwise."""
+    concurrency: Count | None = None
+    """How many calls may run at once; unlimited where nobody says otherwise."""
+    max_result_bytes: Annotated[int, Field(ge=256), _NO_BOOLEAN] | None = None
+    """How much of a result the model gets; `limits.tool_result_bytes` where nobody says otherwise."""
+    safety: Literal["read_only", "write", "destructive"] | None = None
+    """What it may do to the world. Only read-only tools are ever tried again."""
+    retries: Retries | None = None
+    """Further tries after a failure, for read-only tools; 0 where nobody says otherwise."""
+
+
+class PythonTool(ToolSection):
+    """A Python function, or all tools of a Python module."""
+
+    kind: Literal["python"]
+    """`python`"""
+    function: FunctionPath | None = None
+    """One function, as `package.module:function`."""
+    module: ModulePath | None = None
+    """A module, all of whose functions marked as tools are offered."""
+    name: ToolName | None = None
+    """What the model calls the function; its own name where it is not set."""
+    description: str | None = None
+    """What the model is told about the function; its docstring where it is not set."""
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "PythonTool":
+        if (self.function is None) == (self.module is None):
+            raise PydanticCustomError("one_of", "needs either `function` or `module`")
+        if self.module is not None and (self.name or self.description):
+            raise PydanticCustomError("one_of", "`name` and `description` go with `function`, not with `module`")
+        return self
+
+
+def _scalars(query: Mapping[str, Any]) -> Mapping[str, Any]:
+    for name, value in query.items():
+        if not isinstance(value, str | int | float):
+            raise PydanticCustomError("scalar", "`{name}` should be a text, a number or a boolean", {"name": name})
+    return query
+
+
+class HttpTool(ToolSection):
+    """One HTTP request as a tool."""
+
+    kind: Literal["http"]
+    """`http`"""
+    name: ToolName
+    """What the model calls it."""
+    description: Annotated[str, Field(min_length=1)]
+    """What the model is told about it."""
+    method: Annotated[Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"], BeforeValidator(_upper)] = "GET"
+    """The HTTP method."""
+    url: Annotated[WebAddress, Field(repr=False)]
+    """Where to send it. `{name}` stands for an argument, quoted as part of a path or a query."""
+    headers: Mapping[str, SecretStr] = Field(default_factory=dict)
+    """Headers to send. Arguments are not filled in here."""
+    query: Annotated[Mapping[str, Any], AfterValidator(_scalars)] = Field(default_factory=dict, repr=False)
+    """Query parameters; `{name}` stands for an argument."""
+    body: Any = Field(None, repr=False)
+    """What to send as JSON; a text that is nothing but `{name}` becomes the argument itself."""
+    parameters: Mapping[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
+    """The JSON Schema of the arguments."""
+    allow_private: Switch = False
+    """Allow private and link-local addresses, which are refused otherwise."""
+    allow_hosts: tuple[str, ...] = ()
+    """Hosts it may reach, as names or globs; only the one in `url` where it is not set."""
+
+
+ToolEntry: TypeAlias = Annotated[PythonTool | HttpTool, Field(discriminator="kind")]
+"""One entry of `tools`. A further kind is one more class here, with a `kind` of its own."""
+
+
+class Loop(Section):
+    """How long a chat may go on."""
+
+    max_iterations: Annotated[int, Field(ge=1, le=100), _NO_BOOLEAN] = 10
+    """Turns that run tools; after that the model is asked once more, without tools."""
+    max_failed_turns: Count = 3
+    """Turns running whose every call was broken or failed, until the loop ends as at its limit."""
+    max_parallel_calls: Annotated[int, Field(ge=1, le=256), _NO_BOOLEAN] = 8
+    """Calls of one turn that run at the same time."""
+    diagnostics: Switch = True
+    """Say in `x_callgate` what happened in each turn."""
+
+
+class Limits(Section):
+    """What one request may cost. What goes beyond is refused, cut or ended, with a clear word."""
+
+    body_bytes: Annotated[int, Field(ge=1024), _NO_BOOLEAN] = 10_000_000
+    """The size of a request's body."""
+    json_depth: Annotated[int, Field(ge=8, le=500), _NO_BOOLEAN] = 100
+    """How deep a request's JSON may be nested."""
+    messages: Count = 2000
+    """Messages in a request."""
+    argument_bytes: Annotated[int, Field(ge=1024), _NO_BOOLEAN] = 10_000_000
+    """The size of one call's arguments."""
+    calls_per_turn: Count = 64
+    """Calls in one turn."""
+    request_seconds: Seconds = 600.0
+    """Wall-clock time of a whole request, all turns and tools included."""
+    tool_result_bytes: Annotated[int, Field(ge=256), _NO_BOOLEAN] = 65_536
+    """How much of a tool's result the model gets, unless the tool says otherwise."""
+
+
+class Upstream(Section):
+    """How patient Callgate is with models."""
+
+    connect_seconds: Seconds = 10.0
+    """Until a connection stands."""
+    first_byte_seconds: Seconds = 120.0
+    """Until an answer begins."""
+    idle_seconds: Seconds = 120.0
+    """How long a stream may be silent."""
+    total_seconds: Seconds = 600.0
+    """For one whole answer."""
+    retries: Retries = 2
+    """Further tries of a turn of which nothing was passed on yet."""
+
+
+class Logging(Section):
+    """What is written to standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least important kind of line that is written."""
+    format: Literal["auto", "json", "console"] = "auto"
+    """`auto` is for people on a terminal and JSON lines elsewhere."""
+    content: Switch = False
+    """Write arguments and results of tools too. They may hold anything; secrets known to Callgate are masked."""
+
+
+def _at_least_one(models: tuple[ModelEntry, ...]) -> tuple[ModelEntry, ...]:
+    """Not a minimal length: pydantic would also count entries that have mistakes of their own as not there."""
+    if not models:
+        raise PydanticCustomError("no_models", "should name at least one model")
+    return models
+
+
+class Config(Section):
+    """All of `config.yaml`."""
+
+    version: Literal[1] = 1
+    """The version of this file's format."""
+    server: Server = Server()
+    """Where Callgate listens, and how it treats connections."""
+    auth: Annotated[Literal["keys", "off"], BeforeValidator(_off)] = "keys"
+    """`keys`: clients need one of `keys`; without any, only loopback is served. `off`: everyone is let in."""
+    keys: tuple[Key, ...] = ()
+    """The clients' keys."""
+    model_list: Annotated[
+        tuple[ModelEntry, ...], AfterValidator(_at_least_one), Field(json_schema_extra={"minItems": 1})
+    ]
+    """The models, as litellm has them."""
+    tools: tuple[ToolEntry, ...] = ()
+    """The tools of the house."""
+    loop: Loop = Loop()
+    """How long a chat may go on."""
+    limits: Limits = Limits()
+    """What one request may cost."""
+    upstream: Upstream = Upstream()
+    """How patient Callgate is with models."""
+    logging: Logging = Logging()
+    """What is written to standard error."""
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> "Config":
+        mistakes = [*_repeated_keys(self), *_models_at_odds(self), *_lost_fallbacks(self), *_repeated_tools(self)]
+        if mistakes:
+            raise ValidationError.from_exception_data("Config", [_line_error(*mistake) for mistake in mistakes])
+        return self
+
+
+Mistake: TypeAlias = tuple[tuple[str | int, ...], str]
+
+
+def _line_error(loc: tuple[str | int, ...], message: str) -> InitErrorDetails:
+    # Braces are placeholders to pydantic's templates, and names the operator chose may hold them.
+    return InitErrorDetails(type=PydanticCustomError("config", "{message}", {"message": message}), loc=loc, input=None)
+
+
+def _repeated_keys(config: Config) -> Iterator[Mistake]:
+    names: set[str] = set()
+    hashes: set[str] = set()
+    for index, key in enumerate(config.keys):
+        if key.name in names:
+            yield ("keys", index, "name"), f"another key is called `{key.name}`"
+        if key.hash in hashes:
+            yield ("keys", index, "hash"), "another entry has the same hash: two names for one key"
+        names.add(key.name)
+        hashes.add(key.hash)
+
+
+def _models_at_odds(config: Config) -> Iterator[Mistake]:
+    """Which deployment of a name answers is chance; which tools a client meets must not be."""
+    tools: dict[str, Globs] = {}
+    for index, entry in enumerate(config.model_list):
+        if tools.setdefault(entry.model_name, entry.tools) != entry.tools:
+            yield (
+                ("model_list", index, "tools"),
+                f"the entries of `{entry.model_name}` share its load and must name the same tools",
+            )
+
+
+def _lost_fallbacks(config: Config) -> Iterator[Mistake]:
+    names = [entry.model_name for entry in config.model_list]
+    patterns = [re.compile(re.escape(name).replace(r"\*", ".*") + r"\Z", re.DOTALL) for name in names]
+    for index, entry in enumerate(config.model_list):
+        for at, fallback in enumerate(entry.fallbacks):
+            loc = ("model_list", index, "fallbacks", at)
+            if fallback == entry.model_name:
+                yield loc, "a model cannot be its own fallback"
+            elif not any(pattern.match(fallback) for pattern in patterns):
+                yield loc, f"no model of `model_list` is called that{near(fallback, names)}"
+
+
+def _repeated_tools(config: Config) -> Iterator[Mistake]:
+    names: set[str] = set()
+    for index, tool in enumerate(config.tools):
+        if tool.name is None:
+            continue
+        if tool.name in names:
+            yield ("tools", index, "name"), f"another tool is called `{tool.name}`"
+        names.add(tool.name)
+
+
+REFERENCE = {
+    "type": "string",
+    "pattern": r"^(os\.environ/|file:/|file:\./|.*\$\{)",
+    "description": "A reference that is resolved at start: os.environ/NAME, ${NAME}, ${NAME:-default} or file:/path.",
+}
+"""Where a number or a choice is due, its text may also come from a variable or a file."""
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of `config.yaml`, for editors."""
+    schema = Config.model_json_schema()
+    for definition in [schema, *schema["$defs"].values()]:
+        properties = definition.get("properties", {})
+        for name, found in properties.items():
+            properties[name] = _or_reference(found)
+    schema["$defs"]["Reference"] = REFERENCE
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Callgate's config.yaml"}
+
+
+def _or_reference(found: dict[str, Any]) -> dict[str, Any]:
+    choices: list[dict[str, Any]] = found.get("anyOf", [found])
+    if not any(map(_refuses_references, choices)):
+        return found
+    aside: dict[str, Any] = {name: found[name] for name in ("title", "description", "default") if name in found}
+    bare = [{name: value for name, value in choice.items() if name not in aside} for choice in choices]
+    return {**aside, "anyOf": [*bare, {"$ref": "#/$defs/Reference"}]}
+
+
+def _refuses_references(choice: dict[str, Any]) -> bool:
+    return choice.get("type") in {"integer", "number", "boolean"} or not choice.keys().isdisjoint({"enum", "pattern"})
+
+
+def json_schema_text() -> str:
+    """The JSON Schema as it is written to `config.schema.json`."""
+    return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json_schema_text())

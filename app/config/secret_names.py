@@ -1,0 +1,28 @@
+"""Which names of fields, headers and variables mean that the value is a secret. One list for config and logs."""
+
+import re
+from functools import lru_cache
+from itertools import pairwise
+
+_WORDS = frozenset(
+    {
+        "apikey", "auth", "authorization", "bearer", "cookie", "credential", "credentials", "jwt", "key",
+        "passphrase", "passwd", "password", "pwd", "secret", "secrets", "sig", "signature", "token",
+    }
+)  # fmt: skip
+_PLURAL_HOLDERS = frozenset({"keys", "tokens"})
+"""`api_keys` and `access_tokens` hold secrets; `max_tokens` and `total_tokens` count."""
+_HELD = frozenset({"access", "api", "auth", "bearer", "id", "private", "refresh", "secret", "session"})
+
+_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+")
+
+
+@lru_cache(maxsize=1024)
+def means_secret(name: str) -> bool:
+    """Whether a value under this name is to be kept out of sight: `api_key`, `X-Api-Key`, `clientSecret`, `DB_PASSWORD`."""
+    words = [word.lower() for word in _BOUNDARY.split(name) if word]
+    if words == ["auth"]:  # a mode, as in `auth: off`
+        return False
+    if any(word in _WORDS or word.endswith(("apikey", "password", "secret")) for word in words):
+        return True
+    return any(word in _PLURAL_HOLDERS and before in _HELD for before, word in pairwise(words))
