@@ -13,7 +13,7 @@ ENGINE ?= docker
 # Paths are relative throughout, so that a checkout may stand in a folder whose name has spaces. For the same reason
 # tools are run as `python -m`: a script in .venv/bin names its interpreter by an absolute path.
 PY  := .venv/bin/python
-PIP := $(PY) -m pip --quiet --disable-pip-version-check --no-input
+PIP := $(PY) -m pip -qq --disable-pip-version-check --no-input
 
 # Tried in this order, unless PYTHON says which. Tried by running: a pyenv shim is on the path without working.
 PYTHONS := $(if $(PYTHON),"$(PYTHON)",python3.13 python3.12 python3.11 python3)
