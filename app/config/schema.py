@@ -453,7 +453,14 @@ def json_schema() -> dict[str, Any]:
         for name, found in properties.items():
             properties[name] = _or_reference(found)
     schema["$defs"]["Reference"] = REFERENCE
+    for name in schema["properties"].keys() - set(schema["required"]):
+        schema["properties"][name] = _or_empty(schema["properties"][name])
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Callgate's config.yaml"}
+
+
+def _or_empty(block: dict[str, Any]) -> dict[str, Any]:
+    """`load` takes a block whose lines are all commented out for its defaults."""
+    return {"anyOf": [block, {"type": "null"}]} if block.get("type") == "array" or "$ref" in block else block
 
 
 def _or_reference(found: dict[str, Any]) -> dict[str, Any]:
