@@ -1,0 +1,149 @@
+"""Clients' keys: from the headers of a request to a `Caller`.
+
+Keys are 256 random bits, kept as SHA-256: nothing slower is needed against guessing, and a digest can be compared on
+every request. What web pages may reach is `doorstep`'s.
+"""
+
+import fnmatch
+import hmac
+import ipaddress
+import re
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
+from typing import Final
+
+from app.chat.errors import ChatError
+
+KEY_PREFIX: Final = "cg-"
+HASH_PREFIX: Final = "sha256:"
+_KEY_BYTES: Final = 32
+
+_MAX_KEY_LENGTH: Final = 4096
+"""Nothing longer is hashed; no provider's or tenant's key comes near it."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyEntry:
+    """One key as it is written down: whose it is, its hash (`sha256:` and hex), and what it may use."""
+
+    name: str
+    hash: str
+    models: tuple[str, ...] = ("*",)
+    tools: tuple[str, ...] = ("*",)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks."""
+
+    name: str
+    models: tuple[str, ...] = ("*",)
+    """Names or globs."""
+    tools: tuple[str, ...] = ("*",)
+    anonymous: bool = False
+
+    def may_ask(self, model: str) -> bool:
+        return _any_matches(self.models, model)
+
+    def may_use(self, tool: str) -> bool:
+        return _any_matches(self.tools, tool)
+
+
+ANONYMOUS: Final = Caller("anonymous", anonymous=True)
+
+
+class Keyring:
+    """The keys of one config. With `off`, or without any key, everyone is let in as the anonymous caller."""
+
+    def __init__(self, entries: Iterable[KeyEntry], *, off: bool = False) -> None:
+        callers = [(_digest_of(entry), Caller(entry.name, entry.models, entry.tools)) for entry in entries]
+        self._callers: tuple[tuple[bytes, Caller], ...] = () if off else tuple(callers)
+
+    @property
+    def open(self) -> bool:
+        """Whether everyone is let in."""
+        return not self._callers
+
+    def identify(self, headers: Mapping[str, str]) -> Caller:
+        """The caller, or `ChatError` 401. Header names are lower case, as ASGI and starlette have them."""
+        if self.open:
+            return ANONYMOUS
+        key = _key_in(headers)
+        if key is None:
+            raise _unauthorized(
+                "You didn't provide an API key. Send it as `Authorization: Bearer <key>`, `api-key` or `x-api-key`.",
+                None,
+            )
+        caller = self._caller_of(key)
+        if caller is None:
+            raise _unauthorized("Incorrect API key provided.", "invalid_api_key")
+        return caller
+
+    def _caller_of(self, key: str) -> Caller | None:
+        """Every entry is compared, whether one has matched or not, so that time says nothing of which one did."""
+        if len(key) > _MAX_KEY_LENGTH:
+            return None
+        digest = sha256(key.encode(errors="surrogatepass")).digest()
+        found = None
+        for known, caller in self._callers:
+            if hmac.compare_digest(known, digest):
+                found = caller
+        return found
+
+
+def mint_key() -> tuple[str, str]:
+    """A new key, to be shown once, and its hash, to be written down."""
+    key = KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES)
+    return key, hash_key(key)
+
+
+def hash_key(key: str) -> str:
+    return HASH_PREFIX + sha256(key.encode()).hexdigest()
+
+
+def check_exposure(host: str, auth: str, keys: int) -> str | None:
+    """What is wrong with listening on `host` with this many keys, or None."""
+    if keys or auth == "off" or is_loopback(host):
+        return None
+    return (
+        f"`{host}` can be reached by others and there are no keys: add one under `keys`, "
+        "listen on 127.0.0.1, or say `auth: off` to let everyone in"
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens on `host`. A name other than localhost is not trusted to be."""
+    bare = host.strip("[]").lower()
+    if bare == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(bare).is_loopback
+    except ValueError:
+        return False
+
+
+def _digest_of(entry: KeyEntry) -> bytes:
+    return bytes.fromhex(entry.hash.removeprefix(HASH_PREFIX))
+
+
+def _key_in(headers: Mapping[str, str]) -> str | None:
+    scheme, _, credential = headers.get("authorization", "").strip().partition(" ")
+    if scheme.lower() == "bearer" and credential.strip():
+        return credential.strip()
+    return headers.get("api-key", "").strip() or headers.get("x-api-key", "").strip() or None
+
+
+def _unauthorized(message: str, code: str | None) -> ChatError:
+    return ChatError(401, message, type="invalid_request_error", code=code)
+
+
+def _any_matches(globs: tuple[str, ...], name: str) -> bool:
+    return any(glob in ("*", name) or _compiled(glob).match(name) is not None for glob in globs)
+
+
+@lru_cache(maxsize=4096)
+def _compiled(glob: str) -> re.Pattern[str]:
+    return re.compile(fnmatch.translate(glob))

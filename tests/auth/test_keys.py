@@ -1,0 +1,109 @@
+import hashlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.auth.keys import ANONYMOUS, Caller, KeyEntry, Keyring, check_exposure, hash_key, is_loopback, mint_key
+from app.chat.errors import ChatError
+
+SECRET, HASH = mint_key()
+OTHER, OTHER_HASH = mint_key()
+RING = Keyring(
+    [KeyEntry("alice", HASH, ("openai/*", "demo"), ("clock",)), KeyEntry("bob", OTHER_HASH)],
+)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": f"Bearer {SECRET}"},
+        {"authorization": f"bearer  {SECRET} "},
+        {"api-key": SECRET},
+        {"x-api-key": SECRET},
+        {"authorization": "Basic abc", "x-api-key": SECRET},
+    ],
+)
+def test_a_key_is_found_in_any_of_the_headers_that_clients_use(headers):
+    assert RING.identify(headers) == Caller("alice", ("openai/*", "demo"), ("clock",))
+
+
+def test_each_key_is_its_own_caller():
+    assert RING.identify({"api-key": OTHER}).name == "bob"
+
+
+@pytest.mark.parametrize(
+    "wrong", [SECRET[:-1], SECRET + "x", SECRET.upper(), HASH, HASH.removeprefix("sha256:"), "*", "ключ", "x" * 10_000]
+)
+def test_a_wrong_key_is_refused_and_never_echoed(wrong):
+    with pytest.raises(ChatError) as refused:
+        RING.identify({"authorization": f"Bearer {wrong}"})
+
+    assert (refused.value.status, refused.value.code) == (401, "invalid_api_key")
+    assert refused.value.envelope()["error"]["message"] == "Incorrect API key provided."
+    assert wrong == "*" or wrong not in repr(refused.value) + str(refused.value.detail)
+
+
+@pytest.mark.parametrize("headers", [{}, {"authorization": ""}, {"authorization": "Bearer "}, {"x-api-key": "  "}])
+def test_a_missing_key_is_refused_with_a_word_on_how_to_send_one(headers):
+    with pytest.raises(ChatError) as refused:
+        RING.identify(headers)
+
+    assert refused.value.status == 401
+    assert "Authorization: Bearer" in refused.value.message
+
+
+@given(st.text(st.characters()))
+def test_no_text_but_the_key_is_let_in(text):
+    with pytest.raises(ChatError):
+        RING.identify({"authorization": f"Bearer {text}", "x-api-key": text})
+
+
+@pytest.mark.parametrize("ring", [Keyring([]), Keyring([KeyEntry("alice", HASH)], off=True)])
+def test_without_keys_or_with_auth_off_any_key_is_ignored(ring):
+    assert ring.open
+    assert ring.identify({}) is ANONYMOUS
+    assert ring.identify({"authorization": "Bearer whatever"}) is ANONYMOUS
+    assert ANONYMOUS.anonymous
+    assert ANONYMOUS.may_ask("anything")
+
+
+def test_a_minted_key_has_our_prefix_enough_chance_in_it_and_its_own_hash():
+    key, written = mint_key()
+
+    assert key.startswith("cg-")
+    assert len(key) > 43
+    assert written == "sha256:" + hashlib.sha256(key.encode()).hexdigest() == hash_key(key)
+    assert mint_key()[0] != key
+
+
+def test_globs_say_what_a_caller_may_use():
+    caller = RING.identify({"api-key": SECRET})
+
+    assert [name for name in ("openai/gpt", "demo", "demo2", "OPENAI/gpt", "azure/x") if caller.may_ask(name)] == [
+        "openai/gpt",
+        "demo",
+    ]
+    assert caller.may_use("clock")
+    assert not caller.may_use("clocks")
+    assert not Caller("none", tools=()).may_use("clock")
+
+
+def test_a_name_with_brackets_is_matched_as_it_is_written():
+    assert Caller("x", models=("tuned[1]",)).may_ask("tuned[1]")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost", "LOCALHOST"])
+def test_loopback_may_be_served_without_keys(host):
+    assert is_loopback(host)
+    assert check_exposure(host, "keys", 0) is None
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.4", "example.com", "127.0.0.1.example.com", ""])
+def test_any_other_address_needs_a_key_or_a_plain_word(host):
+    problem = check_exposure(host, "keys", 0)
+
+    assert problem is not None
+    assert "auth: off" in problem
+    assert check_exposure(host, "off", 0) is None
+    assert check_exposure(host, "keys", 1) is None
