@@ -1,9 +1,83 @@
-"""What every test may ask for."""
+"""What holds for every test: one event loop library, nothing left running, and skips that say what was missing."""
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
+
+from tests.harness import leftovers
+from tests.harness.needs import demanded, missing, summary
+from tests.upstream import Upstream
+
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+"""Without it litellm asks the network for its price list as soon as it is imported."""
+
+SETTLING = 2.0
+"""Seconds that tasks which are ending get to end."""
+ASYNCIO_THREADS = ("asyncio_",)
+"""Threads of the event loop's own pool end with the loop, which is after the test."""
+LACKING = pytest.StashKey[Counter[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[LACKING] = Counter()
+    config.addinivalue_line("markers", "needs(*parts): skipped where a command, module:NAME or env:NAME is missing")
+    config.addinivalue_line("markers", "leaves(*threads, why): threads, by how their names start, that may stay")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    parts = [part for mark in item.iter_markers("needs") for part in mark.args]
+    lacking = missing(tuple(parts))
+    if not lacking:
+        return
+    if any(map(demanded, lacking)):
+        pytest.fail(f"needs {', '.join(lacking)}, which this run demands", pytrace=False)
+    item.config.stash[LACKING].update(lacking)
+    pytest.skip(f"needs {', '.join(lacking)}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if lacking := config.stash[LACKING]:
+        terminalreporter.write_line(summary(lacking), yellow=True)
 
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
-    """Asyncio alone: it is what the server runs on, and what litellm and aiohttp are written for."""
     return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test that leaves threads or child processes behind."""
+    allowed = [name for mark in request.node.iter_markers("leaves") for name in mark.args]
+    threads, children = leftovers.threads(), leftovers.children()
+    if "anyio_backend" in request.fixturenames:
+        request.getfixturevalue("_no_task_left")
+    yield
+    stayed = leftovers.new_threads(threads, [*ASYNCIO_THREADS, *allowed])
+    running = leftovers.new_children(children)
+    assert not stayed, f"threads left behind: {', '.join(stayed)}"
+    assert not running, f"processes left behind: {', '.join(running)}"
+
+
+@pytest.fixture
+async def _no_task_left() -> AsyncIterator[None]:
+    """Fails a test that leaves tasks behind in its event loop. Set up first, so it looks after all other fixtures."""
+    before = asyncio.all_tasks()
+    yield
+    left = asyncio.all_tasks() - before - {asyncio.current_task()}
+    if left:
+        _, left = await asyncio.wait(left, timeout=SETTLING)
+    names = sorted(f"{task.get_name()}: {task.get_coro()}" for task in left)
+    for task in left:
+        task.cancel()
+    assert not left, "tasks left behind:\n  " + "\n  ".join(names)
+
+
+@pytest.fixture
+async def upstream() -> AsyncIterator[Upstream]:
+    """A model provider on a port of its own. What it did not expect fails the test when it closes."""
+    async with Upstream() as opened:
+        yield opened

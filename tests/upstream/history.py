@@ -124,20 +124,15 @@ def _check_assistant(message: Mapping[str, Any], where: str) -> dict[str, str]:
 
 
 def _check_call(call: Any, where: str) -> str:
-    function = call.get("function") if isinstance(call, dict) else None
-    sound = (
-        isinstance(function, dict)
-        and call.get("type") == "function"
-        and isinstance(call.get("id"), str)
-        and bool(call["id"])
-        and isinstance(function.get("arguments"), str)
-    )
-    if not sound:
+    given: Mapping[str, Any] = call if isinstance(call, dict) else {}
+    function, call_id = given.get("function"), given.get("id")
+    sound = given.get("type") == "function" and isinstance(call_id, str) and call_id
+    if not sound or not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         raise Rejection(f"Invalid '{where}': id, type and function.arguments are required.", param=where)
     name = function.get("name")
     if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
         raise _illegal_name(f"{where}.function.name")
-    return str(call["id"])
+    return str(call_id)
 
 
 def _check_plain(message: Mapping[str, Any], where: str) -> None:
@@ -183,8 +178,9 @@ def _check_tools(body: Mapping[str, Any]) -> None:
 
 
 def _tool_name(tool: Any, where: str) -> str:
-    function = tool.get("function") if isinstance(tool, dict) else None
-    if not isinstance(function, dict) or tool.get("type") != "function":
+    given: Mapping[str, Any] = tool if isinstance(tool, dict) else {}
+    function = given.get("function")
+    if not isinstance(function, dict) or given.get("type") != "function":
         raise Rejection(f"Missing required parameter: '{where}.function'.", param=where)
     name = function.get("name")
     if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
@@ -205,7 +201,8 @@ def _check_choice(choice: Any, names: set[str]) -> None:
     chosen: Mapping[str, Any] = choice if isinstance(choice, dict) else {}
     if chosen.get("type") == "allowed_tools":
         return
-    named = (chosen.get("function") or {}).get("name") if chosen.get("type") == "function" else None
+    function = chosen.get("function")
+    named = function.get("name") if chosen.get("type") == "function" and isinstance(function, dict) else None
     if named not in names:
         raise Rejection(f"Tool choice '{named}' not found in 'tools' parameter.", param="tool_choice")
 

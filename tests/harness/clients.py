@@ -1,0 +1,33 @@
+"""The official client, pointed at the product or at the upstream."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+from openai import AsyncOpenAI, OpenAI
+
+KEY = "sk-test"
+TIMEOUT = 30.0
+"""Seconds for a whole answer; a test that waits longer is stuck."""
+
+
+@contextlib.asynccontextmanager
+async def openai_client(base_url: str, *, api_key: str = KEY, **options: Any) -> AsyncIterator[AsyncOpenAI]:
+    """An async client that tries once: a test says itself what is tried again."""
+    url = base_url if base_url.endswith("/v1") else f"{base_url}/v1"
+    async with AsyncOpenAI(base_url=url, api_key=api_key, timeout=TIMEOUT, **{"max_retries": 0, **options}) as client:
+        yield client
+
+
+def sync_openai_client(base_url: str, *, api_key: str = KEY, **options: Any) -> OpenAI:
+    """The same without an event loop, for tests of a child process; to be closed by the caller."""
+    url = base_url if base_url.endswith("/v1") else f"{base_url}/v1"
+    return OpenAI(base_url=url, api_key=api_key, timeout=TIMEOUT, **{"max_retries": 0, **options})
+
+
+@contextlib.asynccontextmanager
+async def http_client(base_url: str, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """Plain HTTP, for what the SDK would hide."""
+    async with httpx.AsyncClient(base_url=base_url, timeout=TIMEOUT, trust_env=False, **options) as client:
+        yield client

@@ -1,0 +1,44 @@
+"""Tests that need something this machine may not have: skipped aloud, counted, and demanded where it should be there.
+
+`pytestmark = needs("node", "redis-server")` asks for commands on the path; `module:NAME` asks for a Python module,
+`env:NAME` for a variable. `CALLGATE_TESTS_REQUIRE=node,module:xllamacpp` (or `all`) turns the skip into a failure.
+"""
+
+import importlib.util
+import os
+import shutil
+from collections import Counter
+
+import pytest
+
+REQUIRE = "CALLGATE_TESTS_REQUIRE"
+
+
+def needs(*parts: str) -> pytest.MarkDecorator:
+    """Marks a test, or with `pytestmark` a whole file, as needing all of these."""
+    return pytest.mark.needs(*parts)
+
+
+def missing(parts: tuple[str, ...]) -> list[str]:
+    return [part for part in parts if not _is_there(part)]
+
+
+def demanded(part: str) -> bool:
+    wanted = os.environ.get(REQUIRE, "").split(",")
+    return part in wanted or "all" in wanted
+
+
+def summary(lacking: Counter[str]) -> str:
+    """One line for the end of a run."""
+    return "skipped for lack of " + ", ".join(f"{part} ({count})" for part, count in sorted(lacking.items()))
+
+
+def _is_there(part: str) -> bool:
+    kind, _, name = part.partition(":")
+    match kind:
+        case "module":
+            return importlib.util.find_spec(name) is not None
+        case "env":
+            return bool(os.environ.get(name))
+        case _:
+            return shutil.which(part) is not None

@@ -1,0 +1,70 @@
+"""An app under uvicorn in the event loop of the test, on a loopback port of its own."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import uvicorn
+
+START_PATIENCE = 20.0
+"""Seconds for the lifespan to start: building a runtime imports litellm, which is slow on a busy machine."""
+STOP_PATIENCE = 15.0
+
+
+class NotStarted(Exception):
+    """The app's lifespan refused to start; the log of the test says why."""
+
+
+class ServerInLoop(uvicorn.Server):
+    """A uvicorn server that says when it is ready, and leaves the signals of the process alone."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.up = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        self.up.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextlib.asynccontextmanager
+async def serve(app: Any, **uvicorn_options: Any) -> AsyncIterator[str]:
+    """Serves an ASGI app, lifespan included, and gives its base URL (without `/v1`)."""
+    options = {"lifespan": "on", "log_config": None, "timeout_graceful_shutdown": 5, "ws": "none", **uvicorn_options}
+    server = ServerInLoop(uvicorn.Config(app, **options))
+    with socket.create_server(("127.0.0.1", 0), backlog=1024) as listening:
+        running = asyncio.create_task(server.serve(sockets=[listening]), name="the app's server")
+        try:
+            await _started(server, running)
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            await _stop(server, running)
+
+
+async def _started(server: ServerInLoop, running: "asyncio.Task[None]") -> None:
+    ready = asyncio.create_task(server.up.wait())
+    try:
+        async with asyncio.timeout(START_PATIENCE):
+            await asyncio.wait({ready, running}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        ready.cancel()
+    if running.done() or server.should_exit:
+        raise NotStarted
+
+
+async def _stop(server: ServerInLoop, running: "asyncio.Task[None]") -> None:
+    server.should_exit = True
+    _, late = await asyncio.wait({running}, timeout=STOP_PATIENCE)
+    if late:
+        running.cancel()
+        await asyncio.wait({running})
+        message = "the app's server did not stop in time"
+        raise AssertionError(message)
+    if not running.cancelled() and (error := running.exception()) is not None:
+        raise error

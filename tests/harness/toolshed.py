@@ -1,0 +1,84 @@
+"""The tools that tests offer: real functions with type hints, deterministic, and without state between calls.
+
+Recordings name them; `make_config` offers them by import path. `running` tells what the slow ones are doing.
+"""
+
+import asyncio
+from typing import Literal
+
+from app.tools.python_function import ToolError
+
+WEATHER = {"Lisbon": 21, "Oslo": 4, "São Paulo": 27, "東京": 18}
+HANDBOOK = ["Holidays are booked in the portal.", "The office opens at eight.", "Keys are lent by the front desk."]
+
+
+class Running:
+    """What the waiting tool is doing, for tests that share its event loop."""
+
+    def __init__(self) -> None:
+        self.started = asyncio.Event()
+        self.cancelled = asyncio.Event()
+        self.gate = asyncio.Event()
+
+
+running: Running | None = None
+"""Set by a test before it uses `wait_for_gate`."""
+
+
+async def get_weather(city: str, unit: Literal["celsius", "fahrenheit"] = "celsius") -> str:
+    """Current weather for a city."""
+    degrees = WEATHER.get(city)
+    if degrees is None:
+        raise ToolError(f"No weather station in {city}.")
+    return f"{degrees} C in {city}" if unit == "celsius" else f"{degrees * 9 / 5 + 32:.0f} F in {city}"
+
+
+async def search_docs(query: str, limit: int = 1) -> str:
+    """Full text search over the handbook."""
+    found = [line for line in HANDBOOK if query.lower() in line.lower()][:limit]
+    return "\n".join(found) or "nothing found"
+
+
+async def get_time() -> str:
+    """Current server time."""
+    return "12:00"
+
+
+def add(a: int, b: int) -> int:
+    """Adds two whole numbers. Not async, so that it runs in a thread."""
+    return a + b
+
+
+async def send_mail(to: str, text: str) -> str:
+    """Sends a mail. The post office is always closed."""
+    message = f"Mail to {to} was refused: the mailbox is full."
+    raise ToolError(message)
+
+
+async def echo(text: str) -> str:
+    """Gives the text back."""
+    return text
+
+
+async def wait_for_gate(label: str = "") -> str:
+    """Waits until the test opens the gate."""
+    assert running is not None, "the test has not set toolshed.running"
+    running.started.set()
+    try:
+        await running.gate.wait()
+    except asyncio.CancelledError:
+        running.cancelled.set()
+        raise
+    return f"waited {label}".strip()
+
+
+SAFETY: dict[str, Literal["read_only", "write"]] = {
+    "get_weather": "read_only",
+    "search_docs": "read_only",
+    "get_time": "read_only",
+    "add": "read_only",
+    "send_mail": "write",
+    "echo": "read_only",
+    "wait_for_gate": "write",
+}
+"""Every tool of this module, and what it may do."""
