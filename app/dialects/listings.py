@@ -1,0 +1,186 @@
+"""How tools are listed in a prompt: the ways that models were trained on, and a plain one for all others."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool as a prompt speaks of it."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+
+
+Listing: TypeAlias = Callable[[Sequence[ToolSpec]], str]
+
+
+# JSON -----------------------------------------------------------------------------------------------------------------
+
+
+def in_tools_tag(tools: Sequence[ToolSpec]) -> str:
+    """Hermes, Qwen, GLM and most others: OpenAI's shape, one tool a line."""
+    lines = "\n".join(_json({"type": "function", "function": _spec(tool)}) for tool in tools)
+    return f"<tools>\n{lines}\n</tools>"
+
+
+def in_functions_tag(tools: Sequence[ToolSpec]) -> str:
+    lines = "\n".join(f"<function>{_json(_spec(tool))}</function>" for tool in tools)
+    return f"<functions>\n{lines}\n</functions>"
+
+
+def one_a_line(tools: Sequence[ToolSpec]) -> str:
+    return "\n".join(_json(_spec(tool)) for tool in tools)
+
+
+def as_list(tools: Sequence[ToolSpec]) -> str:
+    return _json([_spec(tool) for tool in tools])
+
+
+def in_mistrals_marks(tools: Sequence[ToolSpec]) -> str:
+    listed = _json([{"type": "function", "function": _spec(tool)} for tool in tools])
+    return f"[AVAILABLE_TOOLS] {listed}[/AVAILABLE_TOOLS]"
+
+
+def in_phi4s_marks(tools: Sequence[ToolSpec]) -> str:
+    return f"<|tool|>{as_list(tools)}<|/tool|>"
+
+
+def in_sentences(tools: Sequence[ToolSpec]) -> str:
+    """Functionary 3.1."""
+    return "\n\n".join(
+        f"Use the function '{tool.name}' to '{tool.description}'\n{_json(_spec(tool))}" for tool in tools
+    )
+
+
+def as_menu(tools: Sequence[ToolSpec]) -> str:
+    """ReAct."""
+    return "\n".join(f"{tool.name}: {tool.description} Input: {_json(lean(tool.parameters))}" for tool in tools)
+
+
+# XML ------------------------------------------------------------------------------------------------------------------
+
+
+def as_xml(tools: Sequence[ToolSpec]) -> str:
+    """Qwen3-Coder: tags down to each parameter, JSON for what lies below."""
+    return "\n".join(["<tools>", *(_xml_function(tool) for tool in tools), "</tools>"])
+
+
+def _xml_function(tool: ToolSpec) -> str:
+    lines = ["<function>", f"<name>{tool.name}</name>"]
+    if tool.description:
+        lines.append(f"<description>{tool.description}</description>")
+    lines.append("<parameters>")
+    parameters = lean(tool.parameters)
+    for name, schema in _mapping(parameters.get("properties")).items():
+        lines += ["<parameter>", f"<name>{name}</name>"]
+        lines += [f"<{key}>{_bare(value)}</{key}>" for key, value in _mapping(schema).items()]
+        lines.append("</parameter>")
+    rest = {key: value for key, value in parameters.items() if key not in ("type", "properties")}
+    lines += [f"<{key}>{_bare(value)}</{key}>" for key, value in rest.items()]
+    return "\n".join([*lines, "</parameters>", "</function>"])
+
+
+def _bare(value: Any) -> str:
+    return value if isinstance(value, str) else _json(value)
+
+
+# TypeScript -----------------------------------------------------------------------------------------------------------
+
+
+def as_typescript(tools: Sequence[ToolSpec]) -> str:
+    """Harmony and Functionary 3.2: a namespace of types. Much shorter than JSON Schema, but it cannot say everything."""
+    return "\n".join(["namespace functions {", "", *map(_ts_function, tools), "} // namespace functions"])
+
+
+def _ts_function(tool: ToolSpec) -> str:
+    comment = _ts_comment(tool.description)
+    properties = _mapping(tool.parameters.get("properties"))
+    taken = f"(_: {_ts_object(tool.parameters)})" if properties else "()"
+    return f"{comment}type {tool.name} = {taken} => any;\n"
+
+
+def _ts_comment(text: Any) -> str:
+    return "".join(f"// {line}\n" for line in text.splitlines()) if isinstance(text, str) else ""
+
+
+def _ts_object(schema: Mapping[str, Any]) -> str:
+    required = schema.get("required") or ()
+    lines = [
+        f"{_ts_comment(_mapping(inner).get('description'))}{name}{'' if name in required else '?'}: {_ts_type(inner)},"
+        for name, inner in _mapping(schema.get("properties")).items()
+    ]
+    return "\n".join(["{", *lines, "}"])
+
+
+def _ts_type(schema: Any) -> str:
+    """The type, or the schema itself as JSON in a comment where TypeScript has no short word for it."""
+    place = _mapping(schema)
+    if "enum" in place:
+        return " | ".join(_json(value) for value in place["enum"])
+    if "const" in place:
+        return _json(place["const"])
+    for word in ("anyOf", "oneOf"):
+        if isinstance(place.get(word), list):
+            return " | ".join(_ts_type(branch) for branch in place[word])
+    kind = place.get("type")
+    if isinstance(kind, list):
+        return " | ".join(_ts_type({**place, "type": each}) for each in kind)
+    if kind == "array":
+        return f"Array<{_ts_type(place.get('items'))}>"
+    if kind == "object" and place.get("properties"):
+        return _ts_object(place)
+    if kind in _TS_WORDS:
+        return _TS_WORDS[kind]
+    return f"any /* {_json(place)} */" if place else "any"
+
+
+_TS_WORDS = {
+    "string": "string",
+    "integer": "number",
+    "number": "number",
+    "boolean": "boolean",
+    "null": "null",
+    "object": "object",
+}
+
+
+# Pieces ---------------------------------------------------------------------------------------------------------------
+
+
+def _spec(tool: ToolSpec) -> dict[str, Any]:
+    spec = {"name": tool.name, "description": tool.description, "parameters": lean(tool.parameters)}
+    return {key: value for key, value in spec.items() if value != ""}
+
+
+def lean(schema: Any) -> Any:
+    """The schema without what costs tokens and says nothing: generators repeat each name as a `title`."""
+    if not isinstance(schema, Mapping):
+        return schema
+    return {key: _lean_under(key, value) for key, value in schema.items() if not _is_noise(key, value)}
+
+
+def _is_noise(key: str, value: Any) -> bool:
+    return key == "$schema" or (key == "title" and isinstance(value, str))
+
+
+def _lean_under(key: str, value: Any) -> Any:
+    if key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(value, Mapping):
+        # These map names to schemas, and a property may well be called title.
+        return {name: lean(schema) for name, schema in value.items()}
+    if key in ("default", "const", "enum", "examples"):
+        return value
+    if isinstance(value, list):
+        return [lean(item) for item in value]
+    return lean(value)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,367 @@
+"""How each format writes a turn with tool calls, and how it writes the results: the reverse of the reader.
+
+What is written here for the history and for worked examples is read back by the same format's reader as the same
+calls. The JSON formats carry any JSON object. The tag formats carry text only, so there some things cannot be said:
+
+- a value that is no string, under a parameter whose schema allows strings, comes back as its JSON text;
+- a parameter's name must fit its tag: no quote, angle bracket, line break or blank at its ends, and not empty;
+- a string that contains its own closing tag, or that looks like CDATA or ends in a carriage return, is put into one
+  CDATA section; if it also contains `]]>` nothing can carry it, and it is written raw;
+- `gemma4` has no way to write its own string mark inside a string, and `pythonic` no argument that is not an identifier.
+
+`deepseek_dsml` marks which values are JSON and has none of these limits on values. A history with such a value is
+still written, and the model sees nearly what it said; nothing is run from it.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class PastCall:
+    """A call of an earlier turn, or of a worked example."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PastResult:
+    """What came of an earlier call."""
+
+    name: str
+    text: str
+    id: str = ""
+
+
+TurnWriter: TypeAlias = Callable[[str, Sequence[PastCall]], str]
+"""The text of an assistant message: what it said, then its calls."""
+
+ResultsWriter: TypeAlias = Callable[[Sequence[PastResult]], str]
+"""The text of the message that brings the results of one turn, in the order of its calls."""
+
+
+# Turns: JSON formats --------------------------------------------------------------------------------------------------
+
+
+def litellm_json(text: str, calls: Sequence[PastCall]) -> str:
+    objects = [_object(call, "arguments") for call in calls]
+    return _after(text, objects[0] if len(objects) == 1 else _listed(objects))
+
+
+def llama3_json(text: str, calls: Sequence[PastCall]) -> str:
+    return _after(text, "; ".join(_object(call, "parameters") for call in calls))
+
+
+def hermes(text: str, calls: Sequence[PastCall]) -> str:
+    return _after(text, "\n".join(f"<tool_call>\n{_object(call, 'arguments')}\n</tool_call>" for call in calls))
+
+
+def granite(text: str, calls: Sequence[PastCall]) -> str:
+    return _after(text, f"<|tool_call|>{_listed([_object(call, 'arguments') for call in calls])}")
+
+
+def phi4(text: str, calls: Sequence[PastCall]) -> str:
+    return _after(text, f"functools{_listed([_object(call, 'arguments') for call in calls])}")
+
+
+def mistral(text: str, calls: Sequence[PastCall]) -> str:
+    return _after(text, f"[TOOL_CALLS] {_listed([_object(call, 'arguments') for call in calls])}")
+
+
+def command_r(text: str, calls: Sequence[PastCall]) -> str:
+    actions = [
+        _json({"tool_call_id": str(place), "tool_name": call.name, "parameters": call.arguments})
+        for place, call in enumerate(calls)
+    ]
+    return _after(text, f"<|START_ACTION|>[\n  {f',{chr(10)}  '.join(actions)}\n]<|END_ACTION|>")
+
+
+def deepseek_v3(text: str, calls: Sequence[PastCall]) -> str:
+    return _deepseek(
+        text, [f"function<｜tool▁sep｜>{call.name}\n```json\n{_json(call.arguments)}\n```" for call in calls]
+    )
+
+
+def deepseek_v31(text: str, calls: Sequence[PastCall]) -> str:
+    return _deepseek(text, [f"{call.name}<｜tool▁sep｜>{_json(call.arguments)}" for call in calls])
+
+
+def _deepseek(text: str, bodies: Sequence[str]) -> str:
+    calls = "\n".join(f"<｜tool▁call▁begin｜>{body}<｜tool▁call▁end｜>" for body in bodies)
+    return _after(text, f"<｜tool▁calls▁begin｜>{calls}<｜tool▁calls▁end｜>")
+
+
+def kimi_k2(text: str, calls: Sequence[PastCall]) -> str:
+    written = "".join(
+        f"<|tool_call_begin|>{kimi_id(call, place)}<|tool_call_argument_begin|>{_json(call.arguments)}<|tool_call_end|>"
+        for place, call in enumerate(calls)
+    )
+    return _after(text, f"<|tool_calls_section_begin|>{written}<|tool_calls_section_end|>")
+
+
+def kimi_id(call: PastCall | PastResult, place: int) -> str:
+    """The header, which is the call's id. A call that came with one keeps it."""
+    own = call.id.startswith(f"functions.{call.name}:")
+    return call.id if own else f"functions.{call.name}:{place}"
+
+
+def functionary_v32(text: str, calls: Sequence[PastCall]) -> str:
+    said = f">>>all\n{text}\n" if text else ""
+    return said + "\n".join(f">>>{call.name}\n{_json(call.arguments)}" for call in calls)
+
+
+def functionary_v31(text: str, calls: Sequence[PastCall]) -> str:
+    return _after(text, "\n".join(f"<function={call.name}>{_json(call.arguments)}</function>" for call in calls))
+
+
+def harmony(text: str, calls: Sequence[PastCall]) -> str:
+    messages = [f"<|channel|>commentary<|message|>{text}<|end|>"] if text else []
+    messages += [
+        f"<|channel|>commentary to=functions.{call.name} <|constrain|>json<|message|>{_json(call.arguments)}<|call|>"
+        for call in calls
+    ]
+    return "<|start|>assistant".join(messages)
+
+
+def react(text: str, calls: Sequence[PastCall]) -> str:
+    """One call: the format has room for no more, and whoever writes a history in it splits turns accordingly."""
+    call = calls[0]
+    thought = f"Thought: {text}\n" if text else ""
+    return f"{thought}Action: {call.name}\nAction Input: {_json(call.arguments)}"
+
+
+# Turns: tag formats ---------------------------------------------------------------------------------------------------
+
+
+def xml(text: str, calls: Sequence[PastCall]) -> str:
+    return _after(text, _invokes(calls, wrapper="function_calls", prefix=""))
+
+
+def antml(text: str, calls: Sequence[PastCall]) -> str:
+    return _after(text, _invokes(calls, wrapper=f"{ANTML}function_calls", prefix=ANTML))
+
+
+def minimax(text: str, calls: Sequence[PastCall]) -> str:
+    return _after(text, _invokes(calls, wrapper="minimax:tool_call", prefix=""))
+
+
+ANTML = "antml:"
+
+
+def _invokes(calls: Sequence[PastCall], *, wrapper: str, prefix: str) -> str:
+    lines = [f"<{wrapper}>"]
+    for call in calls:
+        lines.append(f'<{prefix}invoke name="{call.name}">')
+        for key, value in call.arguments.items():
+            closing = f"</{prefix}parameter>"
+            lines.append(f'<{prefix}parameter name="{key}">{_value(value, closing)}{closing}')
+        lines.append(f"</{prefix}invoke>")
+    lines.append(f"</{wrapper}>")
+    return "\n".join(lines)
+
+
+def deepseek_dsml(text: str, calls: Sequence[PastCall]) -> str:
+    lines = ["<｜DSML｜function_calls>"]
+    for call in calls:
+        lines.append(f'<｜DSML｜invoke name="{call.name}">')
+        lines += [_dsml_parameter(key, value) for key, value in call.arguments.items()]
+        lines.append("</｜DSML｜invoke>")
+    lines.append("</｜DSML｜function_calls>")
+    return _after(text, "\n".join(lines))
+
+
+def _dsml_parameter(key: str, value: Any) -> str:
+    closing = "</｜DSML｜parameter>"
+    plain = isinstance(value, str) and _is_plain(value, closing)
+    body = value if plain else _json_without(closing, value)
+    return f'<｜DSML｜parameter name="{key}" string="{"true" if plain else "false"}">{body}{closing}'
+
+
+def qwen3_coder(text: str, calls: Sequence[PastCall]) -> str:
+    return _after(text, "\n".join(_function(call) for call in calls))
+
+
+def _function(call: PastCall) -> str:
+    lines = ["<tool_call>", f"<function={call.name}>"]
+    for key, value in call.arguments.items():
+        lines += [f"<parameter={key}>", _value(value, "</parameter>", own_lines=True), "</parameter>"]
+    return "\n".join([*lines, "</function>", "</tool_call>"])
+
+
+def glm45(text: str, calls: Sequence[PastCall]) -> str:
+    return _after(text, "\n".join(_glm_call(call) for call in calls))
+
+
+def _glm_call(call: PastCall) -> str:
+    lines = [f"<tool_call>{call.name}"]
+    for key, value in call.arguments.items():
+        lines += [f"<arg_key>{key}</arg_key>", f"<arg_value>{_value(value, '</arg_value>')}</arg_value>"]
+    return "\n".join([*lines, "</tool_call>"])
+
+
+def _value(value: Any, closing: str, *, own_lines: bool = False) -> str:
+    """A value as raw text that reads back the same: readers take one line break off either end and decode nothing."""
+    if not isinstance(value, str):
+        return _json_without(closing, value)
+    if _is_plain(value, closing):
+        return value
+    if not _needs_cdata(value, closing):
+        return value if own_lines else f"\n{value}\n"
+    return value if "]]>" in value else f"<![CDATA[{value}]]>"
+
+
+def _is_plain(text: str, closing: str) -> bool:
+    return not text.startswith(("\n", "\r")) and not text.endswith("\n") and not _needs_cdata(text, closing)
+
+
+def _needs_cdata(text: str, closing: str) -> bool:
+    return closing in text or text.endswith("\r") or text.lstrip().startswith("<![CDATA[")
+
+
+# Turns: the formats with a syntax of their own ------------------------------------------------------------------------
+
+
+def pythonic(text: str, calls: Sequence[PastCall]) -> str:
+    listed = ", ".join(f"{call.name}({_keywords(call.arguments)})" for call in calls)
+    # Beside other text a bare list is not a call, between its marks it is.
+    return f"{text}\n\n<|python_start|>[{listed}]<|python_end|>" if text else f"[{listed}]"
+
+
+def _keywords(arguments: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+
+
+def gemma4(text: str, calls: Sequence[PastCall]) -> str:
+    return _after(text, "".join(f"<|tool_call>call:{call.name}{_gemma(call.arguments)}<tool_call|>" for call in calls))
+
+
+GEMMA_MARK = '<|"|>'
+
+
+def _gemma(value: Any) -> str:
+    if isinstance(value, str):
+        return f"{GEMMA_MARK}{value}{GEMMA_MARK}"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_gemma(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(_gemma(inner) for inner in value) + "]"
+    return _json(value)
+
+
+# Results --------------------------------------------------------------------------------------------------------------
+
+
+def tagged_results(results: Sequence[PastResult]) -> str:
+    """For formats that have no way of their own in plain text: each result says which tool it is from."""
+    return "\n".join(_enclosed(f'<tool_result name="{each.name}">', each.text, "</tool_result>") for each in results)
+
+
+def tool_responses(results: Sequence[PastResult]) -> str:
+    return "\n".join(_enclosed("<tool_response>", each.text, "</tool_response>") for each in results)
+
+
+def hermes_results(results: Sequence[PastResult]) -> str:
+    bodies = [_json_without("</tool_response>", {"name": each.name, "content": each.text}) for each in results]
+    return "\n".join(f"<tool_response>\n{body}\n</tool_response>" for body in bodies)
+
+
+def function_results(results: Sequence[PastResult]) -> str:
+    return _function_results(results, "")
+
+
+def antml_results(results: Sequence[PastResult]) -> str:
+    return _function_results(results, ANTML)
+
+
+def dsml_results(results: Sequence[PastResult]) -> str:
+    return _function_results(results, "｜DSML｜")
+
+
+def _function_results(results: Sequence[PastResult], prefix: str) -> str:
+    closing = f"</{prefix}result>"
+    inside = "\n".join(_enclosed(f'<{prefix}result name="{each.name}">', each.text, closing) for each in results)
+    return f"<{prefix}function_results>\n{inside}\n</{prefix}function_results>"
+
+
+def mistral_results(results: Sequence[PastResult]) -> str:
+    end = "[/TOOL_RESULTS]"
+    return "".join(
+        f"[TOOL_RESULTS] {_json_without(end, {'name': each.name, 'content': each.text})}{end}" for each in results
+    )
+
+
+def deepseek_results(results: Sequence[PastResult]) -> str:
+    outputs = "\n".join(
+        f"<｜tool▁output▁begin｜>{_kept_inside(each.text, '<｜tool▁output▁end｜>')}<｜tool▁output▁end｜>"
+        for each in results
+    )
+    return f"<｜tool▁outputs▁begin｜>{outputs}<｜tool▁outputs▁end｜>"
+
+
+def kimi_results(results: Sequence[PastResult]) -> str:
+    return "\n\n".join(f"## Return of {kimi_id(each, place)}\n{each.text}" for place, each in enumerate(results))
+
+
+def command_r_results(results: Sequence[PastResult]) -> str:
+    listed = [
+        {"tool_call_id": str(place), "results": {"0": each.text}, "is_error": None}
+        for place, each in enumerate(results)
+    ]
+    end = "<|END_TOOL_RESULT|>"
+    return f"<|START_TOOL_RESULT|>{_json_without(end, listed)}{end}"
+
+
+def harmony_results(results: Sequence[PastResult]) -> str:
+    return "".join(
+        f"<|start|>functions.{each.name} to=assistant<|channel|>commentary<|message|>"
+        f"{_kept_inside(each.text, '<|end|>')}<|end|>"
+        for each in results
+    )
+
+
+def gemma_results(results: Sequence[PastResult]) -> str:
+    return "".join(
+        f"<|tool_response>response:{each.name}{_gemma({'value': _kept_inside(each.text, GEMMA_MARK)})}<tool_response|>"
+        for each in results
+    )
+
+
+def observations(results: Sequence[PastResult]) -> str:
+    return "\n".join(f"Observation: {each.text}" for each in results)
+
+
+def _enclosed(opening: str, body: str, closing: str) -> str:
+    return f"{opening}\n{_kept_inside(body, closing)}\n{closing}"
+
+
+def _kept_inside(body: str, closing: str) -> str:
+    """The body without its own end mark: what a tool returns must not end its result and go on as somebody else."""
+    return body.replace(closing, f"{closing[0]}\\{closing[1:]}")
+
+
+# Pieces ---------------------------------------------------------------------------------------------------------------
+
+
+def _after(text: str, calls: str) -> str:
+    return f"{text}\n\n{calls}" if text else calls
+
+
+def _object(call: PastCall, key: str) -> str:
+    return _json({"name": call.name, key: call.arguments})
+
+
+def _listed(objects: Sequence[str]) -> str:
+    return f"[{', '.join(objects)}]"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _json_without(mark: str, value: Any) -> str:
+    """JSON in which the mark does not occur. It can only stand inside a string, where an escape says the same."""
+    return _json(value).replace(mark, f"\\u{ord(mark[0]):04x}{mark[1:]}")
