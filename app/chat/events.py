@@ -211,6 +211,8 @@ class TurnAccount:
 class CallStarted:
     turn: int
     call: ReadyCall
+    writes: bool = True
+    """The tool may change the world."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,14 @@ class Toolbox(Protocol):
 
     def plan(self, calls: Sequence[Call]) -> Plan: ...
 
+    def is_clients(self, name: str | None) -> bool:
+        """Whether a tool of this name came in the request."""
+        ...
+
+    def writes(self, call: ReadyCall) -> bool:
+        """Whether the tool may change the world, so that nobody must repeat it lightly."""
+        ...
+
     async def run(self, call: ReadyCall, report: "Report") -> Outcome:
         """Run one call and bound its result. Never raises for what a tool does; cancelling stops the tool."""
         ...

@@ -1,0 +1,1 @@
+"""The HTTP face. Knows no provider and no tool."""

@@ -1,0 +1,112 @@
+"""The one door: every request comes in through here, gets an id, is let in or not, and leaves one line in the log.
+
+Deny by default: a path that is not named open needs a caller that the keyring knows. Pure ASGI, because anything
+richer hides the client's leaving from what is inside.
+"""
+
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.api.errors import as_chat_error, encode
+from app.api.responses import send_whole
+from app.auth.keys import Caller
+from app.chat.errors import ChatError
+from app.runtime import House
+
+OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/health"})
+"""Asked by probes that have no key. They tell nothing but that the house stands."""
+
+CLIENT_CLOSED = 499
+"""What the log says of a request whose client left before it was answered; nobody is sent this."""
+
+SAFE_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+log = structlog.get_logger("callgate.access")
+
+
+class Visit:
+    """One request, from the door's point of view. Whoever handles it may add notes for the log line."""
+
+    __slots__ = ("caller", "headers", "notes", "request_id", "started", "status")
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        given = headers.get("x-request-id", "")
+        self.request_id = given if SAFE_REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+        self.headers = headers
+        self.caller: Caller | None = None
+        self.status = 0
+        self.started = time.perf_counter()
+        self.notes: dict[str, Any] = {}
+
+
+class Door:
+    """Middleware around the whole application."""
+
+    def __init__(self, app: ASGIApp, house: House) -> None:
+        self._app, self._house = app, house
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        visit = Visit(read_headers(scope))
+        scope["visit"] = visit
+        id_header = (b"x-request-id", visit.request_id.encode())
+
+        async def send_marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                visit.status = message["status"]
+                message["headers"] = [*message.get("headers", ()), id_header]
+            await send(message)
+
+        with structlog.contextvars.bound_contextvars(request_id=visit.request_id):
+            try:
+                if scope["path"] not in OPEN_PATHS:
+                    visit.caller = self._house.current.admit(visit.headers)
+                await self._app(scope, receive, send_marked)
+            except Exception as failure:  # the last place where a failure can still become an answer
+                await self._refuse(as_chat_error(failure), visit, send_marked)
+            finally:
+                self._note(scope, visit)
+
+    async def _refuse(self, error: ChatError, visit: Visit, send: Send) -> None:
+        visit.notes.setdefault("error", error.code or error.type)
+        if not visit.status:
+            headers = {"www-authenticate": "Bearer"} if error.status == 401 else {}
+            await send_whole(send, error.status, encode(error.envelope()), headers, error)
+
+    def _note(self, scope: Scope, visit: Visit) -> None:
+        seconds = time.perf_counter() - visit.started
+        self._house.current.metrics.request_ended(
+            route=visit.notes.pop("route", "other"),
+            status=visit.status or CLIENT_CLOSED,
+            model=visit.notes.get("model", ""),
+            seconds=seconds,
+        )
+        if scope["path"] in OPEN_PATHS:
+            return
+        log.info(
+            "request",
+            method=scope["method"],
+            path=scope["path"],
+            status=visit.status or CLIENT_CLOSED,
+            caller=visit.caller.name if visit.caller else None,
+            ms=round(seconds * 1000, 1),
+            **visit.notes,
+        )
+
+
+def read_headers(scope: Scope) -> dict[str, str]:
+    """Header values by lower-case name; of a repeated one the last counts."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+def visit_of(scope: Scope) -> Visit:
+    visit: Visit = scope["visit"]
+    return visit

@@ -1,0 +1,76 @@
+"""Every failure as OpenAI's error envelope, with the status its SDKs expect, for every route."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import structlog
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.chat.errors import ChatError
+
+log = structlog.get_logger("callgate.api")
+
+encode = msgspec.json.Encoder().encode
+
+KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+def as_chat_error(failure: BaseException) -> ChatError:
+    """What a client is told. Only our own errors speak for themselves; anything else is a mistake of ours."""
+    if isinstance(failure, ChatError):
+        return failure
+    if isinstance(failure, BaseExceptionGroup) and len(failure.exceptions) == 1:
+        return as_chat_error(failure.exceptions[0])
+    log.error("request_failed", exc_info=failure)
+    return ChatError(500, "The server had an error while processing your request.", type="server_error")
+
+
+def error_headers(error: ChatError) -> dict[str, str]:
+    if error.retry_after is None:
+        return {}
+    return {"retry-after": str(max(1, round(error.retry_after))), "retry-after-ms": str(round(error.retry_after * 1000))}
+
+
+def error_response(error: ChatError, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(
+        encode(error.envelope()),
+        error.status,
+        headers={**(headers or {}), **error_headers(error)},
+        media_type="application/json",
+    )
+
+
+async def answer_http_exception(request: Request, failure: Exception) -> Response:
+    """Starlette's own refusals (unknown route, wrong method) in our shape."""
+    assert isinstance(failure, HTTPException)
+    target = f"{request.method} {request.url.path}"
+    if failure.status_code == 404:
+        error = ChatError(404, f"Unknown request URL: {target}.", code="unknown_url")
+    elif failure.status_code == 405:
+        error = ChatError(405, f"Not allowed to {target}.", code="method_not_supported")
+    else:
+        error = ChatError(failure.status_code, str(failure.detail), type=KINDS.get(failure.status_code, "invalid_request_error"))
+    return error_response(error, dict(failure.headers or {}))
+
+
+async def answer_chat_error(_: Request, failure: Exception) -> Response:
+    return error_response(as_chat_error(failure))
+
+
+def envelope_schema() -> dict[str, Any]:
+    """The error body, for the OpenAPI document."""
+    nullable = {"type": ["string", "null"]}
+    return {
+        "type": "object",
+        "required": ["error"],
+        "properties": {
+            "error": {
+                "type": "object",
+                "required": ["message", "type", "param", "code"],
+                "properties": {"message": {"type": "string"}, "type": {"type": "string"}, "param": nullable, "code": nullable},
+            }
+        },
+    }

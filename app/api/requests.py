@@ -1,0 +1,244 @@
+"""The body of a request into a `ChatRequest`: what is asked, with everything we do not read kept as the bytes it came in.
+
+Messages and the client's tools are checked for their outline and never turned into objects here; a hundred kilobytes
+of history must cost a scan and a copy.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+from starlette.types import Receive
+
+from app.chat.errors import ChatError
+
+Fields = dict[str, msgspec.Raw]
+
+OURS = frozenset({"model", "messages", "tools", "tool_choice", "stream", "stream_options", "metadata"})
+"""Fields that are carried by name; all others travel on as they are."""
+
+TOOL_EVENT_DIALECTS = ("off", "x", "reasoning", "openwebui")
+
+
+class _Part(msgspec.Struct):
+    type: str
+
+
+class _CalledFunction(msgspec.Struct):
+    name: str
+    arguments: str
+
+
+class _Call(msgspec.Struct):
+    id: str
+    function: _CalledFunction | None = None
+
+
+class _Message(msgspec.Struct):
+    role: Literal["developer", "system", "user", "assistant", "tool", "function"]
+    content: str | list[_Part] | None = None
+    tool_calls: list[_Call] | None = None
+    tool_call_id: str | None = None
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class _Function(msgspec.Struct):
+    name: str
+
+
+class _Tool(msgspec.Struct):
+    type: str
+    function: _Function | None = None
+
+
+class _Metadata(msgspec.Struct):
+    tools: str | None = None
+    tool_events: str | None = None
+
+
+class _Outline(msgspec.Struct):
+    """What of a request is looked at, and the types of what providers agree on. Unknown fields are passed over."""
+
+    model: str
+    messages: list[_Message]
+    tools: list[_Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    parallel_tool_calls: bool | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    seed: int | None = None
+    user: str | None = None
+    stop: str | list[str] | None = None
+    logit_bias: dict[str, float] | None = None
+    response_format: dict[str, Any] | None = None
+
+
+_outline = msgspec.json.Decoder(_Outline)
+_fields = msgspec.json.Decoder(Fields)
+_items = msgspec.json.Decoder(list[msgspec.Raw])
+_metadata = msgspec.json.Decoder(_Metadata)
+_objects = msgspec.json.Decoder(dict[str, Any])
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """One question of a client's."""
+
+    model: str
+    messages: tuple[msgspec.Raw, ...]
+    stream: bool
+    include_usage: bool
+    tools: tuple[msgspec.Raw, ...]
+    tool_choice: str | dict[str, Any] | None
+    parallel: bool
+    n: int
+    params: Mapping[str, Any]
+    fields: Mapping[str, msgspec.Raw]
+    """The body as it came, field by field, for passing it on untouched."""
+    tool_filter: str | None
+    """Which house tools the client wants: names, or `none`; all that are on offer when absent."""
+    tool_events: str
+
+
+def read_chat_request(body: bytes, headers: Mapping[str, str], max_messages: int) -> ChatRequest:
+    """The request, or a `ChatError` that names the field that is wrong."""
+    fields, outline = _decode(body)
+    if not outline.model:
+        raise _wrong("model", "you must provide a model parameter")
+    if not outline.messages:
+        raise _wrong("messages", "Invalid 'messages': empty array. Expected an array with minimum length 1.", "empty_array")
+    if len(outline.messages) > max_messages:
+        raise _wrong("messages", f"Invalid 'messages': at most {max_messages} messages are accepted.", "array_above_max_length")
+    for index, message in enumerate(outline.messages):
+        _check_message(index, message)
+    n = 1 if outline.n is None else outline.n
+    if not 1 <= n <= 128:
+        raise _wrong("n", "Invalid 'n': expected a value between 1 and 128.", "invalid_value")
+    _check_tools(outline)
+    metadata, ours = _split_metadata(fields)
+    params: dict[str, Any] = {name: value for name, value in fields.items() if name not in OURS}
+    if metadata:
+        params["metadata"] = metadata
+    tool_events = headers.get("x-callgate-events") or ours.tool_events or "off"
+    if tool_events not in TOOL_EVENT_DIALECTS:
+        raise _wrong("metadata.tool_events", f"Unknown tool events {tool_events!r}; use one of {', '.join(TOOL_EVENT_DIALECTS)}.")
+    return ChatRequest(
+        model=outline.model,
+        messages=tuple(_items.decode(fields["messages"])),
+        stream=bool(outline.stream),
+        include_usage=bool(outline.stream_options and outline.stream_options.include_usage),
+        tools=tuple(_items.decode(fields["tools"])) if outline.tools else (),
+        tool_choice=outline.tool_choice,
+        parallel=outline.parallel_tool_calls is not False,
+        n=n,
+        params=params,
+        fields=fields,
+        tool_filter=headers.get("x-callgate-tools") or ours.tools,
+        tool_events=tool_events,
+    )
+
+
+async def read_body(receive: Receive, limit: int) -> bytes:
+    """The whole body, refused as soon as it is larger than the limit."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ChatError(400, "The request was not sent to its end.")
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit:
+            raise ChatError(413, f"The request body is larger than {limit} bytes.", code="request_too_large")
+        parts.append(part)
+        if not message.get("more_body"):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _decode(body: bytes) -> tuple[Fields, _Outline]:
+    try:
+        return _fields.decode(body), _outline.decode(body)
+    except msgspec.ValidationError as error:
+        raise _from_validation(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ChatError(
+            400,
+            f"We could not parse the JSON body of your request: {_first_words(error)}. "
+            "Expected a JSON object with 'model' and 'messages'.",
+            code="invalid_json",
+        ) from None
+
+
+def _first_words(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return str(error).split("\n", 1)[0].rstrip(".")
+
+
+def _from_validation(text: str) -> ChatError:
+    """msgspec says what is wrong and where: ``Expected `str`, got `int` - at `$.messages[0].role` ``."""
+    what, _, where = text.partition(" - at `$")
+    param = where.rstrip("`").lstrip(".")
+    if missing := _quoted(what, "Object missing required field `"):
+        name = f"{param}.{missing}" if param else missing
+        return _wrong(name, f"Missing required parameter: '{name}'.", "missing_required_parameter")
+    if not param:
+        return ChatError(400, f"The body of the request must be a JSON object. {what}.", code="invalid_type")
+    return _wrong(param, f"Invalid type or value for '{param}': {what[:1].lower()}{what[1:]}.", "invalid_type")
+
+
+def _quoted(text: str, start: str) -> str:
+    return text[len(start) :].split("`", 1)[0] if text.startswith(start) else ""
+
+
+def _check_message(index: int, message: _Message) -> None:
+    where = f"messages[{index}]"
+    if message.role == "tool" and not message.tool_call_id:
+        raise _wrong(f"{where}.tool_call_id", f"Missing required parameter: '{where}.tool_call_id'.", "missing_required_parameter")
+    if message.role in ("system", "developer", "user") and message.content is None:
+        raise _wrong(f"{where}.content", f"Invalid value for '{where}.content': expected a string or parts, got null.", "invalid_type")
+
+
+def _check_tools(outline: _Outline) -> None:
+    for index, tool in enumerate(outline.tools or ()):
+        if tool.type == "function" and (tool.function is None or not tool.function.name):
+            where = f"tools[{index}].function"
+            raise _wrong(where, f"Missing required parameter: '{where}.name'.", "missing_required_parameter")
+    choice = outline.tool_choice
+    if isinstance(choice, str) and choice not in ("none", "auto", "required"):
+        raise _wrong("tool_choice", "Invalid value for 'tool_choice': expected 'none', 'auto', 'required' or an object.", "invalid_value")
+
+
+def _split_metadata(fields: Fields) -> tuple[dict[str, Any], _Metadata]:
+    """The client's metadata without the two keys that are meant for us, and those two."""
+    raw = fields.get("metadata")
+    if raw is None or bytes(raw) == b"null":
+        return {}, _Metadata()
+    try:
+        ours = _metadata.decode(raw)
+        rest = _objects.decode(raw)
+    except msgspec.ValidationError as error:
+        failure = _from_validation(str(error))
+        param = f"metadata.{failure.param}" if failure.param else "metadata"
+        raise _wrong(param, f"Invalid value for '{param}'.", "invalid_type") from None
+    for key in ("tools", "tool_events"):
+        rest.pop(key, None)
+    return rest, ours
+
+
+def _wrong(param: str, message: str, code: str = "invalid_value") -> ChatError:
+    return ChatError(400, message, param=param, code=code)

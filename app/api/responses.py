@@ -1,0 +1,179 @@
+"""How an answer travels: `EventStream` chunk by chunk, `WholeAnswer` in one piece. The only fork on a request's way.
+
+Both run the chat under a race with the client's leaving, from the moment the body is read. Whoever leaves stops
+everything that the chat had begun, because cancelling the chat cancels the model's answer and the tools.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from starlette.types import Receive, Send
+
+from app.api.errors import as_chat_error, encode, error_headers
+from app.api.wire import ChunkWriter, CompletionWriter
+from app.chat.errors import ChatError
+from app.chat.events import ChatEvent
+from app.chat.ports import Tell
+
+Chat: TypeAlias = Callable[[Tell], Awaitable[None]]
+"""A chat that is ready to go, told where to tell."""
+
+STREAM_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+
+
+class ClientLeft(Exception):
+    """Nobody is there any more to answer to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """The two clocks of a stream."""
+
+    first: float = 5.0
+    """How long the status is held back for the first word; until then an error can still be a status."""
+    heartbeat: float = 10.0
+    """The longest silence of an open stream."""
+
+
+class Headers(Protocol):
+    """The headers of an answer, asked for when it starts; an error may need one more than a success."""
+
+    def __call__(self, error: ChatError | None = None) -> Mapping[str, str]: ...
+
+
+class WholeAnswer:
+    """Runs a chat to its end and sends one JSON body."""
+
+    def __init__(self, chat: Chat, writer: CompletionWriter, headers: Headers) -> None:
+        self._chat, self._writer, self._headers = chat, writer, headers
+
+    async def send(self, receive: Receive, send: Send) -> ChatError | None:
+        """The error it ended with, if any. Raises `ClientLeft` when the client did not wait for it."""
+        error: ChatError | None = None
+        try:
+            await unless_left(self._run(), receive)
+        except ClientLeft:
+            raise
+        except Exception as failure:  # whatever went wrong, the client gets an envelope and we get the log line
+            error = as_chat_error(failure)
+        body = error.envelope() if error else self._writer.body()
+        await send_whole(send, error.status if error else 200, encode(body), self._headers(error), error)
+        return error
+
+    async def _run(self) -> None:
+        async def tell(event: ChatEvent) -> None:
+            self._writer.write(event)
+
+        await self._chat(tell)
+
+
+class EventStream:
+    """Runs a chat and sends each chunk as it comes; commits to a status as late as it can."""
+
+    def __init__(self, chat: Chat, writer: ChunkWriter, headers: Headers, pulse: Pulse) -> None:
+        self._chat, self._writer, self._headers, self._pulse = chat, writer, headers, pulse
+        self._started = False
+        self._quiet_since = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._beat: asyncio.Task[None] | None = None
+
+    async def send(self, receive: Receive, send: Send) -> ChatError | None:
+        """The error it ended with, if any. Raises `ClientLeft` when the client did not wait for the end."""
+        self._send = send
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(self._pulse.first, self._start_beat)
+        try:
+            await unless_left(self._run(), receive)
+            error = None
+        except ClientLeft:
+            raise
+        except Exception as failure:  # whatever went wrong, the client gets an envelope and we get the log line
+            error = as_chat_error(failure)
+        finally:
+            await self._stop_beating()
+        if error is not None and not self._started:
+            await send_whole(send, error.status, encode(error.envelope()), self._headers(error), error)
+            return error
+        if error is not None:
+            await self._pass(self._writer.error(error))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return error
+
+    async def _run(self) -> None:
+        write = self._writer.write
+
+        async def tell(event: ChatEvent) -> None:
+            data = write(event)
+            if data:
+                await self._pass(data)
+
+        await self._chat(tell)
+
+    async def _pass(self, data: bytes) -> None:
+        if not self._started:
+            self._started = True
+            await self._send(start_message(200, {**STREAM_HEADERS, **self._headers(None)}))
+        self._quiet_since = self._loop.time()
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    # Heartbeats run on a bare timer: nearly every answer ends before the first is due, and a timer costs
+    # next to nothing while a task per request would not.
+
+    def _start_beat(self) -> None:
+        now = self._loop.time()
+        due = self._quiet_since + self._pulse.heartbeat if self._started else now
+        if due <= now:
+            self._beat = self._loop.create_task(self._pass(self._writer.heartbeat()))
+            due = now + self._pulse.heartbeat
+        self._timer = self._loop.call_at(due, self._start_beat)
+
+    async def _stop_beating(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._beat is not None and not self._beat.done():
+            self._beat.cancel()
+            await asyncio.wait({self._beat})
+
+
+async def unless_left(work: Coroutine[Any, Any, None], receive: Receive) -> None:
+    """Do the work, unless the client leaves first: then the work is cancelled, and `ClientLeft` raised when it has ended."""
+    doing = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait({doing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            return doing.result()
+        raise ClientLeft
+    finally:
+        for task in (doing, leaving):
+            task.cancel()
+        await asyncio.wait({doing, leaving})
+        if not doing.cancelled():
+            doing.exception()  # looked at, so that a failure on the way out is not reported as forgotten
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def send_whole(send: Send, status: int, body: bytes, headers: Mapping[str, str], error: ChatError | None = None) -> None:
+    fields = {"content-type": "application/json", "content-length": str(len(body)), **headers}
+    if error is not None:
+        fields |= error_headers(error)
+    await send(start_message(status, fields))
+    await send({"type": "http.response.body", "body": body})
+
+
+def start_message(status: int, headers: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "type": "http.response.start",
+        "status": status,
+        "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()],
+    }

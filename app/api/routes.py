@@ -1,0 +1,143 @@
+"""The routes, and their description for OpenAPI where FastAPI cannot see it."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, FastAPI, Path, Request
+from fastapi.responses import Response
+from starlette.routing import Route
+
+from app.api.chat import ChatEndpoint
+from app.api.door import visit_of
+from app.api.errors import answer_http_exception, encode, envelope_schema
+from app.runtime import House
+
+CHAT_PATHS = ("/v1/chat/completions", "/chat/completions")
+
+
+def add_routes(app: FastAPI, house: House) -> None:
+    """Every route of the house."""
+    for path in CHAT_PATHS:
+        app.router.routes.append(Route(path, ChatEndpoint(house), methods=["POST"], name="create_chat_completion"))
+    app.include_router(_models(house))
+    app.include_router(_health(house))
+    app.exception_handler(404)(answer_http_exception)
+    app.exception_handler(405)(answer_http_exception)
+    _describe_chat(app)
+
+
+def _models(house: House) -> APIRouter:
+    router = APIRouter(tags=["models"])
+    wrong = {404: {"description": "No such model.", "content": {"application/json": {"schema": envelope_schema()}}}}
+
+    @router.get("/v1/models", summary="The models this key may ask")
+    @router.get("/models", include_in_schema=False)
+    async def list_models(request: Request) -> Response:
+        caller = visit_of(request.scope).caller
+        visit_of(request.scope).notes["route"] = "models"
+        assert caller is not None
+        return _json({"object": "list", "data": [_model(house, name) for name in house.current.model_names(caller)]})
+
+    @router.get("/v1/models/{model:path}", summary="One model", responses=wrong)
+    @router.get("/models/{model:path}", include_in_schema=False)
+    async def get_model(request: Request, model: Annotated[str, Path()]) -> Response:
+        caller = visit_of(request.scope).caller
+        visit_of(request.scope).notes["route"] = "models"
+        assert caller is not None
+        house.current.check_model(model, caller)
+        return _json(_model(house, model))
+
+    return router
+
+
+def _health(house: House) -> APIRouter:
+    router = APIRouter(tags=["operating"])
+
+    @router.get("/health/live", summary="The process answers")
+    async def live() -> Response:
+        return _json({"status": "ok"})
+
+    @router.get("/health/ready", summary="New requests are welcome")
+    @router.get("/health", include_in_schema=False)
+    async def ready() -> Response:
+        if house.is_ready:
+            return _json({"status": "ok"})
+        return _json({"status": "unavailable"}, 503)
+
+    @router.get("/metrics", summary="Prometheus metrics", response_class=Response)
+    async def metrics(request: Request) -> Response:
+        visit_of(request.scope).notes["route"] = "metrics"
+        return Response(house.current.metrics.exposition(), media_type=house.current.metrics.content_type)
+
+    return router
+
+
+def _model(house: House, name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": house.opened_at, "owned_by": "callgate"}
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(encode(value), status, media_type="application/json")
+
+
+def _describe_chat(app: FastAPI) -> None:
+    """The chat route is a bare ASGI callable, so its page in the OpenAPI document is written by hand."""
+    described = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = described()
+            document["paths"]["/v1/chat/completions"] = {"post": _chat_operation()}
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own documented way
+
+
+def _chat_operation() -> dict[str, Any]:
+    message = {
+        "type": "object",
+        "required": ["role"],
+        "properties": {
+            "role": {"enum": ["developer", "system", "user", "assistant", "tool", "function"]},
+            "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]},
+        },
+    }
+    body = {
+        "type": "object",
+        "required": ["model", "messages"],
+        "additionalProperties": True,
+        "properties": {
+            "model": {"type": "string", "minLength": 1},
+            "messages": {"type": "array", "items": message, "minItems": 1},
+            "stream": {"type": ["boolean", "null"]},
+            "tools": {"type": ["array", "null"], "items": {"type": "object"}},
+        },
+    }
+    error = {"content": {"application/json": {"schema": envelope_schema()}}}
+    answers = {
+        "200": {
+            "description": "A chat.completion, or a stream of chat.completion.chunk events.",
+            "content": {
+                "application/json": {"schema": {"type": "object"}},
+                "text/event-stream": {"schema": {"type": "string"}},
+            },
+        }
+    }
+    errors = {
+        "400": "The request is not valid; `param` names the field.",
+        "401": "The key is missing or wrong.",
+        "403": "The key may not do this.",
+        "404": "No such model.",
+        "413": "The body is too large.",
+        "429": "Too many requests.",
+        "502": "The model's provider failed.",
+        "503": "Over capacity.",
+        "504": "It took too long.",
+    }
+    return {
+        "tags": ["chat"],
+        "operationId": "create_chat_completion",
+        "summary": "Answer a chat, running the tools of the house on the way",
+        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
+        "responses": answers | {status: {"description": text, **error} for status, text in errors.items()},
+    }

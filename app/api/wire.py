@@ -1,0 +1,312 @@
+"""Chat events into OpenAI's shapes: `ChunkWriter` for streams, `CompletionWriter` for whole answers.
+
+Both hear the same events and must say the same thing; `tests/test_one_path.py` holds them to it. What they write
+is strict, because clients are: constant id, created and model; role and empty content first; `index` on every
+tool call, its name and id once; `arguments` a string; one finish reason of OpenAI's five.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from app.calls.states import Call
+from app.chat.diagnosis import Diagnosis
+from app.chat.errors import ChatError
+from app.chat.events import (
+    Aside,
+    CallsHandedBack,
+    ChatEnded,
+    ChatEvent,
+    Head,
+    Heard,
+    Logprobs,
+    ModelEvent,
+    ModelRetried,
+    ReasoningDelta,
+    TextDelta,
+)
+
+DONE = b"data: [DONE]\n\n"
+NO_USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+PART_BREAK = "\n\n"
+"""Between what a model says before a call and what it says after it."""
+INNER_ASIDES = frozenset({"provider_specific_fields", "thinking_blocks"})
+"""Belong to single turns and their calls; the loop gives them back to the model, a client has no use for them."""
+
+encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """What every part of one answer carries."""
+
+    id: str
+    created: int
+    model: str
+
+
+class Joiner:
+    """Joins what a model said in several turns into one text, a blank line between the parts.
+
+    White space that opens a turn is held back until something follows it: many models write a newline or two
+    before a call, and that is no part of an answer.
+    """
+
+    def __init__(self) -> None:
+        self._turn = -1
+        self._open = False
+        self._held = ""
+        self.said = False
+
+    def feed(self, turn: int, text: str) -> str:
+        if turn != self._turn:
+            self._turn, self._open = turn, False
+            if self.said:
+                self._held = ""
+        if self._open:
+            return text
+        text = self._held + text
+        if not text or text.isspace():
+            self._held = text
+            return ""
+        self._held, self._open = "", True
+        if self.said:
+            return PART_BREAK + text.lstrip()
+        self.said = True
+        return text
+
+    def finish(self) -> str:
+        """What is still held back, when it is all that was ever said."""
+        return "" if self.said else self._held
+
+
+class ChunkWriter:
+    """Writes chat.completion.chunk events."""
+
+    def __init__(self, head: AnswerHead, diagnosis: Diagnosis | None, include_usage: bool) -> None:
+        self._head = head
+        self._diagnosis = diagnosis
+        self._include_usage = include_usage
+        self._text = Joiner()
+        self._reasoning = Joiner()
+        self._opened = False
+        self._usage_field: dict[str, Any] = {"usage": None} if include_usage else {}
+        self._more: dict[str, Any] = {}
+        self._set_frame()
+
+    def write(self, event: ChatEvent) -> bytes:
+        match event:
+            case Heard(turn=turn, events=events):
+                return b"".join(self._heard(turn, events))
+            case CallsHandedBack(calls=calls):
+                return self._opening() + b"".join(
+                    self._chunk({"tool_calls": [{"index": index, **call_body(call)}]}) for index, call in enumerate(calls)
+                )
+            case ChatEnded():
+                return b"".join(self._end(event))
+            case _:
+                return b""
+
+    def heartbeat(self, extra: Mapping[str, Any] | None = None) -> bytes:
+        """A chunk that says nothing. Every client takes it, and it re-arms timers that comments do not."""
+        return self._opening() + self._chunk({"content": ""}, **(extra or {}))
+
+    def error(self, error: ChatError) -> bytes:
+        """The end of a stream that failed after it had begun."""
+        return b"data: " + encode(error.envelope()) + b"\n\n" + DONE
+
+    def _heard(self, turn: int, events: Sequence[ModelEvent]) -> Iterator[bytes]:
+        if not self._opened and events:
+            for event in events:
+                if isinstance(event, Head):
+                    self._take_head(event)
+                    break
+            yield self._opening()
+        last = len(events) - 1
+        for at, event in enumerate(events):
+            if isinstance(event, TextDelta):
+                text = self._text.feed(turn, event.text)
+                after = events[at + 1] if at < last else None
+                if isinstance(after, Logprobs):
+                    yield self._chunk({"content": text}, logprobs=after.value)
+                elif text:
+                    yield self._before + encode(text) + self._after
+            elif isinstance(event, ReasoningDelta):
+                text = self._reasoning.feed(turn, event.text)
+                if text:
+                    yield self._chunk({"reasoning_content": text})
+            elif isinstance(event, Aside) and event.field not in INNER_ASIDES:
+                yield self._chunk({event.field: event.value})
+
+    def _end(self, ended: ChatEnded) -> Iterator[bytes]:
+        yield self._opening()
+        left = self._text.finish()
+        if left:
+            yield self._chunk({"content": left})
+        report = {"x_callgate": self._diagnosis.report()} if self._diagnosis else {}
+        if self._include_usage:
+            yield self._chunk({}, finish_reason=ended.ending.finish_reason)
+            yield self._data({"choices": [], "usage": whole_usage(ended.usage), **report})
+        else:
+            yield self._chunk({}, finish_reason=ended.ending.finish_reason, **report)
+        yield DONE
+
+    def _opening(self) -> bytes:
+        if self._opened:
+            return b""
+        self._opened = True
+        return self._chunk({"role": "assistant", "content": "", "refusal": None})
+
+    def _take_head(self, head: Head) -> None:
+        self._more = {
+            key: value
+            for key, value in (("system_fingerprint", head.system_fingerprint), ("service_tier", head.service_tier))
+            if value is not None
+        }
+        self._set_frame()
+
+    def _set_frame(self) -> None:
+        """The bytes around the text of a plain chunk, encoded once: nearly every chunk of a stream is one."""
+        mark = "\x00"
+        frame = self._chunk({"content": mark})
+        self._before, self._after = frame.split(encode(mark))
+
+    def _chunk(
+        self,
+        delta: Mapping[str, Any],
+        *,
+        finish_reason: str | None = None,
+        logprobs: Mapping[str, Any] | None = None,
+        **more: Any,
+    ) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        return self._data({"choices": [choice], **self._usage_field, **more})
+
+    def _data(self, fields: Mapping[str, Any]) -> bytes:
+        head = self._head
+        chunk = {
+            "id": head.id,
+            "object": "chat.completion.chunk",
+            "created": head.created,
+            "model": head.model,
+            **self._more,
+            **fields,
+        }
+        return b"data: " + encode(chunk) + b"\n\n"
+
+
+class CompletionWriter:
+    """Gathers one chat.completion."""
+
+    def __init__(self, head: AnswerHead, diagnosis: Diagnosis | None) -> None:
+        self._head = head
+        self._diagnosis = diagnosis
+        self._heard: dict[int, list[ModelEvent]] = {}
+        self._calls: tuple[Call, ...] = ()
+        self._ended: ChatEnded | None = None
+
+    def write(self, event: ChatEvent) -> None:
+        match event:
+            case Heard(turn=turn, events=events):
+                self._heard.setdefault(turn, []).extend(events)
+            case ModelRetried(turn=turn):
+                self._heard.pop(turn, None)
+            case CallsHandedBack(calls=calls):
+                self._calls = calls
+            case ChatEnded():
+                self._ended = event
+            case _:
+                pass
+
+    def body(self) -> dict[str, Any]:
+        """The whole answer; there is one only after the chat has ended."""
+        assert self._ended is not None
+        head = self._head
+        body: dict[str, Any] = {
+            "id": head.id,
+            "object": "chat.completion",
+            "created": head.created,
+            "model": head.model,
+            "choices": [self._choice(self._ended)],
+            "usage": whole_usage(self._ended.usage),
+        }
+        first = next((event for event in self._all() if isinstance(event, Head)), None)
+        if first is not None and first.system_fingerprint is not None:
+            body["system_fingerprint"] = first.system_fingerprint
+        if first is not None and first.service_tier is not None:
+            body["service_tier"] = first.service_tier
+        if self._diagnosis is not None:
+            body["x_callgate"] = self._diagnosis.report()
+        return body
+
+    def _choice(self, ended: ChatEnded) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None, "annotations": []}
+        text, reasoning, logprobs = self._gather(message)
+        message["content"] = text if text or not self._calls else None
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if self._calls:
+            message["tool_calls"] = [call_body(call) for call in self._calls]
+        return {
+            "index": 0,
+            "message": message,
+            "logprobs": logprobs,
+            "finish_reason": ended.ending.finish_reason,
+        }
+
+    def _gather(self, message: dict[str, Any]) -> tuple[str, str, dict[str, Any] | None]:
+        """Text and reasoning in order, by the same joiner that streams use; other fields go into the message."""
+        said, thought = Joiner(), Joiner()
+        text: list[str] = []
+        reasoning: list[str] = []
+        logprobs: dict[str, Any] | None = None
+        for turn, events in self._heard.items():
+            for event in events:
+                match event:
+                    case TextDelta():
+                        text.append(said.feed(turn, event.text))
+                    case ReasoningDelta():
+                        reasoning.append(thought.feed(turn, event.text))
+                    case Aside() if event.field not in INNER_ASIDES:
+                        message[event.field] = _joined(message.get(event.field), event.value)
+                    case Logprobs():
+                        logprobs = _joined_logprobs(logprobs, event.value)
+                    case _:
+                        pass
+        text.append(said.finish())
+        return "".join(text), "".join(reasoning), logprobs
+
+    def _all(self) -> Iterator[ModelEvent]:
+        for events in self._heard.values():
+            yield from events
+
+
+def call_body(call: Call) -> dict[str, Any]:
+    """A call of the client's, as it goes to the client."""
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name or "", "arguments": call.text or "{}"},
+        **call.extras,
+    }
+
+
+def whole_usage(usage: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Clients want all three counts or none at all, and a whole answer must have them."""
+    return {**NO_USAGE, **(usage or {})}
+
+
+def _joined(known: Any, value: Any) -> Any:
+    if isinstance(known, str) and isinstance(value, str):
+        return known + value
+    if isinstance(known, list) and isinstance(value, list):
+        return [*known, *value]
+    return value if value is not None else known
+
+
+def _joined_logprobs(known: dict[str, Any] | None, value: Mapping[str, Any]) -> dict[str, Any]:
+    if known is None:
+        return dict(value)
+    return {key: _joined(known.get(key), value.get(key)) for key in {**known, **value}}

@@ -1,0 +1,92 @@
+"""What a chat looked like from inside, turn by turn, for whoever has to explain it: the `x_callgate` object.
+
+A listener like any other. It keeps previews only of what broken calls said, because those are seen nowhere else.
+"""
+
+from typing import Any
+
+from app.calls.outcome import Failed
+from app.calls.states import BrokenCall, Call, ReadyCall
+from app.chat.events import (
+    CallEnded,
+    ChatEnded,
+    ChatEvent,
+    Ending,
+    ModelRetried,
+    TurnAccount,
+    TurnEnded,
+)
+
+PREVIEW_CHARS = 200
+"""Enough to see what was cut; an argument text may be megabytes."""
+
+
+class Diagnosis:
+    """Hears a chat and can be asked at any time what is known of it."""
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self._turns: list[dict[str, Any]] = []
+        self._calls: dict[tuple[int, str], dict[str, Any]] = {}
+        self._retries: list[dict[str, Any]] = []
+        self._ending: Ending | None = None
+
+    def hear(self, event: ChatEvent) -> None:
+        match event:
+            case TurnEnded(turn=turn, answer=answer):
+                self._turns.append(self._turn(turn, answer))
+            case CallEnded(turn=turn, call=call, outcome=outcome, seconds=seconds):
+                row = self._calls[turn, call.id]
+                row["outcome"] = str(outcome.kind) if isinstance(outcome, Failed) else "returned"
+                row["ms"] = _milliseconds(seconds)
+            case ModelRetried(turn=turn, reason=reason):
+                self._retries.append({"turn": turn, "reason": reason})
+            case ChatEnded(ending=ending):
+                self._ending = ending
+            case _:
+                pass
+
+    def report(self) -> dict[str, Any]:
+        told: dict[str, Any] = {"run": self.run_id, "turns": self._turns}
+        if self._retries:
+            told["retries"] = self._retries
+        if self._ending is not None:
+            told["ending"] = str(self._ending.kind)
+            if self._ending.note:
+                told["note"] = self._ending.note
+        return told
+
+    def _turn(self, index: int, answer: TurnAccount) -> dict[str, Any]:
+        rows = [
+            *(self._call(index, call, "house") for call in answer.run),
+            *(self._call(index, call, "client") for call in answer.handed_back),
+            *(self._call(index, call, None) for call in answer.broken),
+        ]
+        turn: dict[str, Any] = {
+            "finish_reason": answer.reasons[-1] if answer.reasons else None,
+            "findings": [str(finding) for finding in answer.findings],
+            "calls": rows,
+            "ms": _milliseconds(answer.seconds),
+        }
+        if len(answer.reasons) > 1:
+            turn["finish_reasons"] = list(answer.reasons)
+        if not answer.reason_is_raw:
+            turn["finish_reason_rewritten"] = True
+        return turn
+
+    def _call(self, turn: int, call: Call, owner: str | None) -> dict[str, Any]:
+        row: dict[str, Any] = {"id": call.id, "name": call.name}
+        if isinstance(call, BrokenCall):
+            row |= {"verdict": "broken", "flaw": str(call.flaw), "arguments": call.text[:PREVIEW_CHARS]}
+        else:
+            row["verdict"] = "ready"
+        if owner:
+            row["owner"] = owner
+        if isinstance(call, ReadyCall) and call.findings:
+            row["repairs"] = [str(finding) for finding in call.findings]
+        self._calls[turn, call.id] = row
+        return row
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(seconds * 1000, 1)

@@ -1,0 +1,259 @@
+"""The one loop. A model is asked, its calls are settled, ours are run, and it is asked again, until it has answered.
+
+`converse` is a plain coroutine that tells what happens and decides everything that is decided between turns;
+what the telling is turned into (a stream, a whole answer, a log line) is the listeners' affair. When its caller
+is cancelled, the model's answer is closed and the tools are stopped, because everything hangs under this coroutine.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from app.calls.outcome import Failed, FailureKind, Outcome
+from app.calls.states import BrokenCall, Call, Flaw, ReadyCall
+from app.chat import feedback
+from app.chat.errors import BrokenOff, ChatError
+from app.chat.events import (
+    CallEnded,
+    CallProgress,
+    CallsHandedBack,
+    CallStarted,
+    ChatEnded,
+    Ending,
+    EndingKind,
+    Heard,
+    ModelRetried,
+    StreamEnd,
+    TurnAccount,
+    TurnEnded,
+    TurnStarted,
+)
+from app.chat.finish import FinishClass
+from app.chat.ports import Ask, Model, Plan, Tell, Toolbox
+from app.chat.transcript import Transcript
+from app.chat.turn import Turn, TurnBuilder
+from app.chat.usage import add_usage
+
+NO_PLAN = Plan(ours=(), theirs=(), broken=())
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How far a chat may go."""
+
+    max_iterations: int = 10
+    """Turns that run tools."""
+    max_failed_turns: int = 3
+    """Turns running whose every call was broken or failed."""
+    max_repeats: int = 3
+    """Turns running with the same call and the same result."""
+    max_parallel_calls: int = 8
+    """Calls of one turn that run at the same time; one when the client asked for no parallel calls."""
+    max_calls_per_turn: int = 64
+    max_broken_off: int = 2
+    """How often a turn that broke off before anything of it was passed on is asked again."""
+
+
+async def converse(
+    ask: Ask,
+    model: Model,
+    toolbox: Toolbox,
+    tell: Tell,
+    *,
+    new_id: Callable[[], str],
+    rules: Rules = Rules(),
+    sees_images: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Carry a chat from the client's question to its ending, telling everything on the way."""
+    course = _Course(ask, model, toolbox, tell, new_id, rules, clock, Transcript(tuple(ask.messages), sees_images))
+    ending = await course.run()
+    await tell(ChatEnded(ending, add_usage(course.usages)))
+
+
+@dataclass(slots=True)
+class _Course:
+    """One chat under way: what is fixed, and the little that changes from turn to turn."""
+
+    ask: Ask
+    model: Model
+    toolbox: Toolbox
+    tell: Tell
+    new_id: Callable[[], str]
+    rules: Rules
+    clock: Callable[[], float]
+    transcript: Transcript
+
+    index: int = 0
+    ran: int = 0
+    failed_turns: int = 0
+    was_cut: bool = False
+    limit: str = ""
+    """Why tools are withheld from now on; empty while they are offered."""
+    repeats: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    usages: list[Mapping[str, Any] | None] = field(default_factory=list)
+
+    async def run(self) -> Ending:
+        while True:
+            turn, seconds, raw = await self._listen()
+            plan = self.toolbox.plan(turn.calls) if turn.calls else NO_PLAN
+            await self.tell(TurnEnded(self.index, _account(turn, plan, seconds, raw)))
+            if turn.failure in (Flaw.STREAM_ENDED, Flaw.UPSTREAM_ERROR):
+                raise _broke_off(turn)
+            ending = await self._ending(turn, plan)
+            if ending is not None:
+                return ending
+            answers = await self._answer(plan)
+            self.transcript = self.transcript.after(turn, answers)
+            self._take_stock(turn.calls, answers)
+            self.index += 1
+
+    # -- one turn
+
+    async def _listen(self) -> tuple[Turn, float, bool]:
+        """One answer of the model, whole. Asked again while it breaks off with nothing of it passed on."""
+        question = self._question()
+        for attempt in range(1, self.rules.max_broken_off + 2):
+            await self.tell(TurnStarted(self.index, bool(question.tools)))
+            began = self.clock()
+            building = TurnBuilder(self.toolbox.offer, self.new_id)
+            raw, end = True, StreamEnd.DONE
+            try:
+                async with self.model.ask(question) as answer:
+                    async for events in answer:
+                        building.feed(events)
+                        await self.tell(Heard(self.index, events))
+                    raw = answer.reason_is_raw
+            except BrokenOff as broke:
+                end = StreamEnd.ERROR if broke.transport_error else StreamEnd.EOF
+            turn = building.finish(end)
+            self.usages.append(turn.usage)
+            broke_off = turn.failure in (Flaw.STREAM_ENDED, Flaw.UPSTREAM_ERROR)
+            passed_on = question.stream and bool(turn.text or turn.reasoning)
+            if not broke_off or passed_on or attempt > self.rules.max_broken_off:
+                break
+            await self.tell(ModelRetried(self.index, attempt, str(turn.failure)))
+        return turn, self.clock() - began, raw
+
+    def _question(self) -> Ask:
+        question = replace(self.ask, messages=self.transcript.messages, tools=self.toolbox.schemas)
+        if self.limit:
+            params = {key: value for key, value in question.params.items() if key != "parallel_tool_calls"}
+            return replace(question, tools=(), tool_choice=None, params=params)
+        if self.index and question.tool_choice not in (None, "none"):
+            # A forced choice is honoured once. Forcing it again would never let the model answer.
+            return replace(question, tool_choice="auto")
+        return question
+
+    # -- where a turn leads
+
+    async def _ending(self, turn: Turn, plan: Plan) -> Ending | None:
+        """The ending this turn brings, or None when its calls are to be answered and the model asked again."""
+        cut = turn.winner is FinishClass.LENGTH
+        if turn.failure is Flaw.CONTENT_FILTER:
+            return Ending(EndingKind.GAVE_UP, "content_filter", "content_filter")
+        if self.limit:
+            return Ending(EndingKind.TURN_LIMIT, "length" if cut else "stop", self.limit)
+        if not turn.calls:
+            return Ending(EndingKind.ANSWERED, "length" if cut else "stop")
+        if plan.theirs:
+            await self.tell(CallsHandedBack(plan.theirs))
+            note = f"mixed_turn: {len(plan.ours)} call(s) of the house not run" if plan.ours else ""
+            half = cut and any(isinstance(call, BrokenCall) for call in plan.theirs)
+            return Ending(EndingKind.HANDED_BACK, "length" if half else "tool_calls", note)
+        if cut and not plan.ours:
+            if self.was_cut:
+                theirs = tuple(call for call in plan.broken if self.toolbox.is_clients(call.name))
+                if theirs:
+                    await self.tell(CallsHandedBack(theirs))
+                return Ending(EndingKind.GAVE_UP, "length", "cut_off_twice")
+            self.was_cut = True
+        return None
+
+    async def _answer(self, plan: Plan) -> dict[str, Outcome]:
+        """An answer for every call of the turn: results for ours, explanations for broken ones."""
+        answers: dict[str, Outcome] = {
+            call.id: Failed(feedback.explain(call, self.toolbox.offer), FailureKind.NOT_RUN) for call in plan.broken
+        }
+        if plan.ours and self.ran >= self.rules.max_iterations:
+            self.limit = "max_iterations"
+            return answers | _refuse(plan.ours, feedback.LIMIT_REACHED)
+        now, over = plan.ours[: self.rules.max_calls_per_turn], plan.ours[self.rules.max_calls_per_turn :]
+        answers |= _refuse(over, feedback.TOO_MANY_CALLS)
+        if now:
+            self.ran += 1
+            answers |= await self._run_calls(now)
+        return answers
+
+    async def _run_calls(self, calls: tuple[ReadyCall, ...]) -> dict[str, Outcome]:
+        if len(calls) == 1:
+            return {calls[0].id: await self._run_call(calls[0])}
+        places = asyncio.Semaphore(self.rules.max_parallel_calls)
+
+        async def in_place(call: ReadyCall) -> Outcome:
+            async with places:
+                return await self._run_call(call)
+
+        async with asyncio.TaskGroup() as group:
+            tasks = {call.id: group.create_task(in_place(call)) for call in calls}
+        return {id: task.result() for id, task in tasks.items()}
+
+    async def _run_call(self, call: ReadyCall) -> Outcome:
+        async def report(message: str, fraction: float | None = None) -> None:
+            await self.tell(CallProgress(self.index, call, message, fraction))
+
+        await self.tell(CallStarted(self.index, call, self.toolbox.writes(call)))
+        began = self.clock()
+        outcome = await self.toolbox.run(call, report)
+        await self.tell(CallEnded(self.index, call, outcome, self.clock() - began))
+        return outcome
+
+    # -- when to stop offering tools
+
+    def _take_stock(self, calls: Iterable[Call], answers: Mapping[str, Outcome]) -> None:
+        """Count what goes round in circles: turns in which nothing worked, and calls that change nothing."""
+        if all(isinstance(outcome, Failed) for outcome in answers.values()):
+            self.failed_turns += 1
+        else:
+            self.failed_turns = 0
+        seen = {(call.name, call.text, answers[call.id].text) for call in calls if isinstance(call, ReadyCall)}
+        self.repeats = {same: self.repeats.get(same, 0) + 1 for same in seen}
+        if self.limit:
+            return
+        if self.failed_turns >= self.rules.max_failed_turns:
+            self.limit = "failed_turns"
+        elif any(times >= self.rules.max_repeats for times in self.repeats.values()):
+            self.limit = "repeated_call"
+
+
+def _refuse(calls: Iterable[ReadyCall], why: str) -> dict[str, Outcome]:
+    return {call.id: Failed(why, FailureKind.NOT_RUN) for call in calls}
+
+
+def _account(turn: Turn, plan: Plan, seconds: float, reason_is_raw: bool) -> TurnAccount:
+    return TurnAccount(
+        reasons=turn.reasons,
+        findings=turn.findings,
+        run=plan.ours,
+        handed_back=plan.theirs,
+        broken=plan.broken,
+        usage=turn.usage,
+        seconds=seconds,
+        reason_is_raw=reason_is_raw,
+    )
+
+
+def _broke_off(turn: Turn) -> ChatError:
+    if turn.failure is Flaw.STREAM_ENDED:
+        message = "The model's answer broke off before it was finished; nothing of it was run."
+    else:
+        message = "The model's provider reported an error in the middle of its answer; nothing of it was run."
+    return ChatError(
+        502,
+        message,
+        type="server_error",
+        code="upstream_broke_off" if turn.failure is Flaw.STREAM_ENDED else "upstream_error",
+        detail=turn.error.message if turn.error else None,
+    )
