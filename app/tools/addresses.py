@@ -70,6 +70,9 @@ class AddressRules:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.hosts)
 
 
+PUBLIC_ONLY = AddressRules()
+
+
 def kind_of(address: Address) -> Kind | None:
     """What keeps `address` from being a public unicast one, or None if nothing does."""
     if isinstance(address, ipaddress.IPv4Address):

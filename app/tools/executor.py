@@ -54,6 +54,10 @@ class Executor(Protocol):
     async def execute(self, call: ReadyCall, occasion: Occasion) -> Outcome: ...
 
 
+USUAL = Policy()
+"""The policy of a tool about which nobody said anything."""
+
+
 def not_compiled(arguments: Mapping[str, Any]) -> Problem | None:
     """Stands for the check of a tool that no registry has taken in yet."""
     raise AssertionError("the schema of this tool was not compiled: no registry has taken it in")

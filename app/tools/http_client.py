@@ -11,9 +11,9 @@ import asyncio
 import ipaddress
 import socket
 import ssl
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TypeAlias
 
@@ -89,14 +89,27 @@ class Web:
         )
 
 
-async def ask(web: Web, rules: AddressRules, request: httpx2.Request, max_bytes: int) -> Returned | Failed:
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a tool sends. The headers are the operator's; nothing of the caller's is among them."""
+
+    method: str
+    url: httpx2.URL
+    headers: Mapping[str, str] = field(default_factory=dict)
+    content: bytes | None = None
+
+
+async def ask(web: Web, rules: AddressRules, request: Request, max_bytes: int) -> Returned | Failed:
     """Send `request` and read the answer, as far as `max_bytes`. What goes wrong comes back as a value."""
     host = request.url.host
     safe = request.method in _SAFE_METHODS
     if web.closed:
         return Failed("The tool is being shut down.", FailureKind.UNAVAILABLE)
+    client = web.client(rules)
+    headers = {**request.headers, "Accept-Encoding": "identity"}
     try:
-        response = await web.client(rules).send(request, stream=True)
+        prepared = client.build_request(request.method, request.url, headers=headers, content=request.content)
+        response = await client.send(prepared, stream=True)
         try:
             return await _answer(response, max_bytes)
         finally:
@@ -313,7 +326,9 @@ async def _error(response: httpx2.Response) -> Failed:
     kind = FailureKind.UNAVAILABLE if response.status_code in _TRANSIENT else FailureKind.RAISED
     body = await read_bounded(response, EXCERPT_BYTES)
     excerpt = _read(response, body).text.strip()
-    return Failed(f"HTTP {response.status_code} {response.reason_phrase}".rstrip() + (f": {excerpt}" if excerpt else ""), kind)
+    return Failed(
+        f"HTTP {response.status_code} {response.reason_phrase}".rstrip() + (f": {excerpt}" if excerpt else ""), kind
+    )
 
 
 def _read(response: httpx2.Response, body: Body) -> Returned:
@@ -336,12 +351,18 @@ def _announced(response: httpx2.Response) -> int:
     return int(length) if length.isascii() and length.isdigit() else 0
 
 
-def _how(error: Exception) -> str:
+def _how(error: httpx2.TransportError) -> str:
     """The kind of error only: its text may name addresses that are nobody's business outside."""
-    return {
-        httpx2.ConnectTimeout: "no connection in time",
-        httpx2.PoolTimeout: "too many requests at once",
-        httpx2.ConnectError: "connection failed",
-        httpx2.ReadTimeout: "no answer in time",
-        httpx2.RemoteProtocolError: "not a proper HTTP answer",
-    }.get(type(error), "connection lost")
+    match error:
+        case httpx2.ConnectTimeout():
+            return "no connection in time"
+        case httpx2.ConnectError():
+            return "connection failed"
+        case httpx2.PoolTimeout():
+            return "too many requests at once"
+        case httpx2.ReadTimeout():
+            return "no answer in time"
+        case httpx2.RemoteProtocolError():
+            return "not a proper HTTP answer"
+        case _:
+            return "connection lost"

@@ -17,15 +17,15 @@ from types import ModuleType
 from typing import Annotated, Any, TypeVar, cast, overload
 
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
-from pydantic.errors import PydanticSchemaGenerationError
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
 from pydantic.fields import FieldInfo
-from pydantic.json_schema import GenerateJsonSchema, PydanticInvalidForJsonSchema
+from pydantic.json_schema import GenerateJsonSchema
 
 from app.calls.outcome import Failed, FailureKind, Outcome
 from app.calls.states import ReadyCall
 from app.chat.ports import Report
 from app.tools import docstrings
-from app.tools.executor import Occasion, Policy, Safety, Tool
+from app.tools.executor import USUAL, Occasion, Policy, Safety, Tool
 from app.tools.results import Unwritable, returned
 from app.tools.threads import NoThreadLeft, ThreadPool
 
@@ -146,7 +146,7 @@ def python_tool(
     *,
     name: str | None = None,
     description: str | None = None,
-    defaults: Policy = Policy(),
+    defaults: Policy = USUAL,
     overrides: Mapping[str, Any] | None = None,
 ) -> Tool:
     """A tool out of a function. The config's word counts most, then the decorator's, then the house's defaults."""
@@ -356,7 +356,7 @@ def _module(name: str) -> ModuleType:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise NotATool(f"there is no module {name}{_near_module(name)}") from error
         raise NotATool(f"{name} cannot be imported: {error}") from error
-    except Exception as error:  # noqa: BLE001 - importing runs a stranger's code
+    except Exception as error:  # importing runs a stranger's code, which may fail in any way
         raise NotATool(f"{name} cannot be imported: {_said(error)}") from error
 
 

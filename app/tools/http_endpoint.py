@@ -1,0 +1,233 @@
+"""One HTTP request as a tool: a method, a URL with places for arguments, and where the other arguments go.
+
+What the model writes fills places that the operator left open, and nothing else: not the host, not a further
+path segment, not a header. The finished URL is held against the template once more before it is sent.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, unquote, urlencode, urlsplit
+
+import httpx2
+import orjson
+
+from app.calls.outcome import Failed, FailureKind, Outcome
+from app.calls.states import ReadyCall
+from app.tools.addresses import PUBLIC_ONLY, AddressRules
+from app.tools.executor import Occasion
+from app.tools.http_client import Request, Web, ask
+
+_PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
+_MISSING = object()
+
+
+class BadTemplate(ValueError):
+    """A URL template that cannot be kept to, and why. For the operator."""
+
+
+class _BadArgument(ValueError):
+    """A value that may not stand where it belongs. For the model."""
+
+
+class HttpEndpoint:
+    """Runs a call as one HTTP request.
+
+    Arguments named in the path, in `query` or in `body` go there. The others become the JSON body where the
+    method has one and no `body` is given, and query parameters where it has none.
+    """
+
+    def __init__(
+        self,
+        web: Web,
+        *,
+        method: str,
+        url: str,
+        headers: Mapping[str, str] | None = None,
+        query: Mapping[str, str | int | float | bool] | None = None,
+        body: Any = None,
+        rules: AddressRules = PUBLIC_ONLY,
+    ) -> None:
+        self._web = web
+        self._method = method.upper()
+        self._url = _UrlTemplate.read(url)
+        self._headers = dict(headers or {})
+        self._query = dict(query or {})
+        self._body = body
+        self._rules = rules
+        self._placed = {*self._url.places, *_places(self._query), *_places(body)}
+
+    async def execute(self, call: ReadyCall, occasion: Occasion) -> Outcome:
+        try:
+            request = self._request(call.arguments, occasion.key)
+        except _BadArgument as error:
+            return Failed(f"Not run: {error}", FailureKind.NOT_RUN)
+        return await ask(self._web, self._rules, request, occasion.max_bytes)
+
+    def _request(self, arguments: Mapping[str, Any], key: str) -> Request:
+        rest = {name: value for name, value in arguments.items() if name not in self._placed}
+        has_body = self._method in _BODY_METHODS
+        query = list(_query(self._query, arguments))
+        if not has_body:
+            query += _pairs(rest)
+        content: bytes | None = None
+        if self._body is not None:
+            content = _json(_filled(self._body, arguments))
+        elif has_body:
+            content = _json(rest)
+        headers = {**self._headers, "Idempotency-Key": key}
+        if content is not None:
+            headers.setdefault("Content-Type", "application/json")
+        return Request(self._method, self._url.fill(arguments, query), headers, content)
+
+
+@dataclass(frozen=True, slots=True)
+class _UrlTemplate:
+    origin: httpx2.URL
+    authority: str
+    """Scheme, user and host, as written; never filled in."""
+    path: str
+    query: str
+    prefix: str
+    """What every finished path starts with."""
+    places: frozenset[str]
+
+    @classmethod
+    def read(cls, template: str) -> "_UrlTemplate":
+        parts = urlsplit(template)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise BadTemplate(f"{template} is not an http or https address")
+        if "{" in parts.netloc:
+            raise BadTemplate(f"{template}: a model may not choose the host; `{{…}}` belongs in the path or the query")
+        path = parts.path or "/"
+        authority = f"{parts.scheme}://{parts.netloc}"
+        try:
+            origin = httpx2.URL(authority)
+            prefix = _path_of(httpx2.URL(authority + _PLACE.split(path, maxsplit=1)[0]))
+        except httpx2.InvalidURL as error:
+            raise BadTemplate(f"{template}: {error}") from error
+        return cls(origin, authority, path, parts.query, prefix, frozenset(_PLACE.findall(path + "?" + parts.query)))
+
+    def fill(self, arguments: Mapping[str, Any], pairs: list[tuple[str, str]]) -> httpx2.URL:
+        path = _PLACE.sub(lambda found: _segment(found.group(1), arguments), self.path)
+        fixed = _PLACE.sub(lambda found: _quoted(found.group(1), _needed(found.group(1), arguments)), self.query)
+        try:
+            query = "&".join(part for part in (fixed, urlencode(pairs, quote_via=quote)) if part)
+            url = httpx2.URL(f"{self.authority}{path}{'?' + query if query else ''}")
+        except (httpx2.InvalidURL, UnicodeEncodeError) as error:
+            raise _BadArgument(f"the arguments make no URL ({error})") from error
+        if not self._keeps(url, path):
+            raise _BadArgument("the arguments lead away from the tool's address")
+        return url
+
+    def _keeps(self, url: httpx2.URL, path: str) -> bool:
+        same_origin = (url.scheme, url.host, url.port) == (self.origin.scheme, self.origin.host, self.origin.port)
+        no_dots = not any(unquote(segment) in (".", "..") for segment in path.split("/"))
+        return same_origin and no_dots and _path_of(url).startswith(self.prefix) and url.fragment == ""
+
+
+def _path_of(url: httpx2.URL) -> str:
+    return url.raw_path.partition(b"?")[0].decode("ascii")
+
+
+def _segment(name: str, arguments: Mapping[str, Any]) -> str:
+    """A value as part of a path: never empty, and never one that climbs."""
+    value = _needed(name, arguments)
+    if not value:
+        raise _BadArgument(f"`{name}` is empty, and it is part of the path")
+    if any(part in (".", "..") for part in re.split(r"[/\\]", value)):
+        raise _BadArgument(f"`{name}` may not contain `.` or `..` as a path segment")
+    return _quoted(name, value)
+
+
+def _needed(name: str, arguments: Mapping[str, Any]) -> str:
+    value = arguments.get(name)
+    if value is None:
+        raise _BadArgument(f"`{name}` is missing, and the address needs it")
+    if isinstance(value, (dict, list)):
+        raise _BadArgument(f"`{name}` must be a single value, because it is part of the address")
+    return _text(value)
+
+
+def _quoted(name: str, value: str) -> str:
+    if _CONTROL.search(value):
+        raise _BadArgument(f"`{name}` contains control characters")
+    try:
+        return quote(value, safe="")
+    except UnicodeEncodeError as error:
+        raise _BadArgument(f"`{name}` is not valid text") from error
+
+
+def _query(templates: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for key, template in templates.items():
+        value = _filled(template, arguments)
+        if value is not _MISSING:
+            yield from _pairs({key: value})
+
+
+def _pairs(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Query parameters; a list is its name repeated, and what is null is left out."""
+    pairs: list[tuple[str, str]] = []
+    for key, value in values.items():
+        several = value if isinstance(value, list) else [value]
+        pairs += [(key, _text(each)) for each in several if each is not None]
+    return pairs
+
+
+def _filled(template: Any, arguments: Mapping[str, Any]) -> Any:
+    """The template with its places filled. What needs an argument that is not there is left out."""
+    match template:
+        case str():
+            return _filled_text(template, arguments)
+        case Mapping():
+            filled = {key: _filled(value, arguments) for key, value in template.items()}
+            return {key: value for key, value in filled.items() if value is not _MISSING}
+        case list() | tuple():
+            return [value for value in (_filled(each, arguments) for each in template) if value is not _MISSING]
+        case _:
+            return template
+
+
+def _filled_text(template: str, arguments: Mapping[str, Any]) -> Any:
+    names = _PLACE.findall(template)
+    if any(name not in arguments for name in names):
+        return _MISSING
+    if len(names) == 1 and template == f"{{{names[0]}}}":
+        return arguments[names[0]]
+    return _PLACE.sub(lambda found: _text(arguments[found.group(1)]), template)
+
+
+def _places(template: Any) -> set[str]:
+    match template:
+        case str():
+            return set(_PLACE.findall(template))
+        case Mapping():
+            return {name for value in template.values() for name in _places(value)}
+        case list() | tuple():
+            return {name for value in template for name in _places(value)}
+        case _:
+            return set()
+
+
+def _text(value: Any) -> str:
+    match value:
+        case str():
+            return value
+        case bool():
+            return "true" if value else "false"
+        case None:
+            return ""
+        case dict() | list():
+            return _json(value).decode()
+        case _:
+            return str(value)
+
+
+def _json(value: Any) -> bytes:
+    try:
+        return b"null" if value is _MISSING else orjson.dumps(value)
+    except orjson.JSONEncodeError as error:
+        raise _BadArgument(f"the arguments cannot be written as JSON ({error})") from error
