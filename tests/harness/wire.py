@@ -47,6 +47,8 @@ class RawConnection:
     received: bytearray = field(default_factory=bytearray)
 
     async def post(self, path: str, body: Any, headers: Mapping[str, str] | None = None) -> None:
+        """Sends a request; what is received from here on belongs to its answer."""
+        self.received.clear()
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         lines = [f"POST {path} HTTP/1.1", "host: loopback", "content-type: application/json"]
         lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
@@ -58,8 +60,7 @@ class RawConnection:
         await self.writer.drain()
 
     async def answer(self) -> RawAnswer:
-        """Reads one whole answer, or as much of it as there is."""
-        self.received.clear()
+        """Reads the answer to its end, or as much of it as there is."""
         async with asyncio.timeout(PATIENCE):
             ended = await self._read_to_end()
         head, _, rest = bytes(self.received).partition(b"\r\n\r\n")
