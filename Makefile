@@ -5,7 +5,7 @@
 .DELETE_ON_ERROR:
 .PHONY: help serve test check format bench lock image clean
 
-PORT   ?= 8000
+PORT   ?=
 CONFIG ?=
 ARGS   ?=
 ENGINE ?= docker
@@ -26,8 +26,8 @@ $(shell { $(WHOLE); } || rm -f .venv/.made)
 help: ## list the chores
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
-serve: .venv/.runtime ## serve on 127.0.0.1 (PORT=8000 CONFIG=config.yaml)
-	@$(PY) -m app serve --host 127.0.0.1 --port $(PORT) $(if $(CONFIG),--config "$(CONFIG)") $(ARGS)
+serve: .venv/.runtime ## serve on 127.0.0.1:8000, or as the config says (PORT=8001 CONFIG=my.yaml)
+	@$(PY) -m app serve $(if $(PORT),--port "$(PORT)") $(if $(CONFIG),--config "$(CONFIG)") $(ARGS)
 
 test: .venv/.dev ## run all the tests (ARGS="tests/calls -k truncated")
 	@$(PY) -m pytest $(ARGS)
