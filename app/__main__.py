@@ -1,7 +1,6 @@
 """The command line. Each command imports what it needs when it runs, so that a health check costs no server."""
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -105,4 +104,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

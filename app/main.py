@@ -1,8 +1,7 @@
 """Where everybody is introduced to everybody: the application that a server runs."""
 
 import contextlib
-from collections.abc import AsyncIterator, Collection
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 from fastapi import FastAPI
 
@@ -13,9 +12,9 @@ from app.config.schema import Config
 from app.runtime import House
 
 
-def create_app(config: Config, *, folder: Path | None = None, secrets: Collection[str] = ()) -> FastAPI:
-    """The application for one config. `folder` is where its relative paths start, `secrets` what no log may show."""
-    house = House(config, folder=folder or Path.cwd(), secrets=secrets)
+def create_app(config: Config) -> FastAPI:
+    """The application for one config."""
+    house = House(config)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

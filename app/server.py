@@ -11,7 +11,8 @@ import uvicorn
 from app import __version__
 from app.config.load import Loaded
 from app.main import create_app
-from app.telemetry.logs import configure_logs
+from app.telemetry import logs
+from app.telemetry.redaction import Redactor
 
 BACKLOG = 2048
 
@@ -19,14 +20,14 @@ BACKLOG = 2048
 def serve(loaded: Loaded) -> int:
     """Serve until told to stop. The exit code: 0 after an orderly end, 1 when it could not start."""
     config = loaded.config
-    configure_logs(config.logging.level, config.logging.format, loaded.secrets)
+    logs.configure(Redactor(loaded.secrets), level=config.logging.level, format=config.logging.format)
     listening = _listen(config.server.host, config.server.port)
     if listening is None:
         return 1
     # Before uvicorn leaves it gives signals back to whoever had them. That is us: an orderly end is no death by signal.
     signal.signal(signal.SIGTERM, _ended_in_order)
     signal.signal(signal.SIGINT, _ended_in_order)
-    app = create_app(config, folder=loaded.folder, secrets=loaded.secrets)
+    app = create_app(config)
     server = uvicorn.Server(
         uvicorn.Config(
             app,

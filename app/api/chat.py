@@ -41,7 +41,7 @@ class ChatEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         visit = visit_of(scope)
-        visit.notes["route"] = "chat"
+        visit.route = "chat"
         assert visit.caller is not None, "the door lets nobody in without a caller"
         with self._house.lease() as runtime:
             limits = runtime.limits
@@ -63,13 +63,15 @@ class Run:
             caller,
             run_id=self.id,
             client_tools=request.tools,
-            tool_filter=request.tool_filter,
+            wanted_tools=request.tool_filter,
             tool_choice=request.tool_choice,
         )
         self._wrote = False
         self._diagnosis = Diagnosis(self.id)
-        self._listeners: Sequence[Listener] = (self, self._diagnosis, *runtime.listeners(self._engaged.model_name))
-        visit.notes |= {"model": self._engaged.model_name, "stream": request.stream, "run_id": self.id}
+        heard_elsewhere = runtime.listeners(self._engaged.model_name, self.id)
+        self._listeners: Sequence[Listener] = (self, self._diagnosis, *heard_elsewhere)
+        visit.model = self._engaged.model_name
+        visit.notes |= {"model": request.model, "stream": request.stream, "run_id": self.id}
         if request.n > 1 and self._engaged.has_house_tools:
             raise ChatError(400, "'n' must be 1 while tools of the house are on offer.", param="n", code="unsupported_value")
 
@@ -79,7 +81,7 @@ class Run:
         told = self._diagnosis if runtime.diagnostics else None
         answer: EventStream | WholeAnswer
         if request.stream:
-            answer = EventStream(self._chat, ChunkWriter(head, told, request.include_usage), self._headers, runtime.pulse)
+            answer = EventStream(self._chat, ChunkWriter(head, told, request.include_usage), self._headers, _pulse(runtime))
         else:
             answer = WholeAnswer(self._chat, CompletionWriter(head, told), self._headers)
         try:
@@ -93,11 +95,11 @@ class Run:
     async def _chat(self, tell: Tell) -> None:
         """The chat itself, heard by all listeners, within the time one request may take."""
         request, engaged = self._request, self._engaged
-        ask = Ask((), (), engaged.tool_choice, request.params, request.stream)
+        ask = Ask(request.messages, (), request.tool_choice, request.params, request.stream)
         seconds = self._runtime.limits.request_seconds
         async with _deadline(seconds):
             await converse(
-                replace(ask, messages=request.messages),
+                ask,
                 engaged.model,
                 engaged.toolbox,
                 heard_by(self._listeners, tell),
@@ -137,6 +139,11 @@ def heard_by(listeners: Sequence[Listener], tell: Tell) -> Tell:
         await tell(event)
 
     return tell_all
+
+
+def _pulse(runtime: Runtime) -> Pulse:
+    server = runtime.config.server
+    return Pulse(first=server.first_chunk_seconds, heartbeat=server.heartbeat_seconds)
 
 
 def new_call_id() -> str:

@@ -33,13 +33,16 @@ log = structlog.get_logger("callgate.access")
 class Visit:
     """One request, from the door's point of view. Whoever handles it may add notes for the log line."""
 
-    __slots__ = ("caller", "headers", "notes", "request_id", "started", "status")
+    __slots__ = ("caller", "headers", "model", "notes", "request_id", "route", "started", "status")
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         given = headers.get("x-request-id", "")
         self.request_id = given if SAFE_REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
         self.headers = headers
         self.caller: Caller | None = None
+        self.route = "other"
+        """What the request is counted under; never what the client wrote."""
+        self.model = ""
         self.status = 0
         self.started = time.perf_counter()
         self.notes: dict[str, Any] = {}
@@ -83,19 +86,15 @@ class Door:
 
     def _note(self, scope: Scope, visit: Visit) -> None:
         seconds = time.perf_counter() - visit.started
-        self._house.current.metrics.request_ended(
-            route=visit.notes.pop("route", "other"),
-            status=visit.status or CLIENT_CLOSED,
-            model=visit.notes.get("model", ""),
-            seconds=seconds,
-        )
+        status = visit.status or CLIENT_CLOSED
+        self._house.metrics.request(visit.route, status, visit.model, seconds)
         if scope["path"] in OPEN_PATHS:
             return
         log.info(
             "request",
             method=scope["method"],
             path=scope["path"],
-            status=visit.status or CLIENT_CLOSED,
+            status=status,
             caller=visit.caller.name if visit.caller else None,
             ms=round(seconds * 1000, 1),
             **visit.notes,

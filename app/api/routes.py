@@ -27,13 +27,13 @@ def add_routes(app: FastAPI, house: House) -> None:
 
 def _models(house: House) -> APIRouter:
     router = APIRouter(tags=["models"])
-    wrong = {404: {"description": "No such model.", "content": {"application/json": {"schema": envelope_schema()}}}}
+    wrong: dict[int | str, dict[str, Any]] = {404: {"description": "No such model.", "content": {"application/json": {"schema": envelope_schema()}}}}
 
     @router.get("/v1/models", summary="The models this key may ask")
     @router.get("/models", include_in_schema=False)
     async def list_models(request: Request) -> Response:
         caller = visit_of(request.scope).caller
-        visit_of(request.scope).notes["route"] = "models"
+        visit_of(request.scope).route = "models"
         assert caller is not None
         return _json({"object": "list", "data": [_model(house, name) for name in house.current.model_names(caller)]})
 
@@ -41,7 +41,7 @@ def _models(house: House) -> APIRouter:
     @router.get("/models/{model:path}", include_in_schema=False)
     async def get_model(request: Request, model: Annotated[str, Path()]) -> Response:
         caller = visit_of(request.scope).caller
-        visit_of(request.scope).notes["route"] = "models"
+        visit_of(request.scope).route = "models"
         assert caller is not None
         house.current.check_model(model, caller)
         return _json(_model(house, model))
@@ -65,8 +65,9 @@ def _health(house: House) -> APIRouter:
 
     @router.get("/metrics", summary="Prometheus metrics", response_class=Response)
     async def metrics(request: Request) -> Response:
-        visit_of(request.scope).notes["route"] = "metrics"
-        return Response(house.current.metrics.exposition(), media_type=house.current.metrics.content_type)
+        visit_of(request.scope).route = "metrics"
+        text, content_type = house.metrics.exposition(request.headers.get("accept", ""))
+        return Response(text, media_type=content_type)
 
     return router
 

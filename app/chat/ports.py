@@ -47,7 +47,8 @@ class Answer(Protocol):
 class Model(Protocol):
     """Something that can be asked. Errors before the first batch are `ChatError`s."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def ask(self, ask: Ask) -> AbstractAsyncContextManager[Answer]: ...
 

@@ -1,0 +1,124 @@
+"""From the config's words to the rooms' values. The one place that reads `config.schema` and imports every room."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, assert_never
+
+from app.auth.doorstep import Doorstep, doorstep
+from app.auth.keys import KeyEntry, Keyring
+from app.chat.loop import Rules
+from app.config.schema import Config, HttpTool, PythonTool, ToolEntry, ToolSection
+from app.config.schema import ModelEntry as ModelSection
+from app.tools.addresses import AddressRules
+from app.tools.executor import Policy, Safety, Tool
+from app.tools.http_client import Web
+from app.tools.http_endpoint import HttpEndpoint
+from app.tools.python_function import functions_at, python_tool
+from app.tools.registry import Registry
+from app.tools.threads import ThreadPool
+from app.upstream.client import Deadlines
+from app.upstream.resolve import ModelEntry
+from app.upstream.retry import RetryPolicy
+
+POLICY_FIELDS = ("timeout", "concurrency", "max_result_bytes", "retries")
+
+
+def keyring_of(config: Config) -> Keyring:
+    entries = (KeyEntry(key.name, key.hash, key.models, key.tools) for key in config.keys)
+    return Keyring(entries, off=config.auth == "off")
+
+
+def doorstep_of(config: Config, keyring: Keyring) -> Doorstep:
+    server = config.server
+    return doorstep(
+        server.host, keyless=keyring.open, public_url=server.public_url, cors_origins=server.cors_origins
+    )
+
+
+def rules_of(config: Config) -> Rules:
+    return Rules(
+        max_iterations=config.loop.max_iterations,
+        max_failed_turns=config.loop.max_failed_turns,
+        max_parallel_calls=config.loop.max_parallel_calls,
+        max_calls_per_turn=config.limits.calls_per_turn,
+    )
+
+
+def retry_policy_of(config: Config) -> RetryPolicy:
+    return RetryPolicy(tries=config.upstream.retries + 1)
+
+
+def model_entry(section: ModelSection, config: Config) -> ModelEntry:
+    patience = config.upstream
+    return ModelEntry(
+        model_name=section.model_name,
+        litellm_params=section.litellm_params.reveal(),
+        tools=section.tools,
+        fallbacks=section.fallbacks,
+        tool_calling=section.tool_calling,
+        lane=section.lane,
+        deadlines=Deadlines(
+            connect=patience.connect_seconds,
+            first_byte=patience.first_byte_seconds,
+            idle=section.stream_timeout or patience.idle_seconds,
+            total=section.timeout or patience.total_seconds,
+        ),
+    )
+
+
+def registry_of(config: Config, web: Web, threads: ThreadPool) -> Registry:
+    """The tools of the house. A tool that cannot be built is the operator's mistake and fails the start."""
+    registry = Registry()
+    defaults = Policy(max_result_bytes=config.limits.tool_result_bytes)
+    for entry in config.tools:
+        for tool in _tools(entry, defaults, web, threads):
+            registry.add(tool)
+            registry.gates.limit_tool(tool.name, tool.policy.concurrency)
+    return registry
+
+
+def _tools(entry: ToolEntry, defaults: Policy, web: Web, threads: ThreadPool) -> Iterator[Tool]:
+    match entry:
+        case PythonTool():
+            for function in functions_at(entry.function or entry.module or ""):
+                yield python_tool(
+                    function,
+                    threads,
+                    name=entry.name,
+                    description=entry.description,
+                    defaults=defaults,
+                    overrides=_policy(entry),
+                )
+        case HttpTool():
+            yield _http_tool(entry, defaults, web)
+        case _:
+            assert_never(entry)
+
+
+def _http_tool(entry: HttpTool, defaults: Policy, web: Web) -> Tool:
+    executor = HttpEndpoint(
+        web,
+        method=entry.method,
+        url=entry.url,
+        headers={name: value.get_secret_value() for name, value in entry.headers.items()},
+        query=entry.query,
+        body=entry.body,
+        rules=AddressRules.of(allow_private=entry.allow_private, allow=entry.allow_hosts),
+    )
+    return Tool(
+        name=entry.name,
+        description=entry.description,
+        parameters=entry.parameters,
+        executor=executor,
+        policy=replace(defaults, **_policy(entry)),
+        kind="http",
+        source=entry.url,
+    )
+
+
+def _policy(entry: ToolSection) -> dict[str, Any]:
+    """What an entry says of its policy; where it is silent the tool's own word or the default counts."""
+    said = {name: value for name in POLICY_FIELDS if (value := getattr(entry, name)) is not None}
+    if entry.safety is not None:
+        said["safety"] = Safety(entry.safety)
+    return said

@@ -1,0 +1,229 @@
+"""Everything that was built from one reading of the config, and moving from one reading to the next.
+
+A request leases the `Runtime` it began with and keeps it to its end. `House` holds the current one; on a move the
+new runtime is built and opened first, and if that fails the old one simply stays.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from app import assembly
+from app.auth.keys import Caller
+from app.chat.errors import ChatError
+from app.chat.ports import Model, Toolbox
+from app.config.schema import Config
+from app.dialects.families import tool_calling_for
+from app.dialects.prompted import PromptedModel
+from app.telemetry.listeners import Listener, LogListener, MetricsListener
+from app.telemetry.metrics import Metrics
+from app.tools.clients_only import ClientsOnly
+from app.tools.http_client import Web
+from app.tools.registry import HouseTool
+from app.tools.selection import ToolFilter, narrowed, tool_filter
+from app.tools.threads import ThreadPool
+from app.tools.toolbox import RequestToolbox
+from app.upstream.aiohttp_client import AiohttpClient
+from app.upstream.catalogue import Catalogue
+from app.upstream.resolve import ModelEntry
+
+NATIVE = "native"
+WILDCARD = "wildcard"
+"""What is counted for a model that only a wildcard names: the rest of the name is the client's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engaged:
+    """What one request was given: a model and a toolbox."""
+
+    model_name: str
+    """What may be counted under: the configured name."""
+    model: Model
+    toolbox: Toolbox
+    has_house_tools: bool
+    sees_images: bool
+
+
+class Runtime:
+    """The rooms as one config has them, introduced to one another."""
+
+    def __init__(self, config: Config, metrics: Metrics) -> None:
+        self.config = config
+        self.metrics = metrics
+        self.limits = config.limits
+        self.rules = assembly.rules_of(config)
+        self.diagnostics = config.loop.diagnostics
+        self._keyring = assembly.keyring_of(config)
+        self._doorstep = assembly.doorstep_of(config, self._keyring)
+        self._threads = ThreadPool()
+        self._web = Web()
+        self.registry = assembly.registry_of(config, self._web, self._threads)
+        self._client = AiohttpClient()
+        self.catalogue = Catalogue(
+            [assembly.model_entry(section, config) for section in config.model_list],
+            self._client,
+            wrap=_prompted,
+            policy=assembly.retry_policy_of(config),
+        )
+        self._exact = frozenset(self.catalogue.names())
+        self._sees_images = {
+            section.model_name: bool(section.model_info.get("supports_vision")) for section in config.model_list
+        }
+
+    async def open(self) -> None:
+        await self.registry.open()
+
+    async def close(self) -> None:
+        await self.registry.close()
+        await self.catalogue.close()
+        await self._web.close()
+        self._threads.close()
+
+    def admit(self, headers: Mapping[str, str]) -> Caller:
+        """Who asks, or a refusal. The one way in for every route."""
+        refusal = self._doorstep.refusal(headers.get("host"), headers.get("origin"))
+        if refusal is not None:
+            raise refusal
+        return self._keyring.identify(headers)
+
+    def model_names(self, caller: Caller) -> list[str]:
+        return [name for name in self.catalogue.names() if caller.may_ask(name)]
+
+    def check_model(self, name: str, caller: Caller) -> None:
+        """Refuse a model that is not there or not for this caller. A model one may not ask does not exist for one."""
+        self._entry(name, caller)
+
+    def engage(
+        self,
+        model: str,
+        caller: Caller,
+        *,
+        run_id: str,
+        client_tools: Sequence[msgspec.Raw],
+        wanted_tools: str | None,
+        tool_choice: Any,
+    ) -> Engaged:
+        """The model and the tools for one request of this caller's."""
+        entry = self._entry(model, caller)
+        house: tuple[HouseTool, ...] = ()
+        if tool_choice != "none" and entry.tools:
+            filters = [ToolFilter(entry.tools), ToolFilter(caller.tools), tool_filter(wanted_tools)]
+            house = narrowed(self.registry.tools(), filters)
+        toolbox: Toolbox
+        if house:
+            toolbox = RequestToolbox(house, client_tools, run_id=run_id, gates=self.registry.gates)
+        else:
+            toolbox = ClientsOnly(client_tools)
+        return Engaged(
+            model_name=model if model in self._exact else WILDCARD,
+            model=self.catalogue.model(model),
+            toolbox=toolbox,
+            has_house_tools=bool(house),
+            sees_images=self._sees_images.get(model, False),
+        )
+
+    def listeners(self, model_name: str, run_id: str) -> tuple[Listener, ...]:
+        names = {tool.name for tool in self.registry.tools()}
+        return (
+            LogListener(run_id, content=self.config.logging.content),
+            MetricsListener(self.metrics, model_name, names),
+        )
+
+    def _entry(self, name: str, caller: Caller) -> ModelEntry:
+        entry = self.catalogue.entry(name)
+        if not caller.may_ask(name):
+            raise ChatError(404, f"The model `{name}` does not exist or this key may not ask it.", param="model", code="model_not_found")
+        return entry
+
+
+class House:
+    """The current runtime, and the requests that still live in older ones."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self.metrics = Metrics()
+        self.opened_at = int(time.time())
+        self.is_ready = False
+        self._tenancy: _Tenancy | None = None
+
+    @property
+    def current(self) -> Runtime:
+        assert self._tenancy is not None, "the house is not open"
+        return self._tenancy.runtime
+
+    async def __aenter__(self) -> "House":
+        self._tenancy = await _Tenancy.begin(Runtime(self._config, self.metrics))
+        self.is_ready = True
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.is_ready = False
+        if self._tenancy is not None:
+            await self._tenancy.end()
+
+    @contextlib.contextmanager
+    def lease(self) -> Iterator[Runtime]:
+        """The current runtime, to be used until the block ends even if the house moves meanwhile."""
+        assert self._tenancy is not None, "the house is not open"
+        with self._tenancy.lease() as runtime:
+            yield runtime
+
+
+class _Tenancy:
+    """One runtime's life, opened and closed inside one task of its own, because tool servers insist on that."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self._tenants = 0
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._leave = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._life = asyncio.create_task(self._live(), name="runtime")
+
+    @classmethod
+    async def begin(cls, runtime: Runtime) -> "_Tenancy":
+        tenancy = cls(runtime)
+        await tenancy._opened
+        return tenancy
+
+    async def end(self) -> None:
+        """Close once the last tenant has left."""
+        self._leave.set()
+        await self._life
+
+    @contextlib.contextmanager
+    def lease(self) -> Iterator[Runtime]:
+        self._tenants += 1
+        self._empty.clear()
+        try:
+            yield self.runtime
+        finally:
+            self._tenants -= 1
+            if not self._tenants:
+                self._empty.set()
+
+    async def _live(self) -> None:
+        try:
+            await self.runtime.open()
+        except BaseException as failure:
+            self._opened.set_exception(failure)
+            await self.runtime.close()
+            return
+        self._opened.set_result(None)
+        await self._leave.wait()
+        await self._empty.wait()
+        await self.runtime.close()
+
+
+def _prompted(model: Model, entry: ModelEntry) -> Model:
+    """A model that cannot call functions is asked in its prompt."""
+    calling = entry.tool_calling
+    if calling == "auto":
+        calling = tool_calling_for(str(entry.litellm_params["model"]), None)
+    return model if calling in (NATIVE, "probe") else PromptedModel(model, calling)
