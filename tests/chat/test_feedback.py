@@ -161,7 +161,7 @@ def test_any_broken_call_under_any_schema_gets_a_bounded_readable_text(flaw, nam
 
 
 @pytest.mark.parametrize(
-    "text, code, next_step",
+    ("text", "code", "next_step"),
     [
         (feedback.LIMIT_REACHED, "limit_reached", "Answer the user now"),
         (feedback.TOO_MANY_CALLS, "too_many_calls", "send this one again in the next answer"),
