@@ -21,6 +21,7 @@ from app.config.load import load
 
 ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
 LOCKS = ("requirements.lock", "requirements-build.lock", "requirements-dev.lock")
 
 COMES_WITH = {
@@ -256,3 +257,21 @@ def test_make_alone_lists_every_chore():
 
     for chore in phony.split():
         assert re.search(rf"^  make {chore} +\S", listed, re.MULTILINE), chore
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", *(f"docs/decisions/{page.name}" for page in DECISIONS)])
+def test_every_file_that_a_page_for_contributors_names_is_there(page):
+    named = re.findall(r"`((?:app|docs|tests|deploy)/[\w./-]+)`", (ROOT / page).read_text("utf-8"))
+
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_every_decision_is_dated_listed_and_says_what_why_and_what_else():
+    index = (ROOT / "docs/decisions/README.md").read_text("utf-8")
+
+    assert DECISIONS
+    for page in DECISIONS:
+        text = page.read_text("utf-8")
+        assert f"({page.name})" in index
+        assert re.match(rf"# {page.name[:4]}\. \S.*\n20\d\d-\d\d-\d\d\n", text), page.name
+        assert re.findall(r"^## (.*)$", text, re.MULTILINE) == ["What", "Why", "What else"], page.name
