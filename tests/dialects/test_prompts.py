@@ -223,7 +223,7 @@ def test_typescript_says_types_optionality_and_comments():
 
 def test_typescript_shows_the_schema_where_it_has_no_word_for_it():
     spec = ToolSpec("t", "", {"properties": {"a": {"$ref": "#/$defs/A"}, "b": True}})
-    assert 'a?: any /* {"$ref": "#/$defs/A"} */,' in as_typescript([spec])
+    assert 'a?: any /* {"$ref":"#/$defs/A"} */,' in as_typescript([spec])
 
 
 def test_an_example_is_made_of_what_the_schema_offers():
