@@ -598,7 +598,7 @@ def _result(call_id: Any = "c1", content: Any = "12:00") -> dict[str, Any]:
 
 USER = {"role": "user", "content": "hello"}
 
-BAD_HISTORIES = {
+BAD_HISTORIES: dict[str, tuple[list[dict[str, Any]], str]] = {
     "a call without an answer": ([USER, _asked(_call())], "did not have response messages: c1"),
     "one of two calls without an answer": ([USER, _asked(_call(), _call("c2")), _result()], "messages: c2"),
     "an answer that comes too late": ([USER, _asked(_call()), USER, _result()], "must be followed by tool messages"),
@@ -636,7 +636,7 @@ async def test_a_bad_history_is_refused(upstream, case):
     assert upstream.requests[0].outcome == "rejected:400"
 
 
-BAD_FIELDS = {
+BAD_FIELDS: dict[str, tuple[dict[str, Any], str]] = {
     "an empty list of tools": ({"tools": []}, "tools"),
     "two tools of one name": ({"tools": [WEATHER, WEATHER]}, "tools[1].function.name"),
     "a tool with an illegal name": ({"tools": [_tool := {"type": "function", "function": {"name": "a.b"}}]}, "name"),
