@@ -1,0 +1,82 @@
+"""What the house needs of an HTTP client to speak to models, and the ways it can fail. No library's types appear here.
+
+The interface is small on purpose: one verb, a status, headers, bytes. Another implementation takes a page.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+Which: TypeAlias = Literal["connect", "first_byte", "idle", "total"]
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long an upstream may take, in seconds. Each one bounds something the others do not."""
+
+    connect: float = 10.0
+    """Name lookup, TCP and TLS."""
+    first_byte: float = 300.0
+    """From asking to the first byte of the answer's body: a local model may read a long prompt before it speaks."""
+    idle: float = 120.0
+    """Between two reads of the body."""
+    total: float = 1800.0
+    """The whole exchange. A slow drip passes every other limit."""
+
+
+class Response(Protocol):
+    """An answer whose body has not been read yet."""
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Names in lower case."""
+        ...
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """The body as it arrives, one read at a time. Only one reader."""
+        ...
+
+    async def read(self, limit: int) -> bytes:
+        """The whole body, or `TooLarge` when it is longer than `limit`."""
+        ...
+
+    def settle(self) -> None:
+        """What was wanted has been read. What little may follow is drained aside, so that the connection can be kept."""
+        ...
+
+
+class Client(Protocol):
+    def post(
+        self, url: str, headers: Mapping[str, str], body: bytes, deadlines: Deadlines
+    ) -> AbstractAsyncContextManager[Response]:
+        """Leaving the context before the body's end, or being cancelled anywhere, closes the connection at once."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class TransportError(Exception):
+    """The exchange failed below HTTP. The text is ours and names no secret."""
+
+
+class ConnectFailed(TransportError):
+    """No connection was made, so nothing was asked."""
+
+
+class TimedOut(TransportError):
+    def __init__(self, which: Which, seconds: float) -> None:
+        super().__init__(f"{which} deadline of {seconds:g} s passed")
+        self.which: Which = which
+
+
+class Broken(TransportError):
+    """The connection was lost, or what came over it was not HTTP that we can read."""
+
+
+class TooLarge(TransportError):
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"body is longer than {limit} bytes")

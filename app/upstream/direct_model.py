@@ -1,0 +1,261 @@
+"""A model behind an OpenAI-shaped HTTP API, asked and read without a library in between.
+
+The request's messages and tools go on as the bytes they came as; of the answer every chunk is read once, by `chunks`.
+"""
+
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from app.chat.errors import BrokenOff, ChatError
+from app.chat.events import ModelEvent, ProviderError
+from app.chat.ports import Answer, Ask
+from app.upstream import errors
+from app.upstream.begun import is_said
+from app.upstream.chunks import ChunkReader, read_completion
+from app.upstream.client import Client, Deadlines, Response, TransportError
+from app.upstream.params import for_body
+from app.upstream.sse import BOM, SseReader, SseTooLarge, looks_like_keep_alive
+
+ANSWER_BYTES = 64 * 1024 * 1024
+"""More than any model writes in one turn, images included."""
+ERROR_BYTES = 64 * 1024
+JSON_BYTES = 8 * 1024 * 1024
+"""A text that the fast decoder refuses is read a second time by the tolerant one only up to here."""
+DONE = b"[DONE]"
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a model is and how it is spoken to."""
+
+    url: str
+    """The whole address, `/chat/completions` included."""
+    model: str
+    """The name the provider knows it by."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
+    """Values that must not appear in any message, whatever a provider writes."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Fields the operator sets for requests that do not set them."""
+    include_usage: bool = True
+    """Whether streams are asked for their token counts. Off for servers that refuse `stream_options`."""
+
+
+class DirectModel:
+    def __init__(self, name: str, endpoint: Endpoint, client: Client, deadlines: Deadlines) -> None:
+        self.name = name
+        self._endpoint = endpoint
+        self._client = client
+        self._deadlines = deadlines
+        self._headers = {"Content-Type": "application/json", **endpoint.headers}
+
+    @asynccontextmanager
+    async def ask(self, ask: Ask) -> AsyncIterator[Answer]:
+        body = self._encoded(ask)
+        try:
+            async with self._client.post(self._endpoint.url, self._headers, body, self._deadlines) as response:
+                if response.status != 200:
+                    raise await self._refusal(response)
+                yield _DirectAnswer(response, self._endpoint.secrets)
+        except TransportError as error:
+            raise errors.from_transport(error) from error
+
+    def _encoded(self, ask: Ask) -> bytes:
+        body: dict[str, Any] = {"model": self._endpoint.model, "messages": ask.messages}
+        if ask.tools:
+            body["tools"] = ask.tools
+            if ask.tool_choice is not None:
+                body["tool_choice"] = ask.tool_choice
+        body |= {**self._endpoint.defaults, **for_body(ask)}
+        body["stream"] = ask.stream
+        if ask.stream and self._endpoint.include_usage:
+            body["stream_options"] = {**_plain_options(ask.params.get("stream_options")), "include_usage": True}
+        try:
+            return _encode(body)
+        except UnicodeEncodeError:
+            raise ChatError(400, "A message holds half of a surrogate pair, which no JSON text can carry.") from None
+
+    async def _refusal(self, response: Response) -> ChatError:
+        try:
+            body = await response.read(ERROR_BYTES)
+        except TransportError:
+            body = b""  # the status alone says enough
+        response.settle()
+        return errors.from_status(response.status, response.headers, body, secrets=self._endpoint.secrets)
+
+
+class _DirectAnswer:
+    reason_is_raw = True
+
+    def __init__(self, response: Response, secrets: Sequence[str]) -> None:
+        self._response = response
+        self._secrets = secrets
+        self._reads = aiter(response.chunks())
+        self._body: _StreamedBody | _WholeBody | None = None
+        self._start = b""
+        self._size = 0
+        self._at_end = False
+        self._begun = False
+
+    def __aiter__(self) -> "_DirectAnswer":
+        return self
+
+    async def __anext__(self) -> Sequence[ModelEvent]:
+        try:
+            batch = await self._next_batch()
+        except StopAsyncIteration:
+            self._response.settle()
+            if not self._begun:
+                raise errors.bad_answer("The model's provider sent an empty answer.") from None
+            raise
+        except (TransportError, BrokenOff) as error:
+            raise self._broken(error) from error
+        if not self._begun:
+            self._begin(batch)
+        return batch
+
+    async def _next_batch(self) -> Sequence[ModelEvent]:
+        while True:
+            body = self._body
+            if body is not None and body.fault is not None:
+                raise BrokenOff(body.fault, transport_error=True)
+            if body is not None and body.done:
+                raise StopAsyncIteration
+            if self._at_end:
+                raise BrokenOff("the body ended before its end mark", transport_error=False)
+            events = await self._read()
+            if events:
+                return events
+
+    async def _read(self) -> Sequence[ModelEvent]:
+        data = await anext(self._reads, b"")
+        self._size += len(data)
+        if self._size > ANSWER_BYTES:
+            raise BrokenOff(f"the answer is longer than {ANSWER_BYTES} bytes", transport_error=True)
+        if not data:
+            self._at_end = True
+            return self._body.finish() if self._body is not None else ()
+        if self._body is None:
+            self._start = data = self._start + data
+            self._body = _recognised(self._start, self._response.headers.get("content-type", ""))
+        return self._body.feed(data) if self._body is not None else ()
+
+    def _begin(self, batch: Sequence[ModelEvent]) -> None:
+        """An error that comes before anything else is a failure of the request; a later one is part of the turn."""
+        for event in batch:
+            if isinstance(event, ProviderError):
+                raise errors.reported(event.message, event.body, self._response.headers, secrets=self._secrets)
+            if is_said(event):
+                self._begun = True
+                return
+
+    def _broken(self, error: TransportError | BrokenOff) -> Exception:
+        if not self._begun:
+            if isinstance(error, TransportError):
+                return errors.from_transport(error)
+            return errors.bad_answer("The model's provider sent an answer that is empty or cut off.", str(error))
+        if isinstance(error, BrokenOff):
+            return error
+        return BrokenOff(str(error), transport_error=True)
+
+
+class _StreamedBody:
+    """Reads a body that is a stream of events."""
+
+    def __init__(self) -> None:
+        self._sse = SseReader()
+        self._chunks = ChunkReader()
+        self.done = False
+        self.fault: str | None = None
+
+    def feed(self, data: bytes) -> Sequence[ModelEvent]:
+        try:
+            payloads = self._sse.feed(data)
+        except SseTooLarge as error:
+            self.fault = str(error)
+            return ()
+        return self._read(payloads)
+
+    def finish(self) -> Sequence[ModelEvent]:
+        events = self._read(self._sse.finish())
+        self.fault = None  # a last event that was cut off says no more than the end of the body does
+        return events
+
+    def _read(self, payloads: Sequence[bytes]) -> Sequence[ModelEvent]:
+        events: list[ModelEvent] = []
+        for payload in payloads:
+            if payload == DONE or payload.strip() == DONE:
+                self.done = True
+                break
+            try:
+                chunk = read_json(payload)
+            except ValueError:
+                if looks_like_keep_alive(payload):
+                    continue
+                # What came before it in the same read is still given out; then the answer breaks off.
+                self.fault = "an event of the stream is not JSON"
+                break
+            if chunk is not None:
+                events.extend(self._chunks.read(chunk))
+        return events
+
+
+class _WholeBody:
+    """Reads a body that is one completion."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self.done = False
+        self.fault: str | None = None
+
+    def feed(self, data: bytes) -> Sequence[ModelEvent]:
+        self._parts.append(data)
+        return ()
+
+    def finish(self) -> Sequence[ModelEvent]:
+        try:
+            completion = read_json(b"".join(self._parts).removeprefix(BOM))
+        except ValueError:
+            self.fault = "the body is not JSON"
+            return ()
+        self.done = True
+        return read_completion(completion)
+
+
+def read_json(text: bytes) -> Any:
+    """Decode what a provider wrote; ValueError if nobody could. Providers send halves of surrogate pairs and worse."""
+    try:
+        return _decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    if len(text) > JSON_BYTES:
+        raise ValueError("too long to be read tolerantly")
+    try:
+        return json.loads(text.decode("utf-8", "replace"))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _recognised(start: bytes, content_type: str) -> _StreamedBody | _WholeBody | None:
+    """What a body is, is told by how it begins: servers label errors as streams, and streams as plain text."""
+    mark = start.removeprefix(BOM).lstrip()[:1]
+    if not mark:
+        return None
+    if mark in b"{[":
+        return _WholeBody()
+    if mark == b"<" or "html" in content_type.lower():
+        raise errors.bad_answer("The model's provider sent something that is not an answer.", f"content-type {content_type!r}")
+    return _StreamedBody()
+
+
+def _plain_options(given: Any) -> dict[str, Any]:
+    options = msgspec.json.decode(given) if isinstance(given, msgspec.Raw) else given
+    return options if isinstance(options, dict) else {}

@@ -1,0 +1,280 @@
+"""The HTTP client under the models, over real sockets."""
+
+import asyncio
+import contextlib
+import socket
+
+import pytest
+
+from app.upstream.aiohttp_client import AiohttpClient
+from app.upstream.client import Broken, ConnectFailed, Deadlines, TimedOut, TooLarge
+from tests.upstream_room.wire import QUICK, SSE, closing, serving
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def client():
+    client = AiohttpClient()
+    yield client
+    await client.close()
+
+
+async def read_all(client, url, deadlines=QUICK):
+    async with asyncio.timeout(10), client.post(url, {}, b"{}", deadlines) as response:
+        return b"".join([part async for part in response.chunks()])
+
+
+async def test_status_headers_and_body_come_through(client):
+    async def serve(request, wire):
+        await wire.whole("hello", 418, "X-Thing: A", kind="text/plain")
+
+    async with serving(serve) as server, client.post(f"{server.url}/v1/x", {"X-Key": "k"}, b"body", QUICK) as response:
+        assert response.status == 418
+        assert response.headers["x-thing"] == "A"
+        assert await response.read(100) == b"hello"
+    request = server.requests[0]
+    assert request.target == "/v1/x"
+    assert request.raw == b"body"
+    assert request.headers["x-key"] == "k"
+    assert request.headers["accept-encoding"] == "identity"
+
+
+async def test_a_connection_whose_answer_was_read_is_used_again(client):
+    async def serve(request, wire):
+        await wire.whole("x")
+
+    async with serving(serve) as server:
+        for _ in range(3):
+            assert await read_all(client, server.url) == b"x"
+    assert server.connections == 1
+
+
+async def test_after_settling_the_rest_is_drained_and_the_connection_kept(client):
+    ask_for_end = asyncio.Event()
+    drained = asyncio.Event()
+
+    async def serve(request, wire):
+        await wire.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n")
+        if len(server.requests) == 1:
+            await ask_for_end.wait()
+        await wire.send("0\r\n\r\n")
+        drained.set()
+
+    async with serving(serve) as server, asyncio.timeout(5):
+        async with client.post(server.url, {}, b"", QUICK) as response:
+            assert await anext(response.chunks()) == b"first"
+            response.settle()
+        ask_for_end.set()
+        await drained.wait()
+        while client._draining:
+            await asyncio.wait(client._draining)
+        assert await read_all(client, server.url) == b"first"
+    assert server.connections == 1
+
+
+async def test_leaving_before_the_end_closes_the_connection_at_once(client):
+    left = asyncio.Event()
+
+    async def serve(request, wire):
+        await wire.head()
+        await wire.send("data: 1\n\n")
+        await wire.peer_left()
+        left.set()
+
+    async with serving(serve) as server, asyncio.timeout(5):
+        async with client.post(server.url, {}, b"", QUICK) as response:
+            await anext(response.chunks())
+        async with asyncio.timeout(1):
+            await left.wait()
+
+
+@pytest.mark.parametrize("when", ["before_headers", "mid_body"])
+async def test_cancelling_closes_the_connection_at_once(client, when):
+    arrived, left = asyncio.Event(), asyncio.Event()
+
+    async def serve(request, wire):
+        if when == "mid_body":
+            await wire.head()
+            await wire.send("x")
+        arrived.set()
+        await wire.peer_left()
+        left.set()
+
+    async with serving(serve) as server, asyncio.timeout(5):
+        task = asyncio.create_task(read_all(client, server.url))
+        await arrived.wait()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        async with asyncio.timeout(1):
+            await left.wait()
+
+
+async def test_nobody_listening_is_a_failed_connection(client):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        with pytest.raises(ConnectFailed):
+            await read_all(client, f"http://127.0.0.1:{taken.getsockname()[1]}")
+
+
+@pytest.mark.parametrize("url", ["not a url", "ftp://127.0.0.1/x", "http://"])
+async def test_an_address_that_is_none_is_a_failed_connection(client, url):
+    with pytest.raises(ConnectFailed):
+        await read_all(client, url)
+
+
+async def test_a_listener_that_never_accepts_meets_the_connect_deadline(client):
+    # A full backlog: the kernel leaves further handshakes unanswered.
+    with socket.socket() as full, contextlib.ExitStack() as fillers:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(4):
+            filler = fillers.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(full.getsockname())
+        with pytest.raises(TimedOut) as caught:
+            await read_all(client, f"http://127.0.0.1:{full.getsockname()[1]}", Deadlines(0.2, 5, 5, 5))
+    assert caught.value.which == "connect"
+
+
+@pytest.mark.parametrize("answer", ["", "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"])
+async def test_no_body_in_time_is_the_first_byte_deadline(client, answer):
+    async def serve(request, wire):
+        await wire.send(answer)
+        await wire.peer_left()
+
+    async with serving(serve) as server:
+        with pytest.raises(TimedOut) as caught:
+            await read_all(client, server.url, Deadlines(2, 0.2, 5, 5))
+    assert caught.value.which == "first_byte"
+
+
+async def test_silence_in_the_body_is_the_idle_deadline(client):
+    async def serve(request, wire):
+        await wire.head()
+        await wire.send("x")
+        await wire.peer_left()
+
+    async with serving(serve) as server:
+        with pytest.raises(TimedOut) as caught:
+            await read_all(client, server.url, Deadlines(2, 5, 0.2, 5))
+    assert caught.value.which == "idle"
+
+
+async def test_a_slow_drip_passes_every_gap_and_meets_the_total_deadline(client):
+    drops = 0
+
+    async def serve(request, wire):
+        nonlocal drops
+        await wire.head()
+        while True:
+            await wire.send("x")
+            drops += 1
+            await asyncio.sleep(0.02)
+
+    async with serving(serve) as server:
+        with pytest.raises(TimedOut) as caught:
+            await read_all(client, server.url, Deadlines(2, 5, 5, 0.3))
+    assert caught.value.which == "total"
+    assert drops > 2
+
+
+async def test_the_time_our_side_takes_with_a_chunk_is_not_the_upstreams(client):
+    sent_more = asyncio.Event()
+
+    async def serve(request, wire):
+        await wire.head()
+        await wire.send("one")
+        await sent_more.wait()
+        await wire.send("two")
+
+    async with serving(closing(serve)) as server, client.post(server.url, {}, b"", Deadlines(2, 5, 0.2, 5)) as response:
+        chunks = response.chunks()
+        assert await anext(chunks) == b"one"
+        await asyncio.sleep(0.5)  # longer than the idle deadline: this is the slowness under test
+        sent_more.set()
+        assert await anext(chunks) == b"two"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "",
+        "garbage\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nshort",
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n",
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nfirst\r\n",
+        "HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 1\r\n\r\nx",
+        "HTTP/1.1 200 OK\r\nX: " + "x" * 100_000 + "\r\n\r\n",
+    ],
+)
+async def test_what_is_not_whole_http_is_broken(client, answer):
+    async def serve(request, wire):
+        await wire.send(answer)
+
+    async with serving(closing(serve)) as server:
+        with pytest.raises(Broken):
+            await read_all(client, server.url)
+
+
+async def test_a_reset_is_broken(client):
+    async def serve(request, wire):
+        await wire.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n")
+        wire.reset()
+
+    async with serving(serve) as server:
+        with pytest.raises(Broken):
+            await read_all(client, server.url)
+
+
+async def test_a_body_over_the_limit_is_not_read_on(client):
+    left = asyncio.Event()
+
+    async def serve(request, wire):
+        await wire.head()
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await wire.send("x" * 65536)
+        left.set()
+
+    async with serving(serve) as server, asyncio.timeout(5):
+        async with client.post(server.url, {}, b"", QUICK) as response:
+            with pytest.raises(TooLarge):
+                await response.read(100_000)
+        await left.wait()
+
+
+async def test_redirects_are_not_followed(client):
+    async def serve(request, wire):
+        await wire.whole("", 307, f"Location: {server.url}/elsewhere")
+
+    async with serving(serve) as server, client.post(server.url, {}, b"", QUICK) as response:
+        assert response.status == 307
+    assert len(server.requests) == 1
+
+
+async def test_cookies_of_one_answer_do_not_go_out_with_the_next_request(client):
+    async def serve(request, wire):
+        await wire.whole("x", 200, "Set-Cookie: who=me; Path=/")
+
+    async with serving(serve) as server:
+        await read_all(client, server.url)
+        await read_all(client, server.url)
+    assert all("cookie" not in request.headers for request in server.requests)
+
+
+async def test_proxies_of_the_environment_are_used_only_if_asked_for(monkeypatch):
+    async def serve(request, wire):
+        await wire.whole("x")
+
+    async with serving(serve) as server, serving(serve) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        for wanted in (False, True):
+            client = AiohttpClient(proxies_from_env=wanted)
+            try:
+                await read_all(client, server.url)
+            finally:
+                await client.close()
+    assert len(server.requests) == 1
+    assert len(proxy.requests) == 1
