@@ -1,0 +1,194 @@
+"""Logs: one shape for ours and everybody else's, written line by line to standard error, with secrets masked.
+
+Lines are JSON for machines, or coloured text on a terminal. Request and run ids come from structlog's context
+variables, which whoever has them binds. The server's own access log is off: the API writes one line for each request.
+"""
+
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, Final, TextIO
+
+import orjson
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from app.telemetry.redaction import Redactor
+
+_MAX_TEXT: Final = 16_384
+"""What is longer is cut: a log line is for reading."""
+
+_MAX_INT_BITS: Final = 63
+"""What every reader of JSON lines takes."""
+
+_QUIET: Final = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router", "aiohttp", "httpcore", "httpx", "mcp", "openai")
+"""Libraries that say at `info` what we say better, and at `debug` whole conversations: only their warnings count."""
+
+_WITH_HANDLERS: Final = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
+
+_STANDARD_LEVELS: Final = (logging.CRITICAL, logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
+
+
+def configure(redactor: Redactor, *, level: str = "info", format: str = "auto", stream: TextIO | None = None) -> None:
+    """Set up logging for the whole process. May be done again, when the config is read again.
+
+    `format` is `json`, `console`, or `auto`, which asks whether a person is watching. Without a `stream`, lines go to
+    what `sys.stderr` is at that moment.
+    """
+    console = format == "console" or (format == "auto" and (stream or sys.stderr).isatty())
+    structlog.configure(
+        processors=_processors(redactor, console=console, colors=(stream or sys.stderr).isatty()),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=_factory(stream),
+        cache_logger_on_first_use=False,
+    )
+    _bridge(logging.getLevelNamesMapping()[level.upper()])
+
+
+def _processors(redactor: Redactor, *, console: bool, colors: bool) -> list[Processor]:
+    last: list[Processor] = [_as_json]
+    if console:
+        last = [_on_one_line, structlog.dev.ConsoleRenderer(colors=colors)]
+    return [
+        structlog.contextvars.merge_contextvars,
+        _add_logger_name,
+        structlog.processors.add_log_level,
+        structlog.processors.StackInfoRenderer(),
+        structlog.processors.format_exc_info,
+        _masking(redactor),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        *last,
+    ]
+
+
+def _add_logger_name(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    if logger.name:
+        event["logger"] = logger.name
+    return event
+
+
+def _masking(redactor: Redactor) -> Processor:
+    """Comes after exceptions were written out, so that their texts are masked too."""
+
+    def mask(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+        # Fields that our own code names are masked by name; `event` and `level` are words, not values.
+        return {name: _cut(redactor.value(value, name)) for name, value in event.items()}
+
+    return mask
+
+
+def _cut(value: Any) -> Any:
+    """After masking: the first half of a secret would no longer be known for one."""
+    if isinstance(value, str) and len(value) > _MAX_TEXT:
+        return f"{value[:_MAX_TEXT]}… ({len(value) - _MAX_TEXT} more characters)"
+    return value
+
+
+def _as_json(logger: WrappedLogger, method: str, event: EventDict) -> str:
+    try:
+        return orjson.dumps(event).decode()
+    except TypeError:  # half a surrogate pair, or a number beyond 64 bits: rare, and not worth losing the line for
+        return orjson.dumps(_sayable(event)).decode()
+
+
+def _sayable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_sayable(key): _sayable(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_sayable(inner) for inner in value]
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    return str(value) if isinstance(value, int) and value.bit_length() > _MAX_INT_BITS else value
+
+
+def _on_one_line(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    """Nobody writes a line of their own into a terminal, nor its escape codes. Tracebacks keep their lines."""
+    for name, value in event.items():
+        if isinstance(value, str):
+            kept = "\n\t" if name in {"exception", "stack"} else ""
+            event[name] = "".join(it if it.isprintable() or it in kept else repr(it)[1:-1] for it in value)
+    return event
+
+
+class _Lines:
+    """What structlog hands finished lines to."""
+
+    _lock: Final = threading.Lock()
+
+    def __init__(self, name: str | None, stream: TextIO | None) -> None:
+        self.name = name
+        self._stream = stream
+
+    def msg(self, line: str) -> None:
+        stream = self._stream or sys.stderr
+        with self._lock:
+            stream.write(line + "\n")
+            stream.flush()
+
+    debug = info = warning = error = critical = fatal = msg
+
+
+def _factory(stream: TextIO | None) -> Callable[..., _Lines]:
+    def make(name: str | None = None) -> _Lines:
+        return _Lines(name, stream)
+
+    return make
+
+
+# Other people's logs ----------------------------------------------------------------------------
+
+
+def _bridge(level: int) -> None:
+    for name in _WITH_HANDLERS:
+        _adopt(name)
+    root = logging.getLogger()
+    for handler in [it for it in root.handlers if isinstance(it, _Bridge)]:
+        root.removeHandler(handler)
+    root.addHandler(_Bridge())
+    root.setLevel(level)
+    logging.captureWarnings(capture=True)
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for name in ("uvicorn", "uvicorn.error"):
+        logging.getLogger(name).handlers.clear()
+        logging.getLogger(name).propagate = True
+    access = logging.getLogger("uvicorn.access")
+    access.handlers.clear()
+    access.propagate = False
+
+
+class _Bridge(logging.Handler):
+    """Hands records of the standard library's loggers to ours."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        log = structlog.get_logger(record.name)
+        try:
+            message = record.getMessage()
+        except (TypeError, ValueError, KeyError):
+            # The standard answer prints the arguments as they are, and they may hold anything.
+            log.warning("a log record does not fit its arguments", at=f"{record.pathname}:{record.lineno}")
+            return
+        more: dict[str, Any] = {"exc_info": record.exc_info} if record.exc_info else {}
+        log.log(_standard(record.levelno), message, **more)
+
+
+def _standard(level: int) -> int:
+    return next((known for known in _STANDARD_LEVELS if level >= known), logging.DEBUG)
+
+
+class _NoHandlers(logging.Logger):
+    """A logger whose owner would give it handlers when imported; each line would then be written twice, once unmasked."""
+
+    def addHandler(self, hdlr: logging.Handler) -> None:  # noqa: N802 - the standard library's name
+        """Lets it go: lines reach ours through the root."""
+
+
+def _adopt(name: str) -> None:
+    """Works before the library is imported as well as after."""
+    usual = logging.getLoggerClass()
+    logging.setLoggerClass(_NoHandlers)
+    try:
+        logging.getLogger(name).handlers.clear()
+    finally:
+        logging.setLoggerClass(usual)

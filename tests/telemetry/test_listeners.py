@@ -1,0 +1,161 @@
+import pytest
+from structlog.testing import capture_logs
+
+from app.calls.outcome import Failed, FailureKind, Returned
+from app.calls.states import BrokenCall, Finding, Flaw, ReadyCall
+from app.chat.events import (
+    CallEnded,
+    CallsHandedBack,
+    CallStarted,
+    ChatEnded,
+    Ending,
+    EndingKind,
+    Heard,
+    ModelRetried,
+    TextDelta,
+    TurnAccount,
+    TurnEnded,
+    TurnStarted,
+)
+from app.telemetry.listeners import LogListener, MetricsListener
+from app.telemetry.metrics import Metrics
+
+CLOCK = ReadyCall("c1", "clock", {"zone": "private words"}, '{"zone": "private words"}', (Finding.ARGUMENTS_REPAIRED,))
+THEIRS = ReadyCall("c2", "a name a client chose", {}, "{}")
+BROKEN = BrokenCall("c3", "clock", Flaw.TRUNCATED, '{"zone": "private wo')
+INVENTED = BrokenCall("c4", "a name a model wrote", Flaw.UNKNOWN_TOOL, "{}")
+
+
+def account(**given):
+    empty = {
+        "reasons": ("stop",),
+        "findings": (),
+        "run": (),
+        "handed_back": (),
+        "broken": (),
+        "usage": None,
+        "seconds": 0.5,
+    }
+    return TurnAccount(**{**empty, **given})
+
+
+A_WHOLE_CHAT = [
+    TurnStarted(0),
+    Heard(0, [TextDelta("private words")]),
+    TurnEnded(
+        0,
+        account(
+            findings=(Finding.TOOL_CALLS_WITH_STOP,), run=(CLOCK,), handed_back=(THEIRS,), broken=(BROKEN, INVENTED)
+        ),
+    ),
+    CallStarted(0, CLOCK),
+    CallEnded(0, CLOCK, Returned("private words", cut_bytes=7), 0.25),
+    ModelRetried(1, 1, "429"),
+    TurnEnded(1, account()),
+    CallStarted(1, CLOCK),
+    CallEnded(1, CLOCK, Failed("private words", FailureKind.TIMEOUT), 30.0),
+    CallsHandedBack((THEIRS,)),
+    ChatEnded(Ending(EndingKind.HANDED_BACK, "tool_calls"), {"prompt_tokens": 3, "completion_tokens": 2}),
+]
+
+
+def logged(*, content=False):
+    with capture_logs() as lines:
+        listener = LogListener("run_1", content=content)
+        for event in A_WHOLE_CHAT:
+            listener.hear(event)
+    return lines
+
+
+def test_findings_are_logged_once_a_turn_with_the_run_and_what_the_model_claimed():
+    [line] = [line for line in logged() if line["event"] == "turn with findings"]
+
+    assert line == {
+        "event": "turn with findings",
+        "log_level": "warning",
+        "run_id": "run_1",
+        "turn": 0,
+        "findings": ["tool_calls_with_stop", "arguments_repaired"],
+        "finish_reasons": ["stop"],
+        "broken": [
+            {"call_id": "c3", "tool": "clock", "flaw": "truncated"},
+            {"call_id": "c4", "tool": "a name a model wrote", "flaw": "unknown_tool"},
+        ],
+    }
+
+
+def test_a_call_is_logged_when_it_starts_and_when_it_ends():
+    lines = [line for line in logged() if line["event"].startswith("call ")]
+
+    assert [(line["event"], line["log_level"], line.get("outcome"), line.get("cut_bytes")) for line in lines] == [
+        ("call started", "info", None, None),
+        ("call ended", "info", "returned", 7),
+        ("call started", "info", None, None),
+        ("call ended", "warning", "timeout", None),
+    ]
+    assert {line["tool"] for line in lines} == {"clock"}
+    assert {line["run_id"] for line in logged()} == {"run_1"}
+
+
+def test_content_is_logged_only_when_asked_for():
+    assert "private" not in repr(logged())
+
+    told = logged(content=True)
+
+    assert [line["arguments"] for line in told if "arguments" in line] == [CLOCK.arguments] * 2
+    assert [line["result"] for line in told if "result" in line] == ["private words"] * 2
+    assert "private wo" in repr([line for line in told if line["event"] == "turn with findings"])
+
+
+def test_a_retry_and_the_end_are_logged():
+    lines = {line["event"]: line for line in logged()}
+
+    assert lines["model asked again"]["reason"] == "429"
+    assert lines["chat ended"]["ending"] == "handed_back"
+    assert lines["chat ended"]["finish_reason"] == "tool_calls"
+
+
+@pytest.fixture
+def counted():
+    metrics = Metrics()
+    listener = MetricsListener(metrics, "openai/*", {"clock"})
+    for event in A_WHOLE_CHAT:
+        listener.hear(event)
+
+    def of(name):
+        return {
+            tuple(sample.labels.values()): sample.value
+            for family in metrics.registry.collect()
+            for sample in family.samples
+            if sample.name == f"callgate_{name}"
+        }
+
+    return of
+
+
+def test_calls_are_counted_by_what_became_of_them(counted):
+    assert counted("calls_total") == {
+        ("clock", "truncated"): 1,
+        ("other", "unknown_tool"): 1,
+        ("clock", "returned"): 1,
+        ("clock", "timeout"): 1,
+        ("client", "handed_back"): 1,
+    }
+    assert counted("call_seconds_count") == {("clock",): 2}
+
+
+def test_turns_findings_retries_tokens_and_endings_are_counted_by_the_configured_model(counted):
+    assert counted("turns_total") == {("openai/*",): 2}
+    assert counted("findings_total") == {
+        ("openai/*", "tool_calls_with_stop"): 1,
+        ("openai/*", "arguments_repaired"): 1,
+    }
+    assert counted("model_retries_total") == {("openai/*",): 1}
+    assert counted("tokens_total") == {("openai/*", "prompt"): 3, ("openai/*", "completion"): 2}
+    assert counted("chats_total") == {("openai/*", "handed_back", "tool_calls"): 1}
+
+
+def test_no_name_that_a_client_or_a_model_wrote_becomes_a_label(counted):
+    labels = repr([counted(name) for name in ("calls_total", "call_seconds_count", "findings_total")])
+
+    assert "a name" not in labels

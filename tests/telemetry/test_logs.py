@@ -1,0 +1,244 @@
+import io
+import json
+import logging
+import sys
+import warnings
+
+import pytest
+import structlog
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from app.telemetry.logs import configure
+from app.telemetry.redaction import MASK, Redactor
+
+SECRET = 'planted "secret"\\with odd\tletters €'
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was():
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(capture=False)
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
+
+
+@pytest.fixture
+def lines():
+    """Configures logging as it is in production, and gives what was written so far, line by line."""
+    stream = io.StringIO()
+    configure(Redactor([SECRET]), format="json", stream=stream)
+    return lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_a_line_is_one_json_document_with_time_level_logger_and_ids(lines):
+    with structlog.contextvars.bound_contextvars(request_id="req_1", run_id="run_1"):
+        structlog.get_logger("callgate.test").info("something happened", count=2)
+
+    [line] = lines()
+    assert line.pop("timestamp").endswith("Z")
+    assert line == {
+        "event": "something happened",
+        "level": "info",
+        "logger": "callgate.test",
+        "request_id": "req_1",
+        "run_id": "run_1",
+        "count": 2,
+    }
+
+
+def test_lines_of_other_peoples_loggers_have_the_same_shape_and_ids(lines):
+    with structlog.contextvars.bound_contextvars(request_id="req_1"):
+        logging.getLogger("somebody.else").warning("%s of %d", "two", 3)
+
+    [line] = lines()
+    del line["timestamp"]
+    assert line == {"event": "two of 3", "level": "warning", "logger": "somebody.else", "request_id": "req_1"}
+
+
+def _in_the_event(log):
+    log.error("failed: %s", SECRET)
+
+
+def _in_an_exception(log):
+    try:
+        raise ValueError(SECRET)
+    except ValueError:
+        log.exception("failed")
+
+
+def _in_a_chained_exception(log):
+    try:
+        try:
+            raise KeyError(SECRET)
+        except KeyError as cause:
+            raise RuntimeError("outer") from cause
+    except RuntimeError:
+        log.exception("failed")
+
+
+def _in_an_object(log):
+    log.error("failed: %r", {"nested": [SECRET]})
+
+
+@pytest.mark.parametrize("say", [_in_the_event, _in_an_exception, _in_a_chained_exception, _in_an_object])
+@pytest.mark.parametrize("get_logger", [structlog.get_logger, logging.getLogger])
+@pytest.mark.parametrize("format", ["json", "console"])
+def test_a_secret_is_masked_whoever_logs_it_and_however(say, get_logger, format):
+    stream = io.StringIO()
+    configure(Redactor([SECRET]), format=format, stream=stream)
+
+    say(get_logger("callgate.test"))
+
+    written = stream.getvalue()
+    assert MASK in written
+    for form in (SECRET, json.dumps(SECRET)[1:-1], repr(SECRET)[1:-1], "odd\tletters", "planted"):
+        assert form not in written
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    secret=st.text(st.characters(exclude_categories=["Cs"]), min_size=8).filter(lambda it: it not in MASK),
+    before=st.text(max_size=10),
+    format=st.sampled_from(["json", "console"]),
+)
+def test_no_planted_secret_survives_in_arguments_fields_or_exceptions(secret, before, format):
+    stream = io.StringIO()
+    configure(Redactor([secret]), format=format, stream=stream)
+    log = structlog.get_logger("t")
+
+    logging.getLogger("t").error("%s", before + secret)
+    log.error("e", field={"deep": [before + secret, secret.encode()]}, other=ValueError(secret))
+    try:
+        raise ValueError(before + secret)
+    except ValueError:
+        log.exception("failed")
+
+    # The frame around the values holds ordinary characters, which a generated secret may consist of.
+    values = stream.getvalue() if format == "console" else [json.loads(it) for it in stream.getvalue().splitlines()]
+    assert stream.getvalue().count(MASK) >= 4
+    assert not [form for form in (secret, json.dumps(secret)[1:-1]) if len(set(form)) > 6 and form in str(values)]
+
+
+def test_a_record_that_does_not_fit_its_arguments_is_told_without_them(lines, capsys, monkeypatch):
+    root = logging.getLogger()
+    ours = [handler for handler in root.handlers if type(handler).__module__ == "app.telemetry.logs"]
+    monkeypatch.setattr(root, "handlers", ours)  # the test runner's own handlers raise here
+
+    logging.getLogger("somebody").error("%d", SECRET)
+
+    [line] = lines()
+    assert line["event"] == "a log record does not fit its arguments"
+    assert "test_logs.py:" in line["at"]
+    assert "planted" not in json.dumps(line) + "".join(capsys.readouterr())
+
+
+def test_values_that_json_cannot_hold_do_not_lose_the_line(lines):
+    structlog.get_logger().info(
+        "odd", big=2**70, half="\ud800", thing=object, data=b"\xff", when={1: {2}}, no=float("nan")
+    )
+
+    [line] = lines()
+    assert line["big"] == str(2**70)
+    assert line["half"] == "\\ud800"
+    assert line["when"] == {"1": [2]}
+
+
+def test_a_long_value_is_cut_after_masking(lines):
+    structlog.get_logger().info("long", text="x" * 16_380 + SECRET + "y" * 100_000)
+
+    [line] = lines()
+    assert len(line["text"]) < 17_000
+    assert "more characters" in line["text"]
+    assert "plan" not in line["text"]
+
+
+def test_what_is_below_the_level_is_not_written_and_the_level_can_change(lines):
+    log = structlog.get_logger("callgate.test")
+    log.debug("too quiet")
+    stream = io.StringIO()
+    configure(Redactor(), level="debug", format="json", stream=stream)
+
+    log.debug("heard")
+    logging.getLogger("somebody").debug("heard too")
+
+    assert lines() == []
+    assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["heard", "heard too"]
+
+
+@pytest.mark.parametrize("name", ["httpx", "LiteLLM", "mcp.client"])
+def test_talkative_libraries_are_heard_only_when_they_warn(name):
+    stream = io.StringIO()
+    configure(Redactor(), level="debug", format="json", stream=stream)
+
+    logging.getLogger(name).info("messages=[{...}]")
+    logging.getLogger(name).warning("trouble")
+
+    assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["trouble"]
+
+
+def test_a_library_that_brings_its_own_handlers_is_written_once(lines):
+    own = io.StringIO()
+    logging.getLogger("LiteLLM").addHandler(logging.StreamHandler(own))
+
+    logging.getLogger("LiteLLM").warning("once")
+
+    assert [line["event"] for line in lines()] == ["once"]
+    assert own.getvalue() == ""
+
+
+def test_the_servers_access_log_is_off(lines):
+    logging.getLogger("uvicorn.access").info("GET / 200")
+    logging.getLogger("uvicorn.error").info("started")
+
+    assert [line["event"] for line in lines()] == ["started"]
+
+
+def test_warnings_become_log_lines(lines):
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        logging.captureWarnings(capture=False)
+        logging.captureWarnings(capture=True)
+        warnings.warn("old way", DeprecationWarning, stacklevel=1)
+
+    [line] = lines()
+    assert line["logger"] == "py.warnings"
+    assert "old way" in line["event"]
+
+
+def test_on_a_console_nobody_forges_a_line_or_colours_the_terminal():
+    stream = io.StringIO()
+    configure(Redactor(), format="console", stream=stream)
+
+    structlog.get_logger("t").info("hello\n2030-01-01 [info] forged \x1b[31m", more="a\nb\x1b[0m")
+
+    assert stream.getvalue().count("\n") == 1
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_auto_is_json_where_nobody_watches(lines):
+    stream = io.StringIO()
+    configure(Redactor(), stream=stream)
+
+    structlog.get_logger().info("hello")
+
+    assert json.loads(stream.getvalue())["event"] == "hello"
+
+
+def test_without_a_stream_lines_go_to_what_standard_error_is_at_that_moment(capsys):
+    configure(Redactor(), format="json")
+    log = structlog.get_logger()
+    replaced, sys.stderr = sys.stderr, io.StringIO()
+    try:
+        log.info("elsewhere")
+        elsewhere = sys.stderr.getvalue()
+    finally:
+        sys.stderr = replaced
+    log.info("here")
+
+    assert json.loads(elsewhere)["event"] == "elsewhere"
+    assert json.loads(capsys.readouterr().err)["event"] == "here"

@@ -1,0 +1,80 @@
+import pytest
+
+from app.telemetry import metrics as room
+from app.telemetry.metrics import Metrics
+
+
+@pytest.fixture
+def metrics():
+    return Metrics()
+
+
+def samples(metrics, name):
+    return {
+        tuple(sample.labels.values()): sample.value
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if sample.name == name
+    }
+
+
+def test_requests_are_counted_and_timed_by_route_status_and_model(metrics):
+    metrics.request("/v1/chat/completions", 200, "demo", 0.2)
+    metrics.request("/v1/chat/completions", 200, "demo", 0.3)
+    metrics.request("/v1/models", 401, "", 0.001)
+
+    counted = samples(metrics, "callgate_requests_total")
+    assert counted == {("/v1/chat/completions", "200", "demo"): 2, ("/v1/models", "401", ""): 1}
+    assert sum(samples(metrics, "callgate_request_seconds_sum").values()) == pytest.approx(0.501)
+
+
+def test_what_is_in_flight_goes_up_and_down(metrics):
+    with metrics.in_flight.track_inprogress():
+        assert samples(metrics, "callgate_requests_in_flight") == {(): 1}
+    assert samples(metrics, "callgate_requests_in_flight") == {(): 0}
+
+
+def test_labels_beyond_the_bound_are_counted_as_other(metrics, monkeypatch):
+    monkeypatch.setattr(room, "_MAX_CHILDREN", 3)
+
+    for name in ("a", "b", "c", "d", "e", "a"):
+        metrics.turns.of(name).inc()
+
+    assert samples(metrics, "callgate_turns_total") == {("a",): 2, ("b",): 1, ("c",): 1, ("other",): 2}
+
+
+def test_tokens_are_counted_by_kind_and_nonsense_is_not(metrics):
+    metrics.spent(
+        "demo",
+        {
+            "prompt_tokens": 10,
+            "completion_tokens": 5,
+            "total_tokens": 15,
+            "prompt_tokens_details": {"cached_tokens": 4},
+            "completion_tokens_details": None,
+        },
+    )
+    metrics.spent(
+        "demo", {"prompt_tokens": None, "completion_tokens": "5", "prompt_tokens_details": {"cached_tokens": -1}}
+    )
+
+    counted = samples(metrics, "callgate_tokens_total")
+    assert counted == {("demo", "prompt"): 10, ("demo", "completion"): 5, ("demo", "cached"): 4}
+
+
+@pytest.mark.parametrize(
+    ("accept", "content_type"), [("", "text/plain"), ("application/openmetrics-text", "application/openmetrics-text")]
+)
+def test_a_scraper_gets_what_it_accepts(metrics, accept, content_type):
+    metrics.request("/v1/models", 200, "", 0.1)
+
+    body, told = metrics.exposition(accept)
+
+    assert told.startswith(content_type)
+    assert b'callgate_requests_total{model="",route="/v1/models",status="200"} 1.0' in body
+
+
+def test_two_registries_do_not_meet(metrics):
+    metrics.turns.of("demo").inc()
+
+    assert samples(Metrics(), "callgate_turns_total") == {}
