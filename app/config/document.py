@@ -19,6 +19,7 @@ _MAX_NODES = 100_000
 """Aliases of aliases can make a small file enormous."""
 _MERGE = "tag:yaml.org,2002:merge"
 _TEXT = "tag:yaml.org,2002:str"
+_PLAIN = frozenset({"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"})
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 
@@ -38,8 +39,8 @@ class Document:
 
 def read_document(text: str, source: str, references: References) -> Document:
     """Read a file's text. A text that is no YAML raises `ConfigError`; smaller mistakes are kept in `problems`."""
-    loader = _Loader(text)
     try:
+        loader = _Loader(text)
         root = loader.get_single_node()
         reading = _Reading(Document(source), loader, references)
         reading.document.value = None if root is None else reading.read(root, ())
@@ -49,8 +50,6 @@ def read_document(text: str, source: str, references: References) -> Document:
         raise ConfigError([_strange_character(error, text, source)]) from None
     except RecursionError:
         raise ConfigError([Problem(Spot(source), "", "nested too deeply")]) from None
-    finally:
-        loader.dispose()
     return reading.document
 
 
@@ -81,6 +80,8 @@ class _Reading:
         self.document.values[path] = self._spot(node)
         self._open.add(id(node))
         try:
+            if not isinstance(node, yaml.ScalarNode) and node.tag not in _PLAIN:
+                raise yaml.MarkedYAMLError(problem=f"the tag {node.tag} means nothing", problem_mark=node.start_mark)
             if isinstance(node, yaml.MappingNode):
                 return self._mapping(node, path)
             if isinstance(node, yaml.SequenceNode):

@@ -65,7 +65,8 @@ def load(
     document = read_document(_text_of(file), _shown(file), References(environ, file.parent))
     _outrank(document, environ, flags or {})
     try:
-        config = Config.model_validate(_without_empty_blocks(document.value))
+        document.value = _without_empty_blocks(document.value)
+        config = Config.model_validate(document.value)
     except ValidationError as error:
         raise ConfigError([*document.problems, *problems_of(document, error)]) from None
     if document.problems:

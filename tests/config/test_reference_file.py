@@ -63,7 +63,7 @@ def test_with_every_example_in_use_it_is_valid(tmp_path):
     assert [key.name for key in config.keys] == ["alice"]
 
 
-ALL_SECTIONS = sorted({*sections(), ToolSection}, key=lambda it: it.__name__)
+ALL_SECTIONS: list[type[BaseModel]] = sorted({*sections(), ToolSection}, key=lambda section: section.__name__)
 
 
 @pytest.mark.parametrize("section", ALL_SECTIONS, ids=lambda it: it.__name__)

@@ -8,6 +8,7 @@ from app.chat.events import (
     CallsHandedBack,
     CallStarted,
     ChatEnded,
+    ChatEvent,
     Ending,
     EndingKind,
     Heard,
@@ -39,7 +40,7 @@ def account(**given):
     return TurnAccount(**{**empty, **given})
 
 
-A_WHOLE_CHAT = [
+A_WHOLE_CHAT: list[ChatEvent] = [
     TurnStarted(0),
     Heard(0, [TextDelta("private words")]),
     TurnEnded(

@@ -1,5 +1,6 @@
 import base64
 import json
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -139,7 +140,7 @@ def test_ordinary_text_is_left_alone(text):
 
 
 def test_a_value_that_holds_itself_ends():
-    loop = {"secret-bearing": "planted-secret"}
+    loop: dict[str, Any] = {"secret-bearing": "planted-secret"}
     loop["self"] = loop
 
     assert "planted-secret" not in repr(Redactor(["planted-secret"]).value(loop))
