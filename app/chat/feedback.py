@@ -5,11 +5,11 @@ fixed keys, because models read those reliably and so do people looking at a tra
 cut down to the part that matters, and nothing a model wrote is quoted at length.
 """
 
-import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, assert_never
 
+from app.calls.names import close_names
 from app.calls.offer import Offer
 from app.calls.states import BrokenCall, Flaw, Problem
 
@@ -19,9 +19,6 @@ MAX_SCHEMA = 900
 """Characters of schema in an explanation; a larger one is reduced to its outline first."""
 MAX_NAMES = 20
 """Tool and parameter names listed; beyond that a model reads its own list of tools again."""
-MAX_SUGGESTIONS = 3
-CLOSE_ENOUGH = 0.6
-"""difflib's own default: `get_wether` is close to `get_weather`, `search` is not."""
 
 
 def explain(call: BrokenCall, offer: Offer) -> str:
@@ -29,14 +26,14 @@ def explain(call: BrokenCall, offer: Offer) -> str:
     error: dict[str, Any] = {"code": call.flaw.value, "message": _message(call.flaw)}
     error |= _where(call.problem)
     if call.flaw in _ABOUT_THE_NAME:
-        error["did_you_mean"] = _close_to(call.name or "", offer)
+        error |= _suggested(call.name or "", offer)
         error["tools"] = _few(offer)
     tool = offer.get(call.name or "")
     if tool is not None and call.flaw in _ABOUT_THE_ARGUMENTS:
         problem = call.problem or Problem()
         schema = _part_at(tool.parameters, problem.pointer)
         if call.flaw is Flaw.SCHEMA_MISMATCH:
-            error["did_you_mean"] = _close_to(_unquoted(problem.got), _candidates(schema))
+            error |= _suggested(_word(problem.got), _candidates(schema))
         error["schema"] = _excerpt(schema)
     return _text(error)
 
@@ -114,23 +111,18 @@ def _quote(text: str, limit: int = MAX_QUOTE) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
-def _unquoted(got: str) -> str:
-    """What was got, as a bare word to compare with: checks write strings as JSON."""
-    return got.strip("\"'`")
-
-
 # Suggestions ----------------------------------------------------------------------------------------------------------
 
 
-def _close_to(word: str, known: Iterable[str]) -> list[str]:
-    by_folded = {_folded(name): name for name in known}
-    near = difflib.get_close_matches(_folded(word[:MAX_QUOTE]), by_folded, n=MAX_SUGGESTIONS, cutoff=CLOSE_ENOUGH)
-    return [by_folded[name] for name in near]
+def _suggested(word: str, known: Iterable[str]) -> dict[str, Any]:
+    """What may have been meant. It says what a check's own note says of it, so that the note gives way."""
+    near = close_names(word, known) if word else []
+    return {"did_you_mean": near, "note": ""} if near else {}
 
 
-def _folded(name: str) -> str:
-    """Models mostly miss a name by case or by a dash for an underscore; those should count as nearly equal."""
-    return name.lower().replace("-", "_")
+def _word(got: str) -> str:
+    """What was got, if it was a string: checks write all values as JSON."""
+    return got.strip('"') if got.startswith('"') else ""
 
 
 def _few(names: Iterable[str]) -> list[str]:

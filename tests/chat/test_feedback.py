@@ -30,9 +30,10 @@ def told(
 ) -> dict[str, Any]:
     text = feedback.explain(BrokenCall("call_1", name, flaw, '{"city": "Par', problem), offer)
     assert len(text) < LONGEST
-    error = json.loads(text)
-    assert list(error) == ["error"]
-    return error["error"]
+    said = json.loads(text)
+    assert list(said) == ["error"]
+    error: dict[str, Any] = said["error"]
+    return error
 
 
 WHAT_TO_DO = {
@@ -93,10 +94,17 @@ def test_a_mismatch_names_place_expectation_and_finding_and_shows_only_that_part
     assert error["schema"] == {"type": "string", "enum": ["celsius", "fahrenheit"]}
 
 
+def test_a_suggestion_is_made_once():
+    problem = Problem("/unit", "one of them", '"celcius"', 'did you mean "celsius"?')
+    assert "note" not in told(Flaw.SCHEMA_MISMATCH, problem=problem)
+    problem = Problem("", 'the property "city"', "{}", '"city" is required and missing')
+    assert told(Flaw.SCHEMA_MISMATCH, problem=problem)["note"] == '"city" is required and missing'
+
+
 def test_a_pointer_is_followed_through_lists_and_stops_at_the_last_known_place():
     error = told(Flaw.SCHEMA_MISMATCH, problem=Problem("/days/0/date", "string", "5"))
     assert error["schema"] == {"type": "string"}
-    error = told(Flaw.SCHEMA_MISMATCH, problem=Problem("/days/0/dote", "no such property", "dote"))
+    error = told(Flaw.SCHEMA_MISMATCH, problem=Problem("/days/0/dote", "no such property", '"dote"'))
     assert error["schema"] == {"type": "object", "properties": {"date": {"type": "string"}}}
     assert error["did_you_mean"] == ["date"]
 
