@@ -42,7 +42,9 @@ def compile_schema(parameters: Mapping[str, Any]) -> Check:
         validator = jsonschema_rs.validator_for(schema, retriever=deny, validate_formats=False)
     except ValidationError as error:
         if outside:
-            raise SchemaError(f"$ref to {outside[0]!r} leads out of the schema, and schemas are never fetched") from None
+            raise SchemaError(
+                f"$ref to {outside[0]!r} leads out of the schema, and schemas are never fetched"
+            ) from None
         place = _pointer(error.instance_path)
         raise SchemaError(f"{error.message} (at {place})" if place else error.message) from None
     except (ValueError, TypeError) as error:  # nested too deep; a key or value that JSON does not have

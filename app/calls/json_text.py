@@ -1,0 +1,311 @@
+"""Strict JSON, and an exact account of where a text stops being it.
+
+Stricter than most readers, because two readers that differ over one text are how a tool is made to run something other
+than what was checked: one key twice in an object, a number that no double holds, half a surrogate pair are refused.
+When a text is refused, the account says whether it was cut (something more could make it whole) or is wrong.
+What arguments may look like beyond JSON, and which slips are repaired, is said in `arguments`.
+"""
+
+import json
+import re
+from typing import Any, NoReturn
+
+import msgspec
+
+MAX_DEPTH = 128
+"""Objects and arrays inside one another. Real arguments stay below ten; schema checks and encoders downstream
+recurse, and one of them ends the process when it is taken too deep."""
+
+_decode = msgspec.json.Decoder().decode
+
+
+class JsonFault(Exception):
+    """Why a text is not one strict JSON value."""
+
+    def __init__(
+        self, position: int, expected: str, *, cut: bool = False, grammatical: bool = False, inside: str = ""
+    ) -> None:
+        super().__init__(expected)
+        self.position = position
+        self.expected = expected
+        self.cut = cut
+        """The text is a proper prefix of a JSON text: nothing in it is wrong, the rest is missing."""
+        self.grammatical = grammatical
+        """It is JSON by the grammar, and refused for what it says."""
+        self.inside = inside
+        """The innermost property that was being written, as it stands in the text."""
+
+
+def read_json(text: str) -> Any:
+    """The value of a strict JSON text. Raises `JsonFault`."""
+    try:
+        value = _decode(text)
+    except UnicodeEncodeError:
+        joined = join_surrogates(text)
+        if joined == text:
+            raise _fault(text) from None
+        return read_json(joined)
+    except (msgspec.DecodeError, RecursionError):
+        raise _fault(text) from None
+    if text.count("{") + text.count("[") > MAX_DEPTH and is_too_deep(value):
+        raise _fault(text)
+    # The decoder keeps the last of two equal keys. Each key has its colon, so a flat object with as many keys as
+    # there are colons has no key twice; only the others are read again.
+    if text.count(":") > (len(value) if type(value) is dict else 0):
+        _refuse_double_keys(text)
+    return value
+
+
+def value_end(text: str, start: int = 0) -> int:
+    """Where the JSON value that begins at `start` ends. Raises `JsonFault` if none is whole there."""
+    return _Walk(text, start).end()
+
+
+def is_too_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [
+            child
+            for parent in level
+            if isinstance(parent, dict | list)
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def join_surrogates(text: str) -> str:
+    """The text with halves of a surrogate pair that stand side by side made one character."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+
+
+def same_json(one: Any, other: Any) -> bool:
+    """Equal as JSON: `1`, `1.0` and `true` differ, the order of keys does not matter."""
+    return canonical(one) == canonical(other)
+
+
+def canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+# What the decoder does not say -----------------------------------------------------------------------------------
+
+
+def _refuse_double_keys(text: str) -> None:
+    try:
+        _pairs.decode(text)
+    except _KeyTwice as twice:
+        key = json.dumps(twice.key, ensure_ascii=False)
+        raise JsonFault(max(0, text.rfind(key)), f"each key once, but {key} is there twice", grammatical=True) from None
+
+
+class _KeyTwice(Exception):
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.key = key
+
+
+def _object_of(pairs: list[tuple[str, Any]]) -> None:
+    """Nothing is kept of the objects: the second reading is for the keys alone."""
+    keys = set()
+    for key, _ in pairs:
+        if key in keys:
+            raise _KeyTwice(key)
+        keys.add(key)
+
+
+_pairs = json.JSONDecoder(object_pairs_hook=_object_of)
+
+
+def _fault(text: str) -> JsonFault:
+    """Why the decoder refused this text."""
+    walk = _Walk(text, 0)
+    try:
+        walk.whole()
+    except JsonFault as fault:
+        return fault
+    if walk.depth > MAX_DEPTH:
+        return JsonFault(0, f"at most {MAX_DEPTH} objects and arrays inside one another", grammatical=True)
+    lone = _lone_surrogate(text)
+    if lone is not None:
+        return JsonFault(lone, "both halves of a surrogate pair", grammatical=True)
+    return JsonFault(0, "numbers that a program can hold", grammatical=True)
+
+
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|.)|([\ud800-\udfff])", re.DOTALL)
+
+
+def _lone_surrogate(text: str) -> int | None:
+    """Where the first half of a pair without its other half stands, in a text that is JSON by the grammar."""
+    high: re.Match[str] | None = None
+    for found in _ESCAPE.finditer(text):
+        if high is not None and found.start() != high.end():
+            return high.start()
+        code = int(found[1], 16) if found[1] else ord(found[2]) if found[2] else 0
+        if 0xDC00 <= code <= 0xDFFF:
+            if high is None:
+                return found.start()
+            high = None
+        elif high is not None:
+            return high.start()
+        elif 0xD800 <= code <= 0xDBFF:
+            high = found
+    return high.start() if high is not None else None
+
+
+# The grammar ---------------------------------------------------------------------------------------------------
+
+_CHARS = r'[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*+'
+_INTEGER = r"-?(?:0|[1-9][0-9]*+)"
+_NUMBER = rf"{_INTEGER}(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?"
+_WS = r"[ \t\n\r]*+"
+_SIMPLE = rf'(?:"{_CHARS}"|{_NUMBER}|true|false|null|\[{_WS}\]|\{{{_WS}\}})'
+
+_space = re.compile(_WS)
+_chars = re.compile(_CHARS)
+_number = re.compile(_NUMBER)
+_cut_number = re.compile(rf"(?:-|{_INTEGER}\.|{_INTEGER}(?:\.[0-9]++)?[eE][+-]?)\Z")
+_cut_escape = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?\Z")
+_items = re.compile(rf"(?:{_SIMPLE}{_WS},{_WS})++")
+_members = re.compile(rf'(?:"{_CHARS}"{_WS}:{_WS}{_SIMPLE}{_WS},{_WS})++')
+_WORDS = ("true", "false", "null")
+_KEY = "a key in double quotes"
+_FIRST = {"}": f'{_KEY} or "}}"', "]": 'a value or "]"'}
+NOTHING_MORE = "nothing after the value"
+
+
+class _Walk:
+    """One walk along a text, token by token, with no recursion and no look back. Runs of simple items and members
+    are stepped over at once, so that megabytes of rows take a moment and not a minute."""
+
+    def __init__(self, text: str, start: int) -> None:
+        self.text = text
+        self.at = start
+        self.depth = 0
+        self._open: list[str] = []
+        """What closes each object or array we are in."""
+        self._keys: list[str] = []
+        """The latest key of each."""
+        self._fresh = False
+        """The innermost of them was opened just now: it may close at once, and no comma is due."""
+
+    def whole(self) -> None:
+        """Walk over one value, and see that nothing follows it."""
+        self.end()
+        self._skip_space()
+        if self.at < len(self.text):
+            self._wrong(NOTHING_MORE)
+
+    def end(self) -> int:
+        self._value()
+        while self._open:
+            self._step(self._open[-1])
+        return self.at
+
+    def _value(self) -> None:
+        """A simple value, or the opening of one that `_step` walks through."""
+        char = self._next("a value")
+        if char in "{[":
+            self._opened("}" if char == "{" else "]")
+        elif char == '"':
+            self._string()
+        elif char == "-" or "0" <= char <= "9":
+            self._number()
+        else:
+            self._word()
+
+    def _opened(self, closer: str) -> None:
+        self.at += 1
+        self._open.append(closer)
+        self._keys.append("")
+        self._fresh = True
+        self.depth = max(self.depth, len(self._open))
+
+    def _step(self, closer: str) -> None:
+        """One more item or member, or the close."""
+        fresh, self._fresh = self._fresh, False
+        expected = _FIRST[closer] if fresh else f'"," or "{closer}"'
+        char = self._next(expected)
+        if char == closer:
+            self.at += 1
+            self._open.pop()
+            self._keys.pop()
+            return
+        if not fresh:
+            if char != ",":
+                self._wrong(expected)
+            self.at += 1
+            self._skip_space()
+        run = (_members if closer == "}" else _items).match(self.text, self.at)
+        if run is not None:
+            self.at = run.end()
+        if closer == "}":
+            self._key()
+        self._value()
+
+    def _key(self) -> None:
+        if self._next(_KEY) != '"':
+            self._wrong(_KEY)
+        start = self.at + 1
+        self._string()
+        self._keys[-1] = self.text[start : self.at - 1]
+        if self._next('":"') != ":":
+            self._wrong('":"')
+        self.at += 1
+
+    def _string(self) -> None:
+        found = _chars.match(self.text, self.at + 1)
+        assert found is not None
+        self.at = found.end()
+        rest = self.text[self.at : self.at + 6]
+        if rest.startswith('"'):
+            self.at += 1
+        elif not rest:
+            self._cut("the rest of a string")
+        elif rest.startswith("\\") and self.at + len(rest) == len(self.text) and _cut_escape.match(rest):
+            self._cut("the rest of an escape")
+        elif rest.startswith("\\"):
+            self._wrong('an escape that JSON has; a backslash itself is written "\\\\"')
+        else:
+            self._wrong('control characters in strings to be escaped, such as "\\n"')
+
+    def _number(self) -> None:
+        if _cut_number.match(self.text, self.at):
+            self._cut("the rest of a number")
+        found = _number.match(self.text, self.at)
+        if found is None:
+            self._wrong("a number")
+        self.at = found.end()
+
+    def _word(self) -> None:
+        rest = self.text[self.at : self.at + 5]
+        for word in _WORDS:
+            if rest.startswith(word):
+                self.at += len(word)
+                return
+            if word.startswith(rest) and self.at + len(rest) == len(self.text):
+                self._cut(f"the rest of {word}")
+        self._wrong("a value")
+
+    def _skip_space(self) -> None:
+        found = _space.match(self.text, self.at)
+        assert found is not None
+        self.at = found.end()
+
+    def _next(self, expected: str) -> str:
+        """The next character that is no space; the text must not end before it."""
+        self._skip_space()
+        if self.at == len(self.text):
+            self._cut(expected)
+        return self.text[self.at]
+
+    def _cut(self, expected: str) -> NoReturn:
+        raise JsonFault(len(self.text), expected, cut=True, inside=self._inside())
+
+    def _wrong(self, expected: str) -> NoReturn:
+        raise JsonFault(self.at, expected, inside=self._inside())
+
+    def _inside(self) -> str:
+        return next((key for key in reversed(self._keys) if key), "")

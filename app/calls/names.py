@@ -1,0 +1,82 @@
+"""Which offered tool a call means, by its name. A few prefixes and tokens that provider templates leave on names are
+taken off; nothing is ever matched because it looks alike, since a similar name may be another tool.
+"""
+
+import difflib
+import re
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+PREFIXES = ("functions.", "function.", "tools.", "tool.", "default_api.", "default_api:", "functions:")
+"""Namespaces that prompt templates put before a name, and that models copy from there."""
+PARALLEL = "multi_tool_use.parallel"
+"""A wrapper that some models were trained on: one call that holds several."""
+MAX_COMPARED = 128
+"""Characters of an unknown name that suggestions are sought for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolName:
+    """The name of an offered tool, and whether it took a repair to see it."""
+
+    name: str
+    repaired: bool = False
+
+
+def resolve_name(raw: str, offered: Collection[str]) -> ToolName | None:
+    """The offered tool that is meant, or None."""
+    if raw in offered:
+        return ToolName(raw)
+    return next((ToolName(name, repaired=True) for name in _readings(raw) if name in offered), None)
+
+
+def is_parallel(raw: str, offered: Collection[str]) -> bool:
+    """Whether this is the wrapper of several calls, and no tool of that name."""
+    return resolve_name(raw, offered) is None and _without_tokens(raw).removeprefix("functions.") == PARALLEL
+
+
+def inner_calls(arguments: dict[str, Any]) -> list[tuple[str, dict[str, Any]]] | None:
+    """The calls in such a wrapper, or None if it is not exactly of its shape."""
+    uses = arguments.get("tool_uses")
+    if len(arguments) != 1 or not isinstance(uses, list) or not uses:
+        return None
+    found: list[tuple[str, dict[str, Any]]] = []
+    for use in uses:
+        match use:
+            case {"recipient_name": str(name), "parameters": dict(parameters), **rest} if not rest:
+                found.append((name, parameters))
+            case _:
+                return None
+    return found
+
+
+def close_names(raw: str, offered: Iterable[str]) -> list[str]:
+    """Offered names that look like this one: for the model to read, never to run."""
+    by_folded = {_folded(name): name for name in offered}
+    near = difflib.get_close_matches(_folded(raw.strip()[:MAX_COMPARED]), by_folded, n=3)
+    return [by_folded[name] for name in near]
+
+
+def _readings(raw: str) -> Iterator[str]:
+    """What may be meant, the least altered first."""
+    name = _without_tokens(raw)
+    yield name
+    without_counter = _COUNTER.sub("", name)
+    yield without_counter
+    for prefix in PREFIXES:
+        if name.startswith(prefix):
+            yield name.removeprefix(prefix)
+            yield without_counter.removeprefix(prefix)
+
+
+def _without_tokens(raw: str) -> str:
+    """The name up to the first control token that leaked into it."""
+    return raw.strip().partition("<|")[0].rstrip()
+
+
+_COUNTER = re.compile(r":[0-9]+\Z")
+
+
+def _folded(name: str) -> str:
+    return name.lower().replace("-", "_")
