@@ -58,7 +58,6 @@ class Asking:
     """One question that the model was asked, and how the listening to its answer ended."""
 
     ask: Ask
-    started: asyncio.Event = field(default_factory=asyncio.Event)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     end: Literal["open", "read", "left", "cancelled", "failed"] = "open"
     """read: to its end; left: closed before; cancelled: closed because the listener was; failed: as scripted."""
@@ -84,13 +83,22 @@ class ScriptedModel:
         self._turns = turns
         self._reason_is_raw = reason_is_raw
         self._repeat_last = repeat_last
+        self._arrival = asyncio.Event()
+
+    async def wait(self, count: int = 1) -> Asking:
+        """Waits until the model was asked so often, and gives the newest of these questions."""
+        async with asyncio.timeout(PATIENCE):
+            while len(self.asked) < count:
+                await self._arrival.wait()
+        return self.asked[count - 1]
 
     @asynccontextmanager
     async def ask(self, ask: Ask) -> AsyncIterator["ScriptedAnswer"]:
         asking = Asking(ask)
         turn = self._turn(len(self.asked))
         self.asked.append(asking)
-        asking.started.set()
+        self._arrival.set()
+        self._arrival = asyncio.Event()
         try:
             if turn and isinstance(turn[0], BaseException):
                 raise turn[0]
