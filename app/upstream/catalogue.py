@@ -24,6 +24,7 @@ Wrap: TypeAlias = Callable[[Model, ModelEntry], Model]
 """What is put around each deployment: the prompt wrapper, for models that cannot call functions."""
 
 DEMO = "demo"
+"""The provider of the embedded model: `demo/demo`, or `demo` alone."""
 FILLED_IN = 256
 """How many names that matched a wildcard are kept ready. Clients choose these names, so there must be a bound."""
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+\-]{0,199}")
@@ -100,7 +101,7 @@ class Catalogue:
         return Pool(name, [self._wrap(self._deployment(entry), entry) for entry in entries])
 
     def _deployment(self, entry: ModelEntry) -> Model:
-        if entry.litellm_params["model"] == DEMO:
+        if str(entry.litellm_params["model"]).partition("/")[0] == DEMO:
             return DemoModel(entry.model_name)
         if entry.lane in {"auto", "direct"} and (endpoint := resolve.known_endpoint(entry)) is not None:
             return DirectModel(entry.model_name, endpoint, self._client, entry.deadlines)
