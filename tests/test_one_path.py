@@ -1,0 +1,148 @@
+"""Streaming or not is a choice of writer: every recorded conversation is played both ways over real sockets, and what
+the official client puts together from our chunks must be what it gets whole."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from openai.lib.streaming.chat import ChatCompletionStreamState
+from openai.types.chat import ChatCompletion
+
+from app.main import create_app
+from tests.harness.clients import openai_client
+from tests.harness.configs import make_config
+from tests.harness.server import serve
+from tests.recordings import Recording, load_all
+from tests.upstream import Upstream
+
+pytestmark = pytest.mark.anyio
+
+RECORDINGS = load_all()
+
+
+async def play(recording: Recording, upstream: Upstream, *, stream: bool) -> tuple[ChatCompletion, list[dict[str, Any]]]:
+    """The client's answer, and the requests that the model got."""
+    model = f"{recording.name}-{'streamed' if stream else 'whole'}"
+    recording.play_on(upstream, model)
+    config = make_config(upstream.url, models=[model], tools=recording.house_tools)
+    async with serve(create_app(config)) as url, openai_client(url) as client:
+        question: dict[str, Any] = {"model": model, **recording.request}
+        if stream:
+            answer = await accumulated(client, question)
+        else:
+            answer = await client.chat.completions.create(**question)
+    asked = [request.body for request in upstream.requests if request.model == model]
+    return answer, asked
+
+
+async def accumulated(client: Any, question: dict[str, Any]) -> ChatCompletion:
+    """The answer as the official client's own accumulator puts it together."""
+    state: ChatCompletionStreamState[Any] = ChatCompletionStreamState()
+    extras: dict[str, Any] = {}
+    reasoning: list[str] = []
+    chunks = await client.chat.completions.create(**question, stream=True, stream_options={"include_usage": True})
+    async for chunk in chunks:
+        state.handle_chunk(chunk)
+        extras |= chunk.model_extra or {}
+        for choice in chunk.choices:
+            reasoning.append((choice.delta.model_extra or {}).get("reasoning_content") or "")
+    whole = state.current_completion_snapshot
+    answer = ChatCompletion.model_validate({**whole.to_dict(), **extras, "object": "chat.completion"})
+    if any(reasoning):
+        answer.choices[0].message.reasoning_content = "".join(reasoning)  # type: ignore[attr-defined]
+    return answer
+
+
+def told(answer: ChatCompletion) -> dict[str, Any]:
+    """What a client acts on. Empty and absent content are one thing: a stream's first delta must carry a text."""
+    [choice] = answer.choices
+    message = choice.message
+    return {
+        "content": message.content or "",
+        "refusal": message.refusal,
+        "reasoning": (message.model_extra or {}).get("reasoning_content") or "",
+        "finish_reason": choice.finish_reason,
+        "tool_calls": [
+            {"id": call.id, "name": call.function.name, "arguments": call.function.arguments}
+            for call in message.tool_calls or ()
+            if call.type == "function"
+        ],
+        "usage": counts(answer),
+        "diagnostics": diagnostics(answer),
+    }
+
+
+def counts(answer: ChatCompletion) -> dict[str, int] | None:
+    usage = answer.usage
+    return usage and {name: getattr(usage, name) for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
+
+
+def diagnostics(answer: ChatCompletion) -> Any:
+    """Without what no two runs share: ids of ours, and times."""
+    return timeless((answer.model_extra or {}).get("x_callgate"))
+
+
+def timeless(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: timeless(inner) for key, inner in value.items() if key not in ("ms", "run", "id")}
+    if isinstance(value, list):
+        return [timeless(inner) for inner in value]
+    return value
+
+
+@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda recording: recording.name)
+async def test_the_chunks_put_together_are_the_whole_answer(recording: Recording, upstream: Upstream) -> None:
+    streamed, asked_streamed = await play(recording, upstream, stream=True)
+    whole, asked_whole = await play(recording, upstream, stream=False)
+    assert told(streamed) == told(whole)
+    assert [request["messages"] for request in asked_streamed] == [request["messages"] for request in asked_whole]
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda recording: recording.name)
+async def test_what_comes_of_it_is_what_the_recording_says(
+    recording: Recording, upstream: Upstream, stream: bool
+) -> None:
+    answer, asked = await play(recording, upstream, stream=stream)
+    expected, heard = recording.expect, told(answer)
+    assert heard["content"] == (expected.content or "")
+    assert heard["refusal"] == expected.refusal
+    assert heard["finish_reason"] == expected.finish_reason
+    assert heard["tool_calls"] == [dict(call) for call in expected.tool_calls]
+    if expected.usage is not None:
+        assert {key: heard["usage"][key] for key in expected.usage if key in heard["usage"]} == {
+            key: value for key, value in expected.usage.items() if key in heard["usage"]
+        }
+    assert heard["reasoning"] == "\n\n".join(expected.reasoning)
+    assert len(asked) == expected.requests
+    check_results(expected.results, asked)
+    check_echo(expected.echo, asked)
+
+
+def check_results(expected: Mapping[str, Any], asked: list[dict[str, Any]]) -> None:
+    """What the model was told of each call, wherever in the history it stands."""
+    results = {
+        message["tool_call_id"]: message["content"]
+        for request in asked
+        for message in request["messages"]
+        if message["role"] == "tool"
+    }
+    for call_id, wanted in expected.items():
+        found = results[call_id]
+        if isinstance(wanted, str):
+            assert found == wanted
+        elif "contains" in wanted:
+            assert wanted["contains"] in found
+        elif "flaw" in wanted:
+            assert f'"code":"{wanted["flaw"]}"' in found
+        else:
+            assert "not run" in found.lower()
+
+
+def check_echo(expected: Any, asked: list[dict[str, Any]]) -> None:
+    if not expected:
+        return
+    said = [message for message in asked[-1]["messages"] if message["role"] == "assistant"]
+    for fields, message in zip(expected, said, strict=False):
+        for name, value in fields.items():
+            assert message.get(name) == value, name
