@@ -5,7 +5,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
-from openai import AsyncOpenAI, OpenAI
+from openai import AsyncOpenAI, AsyncStream, OpenAI
+from openai.lib.streaming.chat import ChatCompletionStreamState
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 KEY = "sk-test"
 TIMEOUT = 30.0
@@ -31,3 +33,22 @@ async def http_client(base_url: str, **options: Any) -> AsyncIterator[httpx.Asyn
     """Plain HTTP, for what the SDK would hide."""
     async with httpx.AsyncClient(base_url=base_url, timeout=TIMEOUT, trust_env=False, **options) as client:
         yield client
+
+
+async def whole(client: AsyncOpenAI, **asked: Any) -> ChatCompletion:
+    """The answer, asked for whole."""
+    answer: ChatCompletion = await client.chat.completions.create(stream=False, **asked)
+    return answer
+
+
+async def streamed(client: AsyncOpenAI, *, usage: bool = True, **asked: Any) -> ChatCompletion:
+    """The answer asked for as a stream and put together by the official client's own accumulator."""
+    if usage:
+        asked["stream_options"] = {"include_usage": True}
+    stream: AsyncStream[ChatCompletionChunk] = await client.chat.completions.create(stream=True, **asked)
+    state: ChatCompletionStreamState[None] = ChatCompletionStreamState()
+    async with stream:
+        async for chunk in stream:
+            state.handle_chunk(chunk)
+    # the snapshot and not `get_final_completion`, which raises where an answer ended as length or content_filter
+    return state.current_completion_snapshot

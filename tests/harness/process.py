@@ -83,13 +83,17 @@ class Child:
 
 @contextlib.asynccontextmanager
 async def child(
-    arguments: Sequence[str], *, environment: Mapping[str, str] | None = None, folder: Path | None = None
+    arguments: Sequence[str],
+    *,
+    module: str = "app",
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
 ) -> AsyncIterator[Child]:
     """Runs `python -m app` with these arguments in a process group of its own, which is ended on leaving."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "app",
+        module,
         *arguments,
         cwd=folder or ROOT,
         env=_environment(environment or {}),
