@@ -6,7 +6,7 @@ has stopped, however finished it looks. What a call has to be is not said here: 
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 from uuid import uuid4
 
@@ -53,7 +53,6 @@ class ToolUseBuffer:
     ) -> None:
         self.max_attempts = max_attempts
         self.attempt_count = 0
-        self._tools = tuple(tools)
         self._offer = {tool.name: tool for tool in (_offered(schema, compile) for schema in tools)}
         self._new_id = new_id
         self._pieces: dict[int, list[str]] = {}
@@ -86,7 +85,7 @@ class ToolUseBuffer:
         fenced = _FENCED.fullmatch(text)
         if fenced or text.startswith("{"):
             return _from_json(fenced["body"] if fenced else text, repaired=bool(fenced))
-        return _from_markup(text, self._tools)
+        return _from_markup(text, self._offer)
 
     def _settled(self, written: CallWritten, id: str | None) -> ReadyCall | BrokenCall:
         building = TurnBuilder(self._offer, self._new_id)
@@ -122,7 +121,7 @@ def _with_id(written: CallWritten, id: str | None) -> CallWritten:
 # XML ------------------------------------------------------------------------------------------------------------------
 
 
-def _from_markup(text: str, tools: Sequence[Mapping[str, Any]]) -> CallWritten:
+def _from_markup(text: str, tools: Collection[str]) -> CallWritten:
     reader = reader_for("antml" if f"<{ANTML}" in text else "xml", tools, whole=True)
     found = [event for event in (*reader.feed(text), *reader.finish()) if isinstance(event, CallWritten)]
     if len(found) == 1:

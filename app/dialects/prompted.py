@@ -18,7 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from app.chat.errors import BrokenOff, ChatError
-from app.chat.events import ModelEvent, TextDelta
+from app.chat.events import CallWritten, ModelEvent, TextDelta
 from app.chat.ports import Answer, Ask, Model
 from app.dialects import prompts
 from app.dialects.history import Retelling
@@ -28,6 +28,7 @@ from app.dialects.reader import Reader, reader_for
 
 CHARACTERS_A_TOKEN = 4
 """A rule of thumb for English and JSON; good enough to compare formats and to warn."""
+PARAGRAPH = "\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +77,11 @@ class PromptedModel:
 
 @dataclass(frozen=True, slots=True)
 class _Wording:
-    """A question in words, and the tools whose calls its answer may hold."""
+    """A question in words."""
 
     ask: Ask
-    readable: Sequence[ToolSpec]
-    """None at all where the answer is not to be read."""
+    readable: Sequence[str]
+    """The tools whose calls the answer may hold; none at all where it is not to be read."""
     cost: PromptCost = PromptCost(0)
 
 
@@ -101,7 +102,7 @@ def _word(ask: Ask, style: Style, *, constrain: bool) -> _Wording:
         sent = replace(sent, params={"stop": list(style.stop), **sent.params})
     if constrain and choice.is_demand:
         sent = replace(sent, params={**sent.params, "response_format": prompts.call_schema(style, choice.among(tools))})
-    readable = tools or [ToolSpec(name, "", {}) for name in history.called]
+    readable = [tool.name for tool in tools] or list(history.called)
     return _Wording(sent, readable, PromptCost(len(described) + len(demand)))
 
 
@@ -200,6 +201,7 @@ class PromptedAnswer:
         self._answer = answer
         self._batches = aiter(answer)
         self._reader = reader
+        self._layout = _Layout()
         self._over = False
         self._broke_off: BrokenOff | None = None
 
@@ -226,7 +228,46 @@ class PromptedAnswer:
             return [read for event in batch for read in self._read(event)]
         self._over = True
         self.reason_is_raw = self._answer.reason_is_raw
-        return self._reader.finish()
+        return [*self._layout.laid_out(self._reader.finish()), *self._layout.rest()]
 
     def _read(self, event: ModelEvent) -> Sequence[ModelEvent]:
-        return self._reader.feed(event.text) if isinstance(event, TextDelta) else (event,)
+        return self._layout.laid_out(self._reader.feed(event.text)) if isinstance(event, TextDelta) else (event,)
+
+
+class _Layout:
+    """Takes away the blanks that only set a call apart from the talk around it.
+
+    Without the call they would be blank lines at the beginning or end of what a user reads. Talk that goes on behind
+    a call begins a paragraph of its own.
+    """
+
+    def __init__(self) -> None:
+        self._blanks = ""
+        """Blanks that count as talk only if more talk follows."""
+        self._has_talked = False
+        self._after_call = False
+
+    def laid_out(self, events: Sequence[ModelEvent]) -> list[ModelEvent]:
+        return [kept for event in events for kept in self._kept(event)]
+
+    def rest(self) -> list[ModelEvent]:
+        blanks, self._blanks = self._blanks, ""
+        return [TextDelta(blanks)] if blanks and not self._after_call else []
+
+    def _kept(self, event: ModelEvent) -> Sequence[ModelEvent]:
+        if isinstance(event, TextDelta):
+            return self._talk(self._blanks + event.text)
+        if isinstance(event, CallWritten):
+            self._blanks = ""
+            self._after_call = True
+        return (event,)
+
+    def _talk(self, text: str) -> Sequence[ModelEvent]:
+        talk = text.rstrip()
+        self._blanks = text[len(talk) :]
+        if not talk:
+            return ()
+        if self._after_call:
+            talk = f"{PARAGRAPH if self._has_talked else ''}{talk.lstrip()}"
+        self._has_talked, self._after_call = True, False
+        return (TextDelta(talk),)

@@ -21,11 +21,13 @@ from app.chat.events import (
     TextDelta,
     Usage,
 )
+from app.chat.loop import converse
 from app.chat.ports import Ask
 from app.dialects import prompts
-from app.dialects.prompted import PromptedModel
+from app.dialects.prompted import PromptedAnswer, PromptedModel
 from app.dialects.prompts import FORMATS, style_for
 from app.dialects.writers import PastCall
+from tests.fakes import EchoTool, Listener, ScriptedModel, ShelfToolbox, counter, says
 
 pytestmark = pytest.mark.anyio
 
@@ -47,6 +49,7 @@ def tool(name: str, **properties: str) -> msgspec.Raw:
 
 WEATHER = tool("get_weather", city="string")
 CLOCK = tool("get_time")
+LOOKUP = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
 QUESTION = raw({"role": "user", "content": "Weather in Porto?"})
 ASK = Ask(messages=(QUESTION,), tools=(WEATHER, CLOCK))
 
@@ -340,7 +343,7 @@ async def test_a_call_in_the_text_comes_out_as_a_call_and_not_as_talk(format):
         assert [call.name for call in calls_of(events)] == ["get_weather"]
         assert "Porto" in json.dumps(calls_of(events)[0].arguments)
         assert calls_of(events)[0].from_text
-        assert text_of(events).strip() == ""
+        assert text_of(events) == ""
 
 
 async def test_everything_that_is_no_text_passes():
@@ -359,8 +362,31 @@ async def test_talk_is_let_out_as_it_comes_and_what_was_held_back_at_the_end():
     inner = Scripted([TextDelta("Hello ")], [TextDelta("there <tool_")])
     async with PromptedModel(inner, "hermes").ask(ASK) as answer:
         batches = [batch async for batch in answer]
-    assert text_of(batches[0]).strip() == "Hello"
+    assert text_of(batches[0]) == "Hello"
     assert "".join(text_of(batch) for batch in batches) == "Hello there <tool_"
+
+
+@pytest.mark.parametrize(
+    ("before", "between", "after", "left"),
+    [
+        ("\n\n", "\n", "\n", ""),
+        ("Let me look.\n\n", "\n", "\n", "Let me look."),
+        ("First this. ", "\nThen that.\n", "\n\nDone.", "First this.\n\nThen that.\n\nDone."),
+        ("", "", "\n\n  Done.\n", "Done.\n"),
+    ],
+)
+async def test_blank_lines_around_a_call_go_with_it(before, between, after, left):
+    call = written("hermes", "get_time")
+    text = f"{before}{call}{between}{call}{after}"
+    for batches in ([[TextDelta(text)]], [[TextDelta(piece)] for piece in text]):
+        events = await heard(PromptedModel(Scripted(*batches), "hermes"))
+        assert text_of(events) == left
+        assert len(calls_of(events)) == 2
+
+
+async def test_blanks_of_an_answer_without_calls_are_the_models_own():
+    events = await heard(PromptedModel(Scripted([TextDelta("  a\n")], [TextDelta("\n b \n")]), "hermes"))
+    assert text_of(events) == "  a\n\n b \n"
 
 
 async def test_no_batch_is_empty():
@@ -413,7 +439,7 @@ async def test_the_name_is_the_inner_models():
 async def test_a_call_in_a_turn_without_tools_is_no_talk_and_stays_visible_as_a_call(format):
     inner = Scripted([TextDelta(written(format, city="Faro"))])
     events = await heard(PromptedModel(inner, format), replace(ASK, tools=(), messages=TWO_CALLS))
-    assert text_of(events).strip() == ""
+    assert text_of(events) == ""
     assert [call.name for call in calls_of(events)] == ["get_weather"]
 
 
@@ -422,6 +448,24 @@ async def test_the_last_turn_says_that_no_tool_can_be_called_and_describes_none(
     told = messages_of(ask)
     assert [message["role"] for message in told] == ["user", "assistant", "user"]
     assert told[-1]["content"].endswith(prompts.NO_TOOLS_NOW)
+
+
+# In the loop ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", FORMATS)
+async def test_the_loop_runs_the_tools_of_a_prompted_model_without_knowing(format):
+    inner = ScriptedModel(says(written(format, "lookup", word="tea")), says("It is a drink."))
+    toolbox = ShelfToolbox(schemas={"lookup": LOOKUP}, lookup=EchoTool())
+    heard_chat = Listener()
+    question = Ask(messages=({"role": "user", "content": "What is tea?"},))
+    await converse(question, PromptedModel(inner, format), toolbox, heard_chat, new_id=counter("call"))
+    assert [call.arguments for call in toolbox.ran] == [{"word": "tea"}]
+    assert heard_chat.text == "It is a drink."
+    *_, last = inner.asked[1].messages
+    assert last["role"] == "user"
+    assert "tea" in last["content"]
+    assert inner.asked[1].ask.tools == ()
 
 
 # Constrained ----------------------------------------------------------------------------------------------------------
@@ -464,6 +508,7 @@ async def test_the_cost_is_what_the_question_grew_by(choice):
     assert model.describe_cost(question).characters == added - blank_lines
     assert model.describe_cost(question).tokens >= added // 4 - 1
     async with model.ask(question) as answer:
+        assert isinstance(answer, PromptedAnswer)
         assert answer.cost == model.describe_cost(question)
 
 

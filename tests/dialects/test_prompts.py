@@ -1,5 +1,6 @@
 """Every format can be asked for, and what is shown to a model in a format is read back as what it says."""
 
+import itertools
 import keyword
 from typing import Any
 
@@ -40,21 +41,15 @@ CLOCK = ToolSpec("get_time", "The time.", {"type": "object", "properties": {}})
 
 
 def read_back(format: str, text: str, tools: list[ToolSpec]) -> tuple[list[ReadyCall], str]:
-    reading = reader_for(format, tools_for_reader(tools), whole=True)
-    building = TurnBuilder({tool.name: OfferedTool(tool.name, tool.parameters) for tool in tools}, iter_ids().__next__)
+    reading = reader_for(format, [tool.name for tool in tools], whole=True)
+    building = TurnBuilder(
+        {tool.name: OfferedTool(tool.name, tool.parameters) for tool in tools}, map(str, itertools.count()).__next__
+    )
     building.feed([*reading.feed(text), *reading.finish()])
     turn = building.finish()
     ready = [call for call in turn.calls if isinstance(call, ReadyCall)]
     assert len(ready) == len(turn.calls), turn.calls
     return ready, turn.text
-
-
-def tools_for_reader(tools: list[ToolSpec]):
-    return [{"type": "function", "function": {"name": t.name, "parameters": t.parameters}} for t in tools]
-
-
-def iter_ids():
-    yield from (f"call_{n}" for n in range(10_000))
 
 
 def written_and_read(format: str, calls: list[PastCall], tools: list[ToolSpec], said: str = "") -> None:
@@ -64,39 +59,44 @@ def written_and_read(format: str, calls: list[PastCall], tools: list[ToolSpec], 
     assert left.strip() == ("" if format == "react" else said)
 
 
-STRINGS = st.text(max_size=30) | st.sampled_from(
-    [
-        "</parameter>",
-        "a </parameter> b </invoke>",
-        "</arg_value>",
-        "<tool_call>",
-        "</tool_call>",
-        "</function>",
-        "<think>",
-        "</think>",
-        "<![CDATA[x]]>",
-        "]]>",
-        "\n",
-        "\n\nx\n",
-        "a\r",
-        "\r\n",
-        'it\'s "quoted" \\ back',
-        "```json\n{}\n```",
-        "Observation: none\nFinal Answer: x",
-        "<|end|>",
-        "<|call|>",
-        "[/TOOL_RESULTS]",
-        ">>>all\nx",
-        "5",
-        "true",
-        "null",
-        "[1]",
-        '{"a": 1}',
-        "; ",
-        "ünï\u2028cödé \U0001f600",
-        "\x00\x07",
-    ]
-)
+AWKWARD = [
+    f"</{writers.ANTML}parameter>",
+    "</｜DSML｜parameter>",
+    "<![CDATA[ open",
+    writers.GEMMA_MARK,
+    "<｜tool▁call▁end｜>",
+    "<|tool_call_end|>",
+    "</parameter>",
+    "a </parameter> b </invoke>",
+    "</arg_value>",
+    "<tool_call>",
+    "</tool_call>",
+    "</function>",
+    "<think>",
+    "</think>",
+    "<![CDATA[x]]>",
+    "]]>",
+    "\n",
+    "\n\nx\n",
+    "a\r",
+    "\r\n",
+    'it\'s "quoted" \\ back',
+    "```json\n{}\n```",
+    "Observation: none\nFinal Answer: x",
+    "<|end|>",
+    "<|call|>",
+    "[/TOOL_RESULTS]",
+    ">>>all\nx",
+    "5",
+    "true",
+    "null",
+    "[1]",
+    '{"a": 1}',
+    "; ",
+    "ünï\u2028cödé \U0001f600",
+    "\x00\x07",
+]
+STRINGS = st.sampled_from(AWKWARD) | st.text(max_size=30)
 JSON = st.recursive(
     st.none()
     | st.booleans()
@@ -136,7 +136,8 @@ def can_carry(format: str, value: Any) -> bool:
     """The limits that the writers state."""
     if format in TAGS and isinstance(value, str):
         closing = {"glm45": "</arg_value>", "antml": f"</{writers.ANTML}parameter>"}.get(format, "</parameter>")
-        return not (writers._needs_cdata(value, closing) and "]]>" in value)
+        needs_cdata = closing in value or value.endswith("\r") or value.lstrip().startswith("<![CDATA[")
+        return not (needs_cdata and "]]>" in value)
     if format == "gemma4":
         if isinstance(value, dict):
             return all(key.isidentifier() and can_carry(format, inner) for key, inner in value.items())
@@ -154,6 +155,16 @@ def test_a_written_turn_is_read_back_as_the_same_calls(format, case):
     calls = calls[:1] if style_for(format).one_call_a_turn else calls
     assume(all(can_carry(format, value) for call in calls for value in call.arguments.values()))
     written_and_read(format, calls, tools)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("value", AWKWARD)
+def test_an_awkward_string_is_read_back_as_it_was_alone_and_deep_inside(format, value):
+    carried = [key for key, given in (("text", value), ("deep", {"a": [value]})) if can_carry(format, given)]
+    arguments = {"text": value, "deep": {"a": [value]}}
+    properties = {"text": {"type": "string"}, "deep": {"type": "object"}}
+    spec = ToolSpec("note", "", {"type": "object", "properties": properties})
+    written_and_read(format, [PastCall("note", {key: arguments[key] for key in carried})], [spec])
 
 
 @pytest.mark.parametrize("format", FORMATS)
