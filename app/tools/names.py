@@ -28,8 +28,13 @@ def is_legal(text: str) -> bool:
     return 0 < len(text) <= MAX_LENGTH and not _ILLEGAL.search(text)
 
 
-def hashed_name(text: str, identity: str) -> str:
-    """A legal name that starts like `text` and is told from others of its kind by a hash of `identity`."""
+def hashed_name(text: str, identity: str, prefix: str = "") -> str:
+    """A legal name that starts like `text` and is told from others of its kind by a hash of `identity`.
+
+    It never comes to lie under our own prefix, unless that is the `prefix` asked for.
+    """
     digest = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:_HASH_DIGITS]
-    stem = _ILLEGAL.sub("_", text).strip("_")[: MAX_LENGTH - _HASH_DIGITS - 1]
-    return f"{stem or 'tool'}_{digest}"
+    stem = _ILLEGAL.sub("_", text).strip("_")
+    while stem.startswith(RESERVED_PREFIX):
+        stem = stem.removeprefix(RESERVED_PREFIX).strip("_")
+    return f"{prefix}{stem[: MAX_LENGTH - len(prefix) - _HASH_DIGITS - 1] or 'tool'}_{digest}"

@@ -304,8 +304,9 @@ def _field(parameter: inspect.Parameter, hint: Any, said: str | None) -> tuple[A
     if default is inspect.Parameter.empty:
         default = ...
     has_words = _described(hint) or (isinstance(default, FieldInfo) and default.description)
-    description = None if has_words else said
-    return (Annotated[hint, Field(alias=parameter.name, description=description)], default)
+    if said and not has_words:
+        return (Annotated[hint, Field(alias=parameter.name, description=said)], default)
+    return (Annotated[hint, Field(alias=parameter.name)], default)
 
 
 def _described(hint: Any) -> bool:

@@ -233,7 +233,7 @@ def _json(value: Any) -> bytes:
 def _wanted(original: str) -> str:
     """The name a tool gets if nobody else asks for it. Names under our own prefix are not to be had."""
     if original.startswith(RESERVED_PREFIX):
-        return hashed_name(original.removeprefix(RESERVED_PREFIX), original)
+        return hashed_name(original, original)
     return legal_name(original)
 
 

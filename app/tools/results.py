@@ -27,6 +27,7 @@ IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 _HEAD_SHARE = 3
 """Of four parts that are kept, three from the front: what a thing is usually stands there, how it ended at the end."""
 _COUNTED_AT_ONCE = 1 << 20
+_JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS  # an `Image` is one, and must not be dumped
 
 
 class Unwritable(TypeError):
@@ -59,7 +60,7 @@ def as_text(value: Any, max_bytes: int) -> str:
 
 def as_json(value: Any) -> str:
     try:
-        return orjson.dumps(value, default=_plain, option=orjson.OPT_NON_STR_KEYS).decode()
+        return orjson.dumps(value, default=_plain, option=_JSON).decode()
     except orjson.JSONEncodeError:
         pass  # integers beyond 64 bits, lone surrogates: the slower writer takes them
     try:

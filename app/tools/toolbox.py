@@ -293,7 +293,7 @@ def _free_name(entry: HouseTool, taken: set[str]) -> str:
     name = RESERVED_PREFIX + entry.name
     salt = name
     while name in taken or len(name) > MAX_LENGTH:
-        name = hashed_name(RESERVED_PREFIX + entry.name, salt)
+        name = hashed_name(entry.name, salt, RESERVED_PREFIX)
         salt += "\0"
     return name
 

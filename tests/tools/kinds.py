@@ -260,7 +260,7 @@ async def _head(reader: asyncio.StreamReader) -> str:
 
 
 async def _send(writer: asyncio.StreamWriter, status: str, mime_type: str, body: bytes) -> None:
-    writer.write(f"HTTP/1.1 {status}\r\nContent-Type: {mime_type}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+    writer.write(
+        f"HTTP/1.1 {status}\r\nContent-Type: {mime_type}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    )
     await writer.drain()
-
-

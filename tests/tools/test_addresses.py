@@ -111,7 +111,9 @@ def test_allow_private_opens_the_operators_own_machines(text):
     assert AddressRules(allow_private=True).refusal("host", ipaddress.ip_address(text)) is None
 
 
-@pytest.mark.parametrize("text", ["169.254.169.254", "fe80::1", "fd00:ec2::254", "0.0.0.0", "224.0.0.1", "100.100.100.200"])
+@pytest.mark.parametrize(
+    "text", ["169.254.169.254", "fe80::1", "fd00:ec2::254", "0.0.0.0", "224.0.0.1", "100.100.100.200"]
+)
 def test_allow_private_does_not_open_what_hands_out_credentials(text):
     assert AddressRules(allow_private=True).refusal("host", ipaddress.ip_address(text)) is not None
 

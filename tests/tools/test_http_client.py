@@ -95,7 +95,9 @@ async def test_a_public_name_that_leads_home_is_refused_and_nothing_is_dialled()
         assert server.connections == 0
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[::]", "169.254.169.254"])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[::]", "169.254.169.254"]
+)
 async def test_a_literal_address_is_judged_without_dns(host):
     async with serving(OK) as server, a_web(["8.8.8.8"]) as (web, asked):
         outcome = await ask(web, PUBLIC_ONLY, get(server.url(host)), 1000)
@@ -319,5 +321,3 @@ async def test_a_refusal_names_the_kind_of_address():
 
 async def _nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     writer.close()
-
-

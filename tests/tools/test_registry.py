@@ -1,0 +1,303 @@
+import asyncio
+import re
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.calls.outcome import Outcome, Returned
+from app.calls.states import ReadyCall
+from app.tools.executor import Occasion, Policy, Tool
+from app.tools.registry import Registry
+from app.tools.sources import SourceState, SourceStatus
+from tests.tools.kinds import PARAMETERS, everything
+
+LEGAL = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+
+
+class Echo:
+    async def execute(self, call: ReadyCall, occasion: Occasion) -> Outcome:
+        return Returned(call.name)
+
+
+def a_tool(name: str, parameters: object = PARAMETERS, **policy: object) -> Tool:
+    return Tool(name, f"About {name}.", parameters, Echo(), policy=Policy(**policy))  # type: ignore[arg-type]
+
+
+class FakeSource:
+    """A source that does what the test says: fails a number of times, changes its tools, goes away."""
+
+    kind = "fake"
+
+    def __init__(self, name: str, *names: str, failures: int = 0) -> None:
+        self.name = name
+        self.there = tuple(a_tool(each) for each in names)
+        self.failures = failures
+        self.opened = 0
+        self.closed = 0
+        self.tasks: set[object] = set()
+        self.gone = asyncio.Event()
+        self.close_error: Exception | None = None
+
+    async def open(self) -> None:
+        self.tasks.add(asyncio.current_task())
+        if self.failures:
+            self.failures -= 1
+            raise ExceptionGroup("several", [ConnectionRefusedError("nobody home")])
+        self.opened += 1
+        self.gone.clear()
+
+    def tools(self) -> tuple[Tool, ...]:
+        return self.there
+
+    async def lost(self) -> str:
+        await self.gone.wait()
+        return "it hung up"
+
+    async def close(self) -> None:
+        self.tasks.add(asyncio.current_task())
+        self.closed += 1
+        if self.close_error is not None:
+            raise self.close_error
+
+
+def names(registry: Registry) -> list[str]:
+    return [each.name for each in registry.tools()]
+
+
+def no_delay(failures: int) -> float:
+    return 0.0
+
+
+def ready_registry(*sources: FakeSource, **options: object) -> Registry:
+    registry = Registry(delay=no_delay, **options)  # type: ignore[arg-type]
+    for source in sources:
+        registry.add_source(source)
+    return registry
+
+
+# Schemas ------------------------------------------------------------------------------------------
+
+
+def test_a_tool_is_compiled_and_encoded_once():
+    registry = Registry()
+    registry.add(a_tool("weather"))
+    (entry,) = registry.tools()
+    assert msgspec.json.decode(entry.schema) == {
+        "type": "function",
+        "function": {"name": "weather", "description": "About weather.", "parameters": PARAMETERS},
+    }
+    assert entry.tool.check({"city": "Oslo"}) is None
+    assert entry.tool.check({"city": 1}) is not None
+    assert registry.tools() is registry.tools()
+    assert registry.find("weather") is entry
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"type": "array"},
+        {"type": "object", "properties": {"a": {"type": "no such type"}}},
+        {"type": "object", "properties": {"a": {"$ref": "http://169.254.169.254/schema"}}},
+        {"type": "object", "properties": {"a": {"const": object()}}},
+        {"type": "object", "description": "x" * 300_000},
+        True,
+    ],
+)
+def test_a_broken_schema_quarantines_its_tool_and_no_other(parameters):
+    registry = Registry()
+    registry.add(a_tool("good"), a_tool("broken", parameters), a_tool("also_good"))
+    assert names(registry) == ["also_good", "good"]
+    (quarantined,) = registry.quarantined()
+    assert quarantined.name == "broken"
+    assert quarantined.reason
+
+
+def test_an_empty_schema_becomes_an_object_without_properties():
+    registry = Registry()
+    registry.add(a_tool("ping", {"$schema": "https://json-schema.org/draft/2020-12/schema"}))
+    assert registry.tools()[0].tool.parameters == {"type": "object", "properties": {}}
+
+
+# Names --------------------------------------------------------------------------------------------
+
+
+SOURCES = st.dictionaries(
+    st.sampled_from(["a", "b", "c", "a b"]),
+    st.lists(st.sampled_from(["x", "y", "x y", "x.y", "callgate__x", "", "ü", "z" * 70, "z" * 71]), unique=True),
+)
+
+
+def named(layout: list[tuple[str, list[str]]]) -> dict[tuple[str, str], str]:
+    """The names that a registry gives, by source and original name."""
+    found, twice = Registry()._named([(source, tuple(map(a_tool, tools))) for source, tools in layout])
+    assert not twice
+    return {identity: name for identity, (name, _) in found.items()}
+
+
+@given(SOURCES, st.randoms())
+def test_names_are_legal_unique_and_the_same_in_every_order(layout, random):
+    first = named(list(layout.items()))
+    assert all(LEGAL.match(name) for name in first.values())
+    assert len(set(first.values())) == sum(map(len, layout.values()))
+    assert not any(name.startswith("callgate__") for name in first.values())
+    shuffled = [(source, random.sample(tools, len(tools))) for source, tools in layout.items()]
+    random.shuffle(shuffled)
+    assert named(shuffled) == first
+
+
+def test_a_name_that_two_sources_have_goes_to_neither():
+    given_names = named([("github", ["search", "issue"]), ("jira", ["search"])])
+    assert given_names["github", "issue"] == "issue"
+    assert given_names["github", "search"].startswith("search_")
+    assert given_names["jira", "search"].startswith("search_")
+
+
+def test_a_tool_of_the_config_keeps_its_name_against_any_source():
+    given_names = named([("evil", ["clock"]), ("", ["clock"])])
+    assert given_names["", "clock"] == "clock"
+    assert given_names["evil", "clock"].startswith("clock_")
+
+
+@pytest.mark.anyio
+async def test_a_server_that_comes_and_goes_does_not_rename_the_tools_of_another():
+    github, jira = FakeSource("github", "search"), FakeSource("jira", "search")
+    registry = ready_registry(github, jira)
+    await registry.open()
+    both = names(registry)
+    jira.there = ()
+    (left,) = names(registry)
+    assert left in both
+    await registry.close()
+
+
+def test_the_original_is_kept_and_patterns_may_name_the_source():
+    registry = Registry()
+    registry.add(a_tool("get weather"), a_tool("clock"), a_tool("calculator"))
+    assert [each.original for each in registry.select(["get_weather_*"])] == ["get weather"]
+    assert [each.name for each in registry.select(["c*"])] == ["calculator", "clock"]
+    assert [each.name for each in registry.select(["config/cl*"])] == ["clock"]
+    assert registry.select([]) == ()
+    assert len(registry.select(["*"])) == 3
+
+
+def test_two_tools_of_the_config_with_one_name_are_a_mistake():
+    registry = Registry()
+    registry.add(a_tool("clock"))
+    with pytest.raises(ValueError, match="clock"):
+        registry.add(a_tool("clock"))
+
+
+@pytest.mark.anyio
+async def test_a_source_that_has_a_name_twice_keeps_one_and_the_other_is_listed():
+    registry = ready_registry(FakeSource("s", "a", "a", "b"))
+    await registry.open()
+    assert names(registry) == ["a", "b"]
+    assert [each.name for each in registry.quarantined()] == ["a"]
+    await registry.close()
+
+
+# Sources ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+async def test_tools_that_come_change_and_vanish_are_seen_at_the_next_look():
+    source = FakeSource("s", "a")
+    registry = ready_registry(source)
+    assert names(registry) == []
+    await registry.open()
+    assert names(registry) == ["a"]
+    source.there = (a_tool("a"), a_tool("b"))
+    assert names(registry) == ["a", "b"]
+    source.there = ()
+    assert names(registry) == []
+    await registry.close()
+
+
+@pytest.mark.anyio
+async def test_a_source_that_fails_does_not_stop_the_start_and_comes_back_by_itself():
+    told: list[SourceStatus] = []
+    hold = asyncio.Event()
+    down, up = FakeSource("down", "late", failures=2), FakeSource("up", "early")
+    registry = Registry(delay=lambda failures: 30.0 if not hold.is_set() else 0.0, tell=told.append)
+    registry.add_source(down)
+    registry.add_source(up)
+    async with asyncio.timeout(10):
+        await registry.open()
+        assert names(registry) == ["early"]
+        state = {status.name: status for status in registry.sources()}
+        assert state["down"].state is SourceState.DOWN
+        assert state["down"].error == "ConnectionRefusedError: nobody home"
+        assert state["down"].failures == 1
+        await registry.close()
+    assert [status.state for status in told if status.name == "up"] == ["opening", "ready", "closed"]
+
+
+@pytest.mark.anyio
+async def test_a_source_is_tried_again_until_it_opens():
+    source = FakeSource("s", "late", failures=3)
+    registry = ready_registry(source)
+    async with asyncio.timeout(10):
+        await registry.open()
+        await everything(lambda: names(registry) == ["late"])
+        await registry.close()
+    assert source.opened == source.closed == 1
+
+
+@pytest.mark.anyio
+async def test_a_source_that_is_lost_is_closed_and_opened_again_in_one_and_the_same_task():
+    source = FakeSource("s", "a")
+    registry = ready_registry(source)
+    async with asyncio.timeout(10):
+        await registry.open()
+        source.gone.set()
+        await everything(lambda: source.opened == 2)
+        await everything(lambda: names(registry) == ["a"])
+        await registry.close()
+    assert source.closed == 2
+    assert len(source.tasks) == 1
+
+
+@pytest.mark.anyio
+async def test_a_source_that_hangs_while_opening_neither_holds_up_the_start_nor_the_end():
+    class Hangs(FakeSource):
+        async def open(self) -> None:
+            await asyncio.Event().wait()
+
+    registry = ready_registry(Hangs("slow"), FakeSource("quick", "a"))
+    async with asyncio.timeout(10):
+        await registry.open(wait=0.05)
+        assert names(registry) == ["a"]
+        assert [status.state for status in registry.sources()] == ["opening", "ready"]
+        await registry.close()
+    assert [status.state for status in registry.sources()] == ["closed", "closed"]
+
+
+@pytest.mark.anyio
+async def test_a_source_that_fails_to_close_is_reported_and_the_others_close_too():
+    bad, good = FakeSource("bad"), FakeSource("good")
+    bad.close_error = RuntimeError("stuck door")
+    registry = ready_registry(bad, good)
+    async with asyncio.timeout(10):
+        await registry.open()
+        await registry.close()
+    assert good.closed == 1
+    assert "stuck door" in registry.sources()[0].error
+
+
+@pytest.mark.anyio
+async def test_a_source_cancelled_from_within_is_down_and_not_the_end_of_its_keeper():
+    class Cancelled(FakeSource):
+        async def open(self) -> None:
+            if not self.opened:
+                self.opened += 1
+                raise asyncio.CancelledError
+            await super().open()
+
+    source = Cancelled("s", "a")
+    registry = ready_registry(source)
+    async with asyncio.timeout(10):
+        await registry.open()
+        await everything(lambda: names(registry) == ["a"])
+        await registry.close()
