@@ -4,9 +4,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from app.dialects import gemma, headed
 from app.dialects.bare_json import read_bare_json
+from app.dialects.harmony import read_harmony
 from app.dialects.json_calls import CallObjects, Ends
-from app.dialects.tag_calls import Tags, Vocabulary, attributes
+from app.dialects.pythonic import END_MARKS, read_pythonic
+from app.dialects.react import read_react
+from app.dialects.tag_calls import Tags, Vocabulary, after_equals, arg_key, attributes
 from app.dialects.talk import Talk
 from app.dialects.tape import Steps
 
@@ -25,7 +29,9 @@ class Grammar:
     """Tokens that mean nothing to a user."""
 
 
-def marked(blocks: Mapping[str, Block], **more: object) -> Grammar:
+def marked(
+    blocks: Mapping[str, Block], *, channels: Mapping[str, str] | None = None, dropped: tuple[str, ...] = ()
+) -> Grammar:
     """Prose in which certain marks open something."""
 
     def read(talk: Talk) -> Steps[None]:
@@ -34,7 +40,7 @@ def marked(blocks: Mapping[str, Block], **more: object) -> Grammar:
             if mark and not (yield from blocks[mark](talk, mark)):
                 talk.say(mark)
 
-    return Grammar(read, **more)  # type: ignore[arg-type]
+    return Grammar(read, channels or {}, dropped)
 
 
 def tags(words: Vocabulary, *, bare: bool = False) -> Grammar:
@@ -65,9 +71,59 @@ def call_objects(objects: CallObjects, ends: Ends) -> Block:
     return block
 
 
+def deepseek(call: Callable[[Talk], Steps[bool]]) -> Grammar:
+    return marked(
+        {
+            headed.DEEPSEEK_CALLS: lambda talk, _: headed.section(
+                talk, headed.DEEPSEEK_CALL, headed.DEEPSEEK_CALLS_END
+            ),
+            headed.DEEPSEEK_CALL: lambda talk, _: call(talk),
+        },
+        dropped=(headed.DEEPSEEK_CALLS_END, "<｜end▁of▁sentence｜>"),
+    )
+
+
 ANTML: Final = "antml" + ":"
 
 HERMES: Final = call_objects(CallObjects(), Ends(("</tool_call>",)))
+
+DSML: Final = "｜DSML｜"
+
+QWEN: Final = Vocabulary(
+    call="<function=",
+    call_end="</function>",
+    value="<parameter=",
+    value_end="</parameter>",
+    head=after_equals,
+    wrappers={"<tool_call>": "</tool_call>"},
+)
+
+GLM: Final = Vocabulary(
+    call="<tool_call>",
+    call_end="</tool_call>",
+    value="<arg_key>",
+    value_end="</arg_value>",
+    head=attributes,
+    value_head=arg_key,
+)
+
+
+def qwen3_coder(talk: Talk, mark: str) -> Steps[bool]:
+    """Tags, or JSON in the same wrapper."""
+    yield from talk.tape.space()
+    if (yield from talk.tape.peek()) in ("{", "[", "`"):
+        return (yield from HERMES(talk, mark))
+    return (yield from Tags(QWEN).in_row(talk))
+
+
+def phi4(talk: Talk, mark: str) -> Steps[bool]:
+    """The mark ends with the bracket that opens the list."""
+    talk.tape.back(mark[-1])
+    yield from CallObjects().read(talk, Ends(loose=True))
+    return True
+
+
+GRANITE_MARKS: Final = ("<|tool_call|>", "<tool_call>")
 
 GRAMMARS: Final[Mapping[str, Grammar]] = {
     "xml": tags(prefixed("", {"<function_calls>": "</function_calls>"}), bare=True),
@@ -81,6 +137,62 @@ GRAMMARS: Final[Mapping[str, Grammar]] = {
         ),
         bare=True,
     ),
+    "minimax": tags(prefixed("", {"<minimax:tool_call>": "</minimax:tool_call>"})),
+    "deepseek_dsml": tags(
+        prefixed(
+            DSML,
+            {
+                f"<{DSML}function_calls>": f"</{DSML}function_calls>",
+                f"<{DSML}tool_calls>": f"</{DSML}tool_calls>",
+            },
+            typed=True,
+        )
+    ),
+    "qwen3_coder": marked(
+        {"<tool_call>": qwen3_coder, "<function=": lambda talk, _: Tags(QWEN).bare_if_offered(talk)}
+    ),
+    "glm45": marked({"<tool_call>": lambda talk, _: Tags(GLM).named_by_text(talk)}),
     "hermes": marked({"<tool_call>": HERMES}),
+    "granite": marked(
+        dict.fromkeys(
+            GRANITE_MARKS, call_objects(CallObjects(), Ends(("</tool_call>",), others=GRANITE_MARKS, loose=True))
+        )
+    ),
+    "phi4": marked({"functools[": phi4}),
+    "mistral": marked(
+        {
+            headed.MISTRAL_CALLS: lambda talk, _: headed.mistral(talk),
+            headed.MISTRAL_END: headed.final_token,
+        },
+        channels={"[THINK]": "[/THINK]"},
+    ),
+    "deepseek_v3": deepseek(headed.deepseek_v3),
+    "deepseek_v31": deepseek(headed.deepseek_v31),
+    "kimi_k2": marked(
+        {
+            headed.KIMI_CALLS: lambda talk, _: headed.section(talk, headed.KIMI_CALL, headed.KIMI_CALLS_END),
+            headed.KIMI_CALL: lambda talk, _: headed.kimi_k2(talk),
+        },
+        dropped=(headed.KIMI_CALLS_END,),
+    ),
+    "functionary_v32": Grammar(headed.functionary_v32),
+    "functionary_v31": marked({headed.FUNCTION_TAG: lambda talk, _: headed.functionary_v31(talk)}),
+    "command_r": marked(
+        {
+            "<|START_ACTION|>": call_objects(
+                CallObjects("tool_name", "tool_call_id", frozenset({"directly_answer", "directly-answer"})),
+                Ends(("<|END_ACTION|>",)),
+            )
+        },
+        channels={"<|START_THINKING|>": "<|END_THINKING|>"},
+        dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    ),
+    "harmony": Grammar(read_harmony),
+    "gemma4": marked(
+        {gemma.OPEN: lambda talk, _: gemma.gemma_call(talk)}, channels={"<|channel>thought": "<channel|>"}
+    ),
+    "llama3_json": Grammar(read_bare_json, dropped=("<|python_tag|>", "<|eom_id|>", "<|eot_id|>")),
     "litellm_json": Grammar(read_bare_json),
+    "pythonic": Grammar(read_pythonic, dropped=END_MARKS),
+    "react": Grammar(read_react),
 }

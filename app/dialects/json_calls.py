@@ -46,7 +46,7 @@ class Body:
     scan: JsonScan
     flaw: Flaw | None = None
     mark: str | None = None
-    """The end mark that was read."""
+    """The mark that ended it, whether it was read with it or belongs to what follows."""
     repaired: bool = False
     after: str = ""
     """Blanks behind a body without end mark: they belong to the talk that follows."""
@@ -193,29 +193,22 @@ def _end(tape: Tape, ends: Ends, fenced: bool) -> Steps[tuple[bool, str | None]]
         if mark in ends.marks:
             return True, mark
         tape.back(mark)
-        return True, None
-    if not tape.ended:
-        return False, None
-    rest = tape.text[tape.at :]
-    known = (*ends.marks, *ends.others, *((FENCE,) if fenced else ()))
-    if rest and not any(known_mark.startswith(rest) for known_mark in known):
-        return False, None
-    tape.at = len(tape.text)
-    return True, None
+        return True, mark
+    return tape.ends_within(*ends.marks, *ends.others, *((FENCE,) if fenced else ())), None
 
 
 def _skip(tape: Tape, ends: Ends) -> Steps[str | None]:
-    """Leave a broken body: its end mark is read and returned, what follows it is not."""
+    """Leave a broken body: its end mark is read, the mark of what follows is not."""
     if not (ends.marks or ends.others):
-        return (yield from _skip_all(tape))
+        return (yield from skip_all(tape))
     mark = yield from tape.until(finder(ends.marks + ends.others))
     if mark is not None and mark in ends.others:
         tape.back(mark)
-        return None
     return mark
 
 
-def _skip_all(tape: Tape) -> Steps[None]:
+def skip_all(tape: Tape) -> Steps[None]:
+    """Read the rest of the text; it means nothing."""
     tape.at = len(tape.text)
     while (yield from tape.more()):
         tape.at = len(tape.text)

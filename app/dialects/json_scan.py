@@ -257,7 +257,7 @@ class JsonScan:
 
     def _value_begins(self, text: str, at: int) -> int:
         char = text[at]
-        is_word = char == "-" or char.isascii() and char.isalnum()
+        is_word = char == "-" or (char.isascii() and char.isalnum())
         if not is_word and char not in '{["':
             return self._breaks(at)
         self._mark_start(char, self._base + at)
@@ -279,9 +279,7 @@ class JsonScan:
         self.stirred = self.stirred or self._level < 2
         if not self.kind:
             self.kind = char
-        if not self._stack and char != "[":
-            self.entries.append(Entry(char == "{", at))
-        elif self._stack == ["["]:
+        if self._stack == ["["] or (not self._stack and char != "["):
             self.entries.append(Entry(char == "{", at))
         elif self._level == 1 and self._stack[-1] == "{" and self.entries[-1].members:
             member = self.entries[-1].members[-1]

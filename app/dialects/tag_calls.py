@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from app.calls.names import resolve_name
 from app.calls.states import Flaw
 from app.chat.events import CallWritten
 from app.dialects.json_calls import Ends, arguments_written, cut_off, read_body
@@ -43,6 +44,8 @@ class Head:
     is_whole: bool
     is_cut: bool = False
     """The text ended in it."""
+    text: str = ""
+    """The head as it was written, if it is whole."""
 
     @property
     def name(self) -> str | None:
@@ -63,6 +66,8 @@ class Vocabulary:
     head: HeadReader
     wrappers: dict[str, str] = field(default_factory=dict)
     """Wrapper tags and their ends."""
+    value_head: HeadReader | None = None
+    """Where the head of a parameter is written otherwise than that of a call."""
     typed: bool = False
     """Parameters say with `string="true|false"` whether they are text or JSON, and a call may be one JSON object."""
 
@@ -70,6 +75,9 @@ class Vocabulary:
     def strays(self) -> tuple[str, ...]:
         """End tags that may come behind a call whose wrapper never opened."""
         return tuple(dict.fromkeys(self.wrappers.values()))
+
+
+_NAME = re.compile(r"[^\s<]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +116,48 @@ class Tags:
         yield from self.swallow_strays(talk)
         return True
 
+    def bare_if_offered(self, talk: Talk) -> Steps[bool]:
+        """The same where the tag alone is too common: only the name of a tool on offer makes it a call."""
+        start = yield from self.words.head(talk.tape)
+        if not start.is_whole or start.name is None:
+            return False
+        if resolve_name(start.name, talk.tools) is None:
+            talk.say(self.words.call + start.text)
+            return True
+        talk.call((yield from self.body(talk.tape, start.name)))
+        yield from self.swallow_strays(talk)
+        return True
+
+    def in_row(self, talk: Talk) -> Steps[bool]:
+        """Read a wrapper that just opened and has calls and nothing else in it."""
+        tape = talk.tape
+        yield from tape.space()
+        if (yield from tape.one_of((self.words.call,))) is None:
+            talk.call((yield from self._no_call(tape)))
+            return True
+        while True:
+            yield from self._wrapped_call(talk)
+            blanks: list[str] = []
+            yield from tape.space(blanks.append)
+            if (yield from tape.one_of((self.words.call,))) is None:
+                yield from self.swallow_strays(talk, *blanks)
+                return True
+
+    def named_by_text(self, talk: Talk) -> Steps[bool]:
+        """Read a call whose name is the text behind its tag, up to a blank or the next tag."""
+        tape = talk.tape
+        yield from tape.space()
+        name = yield from tape.run(_NAME, HEAD_LIMIT)
+        if name is None:
+            talk.call((yield from self._broken(tape, None)))
+        elif not (yield from tape.peek()):
+            talk.call(cut_off())
+        elif not name:
+            talk.call((yield from self._broken(tape, None, Flaw.MISSING_NAME)))
+        else:
+            talk.call((yield from self.body(tape, name)))
+        return True
+
     def body(self, tape: Tape, name: str) -> Steps[CallWritten]:
         """The parameters of a call up to its end tag."""
         words = self.words
@@ -118,7 +168,7 @@ class Tags:
             if mark == words.call_end:
                 return values.written()
             if mark == words.value:
-                start = yield from words.head(tape)
+                start = yield from (words.value_head or words.head)(tape)
                 if start.is_whole and start.name and start.name.strip():
                     text = yield from read_text(tape, words.value_end)
                     if text is None:
@@ -129,14 +179,15 @@ class Tags:
                 return (yield from self._json_body(tape, name))
             return (yield from self._broken(tape, name))
 
-    def swallow_strays(self, talk: Talk) -> Steps[None]:
+    def swallow_strays(self, talk: Talk, *blanks: str) -> Steps[None]:
         """End tags of a wrapper that never opened (or closes twice) are no talk."""
+        held = list(blanks)
         while True:
-            blanks: list[str] = []
-            yield from talk.tape.space(blanks.append)
+            yield from talk.tape.space(held.append)
             if (yield from talk.tape.one_of(self.words.strays)) is None:
-                talk.say("".join(blanks))
+                talk.say("".join(held))
                 return
+            held.clear()
 
     def _wrapped_call(self, talk: Talk) -> Steps[bool]:
         start = yield from self.words.head(talk.tape)
@@ -151,6 +202,13 @@ class Tags:
             return False  # stray text such as <invoker>
         talk.call((yield from self._broken(talk.tape, None, Flaw.MISSING_NAME if start.is_whole else None)))
         return True
+
+    def _no_call(self, tape: Tape) -> Steps[CallWritten]:
+        """What a wrapper has in it that is no call; the wrapper's own end is where it stops."""
+        if tape.ends_within(self.words.call):
+            return cut_off()
+        ended = yield from tape.until(finder(self.words.strays))
+        return cut_off(flaw=Flaw.INVALID_MARKUP if ended else Flaw.TRUNCATED)
 
     def _broken(self, tape: Tape, name: str | None, flaw: Flaw | None = None) -> Steps[CallWritten]:
         """A call with something in it that does not belong there ends at its next end tag."""
@@ -230,8 +288,7 @@ def attributes(tape: Tape) -> Steps[Head]:
         blanks = yield from look.run(_BLANKS)
         char = yield from look.char()
         if char == ">":
-            look.accept(1)
-            return Head(found, is_whole=True)
+            return Head(found, is_whole=True, text=look.accept(1))
         key = (yield from look.run(_ATTRIBUTE_NAME)) if blanks else ""
         if not key:
             return Head(found, is_whole=False, is_cut=look.is_cut)
@@ -257,8 +314,17 @@ def after_equals(tape: Tape) -> Steps[Head]:
     name = yield from look.run(_AFTER_EQUALS)
     if (yield from look.char()) != ">":
         return Head({}, is_whole=False, is_cut=look.is_cut)
-    look.accept(1)
-    return Head({"name": name.strip()}, is_whole=True)
+    return Head({"name": name.strip()}, is_whole=True, text=look.accept(1))
+
+
+def arg_key(tape: Tape) -> Steps[Head]:
+    """`K</arg_key><arg_value>` behind `<arg_key>`."""
+    pieces: list[str] = []
+    if (yield from tape.until(finder(("</arg_key>",)), pieces.append)) is None:
+        return Head({}, is_whole=False, is_cut=True)
+    yield from tape.space()
+    opened = yield from tape.one_of(("<arg_value>",))
+    return Head({"name": "".join(pieces).strip()}, is_whole=opened is not None, is_cut=tape.ended and opened is None)
 
 
 class _Ahead:
@@ -294,9 +360,11 @@ class _Ahead:
     def skip(self, count: int) -> None:
         self._offset += count
 
-    def accept(self, count: int) -> None:
+    def accept(self, count: int) -> str:
         """Read all that was looked at, and `count` characters more."""
+        start = self._tape.at
         self._tape.at += self._offset + count
+        return self._tape.text[start : self._tape.at]
 
 
 def _line_break(tape: Tape, sink: Sink) -> Steps[None]:

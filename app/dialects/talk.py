@@ -40,6 +40,8 @@ class Talk:
         self.tools = tools
         self.indent = 0
         """Columns of blanks since the line began; -1 once the line has other text."""
+        self.is_silent = True
+        """Nothing but blanks was said so far."""
         self.channels = {**THINK_TAGS, **(channels or {})}
         self.dropped = dropped
         self._events: list[ModelEvent] = []
@@ -53,6 +55,7 @@ class Talk:
 
     def say(self, text: str) -> None:
         self.indent = _indent_after(self.indent, text)
+        self.is_silent = self.is_silent and not text.strip()
         if self._unsettled is not None:
             self._unsettled.append(text)
         else:
@@ -76,6 +79,7 @@ class Talk:
             self._add(text, is_talk=not as_reasoning)
         if as_reasoning:
             self.indent = 0
+            self.is_silent = True
 
     def take(self) -> list[ModelEvent]:
         """The events since the last time."""

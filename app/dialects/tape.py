@@ -145,6 +145,14 @@ class Tape:
         """The text has ended and all of it is read."""
         return self.ended and self.at >= len(self.text)
 
+    def ends_within(self, *marks: str) -> bool:
+        """The text ends here, or in the middle of one of these marks, which is then read."""
+        rest = self.text[self.at :] if self.ended else None
+        if rest is None or (rest and not any(mark.startswith(rest) for mark in marks)):
+            return False
+        self.at = len(self.text)
+        return True
+
     def _past(self, pattern: "re.Pattern[str]") -> int:
         found = pattern.match(self.text, self.at)
         assert found is not None, "a starred class matches anywhere"

@@ -1,0 +1,220 @@
+"""Reads the keyword arguments of a call written in Python, whose values must be literals that JSON can say.
+
+Nothing is evaluated. What Python would not take, and what JSON cannot carry (bytes, sets, complex numbers, infinities,
+keys that are no strings), is refused.
+"""
+
+import math
+import re
+import unicodedata
+from typing import Any, Final, NoReturn
+
+MAX_DEPTH: Final = 64
+"""Lists, tuples and dicts inside one another; real arguments stay below ten."""
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_NAME = re.compile(r"[^\W\d]\w*")
+_STRING_START = re.compile(r"([rRuU]?)('''|\"\"\"|'|\")")
+_PLAIN = re.compile(r"[^'\"\\\r\n]+")
+_SIGN = re.compile(r"[-+]")
+_NUMBER = re.compile(r"(?:[0-9][0-9a-zA-Z_]*)?\.?(?:[0-9][0-9_]*)?(?:(?<=[0-9.])[eE][-+]?[0-9_]+)?")
+_DECIMAL = re.compile(r"(?:[0-9](?:_?[0-9])*)?\.?(?:[0-9](?:_?[0-9])*)?(?:[eE][-+]?[0-9](?:_?[0-9])*)?")
+_NUMBER_LIMIT: Final = 4000
+"""Characters; Python refuses to read much longer integers."""
+
+_CONSTANTS: Final[dict[str, bool | None]] = {"True": True, "False": False, "None": None}
+_ESCAPES: Final = {
+    "\\": "\\", "'": "'", '"': '"', "a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\n": "",
+}  # fmt: skip
+_HEX_DIGITS: Final = {"x": 2, "u": 4, "U": 8}
+_HEX = re.compile(r"[0-9a-fA-F]+")
+_OCTAL = re.compile(r"[0-7]{1,3}")
+_UNICODE_NAME = re.compile(r"\{([A-Za-z0-9 -]{1,100})\}")
+
+
+class NotLiteralError(ValueError):
+    """An argument that is not a name with a literal."""
+
+
+def read_keywords(text: str) -> dict[str, Any]:
+    """The arguments of a call from the text between its parentheses. Raises `NotLiteralError`."""
+    return _Literals(text).keywords()
+
+
+class _Literals:
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+
+    def keywords(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        while not self._at_end():
+            if found:
+                self._expect(",")
+                if self._at_end():
+                    break
+            key = self._match(_NAME)
+            self._space()
+            self._expect("=")
+            if key in found:
+                self._refuse()
+            found[key] = self._value(0)
+        return found
+
+    def _value(self, depth: int) -> Any:
+        if depth > MAX_DEPTH:
+            self._refuse()
+        self._space()
+        char = self._text[self._at : self._at + 1]
+        if char == "[":
+            return self._items("]", depth)[0]
+        if char == "(":
+            items, has_comma = self._items(")", depth)
+            return items[0] if len(items) == 1 and not has_comma else items
+        if char == "{":
+            return self._dict(depth)
+        if _STRING_START.match(self._text, self._at):
+            return self._strings()
+        if char in "0123456789.+-":
+            return self._number()
+        word = self._match(_NAME)
+        return _CONSTANTS[word] if word in _CONSTANTS else self._refuse()
+
+    def _items(self, closer: str, depth: int) -> tuple[list[Any], bool]:
+        self._at += 1
+        found: list[Any] = []
+        has_comma = False
+        while not self._next_is(closer):
+            if found:
+                self._expect(",")
+                has_comma = True
+                if self._next_is(closer):
+                    break
+            found.append(self._value(depth + 1))
+        self._at += 1
+        return found, has_comma
+
+    def _dict(self, depth: int) -> dict[str, Any]:
+        self._at += 1
+        found: dict[str, Any] = {}
+        while not self._next_is("}"):
+            if found:
+                self._expect(",")
+                if self._next_is("}"):
+                    break
+            key = self._value(depth + 1)
+            self._space()
+            self._expect(":")
+            if not isinstance(key, str) or key in found:
+                self._refuse()
+            found[key] = self._value(depth + 1)
+        self._at += 1
+        return found
+
+    def _number(self) -> int | float:
+        sign = 1
+        while _SIGN.match(self._text, self._at):
+            sign = -sign if self._text[self._at] == "-" else sign
+            self._at += 1
+            self._space()
+        word = self._match(_NUMBER)
+        if not word or len(word) > _NUMBER_LIMIT:
+            self._refuse()
+        try:
+            return sign * int(word, 0)
+        except ValueError:
+            pass
+        if not _DECIMAL.fullmatch(word) or not any(mark in word for mark in ".eE") or word == ".":
+            self._refuse()
+        number = float(word)
+        return sign * number if math.isfinite(number) else self._refuse()
+
+    def _strings(self) -> str:
+        """String literals side by side are one."""
+        pieces: list[str] = []
+        while start := _STRING_START.match(self._text, self._at):
+            self._at = start.end()
+            self._string(pieces, start.group(2), is_raw=start.group(1) in ("r", "R") and bool(start.group(1)))
+            self._space()
+        return "".join(pieces)
+
+    def _string(self, pieces: list[str], quote: str, *, is_raw: bool) -> None:
+        text = self._text
+        while not text.startswith(quote, self._at):
+            plain = _PLAIN.match(text, self._at)
+            if plain:
+                pieces.append(plain.group())
+                self._at = plain.end()
+                continue
+            char = text[self._at : self._at + 1]
+            if not char or (char in "\r\n" and len(quote) == 1):
+                self._refuse()
+            self._at += 1
+            if char != "\\":
+                pieces.append(char)
+            elif is_raw:
+                pieces.append(char + text[self._at : self._at + 1])
+                self._at += 1
+            else:
+                pieces.append(self._escape())
+        self._at += len(quote)
+
+    def _escape(self) -> str:
+        char = self._text[self._at : self._at + 1]
+        octal = _OCTAL.match(self._text, self._at)
+        if octal:
+            self._at = octal.end()
+            return chr(int(octal.group(), 8))
+        self._at += 1
+        if char in _HEX_DIGITS:
+            return self._hex(_HEX_DIGITS[char])
+        if char == "N":
+            return self._named()
+        return _ESCAPES.get(char, "\\" + char)
+
+    def _hex(self, count: int) -> str:
+        digits = self._text[self._at : self._at + count]
+        if len(digits) < count or not _HEX.fullmatch(digits) or int(digits, 16) > 0x10FFFF:
+            self._refuse()
+        self._at += count
+        return chr(int(digits, 16))
+
+    def _named(self) -> str:
+        name = _UNICODE_NAME.match(self._text, self._at)
+        if name is None:
+            self._refuse()
+        self._at = name.end()
+        try:
+            return unicodedata.lookup(name.group(1))
+        except KeyError:
+            return self._refuse()
+
+    def _match(self, pattern: "re.Pattern[str]") -> str:
+        self._space()
+        found = pattern.match(self._text, self._at)
+        if found is None:
+            self._refuse()
+        self._at = found.end()
+        return found.group()
+
+    def _expect(self, char: str) -> None:
+        self._space()
+        if not self._text.startswith(char, self._at):
+            self._refuse()
+        self._at += 1
+
+    def _next_is(self, char: str) -> bool:
+        self._space()
+        return self._text.startswith(char, self._at)
+
+    def _at_end(self) -> bool:
+        self._space()
+        return self._at >= len(self._text)
+
+    def _space(self) -> None:
+        found = _SPACE.match(self._text, self._at)
+        if found:
+            self._at = found.end()
+
+    def _refuse(self) -> NoReturn:
+        raise NotLiteralError(f"at {self._at}")
