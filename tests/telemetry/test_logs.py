@@ -102,7 +102,8 @@ def test_a_secret_is_masked_whoever_logs_it_and_however(say, get_logger, format)
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    secret=st.text(st.characters(exclude_categories=["Cs"]), min_size=8).filter(lambda it: it not in MASK),
+    # The snowman keeps a generated secret from being a word that the line holds anyway, such as `exception`.
+    secret=st.text(st.characters(exclude_categories=["Cs"]), min_size=7).map(lambda text: "☃" + text),
     before=st.text(max_size=10),
     format=st.sampled_from(["json", "console"]),
 )
@@ -118,10 +119,8 @@ def test_no_planted_secret_survives_in_arguments_fields_or_exceptions(secret, be
     except ValueError:
         log.exception("failed")
 
-    # The frame around the values holds ordinary characters, which a generated secret may consist of.
-    values = stream.getvalue() if format == "console" else [json.loads(it) for it in stream.getvalue().split("\n") if it]
     assert stream.getvalue().count(MASK) >= 4
-    assert not [form for form in (secret, json.dumps(secret)[1:-1]) if len(set(form)) > 6 and form in str(values)]
+    assert [form for form in (secret, json.dumps(secret)[1:-1], repr(secret)[1:-1]) if form in stream.getvalue()] == []
 
 
 def test_a_record_that_does_not_fit_its_arguments_is_told_without_them(lines, capsys, monkeypatch):
