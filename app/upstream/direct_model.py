@@ -185,7 +185,7 @@ class _StreamedBody:
         return self._read(payloads)
 
     def finish(self) -> Sequence[ModelEvent]:
-        events = self._read(self._sse.finish())
+        events = [*self._read(self._sse.finish()), *self._chunks.finish()]
         self.fault = None  # a last event that was cut off says no more than the end of the body does
         return events
 
@@ -194,6 +194,7 @@ class _StreamedBody:
         for payload in payloads:
             if payload == DONE or payload.strip() == DONE:
                 self.done = True
+                events += self._chunks.finish()
                 break
             try:
                 chunk = read_json(payload)

@@ -55,13 +55,12 @@ class LiteLLMModel:
         clock = _Clock(self._deadlines)
         arguments = self._arguments(litellm, ask)
         try:
-            async with asyncio.timeout(clock.until_first()) as waiting:
+            async with asyncio.timeout(clock.until_first()):
                 answer = await litellm.acompletion(**arguments)
         except TimeoutError:
             raise clock.passed("first_byte") from None
         except Exception as error:  # it raises its own errors, openai's, and bare IndexErrors over an odd answer
             raise from_exception(error, self._way.secrets) from error
-        del waiting
         if not hasattr(answer, "aclose"):
             yield _WholeAnswer(answer)
             return
@@ -151,7 +150,9 @@ class _StreamedAnswer:
             return self._ended()
         except TimeoutError:
             return self._failed(self._clock.passed("idle" if self._begun else "first_byte"))
-        except Exception as error:  # whatever litellm and the SDKs under it raise over a stream
+        except Exception as error:  # noqa: BLE001 -- litellm and the SDKs under it raise anything over a stream
+            if (report := _report_in(error)) is not None:
+                return self._reported(report)
             return self._failed(from_exception(error, self._secrets))
         return self._chunks.read(self._checked(plain(chunk)))
 
@@ -167,7 +168,7 @@ class _StreamedAnswer:
     def _ended(self) -> Sequence[ModelEvent]:
         self._over = True
         if self._finished:
-            return ()
+            return self._chunks.finish()
         if not self._begun:
             raise errors.bad_answer("The model's provider sent an empty answer.")
         # A body without an end mark and one that is whole but names no reason look the same from here.
@@ -179,9 +180,15 @@ class _StreamedAnswer:
             return ()  # litellm raises over what follows a finished answer, too
         if not self._begun:
             raise error
-        if error.code == "upstream_error" and error.detail and "status" in error.detail:
-            return (ProviderError(error.message),)
         raise BrokenOff(error.detail or error.message, transport_error=True) from error
+
+    def _reported(self, body: object) -> Sequence[ModelEvent]:
+        """The provider said in its stream that it failed; what it said of a finished answer still counts."""
+        self._over = True
+        said = errors.read_error(body)
+        if not self._begun:
+            raise errors.reported(said.message, {"error": body}, {}, secrets=self._secrets)
+        return (ProviderError(errors.redact(said.message, self._secrets)[: errors.MESSAGE_CHARS]),)
 
 
 class _Clock:
@@ -206,7 +213,6 @@ class _Clock:
 
 
 _library: Any = None
-_loading: asyncio.Future[Any] | None = None
 
 
 async def loaded() -> Any:
@@ -231,6 +237,16 @@ def _load() -> Any:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # its log lines hold requests and keys
     _library = litellm
     return litellm
+
+
+async def close() -> None:
+    """At the end of the process: stop litellm's background task and close the connections it keeps for itself."""
+    if _library is None:
+        return
+    from litellm.litellm_core_utils.logging_worker import GLOBAL_LOGGING_WORKER
+
+    await GLOBAL_LOGGING_WORKER.stop()
+    await _library.close_litellm_async_clients()
 
 
 async def vouched_endpoint(entry: ModelEntry) -> Endpoint | None:
@@ -270,7 +286,8 @@ def from_exception(error: Exception, secrets: Sequence[str] = ()) -> errors.Upst
     text = str(getattr(error, "message", None) or error)
     detail = errors.redact(f"{kind}: {text}", secrets)[: errors.DETAIL_CHARS]
     status = getattr(error, "status_code", None)
-    said = _said(text)
+    said = _said(error, text)
+    headers = _headers_of(error)
     if kind in {"Timeout", "APITimeoutError"}:
         return errors.timed_out("The model's provider did not answer in time.", detail, again=False)
     if kind == "APIConnectionError":
@@ -281,9 +298,20 @@ def from_exception(error: Exception, secrets: Sequence[str] = ()) -> errors.Upst
         return errors.client_mistake(400, errors.replaced(said, code="context_length_exceeded"), detail, secrets)
     if kind == "ContentPolicyViolationError":
         return errors.client_mistake(400, errors.replaced(said, code="content_filter"), detail, secrets)
-    if not isinstance(status, int) or status < 400:
+    if not isinstance(status, int) or status < 400 or (status == 422 and not headers):
+        # 422 without headers is litellm's own number for a 200 that it could not read.
         return errors.bad_answer("The model's provider sent something that is not an answer.", detail)
-    return errors.from_status(status, _headers_of(error), said, secrets=secrets)
+    return errors.from_status(status, headers, said, secrets=secrets)
+
+
+def _report_in(error: BaseException | None) -> object | None:
+    """The error object of a stream; the SDK keeps it on an `APIError` deep under what litellm raises."""
+    while error is not None:
+        body = getattr(error, "body", None)
+        if type(error).__name__ == "APIError" and isinstance(body, (dict, str)) and body:
+            return body
+        error = getattr(error, "original_exception", None) or error.__cause__ or error.__context__
+    return None
 
 
 def plain(value: Any) -> Any:
@@ -339,15 +367,15 @@ def _headers_of(error: Exception) -> Mapping[str, str]:
     return {str(name).lower(): str(value) for name, value in (found or {}).items()}
 
 
-def _said(text: str) -> errors.ErrorBody:
-    start = text.find("{")
-    if start >= 0:
+def _said(error: Exception, text: str) -> errors.ErrorBody:
+    if (said := errors.read_error(getattr(error, "body", None))).message:
+        return said
+    if (start := text.find("{")) >= 0:
         try:
             body, _ = json.JSONDecoder().raw_decode(text[start:])
         except (ValueError, RecursionError):
-            pass
-        else:
-            if (said := errors.read_error(body)).message:
-                return said
-    _, _, rest = text.rpartition("Exception - ")
-    return errors.ErrorBody(message=rest)
+            body = None
+        if (said := errors.read_error(body)).message:
+            return said
+    # litellm writes "litellm.BadRequestError: OpenAIException - what the provider said".
+    return errors.ErrorBody(message=text.rpartition("Exception - ")[2].removeprefix(f"litellm.{type(error).__name__}: "))
