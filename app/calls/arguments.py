@@ -17,9 +17,11 @@ from app.calls.json_text import (
     NOTHING_MORE,
     JsonFault,
     is_too_deep,
+    join_halves,
     join_surrogates,
     read_json,
     same_json,
+    sound_text,
     value_end,
 )
 from app.calls.states import Flaw, Problem
@@ -175,17 +177,6 @@ class Fragments:
     def _all(self) -> Iterator[Any]:
         yield from self._parts
         yield from self._pieces
-
-
-def join_halves(text: str) -> str:
-    """Literal halves of a surrogate pair, cut apart by a proxy that counts in UTF-16, put together again."""
-    if text.isascii():
-        return text
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return join_surrogates(text)
-    return text
 
 
 # Text --------------------------------------------------------------------------------------------------------------
@@ -359,7 +350,7 @@ def _no_object(value: Any) -> ArgumentsError:
 def _unreadable(text: str, fault: JsonFault) -> ArgumentsError:
     flaw = Flaw.TRUNCATED if fault.cut else Flaw.INVALID_JSON
     at = fault.position
-    got = _quoted_end(text[:at]) if fault.cut else _quoted_end(text[:at]) + _quoted(text[at:])
+    got = _quoted_end(text[:at]) + _quoted(text[at:])
     return ArgumentsError(flaw, Problem(expected=fault.expected, got=got, note=_where(text, fault)))
 
 
@@ -393,11 +384,11 @@ def _hint(text: str, at: int, expected: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    return text if len(text) <= MAX_QUOTE else f"{text[:MAX_QUOTE]}…"
+    return sound_text(text if len(text) <= MAX_QUOTE else f"{text[:MAX_QUOTE]}…")
 
 
 def _quoted_end(text: str) -> str:
-    return text if len(text) <= MAX_QUOTE else f"…{text[-MAX_QUOTE:]}"
+    return sound_text(text if len(text) <= MAX_QUOTE else f"…{text[-MAX_QUOTE:]}")
 
 
 # Brackets, while the text is coming ----------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Any
 
 from app.calls.arguments import Arguments, ArgumentsError, Fragments, encode_arguments, take_object
 from app.calls.coercion import coerce
+from app.calls.json_text import sound_text
 from app.calls.names import close_names, inner_calls, is_parallel, resolve_name
 from app.calls.offer import Offer, OfferedTool
 from app.calls.states import BrokenCall, Call, Finding, Flaw, Problem, ReadyCall
@@ -58,10 +59,10 @@ def settle(
 
 def _settled(call: FoundCall, offer: Offer, failure: Flaw | None, *, being_written: bool) -> Call:
     raw = (call.name or "").strip()
-    known = resolve_name(raw, offer) if raw else None
+    known = resolve_name(call.name or "", offer)
     if failure is not None:
         return _broken(call, known.name if known else raw or None, failure)
-    if not raw:
+    if known is None and not raw:
         return _nameless(call)
     if known is None:
         return _broken(call, raw, Flaw.UNKNOWN_TOOL, _unknown(raw, offer))
@@ -78,7 +79,7 @@ def _settled(call: FoundCall, offer: Offer, failure: Flaw | None, *, being_writt
     if tool.check is not None and (problem := tool.check(value)) is not None:
         return _broken(call, known.name, Flaw.SCHEMA_MISMATCH, problem)
     noticed = {
-        Finding.NAME_REPAIRED: (known.repaired or raw != call.name) and not call.unwrapped,
+        Finding.NAME_REPAIRED: known.repaired and not call.unwrapped,
         Finding.PARALLEL_UNWRAPPED: call.unwrapped,
         Finding.ARGUMENTS_REPAIRED: arguments.repaired,
         Finding.ARGUMENTS_COERCED: value is not arguments.value and not call.only_text,
@@ -88,7 +89,7 @@ def _settled(call: FoundCall, offer: Offer, failure: Flaw | None, *, being_writt
 
 
 def _broken(call: FoundCall, name: str | None, flaw: Flaw, problem: Problem | None = None) -> BrokenCall:
-    return BrokenCall(call.id, name, flaw, call.text(), problem, call.extras)
+    return BrokenCall(call.id, name and sound_text(name), flaw, sound_text(call.text()), problem, call.extras)
 
 
 def _nameless(call: FoundCall) -> BrokenCall:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
-from app.calls.arguments import ArgumentsError, Fragments, encode_arguments, join_halves, read_arguments
+from app.calls.arguments import ArgumentsError, Fragments, encode_arguments, read_arguments
 from app.calls.gate import FoundCall, settle
-from app.calls.json_text import same_json
+from app.calls.json_text import same_json, sound_text
 from app.calls.offer import Offer
 from app.calls.states import BrokenCall, Call, Finding, Flaw, ReadyCall
 from app.chat.events import (
@@ -132,7 +132,7 @@ class TurnBuilder:
         findings += self._noticed
         findings += [finding for call in calls if isinstance(call, ReadyCall) for finding in call.findings]
         return Turn(
-            text=_sound("".join(self._texts)),
+            text=sound_text("".join(self._texts)),
             reasoning=self._all_reasoning(),
             calls=calls,
             findings=tuple(dict.fromkeys(findings)),
@@ -159,10 +159,10 @@ class TurnBuilder:
         not such a copy."""
         told = {source: "".join(pieces) for source, pieces in self._reasoning.items()}
         native = next((told[name] for name in ("reasoning_content", "reasoning", "thinking") if told.get(name)), "")
-        return _sound(native + told.get("text", ""))
+        return sound_text(native + told.get("text", ""))
 
     def _finished(self, event: Finished) -> None:
-        if event.reason:
+        if event.reason and event.reason not in self._reasons:
             self._reasons.append(event.reason)
 
     def _used(self, event: Usage) -> None:
@@ -389,7 +389,8 @@ class _Given:
 
 def _given(raw: object) -> _Given:
     if isinstance(raw, str):
-        return _Given(raw, usable=True) if raw and not raw.isspace() else _Given()
+        sound = sound_text(raw)
+        return _Given(sound, usable=sound == raw) if raw and not raw.isspace() else _Given()
     if isinstance(raw, int | float) and not isinstance(raw, bool) and abs(raw) < MAX_NUMERIC_ID:
         return _Given(str(raw))
     return _Given()
@@ -453,7 +454,7 @@ class _Thinking:
 
     def _close(self) -> None:
         if self._open:
-            self._blocks[-1]["thinking"] = _sound("".join(self._pieces))
+            self._blocks[-1]["thinking"] = sound_text("".join(self._pieces))
             self._pieces.clear()
             self._open = False
 
@@ -470,21 +471,12 @@ def _merged(before: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any
 def _folded(values: list[Any]) -> Any:
     """One field of a message out of its deltas: text and lists go on, objects fill up, anything else is replaced."""
     if all(isinstance(value, str) for value in values):
-        return _sound("".join(values))
+        return sound_text("".join(values))
     if all(isinstance(value, list) for value in values):
         return [item for value in values for item in value]
     if all(isinstance(value, dict) for value in values):
         return {key: item for value in values for key, item in value.items()}
     return values[-1]
-
-
-def _sound(text: str) -> str:
-    """Text that can be sent: halves of a surrogate pair joined, and one without its other half replaced."""
-    joined = join_halves(text)
-    return joined if joined.isascii() else _LONE.sub("\ufffd", joined)
-
-
-_LONE = re.compile(r"[\ud800-\udfff]")
 
 
 # Going back to the model ---------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from app.chat.events import (
     Usage,
 )
 
-EXTRAS = ("extra_content", "provider_specific_fields")
+EXTRAS = frozenset({"extra_content", "provider_specific_fields"})
 """Fields of a call that hold signatures and must go back on it."""
 
 
@@ -79,15 +79,16 @@ class ChunkReader:
             if not value:
                 continue
             if key == "content" and isinstance(value, str):
-                if not value.isascii() or self._half:
-                    value = self._sound(value)
-                if value:
-                    events.append(TextDelta(value))
+                text = self._sound(value) if self._half or not value.isascii() else value
+                if text:
+                    events.append(TextDelta(text))
             elif key == "tool_calls":
                 events += map(_call_delta, _entries(value))
             elif key == "function_call":
                 if isinstance(value, dict):
-                    events.append(CallDelta(name=_text(value.get("name")), arguments=value.get("arguments"), legacy=True))
+                    events.append(
+                        CallDelta(name=_text(value.get("name")), arguments=value.get("arguments"), legacy=True)
+                    )
             elif key == "reasoning" and delta.get("reasoning_content"):
                 continue  # the same words under two names
             elif key != "role":
@@ -173,9 +174,8 @@ def _content(value: Any) -> Iterator[ModelEvent]:
         yield TextDelta(value)
         return
     for part in _entries(value):
-        if text := _text(part.get("text")):
-            if part.get("type") != "thinking":
-                yield TextDelta(text)
+        if (text := _text(part.get("text"))) and part.get("type") != "thinking":
+            yield TextDelta(text)
         if text := _flat(part.get("thinking")):
             yield ReasoningDelta(text, "thinking")
 
@@ -238,15 +238,16 @@ def _text(value: Any) -> str | None:
 
 
 def _extras(entry: dict[str, Any]) -> dict[str, Any]:
+    if EXTRAS.isdisjoint(entry):
+        return {}
     return {key: entry[key] for key in EXTRAS if entry.get(key)}
 
 
-def _entries(value: Any) -> Iterator[dict[str, Any]]:
+def _entries(value: Any) -> list[dict[str, Any]]:
     """The objects in a list; a lone object where a list was due is one of one."""
-    if isinstance(value, dict):
-        yield value
-    elif isinstance(value, list):
-        yield from (entry for entry in value if isinstance(entry, dict))
+    if isinstance(value, list):
+        return [entry for entry in value if isinstance(entry, dict)]
+    return [value] if isinstance(value, dict) else []
 
 
 # Fields of the choice and of the body ----------------------------------------------------------------------------------

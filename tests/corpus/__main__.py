@@ -13,12 +13,16 @@ def main(arguments: list[str]) -> int:
         differences = _judged(case)
         if differences:
             failed += 1
-            print(f"{case.id}: {'; '.join(differences)}")
+            _say(f"{case.id}: {'; '.join(differences)}")
         else:
             passed += 1
-    print(f"{passed} passed, {failed} failed")
+    _say(f"{passed} passed, {failed} failed")
     # No case at all is a wrong directory, and not a success.
     return 0 if passed and not failed else 1
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
 
 
 def _judged(case: Case) -> list[str]:
