@@ -11,8 +11,8 @@ from tests.harness import leftovers
 from tests.harness.needs import demanded, missing, summary
 from tests.upstream import Upstream
 
+# Without it litellm asks the network for its price list as soon as it is imported.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-"""Without it litellm asks the network for its price list as soon as it is imported."""
 
 SETTLING = 2.0
 """Seconds that tasks which are ending get to end."""

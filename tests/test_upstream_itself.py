@@ -28,6 +28,7 @@ from tests.upstream import (
     Misframed,
     Pace,
     Reply,
+    RequestRecord,
     Reset,
     Shape,
     Upstream,
@@ -518,6 +519,21 @@ async def test_a_script_that_runs_out_fails_the_test():
     assert (await raw_post(upstream.url, asking())).status == 500
     await upstream.close()
     with pytest.raises(AssertionError, match="'m' has run out: request 2 came"):
+        upstream.check()
+
+
+async def test_a_script_that_raises_fails_the_test_and_ends_the_exchange():
+    def choose(_: RequestRecord) -> Reply:
+        message = "no answer to that"
+        raise LookupError(message)
+
+    upstream = Upstream()
+    await upstream.open()
+    upstream.script("m", choose)
+    assert (await raw_post(upstream.url, asking())).raw == b""
+    assert await upstream.requests[0].until_closed() == "crashed"
+    await upstream.close()
+    with pytest.raises(AssertionError, match="no answer to that"):
         upstream.check()
 
 

@@ -1,5 +1,6 @@
 """The harness starts what it is given, says when it is ready, and leaves nothing behind."""
 
+import asyncio
 import json
 import signal
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.main import create_app
 from tests.harness import toolshed
 from tests.harness.clients import openai_client, streamed, whole
 from tests.harness.configs import as_yaml, config_dict, make_config, tool_entry
@@ -94,6 +96,18 @@ async def test_the_accumulator_puts_a_stream_together_as_the_whole_answer(upstre
         assert (call.id, call.model_dump()["function"]["arguments"]) == ("c1", '{"a":1}')
     assert one.usage is not None
     assert other.usage == one.usage
+
+
+async def test_the_product_is_served_in_the_loop_of_the_test(upstream: Upstream):
+    """With a tool that runs in a thread, and one that the test holds by its gate: nothing of either stays."""
+    upstream.script("m", [Reply(calls=[Call("add", {"a": 2, "b": 3}), Call("wait_for_gate")]), Reply(text="done")])
+    config = make_config(upstream.url, tools=["add", "wait_for_gate"])
+    async with toolshed.held() as waiting, serve(create_app(config)) as url, openai_client(url) as client:
+        asked = asyncio.create_task(streamed(client, **ASKED))
+        await waiting.started.wait()
+        waiting.gate.set()
+        assert (await asked).choices[0].message.content == "done"
+    assert sorted(upstream.requests[1].tool_results.values()) == ["5", "waited"]
 
 
 async def test_a_child_that_fails_shows_its_log():

@@ -1,9 +1,11 @@
 """The tools that tests offer: real functions with type hints, deterministic, and without state between calls.
 
-Recordings name them; `make_config` offers them by import path. `running` tells what the slow ones are doing.
+Recordings name them; `make_config` offers them by import path. `held` lets a test hold the one that waits.
 """
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Literal
 
 from app.tools.python_function import ToolError
@@ -21,8 +23,18 @@ class Running:
         self.gate = asyncio.Event()
 
 
-running: Running | None = None
-"""Set by a test before it uses `wait_for_gate`."""
+_running: Running | None = None
+
+
+@contextlib.asynccontextmanager
+async def held() -> AsyncIterator[Running]:
+    """Puts `wait_for_gate` in the hands of a test that shares its event loop."""
+    global _running  # noqa: PLW0603 - the tool is found by import path and can be given nothing
+    _running = Running()
+    try:
+        yield _running
+    finally:
+        _running = None
 
 
 async def get_weather(city: str, unit: Literal["celsius", "fahrenheit"] = "celsius") -> str:
@@ -62,7 +74,8 @@ async def echo(text: str) -> str:
 
 async def wait_for_gate(label: str = "") -> str:
     """Waits until the test opens the gate."""
-    assert running is not None, "the test has not set toolshed.running"
+    running = _running
+    assert running is not None, "no test holds this tool: use `toolshed.held`"
     running.started.set()
     try:
         await running.gate.wait()

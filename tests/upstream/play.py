@@ -5,7 +5,20 @@ from collections.abc import Sequence
 from tests.upstream.faces import Asked, Face, encode
 from tests.upstream.http import Connection
 from tests.upstream.records import RequestRecord
-from tests.upstream.script import Cut, Empty, ErrorEvent, Hang, Hold, Html, Malformed, Misframed, Reply, Reset, Shape
+from tests.upstream.script import (
+    Cut,
+    Empty,
+    ErrorEvent,
+    Fault,
+    Hang,
+    Hold,
+    Html,
+    Malformed,
+    Misframed,
+    Reply,
+    Reset,
+    Shape,
+)
 
 SPLIT_PAUSE = 0.002
 """Seconds between the two halves of a split event, so that the client really reads them apart."""
@@ -34,7 +47,7 @@ class Player:
         if reply.pace.before:
             await self._connection.wait(seconds=reply.pace.before)
         await self._hold_at(None)
-        if reply.fault is not None and getattr(reply.fault, "after", 0) is None:
+        if _before_the_head(reply.fault):
             return await self._fail()
         self._record.status = reply.status
         match reply.fault:
@@ -141,7 +154,7 @@ class Player:
 
     async def _send(self, events: Sequence[bytes]) -> bool:
         """Sends the events; False when a fault ended the connection on the way."""
-        place = getattr(self._reply.fault, "after", None)
+        place = _place(self._reply.fault)
         for at, event in enumerate([*events, b""]):
             await self._hold_at(at)
             if place is not None and (at == place or (not event and at < place)):
@@ -216,7 +229,26 @@ class Player:
 def _has_place(reply: Reply) -> bool:
     """Whether something happens between two events, so that they cannot go out as one."""
     held = reply.pace.hold is not None and reply.pace.hold.after is not None
-    return held or getattr(reply.fault, "after", None) is not None
+    return held or _place(reply.fault) is not None
+
+
+def _before_the_head(fault: Fault | None) -> bool:
+    match fault:
+        case Cut(after=None) | Reset(after=None) | Hang(after=None):
+            return True
+        case _:
+            return False
+
+
+def _place(fault: Fault | None) -> int | None:
+    """After how many events the fault comes; None where it has no place among them."""
+    match fault:
+        case Cut(after=at) | Reset(after=at) | Hang(after=at):
+            return at
+        case Malformed(after=at) | Misframed(after=at) | ErrorEvent(after=at):
+            return at
+        case _:
+            return None
 
 
 def _inside_a_character(event: bytes) -> int:

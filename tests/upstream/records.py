@@ -22,7 +22,8 @@ class RequestRecord:
     """The parsed body; empty when it was no JSON object."""
     status: int | None = None
     outcome: str = "open"
-    """done, client_disconnected, fault:<kind>, rejected:<status>, or released (the upstream was closed first)."""
+    """done, client_disconnected, fault:<kind>, rejected:<status>, released (the upstream was closed first), or
+    crashed (a function of the script raised; the test fails for it)."""
     sent: int = 0
     """Events of a streamed answer that went out."""
     reached: asyncio.Event = field(default_factory=asyncio.Event)

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Self
 
@@ -185,7 +186,7 @@ class Upstream:
                 self._seen_by_name.clear()
                 return 200, {"ok": True}
             case "GET", ["__stats"]:
-                return 200, {name: getattr(self.stats, name) for name in Stats.__slots__}
+                return 200, asdict(self.stats)
             case "GET", ["models"]:
                 return 200, {"object": "list", "data": [_model(name) for name in (*BASES, *self._scripts)]}
             case "GET", ["models", *rest] if self._known("/".join(rest)):
@@ -215,6 +216,8 @@ class Upstream:
             record.outcome = "released"
             raise
         finally:
+            if record.outcome == "open":
+                record.outcome = "crashed"
             self.stats.active -= 1
             record.closed.set()
 
