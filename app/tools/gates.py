@@ -1,6 +1,7 @@
 """How many calls may run at once: of a tool, of a source, of all. Shared by all requests of a runtime."""
 
 import asyncio
+from collections.abc import Container
 
 MAX_WAITING = 200
 """Calls that wait at one gate. Beyond it they are turned away at once: they would only time out together."""
@@ -49,6 +50,10 @@ class Gates:
 
     def limit_tool(self, tool: str, places: int | None) -> None:
         self._limit(self._of_tools, tool, places)
+
+    def forget_tools_except(self, names: Container[str]) -> None:
+        """Drop the gates of tools that are gone; calls still under way keep theirs to the end."""
+        self._of_tools = {name: gate for name, gate in self._of_tools.items() if name in names}
 
     def on_the_way_to(self, tool: str, source: str) -> list[Gate]:
         """The gates that a call of this tool passes, the narrowest first."""

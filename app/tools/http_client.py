@@ -120,8 +120,9 @@ async def ask(web: Web, rules: AddressRules, request: Request, max_bytes: int) -
         return Failed(f"{host} cannot be reached ({_how(error)}).", FailureKind.UNAVAILABLE)
     except httpx2.UnsupportedProtocol as error:
         return Failed(f"Not sent: {error}", FailureKind.REFUSED)
-    except httpx2.LocalProtocolError as error:
-        return Failed(f"Not sent: the request cannot be written ({error}).", FailureKind.REFUSED)
+    except httpx2.LocalProtocolError:
+        # Its text may quote a header, and with it a password.
+        return Failed("Not sent: the request cannot be written.", FailureKind.REFUSED)
     except httpx2.TransportError as error:
         if safe:
             return Failed(f"{host} did not answer properly ({_how(error)}).", FailureKind.UNAVAILABLE)

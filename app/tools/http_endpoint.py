@@ -21,12 +21,13 @@ from app.tools.http_client import Request, Web, ask
 
 _PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
 _MISSING = object()
 
 
 class BadTemplate(ValueError):
-    """A URL template that cannot be kept to, and why. For the operator."""
+    """A URL template or header that cannot be kept to, and why. For the operator."""
 
 
 class _BadArgument(ValueError):
@@ -54,7 +55,7 @@ class HttpEndpoint:
         self._web = web
         self._method = method.upper()
         self._url = _UrlTemplate.read(url)
-        self._headers = dict(headers or {})
+        self._headers = _sendable(headers or {})
         self._query = dict(query or {})
         self._body = body
         self._rules = rules
@@ -127,6 +128,18 @@ class _UrlTemplate:
         same_origin = (url.scheme, url.host, url.port) == (self.origin.scheme, self.origin.host, self.origin.port)
         no_dots = not any(unquote(segment) in (".", "..") for segment in path.split("/"))
         return same_origin and no_dots and _path_of(url).startswith(self.prefix) and url.fragment == ""
+
+
+def _sendable(headers: Mapping[str, str]) -> dict[str, str]:
+    """Headers that can be written. Found out at load, and without repeating the value: it may be a secret."""
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name):
+            raise BadTemplate(f"{name!r} is not the name of a header")
+        if not value.isascii() or _CONTROL.search(value) or value != value.strip():
+            raise BadTemplate(
+                f"the value of {name} holds characters that cannot stand in a header, or spaces around it"
+            )
+    return dict(headers)
 
 
 def _path_of(url: httpx2.URL) -> str:

@@ -6,6 +6,7 @@ arguments into what the hints say before the call. Async functions run in the ev
 
 import asyncio
 import dataclasses
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -381,6 +382,7 @@ def _mark_of(function: Any) -> Mark | None:
 
 
 def _name_of(function: Callable[..., Any]) -> str:
+    function = _hinted(function) if isinstance(function, functools.partial) else function
     return getattr(function, "__name__", None) or type(function).__name__
 
 
@@ -391,6 +393,8 @@ def _path_of(function: Callable[..., Any]) -> str:
 
 def _hinted(function: Callable[..., Any]) -> Any:
     """Where the annotations are: of an object that can be called, on its `__call__`."""
+    while isinstance(function, functools.partial):
+        function = function.func
     return function if inspect.isroutine(function) else type(function).__call__
 
 

@@ -24,6 +24,8 @@ FIRST_WAIT = 5.0
 """How long a start waits for the first try of every source; slower ones go on in the background."""
 MAX_SCHEMA_BYTES = 262_144
 """Of one tool, encoded. It is sent with every request; what is larger is a mistake or an attack."""
+MAX_CLAIMS = 10_000
+"""Names that are remembered after their tools are gone. A server that invents new ones for ever is not remembered."""
 CONFIG = ""
 """The source of tools that stand in the config by themselves."""
 
@@ -165,6 +167,7 @@ class Registry:
         self._tools = tuple(sorted(usable, key=lambda each: each.name))
         self._quarantined = tuple(sorted(broken, key=lambda each: (each.name, each.source)))
         self._by_name = {each.name: each for each in self._tools}
+        self.gates.forget_tools_except(self._by_name)
         for each in self._tools:
             self.gates.limit_tool(each.name, each.tool.policy.concurrency)
 
@@ -190,6 +193,10 @@ class Registry:
                 else:
                     found[source, tool.name] = tool
                     self._claims.setdefault(_wanted(tool.name), set()).add((source, tool.name))
+        if len(self._claims) > MAX_CLAIMS:
+            self._claims = {}
+            for identity in found:
+                self._claims.setdefault(_wanted(identity[1]), set()).add(identity)
         bare = {owner: name for name, claims in self._claims.items() if (owner := _owner(claims)) is not None}
         taken = set(bare.values())
         names: dict[tuple[str, str], tuple[str, Tool]] = {}

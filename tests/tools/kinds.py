@@ -76,7 +76,8 @@ class PythonAsync:
         async def hangs(city: str) -> str:
             self.begun.set()
             try:
-                return await asyncio.Event().wait() and ""
+                await asyncio.Event().wait()
+                return "never"
             finally:
                 self.stopped.set()
 

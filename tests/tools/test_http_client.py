@@ -278,11 +278,11 @@ async def test_a_name_that_does_not_resolve_is_unavailable():
 
 @pytest.mark.parametrize("method, kind", [("GET", FailureKind.UNAVAILABLE), ("POST", FailureKind.UNKNOWN)])
 async def test_a_lost_connection_says_whether_something_may_have_happened(method, kind):
-    async with serving(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf", keep_alive=False) as server:
-        async with a_web(["127.0.0.1"]) as (web, _):
-            outcome = await ask(web, PRIVATE, Request(method, server.url()), 1000)
-            assert isinstance(outcome, Failed)
-            assert outcome.kind is kind
+    half = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf"
+    async with serving(half, keep_alive=False) as server, a_web(["127.0.0.1"]) as (web, _):
+        outcome = await ask(web, PRIVATE, Request(method, server.url()), 1000)
+        assert isinstance(outcome, Failed)
+        assert outcome.kind is kind
 
 
 async def test_closing_closes_idle_connections():
@@ -297,7 +297,12 @@ async def test_closing_closes_idle_connections():
 async def test_tls_is_made_with_the_name_and_not_with_the_address():
     names: list[str | None] = []
     offered = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    offered.sni_callback = lambda connection, name, context: names.append(name) or ssl.ALERT_DESCRIPTION_ACCESS_DENIED
+
+    def hears(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> int:
+        names.append(name)
+        return ssl.ALERT_DESCRIPTION_ACCESS_DENIED
+
+    offered.sni_callback = hears
     server = await asyncio.start_server(_nothing, "127.0.0.1", 0, ssl=offered)
     port = server.sockets[0].getsockname()[1]
     async with a_web(["127.0.0.1"]) as (web, _):

@@ -119,6 +119,15 @@ def test_a_template_whose_host_is_not_fixed_is_refused_at_load(url):
         endpoint(url)
 
 
+@pytest.mark.parametrize(
+    "headers", [{"X-Key": "secret\n"}, {"X-Key": "sécret"}, {"X-Key": " secret"}, {"a b": "secret"}]
+)
+def test_a_header_that_cannot_be_sent_is_refused_at_load_and_not_repeated(headers):
+    with pytest.raises(BadTemplate) as raised:
+        endpoint(headers=headers)
+    assert "cret" not in str(raised.value)
+
+
 @pytest.mark.anyio
 async def test_a_bad_argument_is_told_to_the_model_and_nothing_is_sent():
     outcome = await endpoint().execute(ready("weather", city=".."), an_occasion())

@@ -5,6 +5,7 @@ import functools
 import sys
 import threading
 import types
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -138,13 +139,14 @@ def test_what_cannot_be_a_tool_says_why(threads):
     def odd(lock: threading.Event) -> None: ...
     def unknown(x: "NoSuchType") -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
-    for function, why in [
+    cases: list[tuple[Callable[..., Any], str]] = [
         (many, "names each"),
         (any_name, "names each"),
         (generates, "generator"),
         (odd, "type"),
         (unknown, "NoSuchType"),
-    ]:
+    ]
+    for function, why in cases:
         with pytest.raises(NotATool, match=why):
             python_tool(function, threads)
 
@@ -266,6 +268,9 @@ async def test_callable_objects_partials_and_wrappers_that_return_awaitables_wor
 
     assert await run(python_tool(Greets(), threads), name="you") == Returned("hello you")
     assert await run(python_tool(wrapped, threads), greeting="hi", name="you") == Returned("hi you")
+    greeting = functools.partial(greet, "hi")
+    assert list(python_tool(greeting, threads, name="g").parameters["properties"]) == ["name"]
+    assert await run(python_tool(greeting, threads), name="you") == Returned("hi you")
 
 
 @pytest.mark.anyio

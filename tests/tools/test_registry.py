@@ -172,6 +172,20 @@ async def test_a_server_that_comes_and_goes_does_not_rename_the_tools_of_another
     await registry.close()
 
 
+@pytest.mark.anyio
+async def test_a_server_that_invents_names_for_ever_does_not_fill_the_memory(monkeypatch):
+    monkeypatch.setattr("app.tools.registry.MAX_CLAIMS", 50)
+    source = FakeSource("s")
+    registry = ready_registry(source)
+    await registry.open()
+    for n in range(60):
+        source.there = (a_tool(f"tool_{n}", concurrency=1),)
+        assert names(registry) == [f"tool_{n}"]
+    assert len(registry._claims) <= 51
+    assert list(registry.gates._of_tools) == ["tool_59"]
+    await registry.close()
+
+
 def test_the_original_is_kept_and_patterns_may_name_the_source():
     registry = Registry()
     registry.add(a_tool("get weather"), a_tool("clock"), a_tool("calculator"))

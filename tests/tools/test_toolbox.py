@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from app.calls.outcome import Failed, FailureKind, Outcome, Returned
-from app.calls.states import BrokenCall, Flaw, ReadyCall
+from app.calls.states import BrokenCall, Call, Flaw, ReadyCall
 from app.tools.executor import Occasion, Policy, Safety, Tool
 from app.tools.gates import MAX_WAITING, Gates
 from app.tools.registry import Registry
@@ -152,7 +152,7 @@ def test_each_call_lands_in_exactly_one_pile():
     toolbox = box(house(a_tool("weather")), clients("mine"))
     broken = BrokenCall("c", "mine", Flaw.TRUNCATED, "{")
     nameless = BrokenCall("d", None, Flaw.MISSING_NAME, "")
-    calls = [call("weather", "a"), call("mine", "b"), broken, nameless, call("unheard_of", "e")]
+    calls: list[Call] = [call("weather", "a"), call("mine", "b"), broken, nameless, call("unheard_of", "e")]
     plan = toolbox.plan(calls)
     assert plan.ours == (calls[0],)
     assert plan.theirs == (calls[1],)
@@ -441,7 +441,7 @@ async def test_a_tool_that_needs_approval_does_not_run_where_nobody_can_be_asked
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("answer", [None, Failed("Denied by Ann.", FailureKind.REFUSED)])
-async def test_approval_is_asked_for_before_the_run_and_decides(answer):
+async def test_approval_is_asked_for_before_the_run_and_decides(answer: Failed | None):
     asked: list[tuple[str, str]] = []
 
     async def approve(tool: Tool, call: ReadyCall) -> Failed | None:
