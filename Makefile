@@ -42,8 +42,8 @@ format: .venv/.dev ## put the code in its form
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
 
-bench: .venv/.dev ## measure what users feel: first token, cost per chunk, a thousand chats
-	@$(PY) bench/run.py $(ARGS)
+bench: .venv/.dev ## measure what things cost: each script in bench/ (ARGS=bench/arguments.py for one)
+	@for script in $(or $(ARGS),bench/[a-z]*.py); do echo "$$script"; $(PY) "$$script" || exit 1; done
 
 image: ## build the container image callgate (ENGINE=docker)
 	@$(ENGINE) build --tag callgate .
