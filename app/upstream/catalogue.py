@@ -23,7 +23,6 @@ from app.upstream.retry import Circumstances, Pool, Report, RetryBudget, Retryin
 Wrap: TypeAlias = Callable[[Model, ModelEntry], Model]
 """What is put around each deployment: the prompt wrapper, for models that cannot call functions."""
 
-DEMO = "demo"
 """The provider of the embedded model: `demo/demo`, or `demo` alone."""
 FILLED_IN = 256
 """How many names that matched a wildcard are kept ready. Clients choose these names, so there must be a bound."""
@@ -36,14 +35,14 @@ class Catalogue:
         entries: Sequence[ModelEntry],
         client: Client,
         *,
-        wrap: Wrap = lambda model, entry: model,
+        wrap: Wrap | None = None,
         policy: RetryPolicy | None = None,
         circumstances: Circumstances | None = None,
     ) -> None:
         for entry in entries:
             resolve.check(entry)
         self._client = client
-        self._wrap = wrap
+        self._wrap = wrap or _as_it_is
         self._policy = policy or RetryPolicy()
         self._circumstances = circumstances or Circumstances(RetryBudget())
         self._exact, self._patterns = _sorted_entries(entries)
@@ -92,16 +91,16 @@ class Catalogue:
         return ()
 
     def _built(self, name: str, entries: Sequence[ModelEntry]) -> RetryingModel:
-        pools = [self._pool(name, entries)]
-        for fallback in dict.fromkeys(other for entry in entries for other in entry.fallbacks):
-            pools.append(self._pool(fallback, self._match(fallback)))
-        return RetryingModel(name, tuple(pools), self._circumstances, self._policy)
+        # A fallback's own fallbacks are not followed: what a request may turn into stays readable in one entry.
+        others = dict.fromkeys(fallback for entry in entries for fallback in entry.fallbacks)
+        pools = [self._pool(name, entries), *(self._pool(other, self._match(other)) for other in others)]
+        return RetryingModel(name, pools, self._circumstances, self._policy)
 
     def _pool(self, name: str, entries: Sequence[ModelEntry]) -> Pool:
         return Pool(name, [self._wrap(self._deployment(entry), entry) for entry in entries])
 
     def _deployment(self, entry: ModelEntry) -> Model:
-        if str(entry.litellm_params["model"]).partition("/")[0] == DEMO:
+        if is_demo(entry):
             return DemoModel(entry.model_name)
         if entry.lane in {"auto", "direct"} and (endpoint := resolve.known_endpoint(entry)) is not None:
             return DirectModel(entry.model_name, endpoint, self._client, entry.deadlines)
@@ -112,6 +111,11 @@ class Catalogue:
         close = difflib.get_close_matches(name[:200], self.names(), n=1, cutoff=0.5)
         message += f"; did you mean `{close[0]}`?" if close else "."
         return ChatError(404, message, param="model", code="model_not_found")
+
+
+def is_demo(entry: ModelEntry) -> bool:
+    """Whether the embedded model is meant: `demo` or `demo/…`, a provider of ours and not of litellm's."""
+    return str(entry.litellm_params["model"]).partition("/")[0] == "demo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +165,10 @@ class _Pattern:
             replace(entry, model_name=name, litellm_params=_filled(entry.litellm_params, found.groups()))
             for entry in self._entries
         )
+
+
+def _as_it_is(model: Model, entry: ModelEntry) -> Model:
+    return model
 
 
 def _filled(params: Mapping[str, Any], stars: Sequence[str]) -> Mapping[str, Any]:

@@ -25,11 +25,13 @@ SCHEMA_DEPTH = 6
 CHARS_PER_TOKEN = 4
 
 _THEN = re.compile(r"\b(?:and then|then|after that|afterwards)\b", re.IGNORECASE)
-_CLOCK = re.compile(r"\b(?:what(?:'s| is)? (?:the )?(?:current )?(?:time|date)|(?:current |local )?time in|clock|what day)\b", re.I)
+_CLOCK = re.compile(r"\b(?:what(?:'s| is)? (?:the )?(?:current )?(?:time|date)|(?:current |local )?time in|clock|what day)\b", re.IGNORECASE)
 _PLACE = re.compile(r"\b(?:in|for|at) ((?:[A-Z][\w+-]*(?:/[A-Z][\w+-]*)*)(?: [A-Z][\w-]*)*)")
 _SUM = re.compile(r"[-+(]*\d[\d.,]*(?:\s*[-+*/%^()]+\s*\(*-?\d[\d.,]*\)*)+")
 _WORDS = (("multiplied by", "*"), ("divided by", "/"), ("times", "*"), ("plus", "+"), ("minus", "-"), ("×", "*"), ("÷", "/"))
-_NAMED = re.compile(r"\b(?:call|use|run|try)\s+(?:the\s+)?`?([A-Za-z_][\w-]{0,63})`?(?:\s+tool)?(?:\s+with)?\s*(\{.*?\}(?=\s*(?:$|[.,;]|and\b)))?", re.I | re.S)
+_NAMED = re.compile(
+    r"\b(?:call|use|run|try)\s+(?:the\s+)?`?([A-Za-z_][\w-]{0,63})`?(?:\s+tool)?(?:\s+with)?\s*(\{.*?\}(?=\s*(?:$|[.,;]|and\b)))?", re.IGNORECASE | re.DOTALL
+)
 _ZONES = {
     "amsterdam": "Europe/Amsterdam", "bangkok": "Asia/Bangkok", "beijing": "Asia/Shanghai", "berlin": "Europe/Berlin",
     "cairo": "Africa/Cairo", "chicago": "America/Chicago", "delhi": "Asia/Kolkata", "dubai": "Asia/Dubai",
@@ -101,7 +103,7 @@ def _answer(messages: Sequence[Any], offered: Mapping[str, Any], choice: Any, pa
         offered = {}
     if forced := _forced(choice, offered):
         wanted = next((wish for step in _steps(request, offered) for wish in step if wish.tool in forced), None)
-        return _Said(calls=[wanted or _Wanted(forced[0], _made_up(offered[forced[0]]))])
+        return _Said(calls=[wanted or _Wanted(forced[0], _made_up_object(offered[forced[0]]))])
     if request.startswith("### Task:"):
         return _Said(json.dumps({"title": "Trying the demo model", "tags": ["Demo"], "follow_ups": []}))
     steps = _steps(request, offered)
@@ -138,11 +140,12 @@ def _wanted(text: str, offered: Mapping[str, Any]) -> list[_Wanted]:
         worded = text
         for word, sign in _WORDS:
             worded = re.sub(rf"(?<=\d)\s*{word}\s*(?=[-(\d])", sign, worded, flags=re.IGNORECASE)
-        for match in _SUM.finditer(worded):
-            found.append((match.start(), _Wanted(tool, _sum_arguments(match[0], offered[tool]))))
+        found += [
+            (match.start(), _Wanted(tool, _sum_arguments(match[0], offered[tool]))) for match in _SUM.finditer(worded)
+        ]
     for match in _NAMED.finditer(text):
         if (tool := _find(offered, match[1])) and all(wish.tool != tool for _, wish in found):
-            found.append((match.start(), _Wanted(tool, _read_object(match[2]) or _made_up(offered[tool]))))
+            found.append((match.start(), _Wanted(tool, _read_object(match[2]) or _made_up_object(offered[tool]))))
     return [wish for _, wish in sorted(found, key=lambda pair: pair[0])]
 
 
@@ -153,15 +156,14 @@ def _find(offered: Mapping[str, Any], name: str) -> str | None:
     )
 
 
-def _clock_arguments(text: str, schema: Any) -> Mapping[str, Any]:
+def _clock_arguments(text: str, schema: Any) -> dict[str, Any]:
+    arguments = _made_up_object(schema)
     place = match[1] if (match := _PLACE.search(text)) else ""
     zone = place if "/" in place else _zone(place)
-    for name in _properties(schema):
-        if any(part in name.lower() for part in ("zone", "tz", "location", "city", "place")):
-            if zone:
-                return {**_made_up(schema), name: zone}
-            return {**_made_up(schema), name: "UTC"} if name in _made_up(schema) else _made_up(schema)
-    return _made_up(schema)
+    name = _property(schema, "zone", "tz", "location", "city", "place")
+    if name is not None and (zone or name in arguments):
+        arguments[name] = zone or "UTC"
+    return arguments
 
 
 def _zone(place: str) -> str | None:
@@ -169,22 +171,26 @@ def _zone(place: str) -> str | None:
     return next((zone for n in (2, 1) if (zone := _ZONES.get(" ".join(words[:n])))), None)
 
 
-def _sum_arguments(expression: str, schema: Any) -> Mapping[str, Any]:
-    written = expression.replace(",", "").strip().rstrip(".")
-    for name in _properties(schema):
-        if any(part in name.lower() for part in ("expr", "formula", "input", "calculation", "equation", "query")):
-            return {**_made_up(schema), name: written}
-    return _made_up(schema)
+def _sum_arguments(expression: str, schema: Any) -> dict[str, Any]:
+    arguments = _made_up_object(schema)
+    if (name := _property(schema, "expr", "formula", "input", "calculation", "equation", "query")) is not None:
+        arguments[name] = expression.replace(",", "").strip().rstrip(".")
+    return arguments
+
+
+def _property(schema: Any, *parts: str) -> str | None:
+    return next((name for name in _properties(schema) if any(part in name.lower() for part in parts)), None)
 
 
 def _forced(choice: Any, offered: Mapping[str, Any]) -> list[str]:
+    """The tools one of which must be called."""
     if choice == "required":
         return list(offered)
-    if isinstance(choice, dict):
-        function = choice.get("function")
-        name = function.get("name") if isinstance(function, dict) else choice.get("name")
-        return [name] if name in offered else []
-    return []
+    if not isinstance(choice, dict):
+        return []
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else choice.get("name")
+    return [name] if isinstance(name, str) and name in offered else []
 
 
 def _results(since: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
@@ -281,6 +287,12 @@ def _asked_schema(params: Mapping[str, Any]) -> Any:
 
 def _properties(schema: Any) -> Mapping[str, Any]:
     found = schema.get("properties") if isinstance(schema, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _made_up_object(schema: Any) -> dict[str, Any]:
+    """Arguments are an object, whatever an odd schema says."""
+    found = _made_up(schema)
     return found if isinstance(found, dict) else {}
 
 

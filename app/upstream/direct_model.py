@@ -40,8 +40,8 @@ class Endpoint:
     """The whole address, `/chat/completions` included."""
     model: str
     """The name the provider knows it by."""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    secrets: tuple[str, ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    secrets: tuple[str, ...] = field(default=(), repr=False)
     """Values that must not appear in any message, whatever a provider writes."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Fields the operator sets for requests that do not set them."""

@@ -24,7 +24,7 @@ class ModelEntry:
     """One entry of `model_list`, its variables already replaced. Several entries with one name are its deployments."""
 
     model_name: str
-    litellm_params: Mapping[str, Any]
+    litellm_params: Mapping[str, Any] = field(repr=False)
     """As litellm takes them; secrets are plain strings or have `get_secret_value`."""
     tools: tuple[str, ...] = ()
     """Names or globs of house tools that the model is offered."""
@@ -69,7 +69,7 @@ _ROUTING = frozenset(
     rpm tpm weight order max_parallel_requests max_retries num_retries timeout stream_timeout request_timeout
     model_info tags input_cost_per_token output_cost_per_token input_cost_per_second output_cost_per_second
     max_budget budget_duration cooldown_time use_in_pass_through drop_params stream
-    """.split()  # noqa: SIM905 -- a list of forty quoted words is harder to read
+    """.split()
 )
 """Settings of litellm's router: they change when a deployment is asked and not what it is asked."""
 

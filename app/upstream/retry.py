@@ -93,7 +93,7 @@ class Circumstances:
     budget: RetryBudget
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-    random: Callable[[], float] = random.random
+    random: Callable[[], float] = random.random  # noqa: S311 -- scatter, not secrecy
 
 
 @dataclass(frozen=True, slots=True)

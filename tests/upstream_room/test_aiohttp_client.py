@@ -8,7 +8,7 @@ import pytest
 
 from app.upstream.aiohttp_client import AiohttpClient
 from app.upstream.client import Broken, ConnectFailed, Deadlines, TimedOut, TooLarge
-from tests.upstream_room.wire import QUICK, SSE, closing, serving
+from tests.upstream_room.wire import QUICK, closing, serving
 
 pytestmark = pytest.mark.anyio
 

@@ -36,6 +36,7 @@ class Scripted:
         self.scripts = list(scripts)
         self.asked = 0
         self.open = 0
+        self.opened = asyncio.Event()
 
     @asynccontextmanager
     async def ask(self, ask):
@@ -44,6 +45,7 @@ class Scripted:
         if isinstance(script, Exception):
             raise script
         self.open += 1
+        self.opened.set()
         try:
             yield Batches(script)
         finally:
@@ -244,8 +246,7 @@ async def test_cancelling_closes_what_was_opened(world, when):
     one = Scripted([[TextDelta("x")], never] if when == "after_words" else [[Head(id="1")], never])
     task = asyncio.create_task(heard(world.model(one)))
     async with asyncio.timeout(5):
-        while not one.open:
-            await asyncio.sleep(0)
+        await one.opened.wait()
         task.cancel()
         await asyncio.wait([task])
     assert task.cancelled()

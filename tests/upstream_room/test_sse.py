@@ -1,5 +1,7 @@
 """The event reader, held against a plain slow one that follows the specification's text."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,7 +54,7 @@ def test_however_a_body_is_cut_the_same_events_come_out(lines, bom, ended, cuts)
     body = (b"\xef\xbb\xbf" if bom else b"") + b"".join(line + end for line, end in lines)
     body = body if ended else body[:-1]
     places = sorted({0, len(body), *(cut % (len(body) + 1) for cut in cuts)})
-    pieces = [body[start:end] for start, end in zip(places, places[1:], strict=False)]
+    pieces = [body[start:end] for start, end in pairwise(places)]
     assert read(*pieces) == plain_reader(body)
     assert read(*(body[i : i + 1] for i in range(len(body)))) == plain_reader(body)
 
