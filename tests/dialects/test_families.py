@@ -1,6 +1,6 @@
 import pytest
 
-from app.chat.events import CallDelta, CallWritten, Finished, TextDelta
+from app.chat.events import CallDelta, CallWritten, Finished, ModelEvent, TextDelta
 from app.dialects.families import FALLBACK, format_for, judge_probe, probe_ask, tool_calling_for
 from app.dialects.prompts import FORMATS
 
@@ -65,7 +65,7 @@ def test_the_probe_demands_a_call_of_its_one_tool():
 
 
 def test_a_whole_native_call_passes_the_probe():
-    pieces = [
+    pieces: list[ModelEvent] = [
         CallDelta(0, "c1", "report_word", '{"wo'),
         CallDelta(0, arguments='rd": "ready"}'),
         Finished("tool_calls"),
