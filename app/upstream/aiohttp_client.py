@@ -34,8 +34,6 @@ class AiohttpClient:
         raw = await self._send(url, headers, body, deadlines)
         response = _AiohttpResponse(raw, deadlines, asked_at)
         try:
-            if raw.headers.get("Content-Encoding", "identity").lower() not in ("", "identity"):
-                raise Broken("the answer is compressed although that was not asked for")
             yield response
         finally:
             self._let_go(response)
@@ -109,6 +107,8 @@ class _AiohttpResponse:
         self.settled = False
 
     def chunks(self) -> "_Reads":
+        if self.headers.get("content-encoding", "identity").lower() != "identity":
+            raise Broken("the body is compressed although that was not asked for")
         return _Reads(self)
 
     async def read(self, limit: int) -> bytes:

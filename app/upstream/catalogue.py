@@ -146,6 +146,7 @@ class _Undecided:
         entry = self._entry
         if entry.lane in {"auto", "direct"} and (endpoint := await litellm_model.vouched_endpoint(entry)) is not None:
             return DirectModel(entry.model_name, endpoint, self._client, entry.deadlines)
+        # `translated` has no lane of its own yet; what litellm translates, litellm carries as well.
         return litellm_model.LiteLLMModel(entry.model_name, resolve.through_litellm(entry), entry.deadlines)
 
 

@@ -25,12 +25,24 @@ SCHEMA_DEPTH = 6
 CHARS_PER_TOKEN = 4
 
 _THEN = re.compile(r"\b(?:and then|then|after that|afterwards)\b", re.IGNORECASE)
-_CLOCK = re.compile(r"\b(?:what(?:'s| is)? (?:the )?(?:current )?(?:time|date)|(?:current |local )?time in|clock|what day)\b", re.IGNORECASE)
+_CLOCK = re.compile(
+    r"\b(?:what(?:'s| is)? (?:the )?(?:current )?(?:time|date)|(?:current |local )?time in|clock|what day)\b",
+    re.IGNORECASE,
+)
 _PLACE = re.compile(r"\b(?:in|for|at) ((?:[A-Z][\w+-]*(?:/[A-Z][\w+-]*)*)(?: [A-Z][\w-]*)*)")
 _SUM = re.compile(r"[-+(]*\d[\d.,]*(?:\s*[-+*/%^()]+\s*\(*-?\d[\d.,]*\)*)+")
-_WORDS = (("multiplied by", "*"), ("divided by", "/"), ("times", "*"), ("plus", "+"), ("minus", "-"), ("×", "*"), ("÷", "/"))
+_WORDS = (
+    ("multiplied by", "*"),
+    ("divided by", "/"),
+    ("times", "*"),
+    ("plus", "+"),
+    ("minus", "-"),
+    ("×", "*"),
+    ("÷", "/"),
+)
 _NAMED = re.compile(
-    r"\b(?:call|use|run|try)\s+(?:the\s+)?`?([A-Za-z_][\w-]{0,63})`?(?:\s+tool)?(?:\s+with)?\s*(\{.*?\}(?=\s*(?:$|[.,;]|and\b)))?", re.IGNORECASE | re.DOTALL
+    r"\b(?:call|use|run|try)\s+(?:the\s+)?`?([A-Za-z_][\w-]{0,63})`?(?:\s+tool)?(?:\s+with)?\s*(\{.*?\}(?=\s*(?:$|[.,;]|and\b)))?",
+    re.IGNORECASE | re.DOTALL,
 )
 _ZONES = {
     "amsterdam": "Europe/Amsterdam", "bangkok": "Asia/Bangkok", "beijing": "Asia/Shanghai", "berlin": "Europe/Berlin",
@@ -201,7 +213,10 @@ def _results(since: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         if isinstance(call, dict)
     }
     return [
-        (str(names.get(message.get("tool_call_id")) or message.get("name") or "last"), _ended(_text(message.get("content"))))
+        (
+            str(names.get(message.get("tool_call_id")) or message.get("name") or "last"),
+            _ended(_text(message.get("content"))),
+        )
         for message in since
         if message.get("role") == "tool"
     ]

@@ -74,7 +74,7 @@ class DirectModel:
             body["tools"] = ask.tools
             if ask.tool_choice is not None:
                 body["tool_choice"] = ask.tool_choice
-        body |= {**self._endpoint.defaults, **for_body(ask)}
+        body |= for_body(ask, self._endpoint.defaults)
         body["stream"] = ask.stream
         if ask.stream and self._endpoint.include_usage:
             body["stream_options"] = {**_plain_options(ask.params.get("stream_options")), "include_usage": True}
@@ -253,7 +253,9 @@ def _recognised(start: bytes, content_type: str) -> _StreamedBody | _WholeBody |
     if mark in b"{[":
         return _WholeBody()
     if mark == b"<" or "html" in content_type.lower():
-        raise errors.bad_answer("The model's provider sent something that is not an answer.", f"content-type {content_type!r}")
+        raise errors.bad_answer(
+            "The model's provider sent something that is not an answer.", f"content-type {content_type!r}"
+        )
     return _StreamedBody()
 
 

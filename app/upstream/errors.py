@@ -39,7 +39,9 @@ _SECRETS = re.compile(
 )
 _CODE = re.compile(r"[A-Za-z][A-Za-z0-9_.\-]{0,63}")
 _PARAM = re.compile(r"[A-Za-z_][\w.\[\]\-]{0,127}")
-_CONTEXT = re.compile(r"context[ _-]?(?:length|window|size)|maximum context|too many tokens|prompt is too long", re.IGNORECASE)
+_CONTEXT = re.compile(
+    r"context[ _-]?(?:length|window|size)|maximum context|too many tokens|prompt is too long", re.IGNORECASE
+)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
 _UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 CLIENT_MISTAKES = frozenset({400, 409, 413, 415, 422})
@@ -174,14 +176,14 @@ def client_mistake(status: int, said: ErrorBody, detail: str, secrets: Iterable[
     )
 
 
-def reported(
-    message: str, body: object, headers: Mapping[str, str], *, secrets: Iterable[str] = ()
-) -> UpstreamError:
+def reported(message: str, body: object, headers: Mapping[str, str], *, secrets: Iterable[str] = ()) -> UpstreamError:
     """The error for an answer with status 200 that says of itself that it is an error."""
     said = read_error(body)
     if (status := _status_in(body)) is not None:
         return from_status(status, headers, said, secrets=secrets)
-    return bad_answer("The model's provider reported an error.", redact(f"{message} {said.code}", secrets)[:DETAIL_CHARS])
+    return bad_answer(
+        "The model's provider reported an error.", redact(f"{message} {said.code}", secrets)[:DETAIL_CHARS]
+    )
 
 
 def replaced(said: ErrorBody, *, code: str) -> ErrorBody:

@@ -28,7 +28,9 @@ from app.upstream.direct_model import Endpoint
 from app.upstream.params import for_litellm
 from app.upstream.resolve import ModelEntry, ThroughLiteLLM
 
-COMMON_EXTRAS = frozenset({"top_k", "min_p", "top_a", "repetition_penalty", "cache_control", "safety_settings", "extra_content"})
+COMMON_EXTRAS = frozenset(
+    {"top_k", "min_p", "top_a", "repetition_penalty", "cache_control", "safety_settings", "extra_content"}
+)
 """Fields outside OpenAI's that providers with an API of their own share. They have no `extra_body` to put others into."""
 SHAPING = (
     "transform_request",
@@ -62,7 +64,7 @@ class LiteLLMModel:
         except Exception as error:  # it raises its own errors, openai's, and bare IndexErrors over an odd answer
             raise from_exception(error, self._way.secrets) from error
         if not hasattr(answer, "aclose"):
-            yield _WholeAnswer(answer)
+            yield _WholeAnswer(answer, self._way.secrets)
             return
         async with aclosing(answer):
             yield _StreamedAnswer(answer, clock, self._way.secrets)
@@ -84,7 +86,7 @@ class LiteLLMModel:
             arguments["tools"] = [decoded(tool) for tool in ask.tools]
             if ask.tool_choice is not None:
                 arguments["tool_choice"] = decoded(ask.tool_choice)
-        if ask.stream:
+        if ask.stream and self._way.include_usage:
             arguments["stream_options"] = {"include_usage": True}
         extras = {name: decoded(value) for name, value in beside.items()}
         if _takes_extra_body(litellm, own):
@@ -99,8 +101,9 @@ class _WholeAnswer:
 
     reason_is_raw = False
 
-    def __init__(self, completion: Any) -> None:
+    def __init__(self, completion: Any, secrets: Sequence[str]) -> None:
         self._completion: Any = completion
+        self._secrets = secrets
 
     def __aiter__(self) -> "_WholeAnswer":
         return self
@@ -113,7 +116,7 @@ class _WholeAnswer:
             _restore_native_reason(choice)
         events = read_completion(completion)
         if (failed := next((event for event in events if isinstance(event, ProviderError)), None)) is not None:
-            raise errors.reported(failed.message, failed.body, {})
+            raise errors.reported(failed.message, failed.body, {}, secrets=self._secrets)
         if not has_begun(events):
             raise errors.bad_answer("The model's provider sent an empty answer.")
         return events
@@ -208,7 +211,9 @@ class _Clock:
 
     def passed(self, which: str) -> errors.UpstreamError:
         if self._now() >= self._end:
-            return errors.timed_out("The model took longer than the time allowed.", "total", again=False, elsewhere=False)
+            return errors.timed_out(
+                "The model took longer than the time allowed.", "total", again=False, elsewhere=False
+            )
         return errors.timed_out("The model's provider did not answer in time.", which, again=False)
 
 
@@ -264,6 +269,8 @@ async def vouched_endpoint(entry: ModelEntry) -> Endpoint | None:
             api_key=params.get("api_key"),
         )
     except litellm.exceptions.BadRequestError:
+        if entry.lane == "direct" and base:  # the operator vouches for it, and the name may hold slashes of its own
+            return resolve.endpoint_at(entry, params, params["model"], base, params.get("api_key"))
         return None
     if base is None or (entry.lane != "direct" and not _is_untouched(litellm, provider, model)):
         return None
@@ -363,7 +370,9 @@ def _is_untouched(litellm: Any, provider: str, model: str) -> bool:
 
 def _headers_of(error: Exception) -> Mapping[str, str]:
     # The provider's headers are beside the response; the response in litellm's errors is one it made itself.
-    found = getattr(error, "litellm_response_headers", None) or getattr(getattr(error, "response", None), "headers", None)
+    found = getattr(error, "litellm_response_headers", None) or getattr(
+        getattr(error, "response", None), "headers", None
+    )
     return {str(name).lower(): str(value) for name, value in (found or {}).items()}
 
 
@@ -378,4 +387,6 @@ def _said(error: Exception, text: str) -> errors.ErrorBody:
         if (said := errors.read_error(body)).message:
             return said
     # litellm writes "litellm.BadRequestError: OpenAIException - what the provider said".
-    return errors.ErrorBody(message=text.rpartition("Exception - ")[2].removeprefix(f"litellm.{type(error).__name__}: "))
+    return errors.ErrorBody(
+        message=text.rpartition("Exception - ")[2].removeprefix(f"litellm.{type(error).__name__}: ")
+    )

@@ -38,7 +38,20 @@ DENIED = frozenset(
     assistant_continue_message base64_source bitbucket_config dotprompt_config gitlab_config
     """.split()
 )
-DENIED_STARTS = ("mock_", "litellm", "aws_", "azure_", "vertex_", "langfuse_", "api_", "s3_", "gcs_", "ssl_", "oci_", "sagemaker_")
+DENIED_STARTS = (
+    "mock_",
+    "litellm",
+    "aws_",
+    "azure_",
+    "vertex_",
+    "langfuse_",
+    "api_",
+    "s3_",
+    "gcs_",
+    "ssl_",
+    "oci_",
+    "sagemaker_",
+)
 DENIED_ENDS = ("_callback", "_callbacks", "_api_key", "_api_base", "_base_url", "_headers", "_client", "_credentials")
 IN_BODY = frozenset({"metadata"})
 """litellm's own word, and a field of OpenAI's: harmless in a body that we write ourselves."""
@@ -59,28 +72,26 @@ def is_denied(name: str) -> bool:
     return lower in DENIED or lower.startswith(DENIED_STARTS) or lower.endswith(DENIED_ENDS)
 
 
-def for_body(ask: Ask) -> dict[str, Any]:
-    """The request's fields as they stand in a body of our own."""
-    return {
-        name: value
-        for name, value in _fitting(ask).items()
-        if (name in IN_BODY or not is_denied(name)) and name != "stream_options"
-    }
+def for_body(ask: Ask, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The request's fields, and the operator's where it has none, as they stand in a body of our own."""
+    asked = {name: value for name, value in ask.params.items() if name in IN_BODY or not is_denied(name)}
+    fields = _fitting(ask, {**defaults, **asked})
+    return {name: value for name, value in fields.items() if name != "stream_options"}
 
 
 def for_litellm(ask: Ask) -> tuple[dict[str, Any], dict[str, Any]]:
     """The request's fields as arguments for litellm, and as what goes into the provider's body beside them."""
     named: dict[str, Any] = {}
     beside: dict[str, Any] = {}
-    for name, value in _fitting(ask).items():
+    for name, value in _fitting(ask, ask.params).items():
         if is_denied(name) or name == "stream_options":
             continue
         (named if name in NAMED else beside)[name] = value
     return named, beside
 
 
-def _fitting(ask: Ask) -> Mapping[str, Any]:
+def _fitting(ask: Ask, fields: Mapping[str, Any]) -> Mapping[str, Any]:
     # OpenAI refuses these two without tools, and the last turn of a loop is asked without.
-    if ask.tools or "functions" in ask.params:
-        return ask.params
-    return {name: value for name, value in ask.params.items() if name not in {"parallel_tool_calls", "function_call"}}
+    if ask.tools or "functions" in fields:
+        return fields
+    return {name: value for name, value in fields.items() if name not in {"parallel_tool_calls", "function_call"}}

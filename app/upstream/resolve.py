@@ -80,6 +80,7 @@ class ThroughLiteLLM:
 
     arguments: Mapping[str, Any] = field(repr=False)
     secrets: tuple[str, ...] = field(default=(), repr=False)
+    include_usage: bool = True
 
 
 def known_endpoint(entry: ModelEntry) -> Endpoint | None:
@@ -91,7 +92,9 @@ def known_endpoint(entry: ModelEntry) -> Endpoint | None:
         return None
     if entry.lane == "auto" and (not is_understood(params) or (provider == "openai" and NOT_CHAT.match(model))):
         return None
-    base = _base(params) or next((found for name in known.base_variables if (found := os.environ.get(name))), known.base)
+    base = _base(params) or next(
+        (found for name in known.base_variables if (found := os.environ.get(name))), known.base
+    )
     if base is None:
         return None
     key = params.get("api_key") or os.environ.get(known.key_variable)
@@ -110,7 +113,8 @@ def endpoint_at(entry: ModelEntry, params: Mapping[str, Any], model: str, base: 
         model=model,
         headers=headers,
         secrets=secrets_in(params, key),
-        defaults={name: value for name, value in params.items() if name in NAMED} | (extra if isinstance(extra, dict) else {}),
+        defaults={name: value for name, value in params.items() if name in NAMED}
+        | (extra if isinstance(extra, dict) else {}),
         include_usage=entry.include_usage,
     )
 
@@ -123,7 +127,7 @@ def through_litellm(entry: ModelEntry) -> ThroughLiteLLM:
         arguments["model"] = "ollama_chat/" + str(arguments["model"]).removeprefix("ollama/")
     if arguments.get("custom_llm_provider") == "ollama":
         arguments["custom_llm_provider"] = "ollama_chat"
-    return ThroughLiteLLM(arguments, secrets_in(params, None))
+    return ThroughLiteLLM(arguments, secrets_in(params, None), entry.include_usage)
 
 
 def check(entry: ModelEntry) -> None:

@@ -108,4 +108,9 @@ def looks_like_keep_alive(payload: bytes) -> bool:
 
 def _is_one_plain_event(data: bytes) -> bool:
     """Most reads are one event of one line; it is told by three look-ups in C."""
-    return data.startswith(b"data: ") and data.find(b"\n") == len(data) - 2 and data.endswith(b"\n\n") and b"\r" not in data
+    return (
+        data.startswith(b"data: ")
+        and data.find(b"\n") == len(data) - 2
+        and data.endswith(b"\n\n")
+        and b"\r" not in data
+    )

@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
+import datetime as dt
+import ipaddress
 import socket
+import ssl
 
 import pytest
 
@@ -278,3 +281,50 @@ async def test_proxies_of_the_environment_are_used_only_if_asked_for(monkeypatch
                 await client.close()
     assert len(server.requests) == 1
     assert len(proxy.requests) == 1
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """A certificate for 127.0.0.1 that nobody but its holder has signed."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    now = dt.datetime.now(dt.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    path = tmp_path_factory.mktemp("tls") / "both.pem"
+    path.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        + made.public_bytes(serialization.Encoding.PEM)
+    )
+    return path
+
+
+@pytest.mark.needs("module:cryptography")
+async def test_over_tls_a_server_must_be_trusted(client, certificate):
+    async def serve(request, wire):
+        await wire.whole("secret")
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    trusting = AiohttpClient(tls=ssl.create_default_context(cafile=certificate))
+    async with serving(serve, tls=context) as server:
+        with pytest.raises(ConnectFailed):
+            await read_all(client, server.url)
+        try:
+            assert await read_all(trusting, server.url) == b"secret"
+        finally:
+            await trusting.close()
+    assert len(server.requests) == 1

@@ -105,7 +105,9 @@ async def test_an_exact_name_comes_before_a_wildcard_and_a_longer_one_before_a_s
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["openai/", "openai/../x", "openai/a b", "openai/a\nb", "openai/" + "a" * 300, "openai/a?b=c"])
+@pytest.mark.parametrize(
+    "name", ["openai/", "openai/../x", "openai/a b", "openai/a\nb", "openai/" + "a" * 300, "openai/a?b=c"]
+)
 async def test_a_wildcard_takes_no_odd_names(catalogue, name):
     with pytest.raises(ChatError):
         catalogue(entry("openai/*", "openai/*")).model(name)
@@ -137,7 +139,9 @@ async def test_a_failing_deployment_gives_way_to_another_and_then_to_the_fallbac
             told.append((retry.attempt, retry.model))
 
         async with found.model("m", tell).ask(asking(stream=False)) as answer:
-            assert [event.text async for batch in answer for event in batch if isinstance(event, TextDelta)] == ["other"]
+            assert [event.text async for batch in answer for event in batch if isinstance(event, TextDelta)] == [
+                "other"
+            ]
     assert (len(one.requests), len(two.requests), len(other.requests)) == (1, 1, 1)
     assert told == [(1, "m"), (2, "b")]
 
@@ -223,7 +227,11 @@ def test_the_operators_headers_and_fields_go_along():
     }  # fmt: skip
     endpoint = resolve.known_endpoint(ModelEntry("m", params))
     assert endpoint is not None
-    assert endpoint.headers == {"X-Team": "team-secret", "Authorization": "Bearer key-000", "OpenAI-Organization": "org-1"}
+    assert endpoint.headers == {
+        "X-Team": "team-secret",
+        "Authorization": "Bearer key-000",
+        "OpenAI-Organization": "org-1",
+    }
     assert endpoint.defaults == {"temperature": 0.2, "top_k": 4}
     assert {"key-000", "team-secret"} <= set(endpoint.secrets)
 

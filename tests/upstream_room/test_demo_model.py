@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 
 import msgspec
 import pytest
@@ -37,7 +38,7 @@ async def heard(question):
 
 
 def calls_of(events):
-    calls = {}
+    calls: dict[int | None, list[Any]] = {}
     for event in events:
         if isinstance(event, CallWritten):
             calls[len(calls)] = [event.name, event.arguments]
@@ -95,7 +96,9 @@ async def test_with_tool_choice_none_nothing_is_called():
 
 
 async def test_a_house_tool_under_a_prefix_is_found():
-    events = await heard(ask(user("What is 2*21?"), tools=[tool("callgate__calculator", expression={"type": "string"})]))
+    events = await heard(
+        ask(user("What is 2*21?"), tools=[tool("callgate__calculator", expression={"type": "string"})])
+    )
     assert calls_of(events) == [("callgate__calculator", {"expression": "2*21"})]
 
 
@@ -115,7 +118,10 @@ def history(*rounds):
 
 
 async def test_results_become_the_answer():
-    messages = [user("What time is it in Tokyo, and what is 2*21?"), *history([("clock", "10:00"), ("calculator", "42")])]
+    messages = [
+        user("What time is it in Tokyo, and what is 2*21?"),
+        *history([("clock", "10:00"), ("calculator", "42")]),
+    ]
     events = await heard(ask(*messages))
     assert text_of(events) == "The clock tool says: 10:00. The calculator tool says: 42."
     assert reason_of(events) == "stop"
@@ -161,7 +167,9 @@ async def test_a_forced_call_is_made_with_arguments_that_satisfy_the_schema(choi
 
 async def test_a_forced_choice_of_a_tool_that_was_asked_for_takes_the_requests_arguments():
     choice = {"type": "function", "function": {"name": "calculator"}}
-    assert calls_of(await heard(ask(user("2*21 and the time"), choice=choice))) == [("calculator", {"expression": "2*21"})]
+    assert calls_of(await heard(ask(user("2*21 and the time"), choice=choice))) == [
+        ("calculator", {"expression": "2*21"})
+    ]
 
 
 async def test_it_speaks_in_words_and_its_calls_in_fragments():

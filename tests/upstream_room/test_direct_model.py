@@ -113,15 +113,20 @@ async def test_a_whole_answer_is_asked_for_without_stream_options(model):
 )  # fmt: skip
 async def test_fields_that_choose_addresses_keys_or_mocks_do_not_travel(model, field):
     async with serving(streaming(chunk({"content": "x"}))) as server:
-        await events(model(server), asking(**{field: "http://evil"}))
+        await events(model(server), asking(params={field: "http://evil"}))
     assert b"evil" not in server.requests[0].raw
     assert "evil" not in json.dumps(server.requests[0].headers)
 
 
 async def test_fields_only_some_providers_know_travel_on(model):
-    fields = {"min_p": 0.1, "chat_template_kwargs": {"enable_thinking": False}, "metadata": {"a": "b"}, "guided_json": {}}
+    fields = {
+        "min_p": 0.1,
+        "chat_template_kwargs": {"enable_thinking": False},
+        "metadata": {"a": "b"},
+        "guided_json": {},
+    }
     async with serving(streaming(chunk({"content": "x"}))) as server:
-        await events(model(server), asking(**fields))
+        await events(model(server), asking(params=fields))
     assert {name: server.requests[0].body[name] for name in fields} == fields
 
 
@@ -138,6 +143,12 @@ async def test_the_operators_defaults_give_way_to_the_request(model):
     async with serving(streaming(chunk({"content": "x"}))) as server:
         await events(model(server, defaults={"temperature": 0, "seed": 7}), asking(temperature=1))
     assert (server.requests[0].body["temperature"], server.requests[0].body["seed"]) == (1, 7)
+
+
+async def test_the_operators_defaults_that_need_tools_are_left_out_without_them(model):
+    async with serving(streaming(chunk({"content": "x"}))) as server:
+        await events(model(server, defaults={"parallel_tool_calls": False}), asking())
+    assert "parallel_tool_calls" not in server.requests[0].body
 
 
 async def test_half_a_surrogate_pair_is_the_clients_mistake(model):
@@ -227,7 +238,10 @@ async def test_noise_between_events_is_passed_over(model):
 
 
 async def test_an_answer_in_single_bytes_is_the_same_answer(model):
-    body = "".join(f"data: {json.dumps(chunk({'content': c}), ensure_ascii=False)}\n\n" for c in "né😀") + "data: [DONE]\n\n"
+    body = (
+        "".join(f"data: {json.dumps(chunk({'content': c}), ensure_ascii=False)}\n\n" for c in "né😀")
+        + "data: [DONE]\n\n"
+    )
 
     async def serve(request, wire):
         await wire.head()
@@ -352,7 +366,12 @@ async def test_a_200_that_is_no_answer_is_a_502_that_may_be_repeated(model, body
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(
     "error, status",
-    [({"message": "no"}, 502), ("no", 502), ({"code": 429, "message": "no"}, 429), ({"code": 401, "message": "no"}, 502)],
+    [
+        ({"message": "no"}, 502),
+        ("no", 502),
+        ({"code": 429, "message": "no"}, 429),
+        ({"code": 401, "message": "no"}, 502),
+    ],
 )
 async def test_an_error_in_a_200_is_an_error_of_the_request(model, error, status, stream):
     async def serve(request, wire):
@@ -389,6 +408,18 @@ async def test_a_status_other_than_200_is_mapped_and_scrubbed(model, status, exp
     assert caught.value.retry_after == (3 if status in {429, 503} else None)
     assert "up-secret-1" not in f"{caught.value.message}{caught.value.detail}"
     assert server.connections == 1
+
+
+@pytest.mark.parametrize("status, expected", [(200, 502), (401, 502), (429, 429)])
+async def test_a_compressed_body_is_not_read_but_its_status_is(model, status, expected):
+    async def serve(request, wire):
+        await wire.whole("\x1f\x8b", status, "Content-Encoding: gzip")
+
+    async with serving(serve) as server:
+        with pytest.raises(ChatError) as caught:
+            await events(model(server), asking())
+    assert caught.value.status == expected
+    assert caught.value.code == {200: "upstream_error", 401: "upstream_auth", 429: "rate_limit_exceeded"}[status]
 
 
 @pytest.mark.parametrize("stream", [True, False])

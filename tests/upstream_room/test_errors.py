@@ -83,7 +83,10 @@ def test_a_client_mistake_keeps_the_providers_words_code_and_param():
     "sent, message",
     [
         (b'{"error":{"code":400,"message":"llama says no","type":"invalid_request_error"}}', "llama says no"),
-        (b'{"object":"error","message":"vllm says no","type":"BadRequestError","param":null,"code":400}', "vllm says no"),
+        (
+            b'{"object":"error","message":"vllm says no","type":"BadRequestError","param":null,"code":400}',
+            "vllm says no",
+        ),
         (b'{"detail":"fastapi says no"}', "fastapi says no"),
         (b'{"detail":[{"loc":["body"],"msg":"field required"},{"msg":"other"}]}', "field required; other"),
         (b'{"error":"ollama says no"}', "ollama says no"),

@@ -13,9 +13,10 @@ import pytest
 from app.chat.errors import BrokenOff, ChatError
 from app.chat.events import CallDelta, CallWritten, Finished, ProviderError, TextDelta, Usage
 from app.chat.ports import Ask
-from app.upstream import litellm_model
+from app.upstream import litellm_model, resolve
 from app.upstream.client import Deadlines
 from app.upstream.litellm_model import LiteLLMModel
+from app.upstream.params import NAMED
 from app.upstream.resolve import ModelEntry, ThroughLiteLLM
 from tests.upstream_room.wire import QUICK, SSE, asking, chunk, closing, completion, serving, tool
 
@@ -145,7 +146,7 @@ async def test_nothing_a_client_sends_chooses_where_or_as_whom(stream):
     }  # fmt: skip
     serve = streaming(chunk({"content": "good"}), chunk(finish="stop")) if stream else whole(completion("good"))
     async with serving(serve) as server:
-        found = await events(at(server), asking(stream=stream, **evil))
+        found = await events(at(server), asking(stream=stream, params=evil))
     assert text_of(found) == "good"
     assert len(server.requests) == 1
     request = server.requests[0]
@@ -224,7 +225,13 @@ async def test_a_200_that_is_no_answer_is_a_5xx(body, stream):
     ],
 )  # fmt: skip
 async def test_errors_are_mapped_scrubbed_and_asked_for_once(status, expected, code, stream):
-    body = {"error": {"message": "The model m says no: sk-planted-key-000111222", "code": "invalid_value" if status == 400 else None, "param": "n"}}
+    body = {
+        "error": {
+            "message": "The model m says no: sk-planted-key-000111222",
+            "code": "invalid_value" if status == 400 else None,
+            "param": "n",
+        }
+    }
     async with serving(whole(body, status, "Retry-After: 7")) as server:
         with pytest.raises(ChatError) as caught:
             await events(at(server), asking(stream=stream))
@@ -326,11 +333,103 @@ async def test_a_provider_with_a_shape_of_its_own_is_reached():
     }  # fmt: skip
     async with serving(whole(answer)) as server:
         way = ThroughLiteLLM({"model": "anthropic/claude-x", "api_base": server.url, "api_key": "k"})
-        found = await events(LiteLLMModel("m", way, QUICK), asking(stream=False, tools=[tool("t")], top_k=3, odd_thing=1))
+        found = await events(
+            LiteLLMModel("m", way, QUICK), asking(stream=False, tools=[tool("t")], top_k=3, odd_thing=1)
+        )
     assert text_of(found) == "Hm."
     assert [event.name for event in found if isinstance(event, CallWritten)] == ["t"]
     assert server.requests[0].body["top_k"] == 3
     assert "odd_thing" not in server.requests[0].body
+
+
+def named_event(kind, **data):
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **data})}\n\n"
+
+
+OPENING = named_event(
+    "message_start",
+    message={
+        "id": "msg_1", "type": "message", "role": "assistant", "model": "c", "content": [], "stop_reason": None,
+        "usage": {"input_tokens": 3, "output_tokens": 1},
+    },
+)  # fmt: skip
+HELLO = (
+    named_event("content_block_start", index=0, content_block={"type": "text", "text": ""})
+    + named_event("content_block_delta", index=0, delta={"type": "text_delta", "text": "Hello"})
+    + named_event("content_block_stop", index=0)
+)
+TOOL_USE = (
+    named_event(
+        "content_block_start", index=1, content_block={"type": "tool_use", "id": "tu1", "name": "t", "input": {}}
+    )
+    + named_event("content_block_delta", index=1, delta={"type": "input_json_delta", "partial_json": '{"a":'})
+    + named_event("content_block_delta", index=1, delta={"type": "input_json_delta", "partial_json": "1}"})
+    + named_event("content_block_stop", index=1)
+)
+ENDING = named_event("message_delta", delta={"stop_reason": "tool_use"}, usage={"output_tokens": 9}) + named_event(
+    "message_stop"
+)
+
+
+def claude_at(server):
+    return LiteLLMModel(
+        "m", ThroughLiteLLM({"model": "anthropic/claude-x", "api_base": server.url, "api_key": "k"}), QUICK
+    )
+
+
+def sending(*texts):
+    async def serve(request, wire):
+        await wire.head()
+        for text in texts:
+            await wire.send(text)
+
+    return closing(serve)
+
+
+async def test_a_stream_of_another_shape_comes_as_the_same_events():
+    async with serving(sending(OPENING, HELLO, TOOL_USE, ENDING)) as server:
+        found = await events(claude_at(server), asking(tools=[tool("t")]))
+    calls = [event for event in found if isinstance(event, CallDelta)]
+    assert text_of(found) == "Hello"
+    assert [(calls[0].id, calls[0].name)] == [("tu1", "t")]
+    assert "".join(call.arguments for call in calls) == '{"a":1}'
+    assert reasons_of(found) == ["tool_calls"]
+    assert [event.counts["total_tokens"] for event in found if isinstance(event, Usage)] == [12]
+
+
+async def test_a_stream_of_another_shape_that_is_cut_is_broken_off():
+    async with serving(sending(OPENING, HELLO, TOOL_USE)) as server:
+        got, _ = await heard_until_broken_off(claude_at(server), asking(tools=[tool("t")]))
+    assert text_of(got) == "Hello"
+    assert reasons_of(got) == []
+
+
+@pytest.mark.parametrize("how", ["leaves", "is_cancelled"])
+async def test_who_leaves_a_stream_of_another_shape_closes_its_connection(how):
+    left, heard = asyncio.Event(), asyncio.Event()
+
+    async def serve(request, wire):
+        await wire.head()
+        await wire.send(OPENING + HELLO)
+        await wire.peer_left()
+        left.set()
+
+    async def listen(server):
+        async with claude_at(server).ask(asking()) as answer:
+            async for batch in answer:
+                if text_of(batch):
+                    heard.set()
+                    if how == "leaves":
+                        return
+
+    async with serving(serve) as server, asyncio.timeout(10):
+        task = asyncio.create_task(listen(server))
+        await heard.wait()
+        if how == "is_cancelled":
+            task.cancel()
+        await asyncio.wait([task])
+        async with asyncio.timeout(1):
+            await left.wait()
 
 
 # What litellm does, one test per fact --------------------------------------------------------------
@@ -344,7 +443,10 @@ async def raw_stream(litellm, server, **more):
 
 
 async def test_fact_a_stream_without_finish_reason_is_given_an_invented_stop(litellm):
-    async with serving(streaming(chunk({"content": "x"}), done=False)) as server, aclosing(await raw_stream(litellm, server)) as stream:
+    async with (
+        serving(streaming(chunk({"content": "x"}), done=False)) as server,
+        aclosing(await raw_stream(litellm, server)) as stream,
+    ):
         reasons = [part.choices[0].finish_reason async for part in stream]
         assert reasons[-1] == "stop"
         assert stream.received_finish_reason is None
@@ -352,7 +454,10 @@ async def test_fact_a_stream_without_finish_reason_is_given_an_invented_stop(lit
 
 
 async def test_fact_a_finish_reason_that_was_sent_is_remembered_before_its_chunk_is_given_out(litellm):
-    async with serving(streaming(chunk({"content": "x"}), chunk(finish="length"))) as server, aclosing(await raw_stream(litellm, server)) as stream:
+    async with (
+        serving(streaming(chunk({"content": "x"}), chunk(finish="length"))) as server,
+        aclosing(await raw_stream(litellm, server)) as stream,
+    ):
         async for part in stream:
             if part.choices[0].finish_reason:
                 assert stream.received_finish_reason == "length"
@@ -363,7 +468,11 @@ async def test_fact_a_finish_reason_that_was_sent_is_remembered_before_its_chunk
 async def test_fact_a_whole_answers_stop_with_calls_is_rewritten_without_a_trace(litellm):
     async with serving(whole(completion("x", finish="stop", tool_calls=[WHOLE_CALL]))) as server:
         answer = await litellm.acompletion(
-            model="openai/m", api_base=f"{server.url}/v1", api_key="k", messages=[{"role": "user", "content": "x"}], max_retries=0
+            model="openai/m",
+            api_base=f"{server.url}/v1",
+            api_key="k",
+            messages=[{"role": "user", "content": "x"}],
+            max_retries=0,
         )
     assert answer.choices[0].finish_reason == "tool_calls"
     assert "native_finish_reason" not in answer.choices[0].provider_specific_fields
@@ -371,7 +480,10 @@ async def test_fact_a_whole_answers_stop_with_calls_is_rewritten_without_a_trace
 
 async def test_fact_an_unknown_reason_in_a_stream_is_rewritten(litellm):
     """Why `reason_is_raw` is false: a failed turn looks like one that stopped."""
-    async with serving(streaming(chunk({"content": "x"}), chunk(finish="MALFORMED_FUNCTION_CALL"))) as server, aclosing(await raw_stream(litellm, server)) as stream:
+    async with (
+        serving(streaming(chunk({"content": "x"}), chunk(finish="MALFORMED_FUNCTION_CALL"))) as server,
+        aclosing(await raw_stream(litellm, server)) as stream,
+    ):
         reasons = [part.choices[0].finish_reason async for part in stream]
     assert reasons[-1] == "stop"
 
@@ -379,7 +491,11 @@ async def test_fact_an_unknown_reason_in_a_stream_is_rewritten(litellm):
 async def test_fact_a_whole_answer_keeps_the_reason_it_mapped_aside(litellm):
     async with serving(whole(completion("x", finish="eos"))) as server:
         answer = await litellm.acompletion(
-            model="openai/m", api_base=f"{server.url}/v1", api_key="k", messages=[{"role": "user", "content": "x"}], max_retries=0
+            model="openai/m",
+            api_base=f"{server.url}/v1",
+            api_key="k",
+            messages=[{"role": "user", "content": "x"}],
+            max_retries=0,
         )
     choice = answer.choices[0]
     assert choice.finish_reason == "stop"
@@ -389,7 +505,11 @@ async def test_fact_a_whole_answer_keeps_the_reason_it_mapped_aside(litellm):
 async def test_fact_a_whole_answer_without_reason_is_given_an_invented_stop(litellm):
     async with serving(whole(completion("x", finish=None))) as server:
         answer = await litellm.acompletion(
-            model="openai/m", api_base=f"{server.url}/v1", api_key="k", messages=[{"role": "user", "content": "x"}], max_retries=0
+            model="openai/m",
+            api_base=f"{server.url}/v1",
+            api_key="k",
+            messages=[{"role": "user", "content": "x"}],
+            max_retries=0,
         )
     assert answer.choices[0].finish_reason == "stop"
 
@@ -433,7 +553,10 @@ async def test_fact_an_error_holds_the_providers_body_and_its_headers_beside_the
 
 async def test_fact_the_equal_chunk_limit_is_read_when_it_is_needed(litellm, monkeypatch):
     monkeypatch.setattr(litellm, "REPEATED_STREAMING_CHUNK_LIMIT", 5)
-    async with serving(streaming(*[chunk({"content": "----"})] * 20, chunk(finish="stop"))) as server, aclosing(await raw_stream(litellm, server)) as stream:
+    async with (
+        serving(streaming(*[chunk({"content": "----"})] * 20, chunk(finish="stop"))) as server,
+        aclosing(await raw_stream(litellm, server)) as stream,
+    ):
         with pytest.raises(litellm.exceptions.MidStreamFallbackError, match="repeating"):
             async for _ in stream:
                 pass
@@ -443,7 +566,7 @@ async def test_fact_all_settings_of_its_own_are_kept_from_it(litellm):
     """No name that litellm reads as a setting may be among those a client's field becomes an argument under."""
     from litellm.types.utils import all_litellm_params
 
-    assert not (litellm_model.COMMON_EXTRAS | set(litellm_model.resolve.NAMED)) & (set(all_litellm_params) - {"cache_control"})
+    assert not (litellm_model.COMMON_EXTRAS | set(NAMED)) & (set(all_litellm_params) - {"cache_control"})
 
 
 # Lanes and knowledge ------------------------------------------------------------------------------
@@ -458,13 +581,28 @@ async def test_a_provider_whose_shapes_litellm_leaves_alone_is_vouched_for(model
     assert endpoint.headers["Authorization"] == "Bearer k"
 
 
-@pytest.mark.parametrize("model", ["anthropic/claude-x", "mistral/m", "groq/x", "gemini/g", "deepseek/d", "azure/x", "bedrock/x", "nobody"])
+@pytest.mark.parametrize(
+    "model", ["anthropic/claude-x", "mistral/m", "groq/x", "gemini/g", "deepseek/d", "azure/x", "bedrock/x", "nobody"]
+)
 async def test_a_provider_with_translations_of_its_own_is_not(model):
-    assert await litellm_model.vouched_endpoint(ModelEntry("m", {"model": model, "api_key": "k", "api_base": "http://x/v1"})) is None
+    assert (
+        await litellm_model.vouched_endpoint(
+            ModelEntry("m", {"model": model, "api_key": "k", "api_base": "http://x/v1"})
+        )
+        is None
+    )
+
+
+@pytest.mark.parametrize("model, name", [("mystery/x", "mystery/x"), ("groq/x", "x")])
+async def test_an_operator_may_vouch_for_an_address_with_the_direct_lane(model, name):
+    entry = ModelEntry("m", {"model": model, "api_base": "http://127.0.0.1:9/v1"}, lane="direct")
+    endpoint = await litellm_model.vouched_endpoint(entry)
+    assert endpoint is not None
+    assert (endpoint.url, endpoint.model) == ("http://127.0.0.1:9/v1/chat/completions", name)
 
 
 async def test_the_table_of_providers_says_what_litellm_says(litellm, monkeypatch):
-    for name, provider in litellm_model.resolve.PROVIDERS.items():
+    for name, provider in resolve.PROVIDERS.items():
         for variable in (*provider.base_variables, provider.key_variable):
             monkeypatch.delenv(variable, raising=False)
         monkeypatch.setenv(provider.key_variable, "k")

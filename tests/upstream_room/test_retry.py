@@ -6,14 +6,14 @@ from contextlib import asynccontextmanager
 import pytest
 
 from app.chat.errors import BrokenOff, ChatError
-from app.chat.events import Finished, Head, ProviderError, TextDelta, Usage
+from app.chat.events import Finished, Head, ModelEvent, ProviderError, TextDelta, Usage
 from app.upstream.errors import UpstreamError
 from app.upstream.retry import Circumstances, Pool, RetryBudget, RetryingModel, RetryPolicy
 from tests.upstream_room.wire import asking
 
 pytestmark = pytest.mark.anyio
 
-ANSWER = [[Head(id="1")], [TextDelta("hello")], [Finished("stop")]]
+ANSWER: list[list[ModelEvent]] = [[Head(id="1")], [TextDelta("hello")], [Finished("stop")]]
 
 
 def passing(retry_after=None):

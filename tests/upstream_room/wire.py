@@ -3,8 +3,9 @@
 import asyncio
 import json
 import socket
+import ssl
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,7 +46,9 @@ class Wire:
         lines = [f"HTTP/1.1 {status} Status", f"Content-Type: {content_type}", "Connection: close", *more, "", ""]
         await self.send("\r\n".join(lines))
 
-    async def whole(self, body: bytes | str | dict[str, Any], status: int = 200, *more: str, kind: str = "application/json") -> None:
+    async def whole(
+        self, body: bytes | str | dict[str, Any], status: int = 200, *more: str, kind: str = "application/json"
+    ) -> None:
         """A whole answer on a connection that is kept."""
         data = json.dumps(body).encode() if isinstance(body, dict) else body.encode() if isinstance(body, str) else body
         lines = [f"HTTP/1.1 {status} Status", f"Content-Type: {kind}", f"Content-Length: {len(data)}", *more, "", ""]
@@ -79,7 +82,7 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(*serves: Serve) -> AsyncIterator[Server]:
+async def serving(*serves: Serve, tls: ssl.SSLContext | None = None) -> AsyncIterator[Server]:
     """Serve the n-th request with the n-th function, and all later ones with the last."""
     tasks: set[asyncio.Task[None]] = set()
 
@@ -102,9 +105,9 @@ async def serving(*serves: Serve) -> AsyncIterator[Server]:
             writer.close()
             tasks.discard(task)
 
-    listener = await asyncio.start_server(accept, "127.0.0.1", 0)
+    listener = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=tls)
     port = listener.sockets[0].getsockname()[1]
-    server = Server(f"http://127.0.0.1:{port}")
+    server = Server(f"{'https' if tls else 'http'}://127.0.0.1:{port}")
     try:
         yield server
     finally:
@@ -159,10 +162,17 @@ def completion(text: str = "Hello", finish: str | None = "stop", **message: Any)
     }
 
 
-def asking(text: str = "hi", *, stream: bool = True, **params: Any) -> Ask:
-    tools = tuple(msgspec.Raw(msgspec.json.encode(tool)) for tool in params.pop("tools", ()))
-    choice = params.pop("tool_choice", None)
-    return Ask([{"role": "user", "content": text}], tools=tools, tool_choice=choice, params=params, stream=stream)
+def asking(
+    text: str = "hi",
+    *,
+    stream: bool = True,
+    tools: Sequence[Any] = (),
+    tool_choice: Any = None,
+    params: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> Ask:
+    raw = [msgspec.Raw(msgspec.json.encode(each)) for each in tools]
+    return Ask([{"role": "user", "content": text}], raw, tool_choice, {**(params or {}), **more}, stream)
 
 
 def tool(name: str, **properties: Any) -> dict[str, Any]:
