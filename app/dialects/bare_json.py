@@ -236,24 +236,23 @@ class Candidate:
 
     def read(self, tape: Tape) -> Steps[None]:
         """Read while this may be a call."""
-        while self.scan.state is State.OPEN and not self._is_hopeless:
-            end = self.scan.feed(tape.text, tape.at)
-            self._pieces.append(tape.text[tape.at : end])
-            tape.at = end
+        while not self._is_hopeless:
+            self._pieces.append(self._feed(tape))
+            if self.scan.state is not State.OPEN:
+                return
             if self.scan.stirred:
                 self._is_hopeless = not self._may_be_call()
-            elif self.scan.state is State.OPEN and not (yield from tape.more()):
+            elif not (yield from tape.more()):
                 return
 
     def pass_rest(self, tape: Tape, sink: Sink) -> Steps[None]:
         """Read the rest of a value that is no call, up to where it closes or breaks."""
-        self.scan.one_line = True
-        while self.scan.state is State.OPEN:
-            end = self.scan.feed(tape.text, tape.at)
-            if end > tape.at:
-                sink(tape.text[tape.at : end])
-                tape.at = end
-            elif not (yield from tape.more()):
+        self.scan.wary, self.scan.one_line = False, True
+        while True:
+            text = self._feed(tape)
+            if text:
+                sink(text)
+            if self.scan.state is not State.OPEN or not (yield from tape.more()):
                 return
 
     def calls(self) -> list[CallWritten] | None:
@@ -283,6 +282,11 @@ class Candidate:
             else:
                 rest = text[last.start :]
         return (calls, rest) if calls else ([], text)
+
+    def _feed(self, tape: Tape) -> str:
+        start = tape.at
+        tape.at = self.scan.feed(tape.text, start)
+        return tape.text[start : tape.at]
 
     def _may_be_call(self) -> bool:
         scan = self.scan

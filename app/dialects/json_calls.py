@@ -91,11 +91,13 @@ def read_body(tape: Tape, ends: Ends, watch: tuple[str, ...] = ()) -> Steps[Body
 def read_value(tape: Tape, scan: JsonScan) -> Steps[str]:
     """The text of one JSON value as far as it goes; `scan` says how it ended."""
     pieces: list[str] = []
-    while scan.state is State.OPEN:
+    while True:
         end = scan.feed(tape.text, tape.at)
         pieces.append(tape.text[tape.at : end])
         tape.at = end
-        if scan.state is State.OPEN and not (yield from tape.more()):
+        if scan.state is not State.OPEN:
+            break
+        if not (yield from tape.more()):
             scan.finish()
             break
     return "".join(pieces)
@@ -200,7 +202,8 @@ def _end(tape: Tape, ends: Ends, fenced: bool) -> Steps[tuple[bool, str | None]]
 def _skip(tape: Tape, ends: Ends) -> Steps[str | None]:
     """Leave a broken body: its end mark is read, the mark of what follows is not."""
     if not (ends.marks or ends.others):
-        return (yield from skip_all(tape))
+        yield from skip_all(tape)
+        return None
     mark = yield from tape.until(finder(ends.marks + ends.others))
     if mark is not None and mark in ends.others:
         tape.back(mark)

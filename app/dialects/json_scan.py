@@ -87,7 +87,7 @@ class JsonScan:
         self.one_line = False
         """A line break in any string breaks the value."""
         self.stirred = False
-        self._wary = wary
+        self.wary = wary
         self.state = State.OPEN
         self.flawed = False
         self.length = 0
@@ -109,7 +109,7 @@ class JsonScan:
         self._base = self.length - start
         at, end = start, len(text)
         self.stirred = False
-        while at < end and self.state is State.OPEN and not (self._wary and self.stirred):
+        while at < end and self.state is State.OPEN and not (self.wary and self.stirred):
             at = self._string(text, at) if self.in_string else self._structure(text, at)
         self.length += at - start
         return at
@@ -141,7 +141,7 @@ class JsonScan:
             return self._escape(text, at)
         if self._hex_left:
             return self._hex_digit(text, at)
-        one_line = self.one_line or (self._wary and self._label is not None)
+        one_line = self.one_line or (self.wary and self._label is not None)
         found = (_STRING_LINE if one_line else _STRING_BODY).match(text, at)
         assert found is not None, "the body of a string may be empty"
         end = found.end()
