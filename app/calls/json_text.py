@@ -63,7 +63,7 @@ def value_end(text: str, start: int = 0) -> int:
 
 def is_too_deep(value: Any) -> bool:
     level = [value]
-    for _ in range(MAX_DEPTH + 1):
+    for _ in range(MAX_DEPTH):
         level = [
             child
             for parent in level

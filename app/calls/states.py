@@ -11,7 +11,6 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 
-
 class Flaw(StrEnum):
     """Why a call must not run."""
 

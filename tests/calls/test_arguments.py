@@ -1,0 +1,377 @@
+import json
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.calls.arguments import BLOCK, ArgumentsError, Fragments, read_arguments
+from app.calls.json_text import canonical, same_json
+from app.calls.states import Flaw
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner), max_leaves=12)
+OBJECTS = st.dictionaries(TEXTS, VALUES)
+LAYOUTS = st.sampled_from([{"indent": None}, {"indent": 1}, {"separators": (",", ":")}, {"ensure_ascii": False}])
+
+
+def flaw_of(*fragments: object) -> Flaw:
+    return error_of(*fragments).flaw
+
+
+def error_of(*fragments: object) -> ArgumentsError:
+    with pytest.raises(ArgumentsError) as caught:
+        read_arguments(fragments)
+    return caught.value
+
+
+def read(*fragments: object) -> tuple[dict[str, object], bool]:
+    arguments = read_arguments(fragments)
+    return arguments.value, arguments.repaired
+
+
+def cut(text: str, places: list[int]) -> list[str]:
+    bounds = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
+    return [text[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+
+
+# What is whole
+
+
+@pytest.mark.parametrize("nothing", [None, "", "  \n\t ", "null", " null\n"])
+def test_nothing_is_an_empty_object(nothing):
+    assert read(nothing) == ({}, False)
+
+
+def test_no_fragments_are_an_empty_object():
+    assert read() == ({}, False)
+
+
+@settings(deadline=None)
+@given(OBJECTS, LAYOUTS, st.lists(st.integers(0, 10_000), max_size=8))
+def test_an_object_is_the_same_however_its_text_is_cut(value, layout, places):
+    text = json.dumps(value, **layout)
+    whole, in_pieces = read_arguments([text]), read_arguments(cut(text, places))
+    assert same_json(whole.value, value)
+    assert same_json(in_pieces.value, value)
+    assert not whole.repaired
+    assert not in_pieces.repaired
+
+
+def test_white_space_around_the_object_is_no_slip():
+    assert read('\n {"a": 1}\r\n\t') == ({"a": 1}, False)
+
+
+def test_fragments_beyond_the_block_size_are_joined_without_loss():
+    text = json.dumps({"content": "x" * (3 * BLOCK)})
+    assert read(*text) == ({"content": "x" * (3 * BLOCK)}, False)
+
+
+def test_a_character_cut_into_literal_halves_is_put_together():
+    assert read('{"q":"a \ud83d', '\ude80 b"}') == ({"q": "a \U0001f680 b"}, False)
+
+
+# What is not whole
+
+
+@settings(deadline=None)
+@given(OBJECTS, LAYOUTS, st.data())
+def test_every_proper_prefix_is_truncated_or_blank_and_never_an_object(value, layout, data):
+    text = json.dumps(value, **layout)
+    prefix = text[: data.draw(st.integers(0, len(text) - 1))]
+    if not prefix.strip():
+        assert read(prefix) == ({}, False)
+    else:
+        assert flaw_of(prefix) is Flaw.TRUNCATED
+
+
+@pytest.mark.parametrize(
+    "text", ["-", "nu", "tr", '"abc', "[1,", '{"a":1.', '{"a":1e+', '{"a":"\\', '{"a":"\\ud8', "[" * 9999]
+)
+def test_a_prefix_of_any_json_is_truncated(text):
+    assert flaw_of(text) is Flaw.TRUNCATED
+
+
+@pytest.mark.parametrize("value", ["[1]", "42", '"words"', "true", [1], 42, True, 1.5, [], "[]", '"null"', '""', '"{"'])
+def test_json_that_is_no_object_is_refused_as_such(value):
+    assert flaw_of(value) is Flaw.NOT_AN_OBJECT
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "words",
+        "{'a':1}",
+        '{"a":True}',
+        '{"a":1,}',
+        '{"a":1}}',
+        '{"a":1} done',
+        '{"a":1}{"a":2}',
+        '{"a":1}{"a":true}',
+        '{"a":1}{"a":1.0}',
+        '{}{"a":1}{"a":1}',
+        '{}{}{"a":1}',
+        '{"a":NaN}',
+        '{"a":-Infinity}',
+        '{"a":1e999}',
+        '{"p":"C:\\Users"}',
+        '{"a":1,\\n"b":2}',
+        '{"a":1,"a":2}',
+        '"{\\"a\\":1,\\"a\\":2}"',
+        '{"a":"\\ud83d tail"}',
+        "nul ",
+        "01",
+        "{a:1}",
+        '{"a":1}// no',
+        '{"a":"x\\\ny"}',
+        '{"a":"x\ny"',
+        '```json\n{"a":',
+        '```json\n{"a":"x\ny"}\n```',
+        '\ufeff{"a":1}',
+        '{"a":\xa01}',
+    ],
+)
+def test_text_that_is_no_json_is_refused_and_never_guessed_at(text):
+    assert flaw_of(text) is Flaw.INVALID_JSON
+
+
+@settings(deadline=None)
+@given(st.text(alphabet='{}[]",:\\u019eE+-. tfnrulasd\n`jso', max_size=30) | st.text())
+def test_any_text_is_read_or_refused_and_nothing_else(text):
+    assert outcome(text) in OUTCOMES
+
+
+OUTCOMES = {Flaw.TRUNCATED, Flaw.INVALID_JSON, Flaw.NOT_AN_OBJECT, "object"}
+
+
+def outcome(*fragments: object) -> str:
+    """Refused how, or read as what; asking on the way whether there is an object yet must change nothing."""
+    written = Fragments()
+    for fragment in fragments:
+        written.add(fragment)
+        written.object_so_far()
+    written.text().encode("utf-8", "surrogatepass")
+    try:
+        return "object" if isinstance(written.read().value, dict) else "something else"
+    except ArgumentsError as error:
+        str(error).encode()
+        return error.flaw
+
+
+@settings(deadline=None)
+@given(st.lists(VALUES | st.text(max_size=6) | st.floats() | st.characters(categories=["Cs"]), max_size=5))
+def test_any_fragments_are_read_or_refused_and_nothing_else(fragments):
+    assert outcome(*fragments) in OUTCOMES
+
+
+@pytest.mark.parametrize(
+    ("text", "flaw"),
+    [
+        ("[" * 50_000, Flaw.TRUNCATED),
+        ("[" * 50_000 + "]" * 50_000, Flaw.INVALID_JSON),
+        ('{"a":' * 20_000, Flaw.TRUNCATED),
+        ('{"a":' + "9" * 10_000 + "}", Flaw.INVALID_JSON),
+        ('{"a":' + "9" * 10_000, Flaw.TRUNCATED),
+    ],
+    ids=["open lists", "closed lists", "open objects", "digits", "cut digits"],
+)
+def test_bombs_are_refused_like_any_other_text(text, flaw):
+    assert flaw_of(text) is flaw
+
+
+# Repairs
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"{\\"a\\": 1}"',
+        '"\\"{\\\\\\"a\\\\\\": 1}\\""',
+        '```json\n{"a": 1}\n```',
+        '```\n{"a": 1}\n```\n',
+        '```{"a": 1}```',
+        '{}{"a": 1}',
+        '{ } \n {"a": 1}\n',
+        '{"a": 1}{"a":1}',
+        '{"a": 1}\n{"a": 1}\n{"a": 1}',
+    ],
+)
+def test_a_slip_with_one_meaning_is_repaired(text):
+    assert read(text) == ({"a": 1}, True)
+
+
+def test_three_string_layers_are_one_too_many():
+    text = json.dumps(json.dumps(json.dumps(json.dumps({"a": 1}))))
+    assert flaw_of(text) is Flaw.NOT_AN_OBJECT
+
+
+def test_raw_control_characters_in_strings_are_taken_as_they_are():
+    assert read('{"a":"one\ntwo\t\\"three\\"\x01",\n"b\r":"\\n"}') == (
+        {"a": 'one\ntwo\t"three"\x01', "b\r": "\n"},
+        True,
+    )
+
+
+def test_the_order_of_keys_does_not_tell_repeats_apart():
+    assert read('{"a":1,"b":2}{"b":2,"a":1}') == ({"a": 1, "b": 2}, True)
+
+
+def test_snapshots_are_taken_by_the_last():
+    assert read('{"q"', '{"q": "l', "", '{"q": "leave"', " ", '{"q": "leave"}') == ({"q": "leave"}, True)
+
+
+def test_snapshots_that_never_became_whole_are_refused():
+    assert flaw_of('{"q"', '{"q": "l', '{"q": "leave"') is Flaw.INVALID_JSON
+
+
+@settings(deadline=None)
+@given(OBJECTS, st.lists(st.integers(1, 10_000), min_size=1, max_size=6))
+def test_snapshots_never_give_anything_but_the_whole(value, places):
+    text = json.dumps(value)
+    snapshots = [text[: place % len(text) or 1] for place in sorted(places, key=lambda place: place % len(text) or 1)]
+    assert same_json(read_arguments([*snapshots, text]).value, value)
+
+
+def test_a_whole_object_sent_again_after_its_deltas_is_one_object():
+    assert read('{"city":', '"Vigo"}', '{"city":"Vigo"}') == ({"city": "Vigo"}, True)
+
+
+# Objects in the place of text
+
+
+@pytest.mark.parametrize(
+    "fragments",
+    [
+        [{"a": 1}],
+        [{}, {"a": 1}],
+        [{}, {}, {"a": 1}],
+        [{"a": 1}, {"a": 1}],
+        ["", {"a": 1}, None],
+        ["{}", {"a": 1}],
+        ['{"a"', ":1}", {"a": 1}],
+    ],
+)
+def test_objects_in_the_place_of_text_are_taken(fragments):
+    assert read(*fragments) == ({"a": 1}, True)
+
+
+def test_an_object_in_the_place_of_text_is_the_very_object():
+    value = {"a": [1]}
+    assert read_arguments([value]).value is value
+
+
+@pytest.mark.parametrize(
+    "fragments",
+    [
+        [{"a": 1}, {"a": 2}],
+        [{"a": 1}, {"a": True}],
+        [{"a": 1}, {}],
+        [{"a": 1}, "words"],
+        [{"a": float("nan")}],
+        [{"a": "\ud83d"}],
+    ],
+)
+def test_objects_that_differ_or_are_no_json_are_refused(fragments):
+    assert flaw_of(*fragments) is Flaw.INVALID_JSON
+
+
+def test_an_object_nested_without_end_is_refused():
+    deep: dict[str, object] = {}
+    for _ in range(50_000):
+        deep = {"a": deep}
+    assert flaw_of(deep) is Flaw.INVALID_JSON
+    written = Fragments()
+    written.add(deep)
+    assert "too deep" in written.text()
+    while deep:  # let go of it level by level: the interpreter recurses where the garbage collector would not
+        deep = deep.pop("a")  # type: ignore[assignment]
+
+
+# What the model is told
+
+
+def test_a_truncated_text_says_where_it_ends_and_what_was_due():
+    problem = error_of('{"path":"a.md","content":"## Goals\\n1. Sh').problem
+    assert problem.note == 'the text ends at character 41, in "content"'
+    assert problem.expected == "the rest of a string"
+    assert problem.got.endswith("1. Sh")
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("{'a':1}", "double quotes"),
+        ('{"a":None}', "true, false and null"),
+        ('{"a":NaN}', "no NaN"),
+        ('{"a":1,}', "no comma"),
+        ('{"a":1}{"b":2}', "a call of its own"),
+        ('{"a":1}]', "something follows"),
+        ('{"a":1, // x\n"b":2}', "no comments"),
+    ],
+)
+def test_a_known_slip_is_called_by_its_name(text, hint):
+    assert hint in error_of(text).problem.note
+
+
+def test_a_problem_quotes_little_of_a_long_text():
+    problem = error_of('{"a":"' + "x" * 10_000 + '" oops' + "y" * 10_000).problem
+    assert len(problem.got) < 200
+
+
+# While the text is coming
+
+
+@settings(deadline=None)
+@given(OBJECTS, st.lists(st.integers(0, 10_000), max_size=6))
+def test_an_object_is_seen_when_its_text_is_whole_and_not_before(value, places):
+    text = json.dumps(value)
+    written = Fragments()
+    written.object_so_far()
+    so_far = ""
+    for piece in cut(text, places):
+        written.add(piece)
+        so_far += piece
+        seen = written.object_so_far()
+        assert (seen is not None) == (so_far == text)
+    assert seen is not None
+    assert canonical(seen.value) == canonical(value)
+
+
+def test_an_object_that_goes_on_is_no_object_any_more():
+    written = Fragments()
+    written.add("{}")
+    assert written.object_so_far() is not None
+    written.add('{"a"')
+    assert written.object_so_far() is None
+    written.add(":1}")
+    seen = written.object_so_far()
+    assert seen is not None
+    assert seen.value == {"a": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda size: json.dumps({"a": "x" * size}),
+        lambda size: json.dumps({"a": "x" * size})[:-1],
+        lambda size: "{}" * (size // 2),
+        lambda size: '{"a":"' + "\n" * size + '"}',
+        lambda size: '{"a":[' + "[]," * (size // 3),
+        lambda size: "[" * size,
+        lambda size: '"' + "\\n" * (size // 2),
+    ],
+    ids=["string", "cut string", "many objects", "controls", "cut list", "depth", "escapes"],
+)
+def test_ten_times_the_text_takes_about_ten_times_as_long(make):
+    """Far from a bar on speed: quadratic reading would take a hundred times as long."""
+
+    def cost(size: int) -> float:
+        text = make(size)
+        pieces = [text[at : at + 16] for at in range(0, len(text), 16)]
+        began = time.process_time()
+        assert outcome(*pieces) in OUTCOMES
+        return time.process_time() - began
+
+    assert min(cost(600_000) for _ in range(2)) < 40 * max(min(cost(60_000) for _ in range(3)), 0.002)
