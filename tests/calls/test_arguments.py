@@ -1,3 +1,4 @@
+import itertools
 import json
 import time
 
@@ -33,7 +34,7 @@ def read(*fragments: object) -> tuple[dict[str, object], bool]:
 
 def cut(text: str, places: list[int]) -> list[str]:
     bounds = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
-    return [text[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+    return [text[start:end] for start, end in itertools.pairwise(bounds)]
 
 
 # What is whole
