@@ -1,0 +1,149 @@
+from typing import Any
+
+import pytest
+
+from app.calls.states import Problem
+from app.tools.schema import SchemaError, compile_schema
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "minLength": 1},
+        "days": {"type": "integer", "minimum": 1},
+        "unit": {"enum": ["celsius", "fahrenheit"]},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "where": {"type": "object", "properties": {"a/b~c": {"type": ["number", "null"]}}},
+        "limit": {"anyOf": [{"type": "integer", "maximum": 10}, {"type": "null"}]},
+    },
+    "required": ["city"],
+    "additionalProperties": False,
+}
+
+
+def problem(arguments: dict[str, Any], schema: dict[str, Any] | None = None) -> Problem:
+    found = compile_schema(schema or SCHEMA)(arguments)
+    assert found is not None
+    return found
+
+
+def test_arguments_that_satisfy_their_schema_have_no_problem():
+    check = compile_schema(SCHEMA)
+    assert check({"city": "Oslo"}) is None
+    assert check({"city": "Oslo", "days": 10**400, "unit": "celsius", "tags": [], "limit": None}) is None
+
+
+@pytest.mark.parametrize("schema", [{}, {"type": "object"}, {"type": "object", "properties": {}}])
+def test_a_schema_that_asks_for_nothing_takes_any_object(schema):
+    assert compile_schema(schema)({"anything": [1]}) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pointer", "expected", "got"),
+    [
+        ({"city": 3}, "/city", "string", "3"),
+        ({"city": ""}, "/city", '{"minLength": 1}', '""'),
+        ({"city": "x", "days": 1.5}, "/days", "integer", "1.5"),
+        ({"city": "x", "days": 0}, "/days", '{"minimum": 1}', "0"),
+        ({"city": "x", "unit": "kelvin"}, "/unit", 'one of "celsius", "fahrenheit"', '"kelvin"'),
+        ({"city": "x", "tags": ["a", 1]}, "/tags/1", "string", "1"),
+        ({"city": "x", "where": {"a/b~c": "y"}}, "/where/a~1b~0c", "null or number", '"y"'),
+        ({"city": "x", "limit": 11}, "/limit", '{"maximum": 10}', "11"),
+        ({}, "", 'the property "city"', "{}"),
+    ],
+)
+def test_a_problem_says_where_what_was_expected_and_what_came(arguments, pointer, expected, got):
+    found = problem(arguments)
+    assert (found.pointer, found.expected, found.got) == (pointer, expected, got)
+
+
+def test_an_unexpected_name_is_told_before_the_missing_one_it_stands_for():
+    found = problem({"cty": "Oslo"})
+    assert found.got == '"cty"'
+    assert found.note == 'did you mean "city"?'
+    assert '"unit"' in found.expected
+
+
+def test_a_value_close_to_an_allowed_one_is_suggested():
+    assert problem({"city": "x", "unit": "Celsius"}).note == 'did you mean "celsius"?'
+
+
+def test_where_no_alternative_fits_all_of_them_are_told():
+    assert problem({"city": "x", "limit": "many"}).expected == (
+        '{"anyOf": [{"type": "integer", "maximum": 10}, {"type": "null"}]}'
+    )
+
+
+def test_problems_stay_short_however_long_the_arguments_are():
+    found = problem({"city": "x" * 100_000, "unit": ["y"] * 100_000, "tags": [1] * 100_000})
+    assert all(len(text) <= 401 for text in (found.pointer, found.expected, found.got, found.note))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "http://127.0.0.1:9/schema.json"},
+        {"$ref": "https://example.org/schema.json#/x"},
+        {"properties": {"a": {"$ref": "file:///etc/passwd"}}},
+        {"properties": {"a": {"$ref": "other.json"}}},
+        {"$id": "http://example.org/me", "properties": {"a": {"$ref": "you"}}},
+    ],
+)
+def test_a_reference_out_of_the_schema_is_refused_and_never_fetched(schema):
+    with pytest.raises(SchemaError, match="never fetched"):
+        compile_schema(schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ({"type": "strin"}, "/type"),
+        ({"properties": {"a": {"pattern": "("}}}, "/properties/a/pattern"),
+        ({"required": "a"}, "/required"),
+        ({"$ref": "#/$defs/nothing"}, "nothing"),
+        ({"$schema": "http://example.org/own-dialect"}, "own-dialect"),
+        ({"properties": {1: {}}}, "key"),
+        ({"default": object()}, "object"),
+    ],
+)
+def test_what_is_no_schema_is_refused_with_the_reason(schema, why):
+    with pytest.raises(SchemaError, match=why.replace("$", r"\$")):
+        compile_schema(schema)
+
+
+def test_a_schema_nested_without_end_is_refused():
+    deep: dict[str, Any] = {}
+    for _ in range(5000):
+        deep = {"properties": {"a": deep}}
+    with pytest.raises(SchemaError):
+        compile_schema(deep)
+    while deep:  # let go of it level by level
+        deep = deep.pop("properties")["a"]
+
+
+def test_references_inside_the_schema_are_followed():
+    schema = {
+        "$defs": {"Node": {"properties": {"next": {"$ref": "#/$defs/Node"}, "n": {"type": "integer"}}}},
+        "$ref": "#/$defs/Node",
+    }
+    assert compile_schema(schema)({"next": {"next": {"n": 1}}}) is None
+    assert problem({"next": {"next": {"n": "x"}}}, schema).pointer == "/next/next/n"
+
+
+def test_a_pattern_that_never_ends_fails_the_check_and_not_the_process():
+    found = problem({"a": "a" * 60 + "!"}, {"properties": {"a": {"type": "string", "pattern": r"^(a|aa)+\1$"}}})
+    assert found.pointer == "/a"
+
+
+@pytest.mark.parametrize(
+    "draft", ["http://json-schema.org/draft-07/schema#", "https://json-schema.org/draft/2020-12/schema"]
+)
+def test_formats_are_notes_in_every_draft(draft):
+    schema = {"$schema": draft, "properties": {"mail": {"type": "string", "format": "email"}}}
+    assert compile_schema(schema)({"mail": "not an address"}) is None
+
+
+def test_the_schema_given_is_not_kept():
+    schema: dict[str, Any] = {"type": "object", "required": ["a"]}
+    check = compile_schema(schema)
+    schema["required"] = []
+    assert check({}) is not None
