@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 
 import msgspec
 
-MAX_DEPTH = 128
-"""Objects and arrays inside one another. Real arguments stay below ten; schema checks and encoders downstream
-recurse, and one of them ends the process when it is taken too deep."""
+MAX_DEPTH = 200
+"""Objects and arrays inside one another. Real arguments stay below ten; encoders downstream stop at 254, and the schema
+check ends the process when it is taken far too deep."""
 
 _decode = msgspec.json.Decoder().decode
 

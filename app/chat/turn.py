@@ -12,7 +12,7 @@ from typing import Any
 
 from app.calls.arguments import ArgumentsError, Fragments, encode_arguments, read_arguments
 from app.calls.gate import FoundCall, settle
-from app.calls.json_text import same_json, sound_text
+from app.calls.json_text import canonical, same_json, sound_text
 from app.calls.offer import Offer
 from app.calls.states import BrokenCall, Call, Finding, Flaw, ReadyCall
 from app.chat.events import (
@@ -87,8 +87,9 @@ class TurnBuilder:
         self._by_index: dict[int, _Gathering] = {}
         self._by_id: dict[str, _Gathering] = {}
         self._by_both: dict[tuple[str, int], _Gathering] = {}
-        self._written: dict[tuple[str, str | None], list[Any]] = {}
-        self._legacy: _Gathering | None = None
+        self._written: set[tuple[str, str | None, str]] = set()
+        self._legacy: Fragments | None = None
+        self._legacy_names: list[str] = []
         self._taken: set[str] = set()
         self._reasons: list[str] = []
         self._noticed: list[Finding] = []
@@ -301,38 +302,37 @@ class TurnBuilder:
             self._legacy_piece(call.name, call.arguments)
             return
         given = _given(call.id)
-        if call.from_text:
-            self._text_calls = True
-        elif given.id is not None and self._was_written(given.id, call):
-            self._notice(Finding.DUPLICATE_CALL_DROPPED)
-            return
         gathering = _Gathering(name=call.name or None, id=given.id, id_usable=given.usable, extras=call.extras)
         gathering.written = call
         gathering.arguments.add(call.arguments)
+        if call.from_text:
+            self._text_calls = True
+        elif given.id is not None and self._was_written(given.id, call.name, gathering.arguments):
+            self._notice(Finding.DUPLICATE_CALL_DROPPED)
+            return
         self._calls.append(gathering)
 
-    def _was_written(self, id_: str, call: CallWritten) -> bool:
-        earlier = self._written.setdefault((id_, call.name), [])
-        if any(_same_arguments(arguments, call.arguments) for arguments in earlier):
-            return True
-        earlier.append(call.arguments)
-        return False
+    def _was_written(self, id_: str, name: str | None, arguments: Fragments) -> bool:
+        entry = (id_, name, _told_apart_by(arguments))
+        was_written = entry in self._written
+        self._written.add(entry)
+        return was_written
 
     def _legacy_piece(self, name: str | None, arguments: Any) -> None:
         if not name and (arguments is None or arguments == ""):
             return
         if self._legacy is None:
-            self._legacy = _Gathering()
+            self._legacy = Fragments()
         if name:
-            self._legacy.name = (self._legacy.name or "") + name
-        self._legacy.arguments.add(arguments)
+            self._legacy_names.append(name)
+        self._legacy.add(arguments)
 
     # -- the calls that were found
 
     def _found(self) -> list[FoundCall]:
         if not self._calls and self._legacy is not None:
-            legacy = self._legacy
-            return [FoundCall(self._new_id(), legacy.name, legacy.arguments, (Finding.LEGACY_FUNCTION_CALL,))]
+            name = "".join(self._legacy_names) or None
+            return [FoundCall(self._new_id(), name, self._legacy, (Finding.LEGACY_FUNCTION_CALL,))]
         return [self._found_call(call) for call in self._calls]
 
     def _found_call(self, call: "_Gathering") -> FoundCall:
@@ -410,13 +410,12 @@ class _Gathering:
     """Where it came in one piece."""
 
 
-def _same_arguments(one: Any, other: Any) -> bool:
-    if isinstance(one, str) and one == other:
-        return True
+def _told_apart_by(arguments: Fragments) -> str:
+    """The object in one spelling, or the text if it makes none."""
     try:
-        return _same_object(read_arguments([one]).value, other)
+        return canonical(arguments.read().value)
     except ArgumentsError:
-        return type(one) is type(other) and bool(one == other)
+        return arguments.text()
 
 
 def _same_object(value: dict[str, Any], arguments: Any) -> bool:

@@ -62,7 +62,7 @@ class ChunkReader:
 
     def _read_choice(self, choice: dict[str, Any], place: int, events: list[ModelEvent]) -> None:
         index = choice.get("index")
-        if not isinstance(index, int):
+        if type(index) is not int:
             index = place
         if index != self._choice:
             events.append(ChoiceIgnored(index))
@@ -129,7 +129,7 @@ def read_completion(body: object, choice: int = 0) -> list[ModelEvent]:
 
 def _read_whole_choice(one: dict[str, Any], place: int, wanted: int, events: list[ModelEvent]) -> None:
     index = one.get("index")
-    if not isinstance(index, int):
+    if type(index) is not int:
         index = place
     if index != wanted:
         events.append(ChoiceIgnored(index))
