@@ -104,6 +104,8 @@ class _UrlTemplate:
         if "{" in parts.netloc:
             raise BadTemplate(f"{template}: a model may not choose the host; `{{…}}` belongs in the path or the query")
         path = parts.path or "/"
+        if any(unquote(segment) in (".", "..") for segment in path.split("/")):
+            raise BadTemplate(f"{template} has `.` or `..` in its path; write the path as it is meant")
         authority = f"{parts.scheme}://{parts.netloc}"
         try:
             origin = httpx2.URL(authority)
@@ -120,14 +122,16 @@ class _UrlTemplate:
             url = httpx2.URL(f"{self.authority}{path}{'?' + query if query else ''}")
         except (httpx2.InvalidURL, UnicodeEncodeError) as error:
             raise _BadArgument(f"the arguments make no URL ({error})") from error
-        if not self._keeps(url, path):
+        if not self._keeps(url):
             raise _BadArgument("the arguments lead away from the tool's address")
         return url
 
-    def _keeps(self, url: httpx2.URL, path: str) -> bool:
+    def _keeps(self, url: httpx2.URL) -> bool:
+        """The second look: by now nothing can have left its place, and if it has, the request is not sent."""
         same_origin = (url.scheme, url.host, url.port) == (self.origin.scheme, self.origin.host, self.origin.port)
-        no_dots = not any(unquote(segment) in (".", "..") for segment in path.split("/"))
-        return same_origin and no_dots and _path_of(url).startswith(self.prefix) and url.fragment == ""
+        path = _path_of(url)
+        same_shape = path.startswith(self.prefix) and path.count("/") == self.path.count("/")
+        return same_origin and same_shape and url.fragment == ""
 
 
 def _sendable(headers: Mapping[str, str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -135,6 +136,21 @@ async def test_the_address_that_was_judged_is_the_one_that_is_dialled():
         assert isinstance(second, Failed)
         assert second.kind is FailureKind.REFUSED
         assert asked == ["flips.example"] * 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has all of 127.0.0.0/8 without setting it up")
+async def test_exactly_the_resolved_address_is_dialled():
+    server = await asyncio.start_server(_nothing, "127.0.0.77", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with a_web(["127.0.0.77"], ["127.0.0.78"]) as (web, _):
+        there = await ask(web, PRIVATE, get(httpx2.URL(f"http://a.example:{port}/")), 1000)
+        not_there = await ask(web, PRIVATE, get(httpx2.URL(f"http://a.example:{port}/")), 1000)
+    server.close()
+    await server.wait_closed()
+    assert isinstance(there, Failed)
+    assert "connection failed" not in there.text  # it was reached, and hung up
+    assert isinstance(not_there, Failed)
+    assert "connection failed" in not_there.text
 
 
 async def test_of_several_addresses_only_allowed_ones_are_dialled():

@@ -112,7 +112,16 @@ def test_pieces_on_both_sides_of_a_literal_dot_do_not_climb(text):
 
 @pytest.mark.parametrize(
     "url",
-    ["https://{host}/x", "https://api.{region}.example/", "ftp://h/x", "/relative", "https:///x", "file:///etc/passwd"],
+    [
+        "https://{host}/x",
+        "https://api.{region}.example/",
+        "ftp://h/x",
+        "/relative",
+        "https:///x",
+        "file:///etc/passwd",
+        "https://h.example/a/../b",
+        "https://h.example/%2e%2e/{x}",
+    ],
 )
 def test_a_template_whose_host_is_not_fixed_is_refused_at_load(url):
     with pytest.raises(BadTemplate):

@@ -395,8 +395,10 @@ async def test_a_tool_that_does_not_stop_is_let_go_and_keeps_its_place_until_it_
         running.cancel()
         _, late = await asyncio.wait([running], timeout=2 * STOP_SECONDS)
         assert not late
-        assert gate._semaphore.locked()
-        end.set()
+        try:
+            assert gate._semaphore.locked()
+        finally:
+            end.set()
         await everything(lambda: not gate._semaphore.locked())
 
 
