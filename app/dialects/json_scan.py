@@ -22,6 +22,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _NUMBER_BEGUN = re.compile(r"-?(?:0|[1-9][0-9]*)?(?:(?<=[0-9])\.[0-9]*)?(?:(?<=[0-9])[eE][+-]?[0-9]*)?")
+_WORD_STARTS = "-0123456789tfn"
 _WORDS = ("true", "false", "null")
 
 _ESCAPES = '"\\/bfnrtu'
@@ -257,7 +258,9 @@ class JsonScan:
 
     def _value_begins(self, text: str, at: int) -> int:
         char = text[at]
-        is_word = char == "-" or (char.isascii() and char.isalnum())
+        # Inside a value any word is read on as one, so that what follows it is still understood; a value that
+        # begins with one is no JSON at all.
+        is_word = char in _WORD_STARTS or (bool(self._stack) and char.isascii() and char.isalnum())
         if not is_word and char not in '{["':
             return self._breaks(at)
         self._mark_start(char, self._base + at)

@@ -17,8 +17,9 @@ _NAME = re.compile(r"[^\W\d]\w*")
 _STRING_START = re.compile(r"([rRuU]?)('''|\"\"\"|'|\")")
 _PLAIN = re.compile(r"[^'\"\\\r\n]+")
 _SIGN = re.compile(r"[-+]")
-_NUMBER = re.compile(r"(?:[0-9][0-9a-zA-Z_]*)?\.?(?:[0-9][0-9_]*)?(?:(?<=[0-9.])[eE][-+]?[0-9_]+)?")
-_DECIMAL = re.compile(r"(?:[0-9](?:_?[0-9])*)?\.?(?:[0-9](?:_?[0-9])*)?(?:[eE][-+]?[0-9](?:_?[0-9])*)?")
+_NUMBER = re.compile(
+    r"0[xXoObB][0-9a-fA-F_]+|(?:[0-9][0-9_]*)?\.?(?:[0-9][0-9_]*)?(?:[eE][-+]?[0-9][0-9_]*)?"
+)
 _NUMBER_LIMIT: Final = 4000
 """Characters; Python refuses to read much longer integers."""
 
@@ -121,12 +122,12 @@ class _Literals:
         if not word or len(word) > _NUMBER_LIMIT:
             self._refuse()
         try:
-            return sign * int(word, 0)
+            is_float = any(mark in word for mark in ".eE") and word[:2] not in ("0x", "0X")
+            if not is_float:
+                return sign * int(word, 0)
+            number = float(word)
         except ValueError:
-            pass
-        if not _DECIMAL.fullmatch(word) or not any(mark in word for mark in ".eE") or word == ".":
             self._refuse()
-        number = float(word)
         return sign * number if math.isfinite(number) else self._refuse()
 
     def _strings(self) -> str:
