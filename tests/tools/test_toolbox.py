@@ -419,6 +419,24 @@ async def test_cancelling_while_waiting_for_a_place_gives_nothing_away():
 
 
 @pytest.mark.anyio
+async def test_cancelling_between_two_gates_gives_the_first_back():
+    crowd = Crowd()
+    registry = house(a_tool("a", crowd), a_tool("b", crowd, concurrency=1))
+    registry.gates.limit_source("", 1)
+    toolbox = box(registry)
+    async with asyncio.timeout(5):
+        first = asyncio.create_task(toolbox.run(call("a"), silent))
+        await everything(lambda: crowd.inside == 1)
+        second = asyncio.create_task(toolbox.run(call("b"), silent))
+        await everything(lambda: registry.gates.on_the_way_to("b", "")[1].waiting == 1)
+        second.cancel()
+        await asyncio.wait([second])
+        crowd.gate.set()
+        assert await first == Returned("done")
+        assert await toolbox.run(call("b"), silent) == Returned("done")
+
+
+@pytest.mark.anyio
 async def test_a_long_result_is_cut_to_the_policy():
     async def talks(call: ReadyCall, occasion: Occasion) -> Outcome:
         return Returned("é" * 1000)
