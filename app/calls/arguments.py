@@ -34,6 +34,8 @@ MAX_REPEATS = 64
 """How often one object may have been sent for another; what repeats it further is not a resend any more."""
 MAX_STRING_LAYERS = 2
 """How often arguments may be encoded as a string inside JSON; seen are one and, through two proxies, two."""
+MIN_SNAPSHOTS = 2
+"""Fragments that it takes to see that each begins with the one before."""
 MAX_QUOTE = 60
 """Characters of the model's text shown on either side of where it broke."""
 
@@ -107,7 +109,7 @@ class Fragments:
             self._follow(fragment)
         elif len(pieces) >= BLOCK:
             self._join_pieces()
-        if self._watch is not None:
+        if self._watch is not None or self._seen is not None:
             self._watched(fragment)
 
     def text(self) -> str:
@@ -118,24 +120,32 @@ class Fragments:
         if self._others:
             return _read_objects(list(self._all()))
         text = join_halves("".join(self._all()))
-        last = self._last if self._snapshots > 1 else None
+        last = self._last if self._snapshots >= MIN_SNAPSHOTS else None
         return _read_text(text, last)
 
     def object_so_far(self) -> Arguments | None:
         """The object that the fragments make already, or None. Cheap to ask after each fragment: the text is
         only read when its brackets have closed."""
-        if self._seen is not None or not self:
-            return self._seen
+        if self._seen is None and self:
+            self._seen = self._snapshot() or self._closed()
+        return self._seen
+
+    def _snapshot(self) -> Arguments | None:
+        """The last fragment alone, where each repeats what came before. Reading it costs no more than sending it did."""
+        if self._others or self._last is None or self._snapshots < MIN_SNAPSHOTS:
+            return None
+        value = _object_in(join_halves(self._last)) if self._last.rstrip().endswith("}") else None
+        return None if value is None else Arguments(value, repaired=True)
+
+    def _closed(self) -> Arguments | None:
+        """All fragments together, once their brackets have closed."""
         if self._watch is None:
             self._watch = _Watch()
             for part in self._all():
                 if isinstance(part, str):
                     self._watch.feed(part)
-        if (self._watch.closed or self._others) and self._looks:
-            self._seen = self._look()
-        return self._seen
-
-    def _look(self) -> Arguments | None:
+        if not self._looks or not (self._watch.closed or self._others):
+            return None
         try:
             return self.read()
         except ArgumentsError:

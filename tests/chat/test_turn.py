@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.calls.arguments import ArgumentsError, read_arguments
+from app.calls.json_text import canonical
 from app.calls.offer import Offer, OfferedTool
 from app.calls.states import BrokenCall, Finding, Flaw, ReadyCall
 from app.chat.events import (
@@ -276,6 +278,13 @@ def test_other_arguments_without_an_id_are_another_call():
 def test_whole_objects_in_the_place_of_text_are_told_apart_as_well():
     turn = turn_of(delta(name="get", args={"x": 1}), delta(name="get", args={"x": 2}), DONE)
     assert [arguments for _, _, arguments in ready(turn)] == [{"x": 1}, {"x": 2}]
+
+
+def test_calls_that_come_as_snapshots_under_one_name_are_told_apart():
+    pieces = ('{"x"', '{"x":{"y":1}', '{"x":{"y":1}}', '{"x"', '{"x":2}', '{"x":2}')
+    turn = turn_of(*(delta(name="get", args=piece) for piece in pieces), DONE)
+    assert [arguments for _, _, arguments in ready(turn)] == [{"x": {"y": 1}}, {"x": 2}]
+    assert Finding.DUPLICATE_CALL_DROPPED in turn.findings
 
 
 def test_other_arguments_under_the_same_id_belong_to_the_same_call():
@@ -553,3 +562,88 @@ def test_any_fragments_make_a_turn_with_no_more_calls_than_came(deltas, end, rea
 def test_a_number_without_end_for_an_id_is_no_id():
     turn = turn_of(CallDelta(0, 10**5000, "get", "{}"), DONE)
     assert (turn.calls[0].id, turn.findings) == ("made_0", (Finding.ID_REPAIRED,))
+
+
+# The rules of section I read once more, plainly and slowly, to hold the quick way against
+
+
+def plainly(deltas: list[CallDelta]) -> list[tuple[str | None, list[Any]]]:
+    """Name and argument fragments of each call, by scanning all calls for each fragment."""
+    calls: list[dict[str, Any]] = []
+    for one in deltas:
+        id_ = one.id if isinstance(one.id, str) and one.id.strip() else None
+        has_args = one.arguments not in (None, "")
+        if id_ is None and not one.name and not has_args and not one.extras:
+            continue
+        call = candidate_of(calls, id_, one.index)
+        if call is None or (one.name and is_new(call, one, id_)):
+            calls.append({"id": id_, "index": one.index, "name": one.name or None, "args": []})
+            call = calls[-1]
+        call["id"] = call["id"] or id_
+        if has_args and not call.pop("resent", False):
+            call["args"].append(one.arguments)
+    return [(call["name"], call["args"]) for call in calls]
+
+
+def candidate_of(calls: list[dict[str, Any]], id_: str | None, index: int | None) -> dict[str, Any] | None:
+    by_both = [
+        call for call in calls if id_ is not None and index is not None and (call["id"], call["index"]) == (id_, index)
+    ]
+    by_id = [call for call in calls if id_ is not None and call["id"] == id_]
+    by_index = [call for call in calls if index is not None and call["index"] == index]
+    latest = calls if index is None else []
+    return next((found[-1] for found in (by_both, by_id, by_index, latest) if found), None)
+
+
+def is_new(call: dict[str, Any], one: CallDelta, id_: str | None) -> bool:
+    assert one.name
+    if id_ and call["id"] and id_ != call["id"]:
+        return True
+    if call["name"] is None:
+        call["name"] = one.name
+        return False
+    same_id = id_ is not None and id_ == call["id"]
+    if same_id and one.index is not None and call["index"] is not None and one.index != call["index"]:
+        return True
+    if one.name == call["name"]:
+        whole = object_of(call["args"])
+        if whole is None or one.arguments in (None, "") or one.arguments.isspace():
+            return False
+        call["resent"] = whole == object_of([one.arguments])
+        return not call["resent"] and not same_id
+    if call["args"] or (one.name in OFFER and call["name"] in OFFER):
+        return True
+    if one.name.startswith(call["name"]):
+        call["name"] = one.name
+    elif any(tool.startswith(call["name"] + one.name) for tool in OFFER):
+        call["name"] += one.name
+    else:
+        return True
+    return False
+
+
+def object_of(fragments: list[str]) -> str | None:
+    if not "".join(fragments).strip():
+        return None
+    try:
+        return canonical(read_arguments(fragments).value)
+    except ArgumentsError:
+        return None
+
+
+PLAIN_DELTAS = st.builds(
+    CallDelta,
+    st.none() | st.integers(0, 2),
+    st.none() | st.sampled_from(["", "a", "b"]),
+    st.none() | st.sampled_from(["", "get", "get_", "time", "get_time", "nobody"]),
+    st.none() | st.sampled_from(["", "{", "}", "{}", '{"x":1}', '{"x": 1}', '{"x":2}', '{"x":', "1}", " "]),
+    st.just({}) | st.just({"extra_content": {"s": 1}}),
+)
+
+
+@settings(deadline=None, max_examples=1500)
+@given(st.lists(PLAIN_DELTAS, max_size=8))
+def test_the_quick_way_finds_the_same_calls_as_the_plain_reading_of_the_rules(deltas):
+    turn = turn_of(*deltas, DONE)
+    expected = [(name, "".join(fragments)) for name, fragments in plainly(deltas)]
+    assert [(call.name, call.text) for call in turn.calls] == expected
