@@ -148,9 +148,7 @@ GRAMMARS: Final[Mapping[str, Grammar]] = {
             typed=True,
         )
     ),
-    "qwen3_coder": marked(
-        {"<tool_call>": qwen3_coder, "<function=": lambda talk, _: Tags(QWEN).bare_if_offered(talk)}
-    ),
+    "qwen3_coder": marked({"<tool_call>": qwen3_coder, "<function=": lambda talk, _: Tags(QWEN).bare_if_offered(talk)}),
     "glm45": marked({"<tool_call>": lambda talk, _: Tags(GLM).named_by_text(talk)}),
     "hermes": marked({"<tool_call>": HERMES}),
     "granite": marked(

@@ -54,9 +54,7 @@ def _call(tape: Tape) -> Steps[CallWritten]:
     if (yield from tape.one_of((END,))) is None and not tape.ends_within(END):
         return (yield from _broken(tape, name))
     try:
-        return CallWritten(
-            name, Notation(text).arguments(), flaw=None if name else Flaw.MISSING_NAME, from_text=True
-        )
+        return CallWritten(name, Notation(text).arguments(), flaw=None if name else Flaw.MISSING_NAME, from_text=True)
     except NotNotationError:
         return cut_off(name, flaw=Flaw.INVALID_MARKUP)
 

@@ -166,6 +166,9 @@ def functionary_v32(talk: Talk) -> Steps[None]:
     while (mark := (yield from prose.step())) is not None:
         if mark:
             yield from _functionary_part(talk, mark)
+        elif talk.is_silent:
+            yield from talk.tape.space(talk.say)
+            yield from _functionary_part(talk, "")
 
 
 def _functionary_part(talk: Talk, mark: str) -> Steps[None]:

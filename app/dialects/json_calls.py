@@ -143,7 +143,7 @@ class CallObjects:
         id_member = entry.member(self.id_key) if self.id_key else None
         given = [m for key in ARGUMENT_KEYS if (m := entry.member(key)) is not None]
         arguments = _slice(given[0], text) if given else None
-        whole_name = name.text if name is not None else None
+        whole_name = name.text if name is not None and name.text and name.text.strip() else None
         return CallWritten(
             whole_name,
             arguments,
@@ -159,6 +159,8 @@ def arguments_written(name: str | None, body: Body, *, id: str | None = None) ->
     flaw = body.flaw or (Flaw.INVALID_JSON if body.scan.flawed else None)
     if body.is_blank:
         flaw = None
+    if name is not None and not name.strip():
+        name, flaw = None, Flaw.MISSING_NAME
     return CallWritten(name, body.text, id=id, flaw=flaw, repaired=body.repaired, from_text=True)
 
 

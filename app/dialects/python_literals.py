@@ -17,9 +17,7 @@ _NAME = re.compile(r"[^\W\d]\w*")
 _STRING_START = re.compile(r"([rRuU]?)('''|\"\"\"|'|\")")
 _PLAIN = re.compile(r"[^'\"\\\r\n]+")
 _SIGN = re.compile(r"[-+]")
-_NUMBER = re.compile(
-    r"0[xXoObB][0-9a-fA-F_]+|(?:[0-9][0-9_]*)?\.?(?:[0-9][0-9_]*)?(?:[eE][-+]?[0-9][0-9_]*)?"
-)
+_NUMBER = re.compile(r"0[xXoObB][0-9a-fA-F_]+|(?:[0-9][0-9_]*)?\.?(?:[0-9][0-9_]*)?(?:[eE][-+]?[0-9][0-9_]*)?")
 _NUMBER_LIMIT: Final = 4000
 """Characters; Python refuses to read much longer integers."""
 
@@ -114,8 +112,8 @@ class _Literals:
 
     def _number(self) -> int | float:
         sign = 1
-        while _SIGN.match(self._text, self._at):
-            sign = -sign if self._text[self._at] == "-" else sign
+        if _SIGN.match(self._text, self._at):
+            sign = -1 if self._text[self._at] == "-" else 1
             self._at += 1
             self._space()
         word = self._match(_NUMBER)

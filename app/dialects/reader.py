@@ -40,9 +40,7 @@ class TextReader:
 
     def __init__(self, grammar: Grammar, tools: Collection[str], *, whole: bool) -> None:
         self._tape = Tape()
-        self._talk = Talk(
-            self._tape, frozenset(tools), whole=whole, channels=grammar.channels, dropped=grammar.dropped
-        )
+        self._talk = Talk(self._tape, frozenset(tools), whole=whole, channels=grammar.channels, dropped=grammar.dropped)
         self._steps = grammar.read(self._talk)
         self._go_on()
 

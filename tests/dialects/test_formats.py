@@ -365,7 +365,7 @@ CASES = [
         '<tool_call>{"name": "get_weather", "arguments": {"city": "C:\\x"}}</tool_call>',
         incomplete=[broken("get_weather", "invalid_json")],
     ),
-    case("hermes", "<think>a</think>\nb<think>c</think>d", content="b d" if 0 else "bd", reasoning="ac"),
+    case("hermes", "<think>a</think>\nb<think>c</think>d", content="bd", reasoning="ac"),
     case("granite", "x<|tool_call|>[" + WEATHER_JSON + "]</tool_call>\nbye", [WEATHER], content="x bye"),
     case("granite", "<tool_call>" + WEATHER_JSON, [WEATHER]),
     case("granite", "<|tool_call|>[" + WEATHER_JSON + "] ok", [WEATHER], content="ok"),
@@ -590,6 +590,22 @@ CASES = [
         only="whole",
     ),
     case("react", "Action: get_weather\nAction Input: 42", incomplete=[broken("get_weather", "invalid_json")]),
+    case("functionary_v32", "<think>h</think>\nget_time\n{}", [TIME], reasoning="h"),
+    case("functionary_v32", "h</think>\nget_time\n{}", [TIME], reasoning="h", only="whole"),
+    case("functionary_v32", "a\n>>> get_time\n{}", content="a >>> get_time {}"),
+    case(
+        "kimi_k2", KIMI + "functions.:0" + KIMI_ARGUMENTS + "{}" + KIMI_END, incomplete=[broken(None, "missing_name")]
+    ),
+    case("hermes", '<tool_call>{"name": " ", "arguments": {}}</tool_call>', incomplete=[broken(None, "missing_name")]),
+    case("hermes", "<tool_call>42</tool_call>", incomplete=[broken(None, "missing_name")]),
+    case("hermes", "<tool_call>[]</tool_call>ok", content="ok"),
+    case("hermes", "<tool_call></tool_call>ok", incomplete=[broken(None, "truncated")], content="ok"),
+    case("hermes", "<tool_call>call me</tool_call>ok", incomplete=[broken(None, "invalid_json")], content="ok"),
+    case(
+        "hermes",
+        '<tool_call>{"name": "get_time", "arguments": {}, "parameters": {"a": 1}}</tool_call>',
+        incomplete=[broken("get_time", "invalid_json")],
+    ),
     *bare_cases("llama3_json"),
     *bare_cases("litellm_json"),
 ]

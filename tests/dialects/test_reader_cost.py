@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from app.dialects.reader import FORMATS, reader_for
+from app.dialects.reader import FORMATS, TextReader, reader_for
 from tests.dialects.reading import FLOODS, TOOLS, cpu_seconds, flood
 
 LARGEST_RATIO = 2.5
@@ -62,4 +62,5 @@ def test_what_waits_on_the_tape_stays_small(format):
         reader = reader_for(format, TOOLS)
         for char in flood(kind, SMALL):
             reader.feed(char)
+            assert isinstance(reader, TextReader)
             assert len(reader._tape.text) - reader._tape.at <= 600, kind
