@@ -20,7 +20,9 @@ pytestmark = pytest.mark.anyio
 RECORDINGS = load_all()
 
 
-async def play(recording: Recording, upstream: Upstream, *, stream: bool) -> tuple[ChatCompletion, list[dict[str, Any]]]:
+async def play(
+    recording: Recording, upstream: Upstream, *, stream: bool
+) -> tuple[ChatCompletion, list[dict[str, Any]]]:
     """The client's answer, and the requests that the model got."""
     model = f"{recording.name}-{'streamed' if stream else 'whole'}"
     recording.play_on(upstream, model)

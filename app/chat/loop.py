@@ -246,14 +246,9 @@ def _account(turn: Turn, plan: Plan, seconds: float, reason_is_raw: bool) -> Tur
 
 
 def _broke_off(turn: Turn) -> ChatError:
-    if turn.failure is Flaw.STREAM_ENDED:
-        message = "The model's answer broke off before it was finished; nothing of it was run."
+    if turn.error is None:
+        message, code, detail = "The model's answer broke off before it was finished", "upstream_broke_off", None
     else:
-        message = "The model's provider reported an error in the middle of its answer; nothing of it was run."
-    return ChatError(
-        502,
-        message,
-        type="server_error",
-        code="upstream_broke_off" if turn.failure is Flaw.STREAM_ENDED else "upstream_error",
-        detail=turn.error.message if turn.error else None,
-    )
+        message, code = "The model's provider reported an error in the middle of its answer", "upstream_error"
+        detail = turn.error.message
+    return ChatError(502, f"{message}; nothing of it was run.", type="server_error", code=code, detail=detail)

@@ -37,6 +37,7 @@ from tests.fakes import (
 pytestmark = pytest.mark.anyio
 
 PATIENCE = 5.0
+USUAL = Rules()
 CITY = {
     "type": "object",
     "properties": {"city": {"type": "string"}},
@@ -49,7 +50,7 @@ async def carry(
     model: ScriptedModel,
     toolbox: ShelfToolbox | None = None,
     ask: Ask | None = None,
-    rules: Rules = Rules(),
+    rules: Rules = USUAL,
     *,
     sees_images: bool = False,
 ) -> Listener:
@@ -94,8 +95,18 @@ async def test_what_the_client_sent_goes_on_as_the_bytes_it_was() -> None:
 
 
 async def test_usage_is_added_up_over_all_turns_details_included() -> None:
-    first = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15, "prompt_tokens_details": {"cached_tokens": 4}}
-    second = {"prompt_tokens": 20, "completion_tokens": 7, "total_tokens": 27, "prompt_tokens_details": {"cached_tokens": 9}}
+    first = {
+        "prompt_tokens": 10,
+        "completion_tokens": 5,
+        "total_tokens": 15,
+        "prompt_tokens_details": {"cached_tokens": 4},
+    }
+    second = {
+        "prompt_tokens": 20,
+        "completion_tokens": 7,
+        "total_tokens": 27,
+        "prompt_tokens_details": {"cached_tokens": 9},
+    }
     heard = await carry(ScriptedModel(calls(("echo", {}), usage=first), says("ok", usage=second)))
     assert heard.ended.usage == {
         "prompt_tokens": 30,
@@ -112,7 +123,15 @@ async def test_a_text_that_was_cut_at_its_length_ends_as_length() -> None:
 
 async def test_the_end_is_told_once_and_last_and_turns_come_in_order() -> None:
     heard = await carry(ScriptedModel(calls(("echo", {})), says("ok")))
-    assert heard.kinds == ["TurnStarted", "TurnEnded", "CallStarted", "CallEnded", "TurnStarted", "TurnEnded", "ChatEnded"]
+    assert heard.kinds == [
+        "TurnStarted",
+        "TurnEnded",
+        "CallStarted",
+        "CallEnded",
+        "TurnStarted",
+        "TurnEnded",
+        "ChatEnded",
+    ]
 
 
 # The gate -------------------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ class RawConnection:
         """Sends a request; what is received from here on belongs to its answer."""
         self.received.clear()
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        lines = [f"POST {path} HTTP/1.1", "host: loopback", "content-type: application/json"]
+        lines = [f"POST {path} HTTP/1.1", "host: 127.0.0.1", "content-type: application/json"]
         lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
         head = "\r\n".join([*lines, f"content-length: {len(content)}"])
         await self.send(head.encode("latin-1") + b"\r\n\r\n" + content)
