@@ -21,7 +21,9 @@ app.add_typer(keys, name="keys")
 
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", "-c", help="The config file. Default: $CALLGATE_CONFIG, ./config.yaml, or the built-in demo."),
+    typer.Option(
+        "--config", "-c", help="The config file. Default: $CALLGATE_CONFIG, ./config.yaml, or the built-in demo."
+    ),
 ]
 DEFAULT_PORT = 8000
 HEALTH_SECONDS = 5.0
@@ -52,7 +54,9 @@ def check(config: ConfigOption = None) -> None:
 
 @app.command()
 def health(
-    url: Annotated[str | None, typer.Option(help="Where the server is. Default: this machine, $CALLGATE_PORT or 8000.")] = None,
+    url: Annotated[
+        str | None, typer.Option(help="Where the server is. Default: this machine, $CALLGATE_PORT or 8000.")
+    ] = None,
 ) -> None:
     """Ask a running server whether it is alive. Exit code 0 if it is; for container health checks."""
     import urllib.error

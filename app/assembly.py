@@ -30,9 +30,7 @@ def keyring_of(config: Config) -> Keyring:
 
 def doorstep_of(config: Config, keyring: Keyring) -> Doorstep:
     server = config.server
-    return doorstep(
-        server.host, keyless=keyring.open, public_url=server.public_url, cors_origins=server.cors_origins
-    )
+    return doorstep(server.host, keyless=keyring.open, public_url=server.public_url, cors_origins=server.cors_origins)
 
 
 def rules_of(config: Config) -> Rules:

@@ -9,7 +9,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -137,7 +137,12 @@ class Runtime:
     def _entry(self, name: str, caller: Caller) -> ModelEntry:
         entry = self.catalogue.entry(name)
         if not caller.may_ask(name):
-            raise ChatError(404, f"The model `{name}` does not exist or this key may not ask it.", param="model", code="model_not_found")
+            raise ChatError(
+                404,
+                f"The model `{name}` does not exist or this key may not ask it.",
+                param="model",
+                code="model_not_found",
+            )
         return entry
 
 
@@ -156,7 +161,7 @@ class House:
         assert self._tenancy is not None, "the house is not open"
         return self._tenancy.runtime
 
-    async def __aenter__(self) -> "House":
+    async def __aenter__(self) -> Self:
         self._tenancy = await _Tenancy.begin(Runtime(self._config, self.metrics))
         self.is_ready = True
         return self
@@ -211,7 +216,7 @@ class _Tenancy:
     async def _live(self) -> None:
         try:
             await self.runtime.open()
-        except BaseException as failure:
+        except BaseException as failure:  # noqa: BLE001 - whoever waits for the opening is told, whatever it was
             self._opened.set_exception(failure)
             await self.runtime.close()
             return

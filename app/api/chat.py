@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.api.door import Visit, visit_of
 from app.api.requests import ChatRequest, read_body, read_chat_request
-from app.api.responses import Chat, ClientLeft, EventStream, Pulse, WholeAnswer
+from app.api.responses import ClientLeft, EventStream, Pulse, WholeAnswer
 from app.api.wire import AnswerHead, ChunkWriter, CompletionWriter
 from app.auth.keys import Caller
 from app.chat.diagnosis import Diagnosis
@@ -73,7 +73,9 @@ class Run:
         visit.model = self._engaged.model_name
         visit.notes |= {"model": request.model, "stream": request.stream, "run_id": self.id}
         if request.n > 1 and self._engaged.has_house_tools:
-            raise ChatError(400, "'n' must be 1 while tools of the house are on offer.", param="n", code="unsupported_value")
+            raise ChatError(
+                400, "'n' must be 1 while tools of the house are on offer.", param="n", code="unsupported_value"
+            )
 
     async def answer(self, receive: Receive, send: Send) -> None:
         request, runtime = self._request, self._runtime
@@ -81,7 +83,9 @@ class Run:
         told = self._diagnosis if runtime.diagnostics else None
         answer: EventStream | WholeAnswer
         if request.stream:
-            answer = EventStream(self._chat, ChunkWriter(head, told, request.include_usage), self._headers, _pulse(runtime))
+            answer = EventStream(
+                self._chat, ChunkWriter(head, told, request.include_usage), self._headers, _pulse(runtime)
+            )
         else:
             answer = WholeAnswer(self._chat, CompletionWriter(head, told), self._headers)
         try:
@@ -97,7 +101,7 @@ class Run:
         request, engaged = self._request, self._engaged
         ask = Ask(request.messages, (), request.tool_choice, request.params, request.stream)
         seconds = self._runtime.limits.request_seconds
-        async with _deadline(seconds):
+        async with _Deadline(seconds):
             await converse(
                 ask,
                 engaged.model,
@@ -150,7 +154,7 @@ def new_call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-class _deadline:
+class _Deadline:
     """The wall-clock limit of a request, as an error the client understands."""
 
     def __init__(self, seconds: float) -> None:
@@ -165,5 +169,8 @@ class _deadline:
             await self._timeout.__aexit__(kind, failure, trace)  # type: ignore[arg-type]
         except TimeoutError:
             raise ChatError(
-                504, f"The request took longer than {self._seconds:g} seconds.", type="server_error", code="request_timeout"
+                504,
+                f"The request took longer than {self._seconds:g} seconds.",
+                type="server_error",
+                code="request_timeout",
             ) from None

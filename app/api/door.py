@@ -73,7 +73,7 @@ class Door:
                 if scope["path"] not in OPEN_PATHS:
                     visit.caller = self._house.current.admit(visit.headers)
                 await self._app(scope, receive, send_marked)
-            except Exception as failure:  # the last place where a failure can still become an answer
+            except Exception as failure:  # noqa: BLE001 - the last place where a failure can still become an answer
                 await self._refuse(as_chat_error(failure), visit, send_marked)
             finally:
                 self._note(scope, visit)

@@ -31,7 +31,10 @@ def as_chat_error(failure: BaseException) -> ChatError:
 def error_headers(error: ChatError) -> dict[str, str]:
     if error.retry_after is None:
         return {}
-    return {"retry-after": str(max(1, round(error.retry_after))), "retry-after-ms": str(round(error.retry_after * 1000))}
+    return {
+        "retry-after": str(max(1, round(error.retry_after))),
+        "retry-after-ms": str(round(error.retry_after * 1000)),
+    }
 
 
 def error_response(error: ChatError, headers: Mapping[str, str] | None = None) -> Response:
@@ -52,7 +55,9 @@ async def answer_http_exception(request: Request, failure: Exception) -> Respons
     elif failure.status_code == 405:
         error = ChatError(405, f"Not allowed to {target}.", code="method_not_supported")
     else:
-        error = ChatError(failure.status_code, str(failure.detail), type=KINDS.get(failure.status_code, "invalid_request_error"))
+        error = ChatError(
+            failure.status_code, str(failure.detail), type=KINDS.get(failure.status_code, "invalid_request_error")
+        )
     return error_response(error, dict(failure.headers or {}))
 
 
@@ -70,7 +75,12 @@ def envelope_schema() -> dict[str, Any]:
             "error": {
                 "type": "object",
                 "required": ["message", "type", "param", "code"],
-                "properties": {"message": {"type": "string"}, "type": {"type": "string"}, "param": nullable, "code": nullable},
+                "properties": {
+                    "message": {"type": "string"},
+                    "type": {"type": "string"},
+                    "param": nullable,
+                    "code": nullable,
+                },
             }
         },
     }

@@ -120,9 +120,13 @@ def read_chat_request(body: bytes, headers: Mapping[str, str], max_messages: int
     if not outline.model:
         raise _wrong("model", "you must provide a model parameter")
     if not outline.messages:
-        raise _wrong("messages", "Invalid 'messages': empty array. Expected an array with minimum length 1.", "empty_array")
+        raise _wrong(
+            "messages", "Invalid 'messages': empty array. Expected an array with minimum length 1.", "empty_array"
+        )
     if len(outline.messages) > max_messages:
-        raise _wrong("messages", f"Invalid 'messages': at most {max_messages} messages are accepted.", "array_above_max_length")
+        raise _wrong(
+            "messages", f"Invalid 'messages': at most {max_messages} messages are accepted.", "array_above_max_length"
+        )
     for index, message in enumerate(outline.messages):
         _check_message(index, message)
     n = 1 if outline.n is None else outline.n
@@ -135,7 +139,9 @@ def read_chat_request(body: bytes, headers: Mapping[str, str], max_messages: int
         params["metadata"] = metadata
     tool_events = headers.get("x-callgate-events") or ours.tool_events or "off"
     if tool_events not in TOOL_EVENT_DIALECTS:
-        raise _wrong("metadata.tool_events", f"Unknown tool events {tool_events!r}; use one of {', '.join(TOOL_EVENT_DIALECTS)}.")
+        raise _wrong(
+            "metadata.tool_events", f"Unknown tool events {tool_events!r}; use one of {', '.join(TOOL_EVENT_DIALECTS)}."
+        )
     return ChatRequest(
         model=outline.model,
         messages=tuple(_items.decode(fields["messages"])),
@@ -208,9 +214,17 @@ def _quoted(text: str, start: str) -> str:
 def _check_message(index: int, message: _Message) -> None:
     where = f"messages[{index}]"
     if message.role == "tool" and not message.tool_call_id:
-        raise _wrong(f"{where}.tool_call_id", f"Missing required parameter: '{where}.tool_call_id'.", "missing_required_parameter")
+        raise _wrong(
+            f"{where}.tool_call_id",
+            f"Missing required parameter: '{where}.tool_call_id'.",
+            "missing_required_parameter",
+        )
     if message.role in ("system", "developer", "user") and message.content is None:
-        raise _wrong(f"{where}.content", f"Invalid value for '{where}.content': expected a string or parts, got null.", "invalid_type")
+        raise _wrong(
+            f"{where}.content",
+            f"Invalid value for '{where}.content': expected a string or parts, got null.",
+            "invalid_type",
+        )
 
 
 def _check_tools(outline: _Outline) -> None:
@@ -220,7 +234,11 @@ def _check_tools(outline: _Outline) -> None:
             raise _wrong(where, f"Missing required parameter: '{where}.name'.", "missing_required_parameter")
     choice = outline.tool_choice
     if isinstance(choice, str) and choice not in ("none", "auto", "required"):
-        raise _wrong("tool_choice", "Invalid value for 'tool_choice': expected 'none', 'auto', 'required' or an object.", "invalid_value")
+        raise _wrong(
+            "tool_choice",
+            "Invalid value for 'tool_choice': expected 'none', 'auto', 'required' or an object.",
+            "invalid_value",
+        )
 
 
 def _split_metadata(fields: Fields) -> tuple[dict[str, Any], _Metadata]:

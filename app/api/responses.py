@@ -60,7 +60,7 @@ class WholeAnswer:
             await unless_left(self._run(), receive)
         except ClientLeft:
             raise
-        except Exception as failure:  # whatever went wrong, the client gets an envelope and we get the log line
+        except Exception as failure:  # noqa: BLE001 - whatever went wrong, the client gets an envelope and we get the log line
             error = as_chat_error(failure)
         body = error.envelope() if error else self._writer.body()
         await send_whole(send, error.status if error else 200, encode(body), self._headers(error), error)
@@ -93,7 +93,7 @@ class EventStream:
             error = None
         except ClientLeft:
             raise
-        except Exception as failure:  # whatever went wrong, the client gets an envelope and we get the log line
+        except Exception as failure:  # noqa: BLE001 - whatever went wrong, the client gets an envelope and we get the log line
             error = as_chat_error(failure)
         finally:
             await self._stop_beating()
@@ -163,7 +163,9 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-async def send_whole(send: Send, status: int, body: bytes, headers: Mapping[str, str], error: ChatError | None = None) -> None:
+async def send_whole(
+    send: Send, status: int, body: bytes, headers: Mapping[str, str], error: ChatError | None = None
+) -> None:
     fields = {"content-type": "application/json", "content-length": str(len(body)), **headers}
     if error is not None:
         fields |= error_headers(error)

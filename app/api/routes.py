@@ -27,7 +27,9 @@ def add_routes(app: FastAPI, house: House) -> None:
 
 def _models(house: House) -> APIRouter:
     router = APIRouter(tags=["models"])
-    wrong: dict[int | str, dict[str, Any]] = {404: {"description": "No such model.", "content": {"application/json": {"schema": envelope_schema()}}}}
+    wrong: dict[int | str, dict[str, Any]] = {
+        404: {"description": "No such model.", "content": {"application/json": {"schema": envelope_schema()}}}
+    }
 
     @router.get("/v1/models", summary="The models this key may ask")
     @router.get("/models", include_in_schema=False)
@@ -100,7 +102,9 @@ def _chat_operation() -> dict[str, Any]:
         "required": ["role"],
         "properties": {
             "role": {"enum": ["developer", "system", "user", "assistant", "tool", "function"]},
-            "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]},
+            "content": {
+                "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]
+            },
         },
     }
     body = {

@@ -102,7 +102,8 @@ class ChunkWriter:
                 return b"".join(self._heard(turn, events))
             case CallsHandedBack(calls=calls):
                 return self._opening() + b"".join(
-                    self._chunk({"tool_calls": [{"index": index, **call_body(call)}]}) for index, call in enumerate(calls)
+                    self._chunk({"tool_calls": [{"index": index, **call_body(call)}]})
+                    for index, call in enumerate(calls)
                 )
             case ChatEnded():
                 return b"".join(self._end(event))

@@ -57,7 +57,8 @@ async def ask(served: Served, *, stream: bool, **fields: Any) -> Heard:
         answer = await served.client.chat.completions.create(**question)
         [choice] = answer.choices
         return Heard(choice.message.content or "", choice.finish_reason, (answer.model_extra or {})["x_callgate"])
-    text, finish, last = "", None, {}
+    text, finish = "", None
+    last: dict[str, Any] = {}
     async for chunk in await served.client.chat.completions.create(**question, stream=True):
         for choice in chunk.choices:
             text += choice.delta.content or ""
