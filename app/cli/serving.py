@@ -1,0 +1,44 @@
+"""`callgate serve`, and `callgate health`, which asks a running server whether it is alive."""
+
+import os
+from typing import Annotated
+
+import typer
+
+from app.cli.shared import WRONG, ConfigOption, check_exposure, read_config
+
+DEFAULT_PORT = 8000
+HEALTH_SECONDS = 5.0
+
+
+def serve(
+    config: ConfigOption = None,
+    host: Annotated[str | None, typer.Option(help="The address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="The port to listen on; 0 lets the system choose.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+) -> None:
+    """Serve until told to stop."""
+    loaded = read_config(config, {"server.host": host, "server.port": port, "logging.level": log_level})
+    check_exposure(loaded)
+    from app import server
+
+    raise typer.Exit(server.serve(loaded))
+
+
+def health(
+    url: Annotated[
+        str | None, typer.Option(help="Where the server is. Default: this machine, $CALLGATE_PORT or 8000.")
+    ] = None,
+) -> None:
+    """Ask a running server whether it is alive. Exit code 0 if it is; for container health checks."""
+    import urllib.error
+    import urllib.request
+
+    base = url or f"http://127.0.0.1:{os.environ.get('CALLGATE_PORT', DEFAULT_PORT)}"
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"{base.rstrip('/')}/health/live", timeout=HEALTH_SECONDS) as answer:
+            typer.echo(f"{base}: {answer.status}")
+    except (OSError, ValueError, urllib.error.URLError) as error:
+        typer.echo(f"{base}: {error}", err=True)
+        raise typer.Exit(WRONG) from None

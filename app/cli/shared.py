@@ -1,0 +1,50 @@
+"""What several commands need: the config option, reading the config, and saying that it cannot be used.
+
+Each command imports what it needs when it runs, so that a health check does not cost a server.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from app.config.load import Loaded
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", "-c", help="The config file. Default: $CALLGATE_CONFIG, ./config.yaml, or the built-in demo."
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
+WRONG = 1
+"""The exit code of a command that found something wrong."""
+UNUSABLE = 2
+"""The exit code where the config or the command line itself cannot be used."""
+
+
+def read_config(path: Path | None, flags: dict[str, Any] | None = None) -> "Loaded":
+    """The config, or a word about what is wrong with it and the end of the command."""
+    from app.config.load import load
+    from app.config.problems import ConfigError
+
+    try:
+        return load(path, flags=flags or {})
+    except (ConfigError, OSError) as error:
+        raise give_up(error) from None
+
+
+def check_exposure(loaded: "Loaded") -> None:
+    """Refuse to serve others without keys."""
+    from app.auth import keys
+
+    config = loaded.config
+    if mistake := keys.check_exposure(config.server.host, config.auth, len(config.keys)):
+        raise give_up(mistake)
+
+
+def give_up(why: object) -> typer.Exit:
+    """Say why on standard error; to be raised."""
+    typer.echo(f"callgate: {why}", err=True)
+    return typer.Exit(UNUSABLE)
