@@ -1,50 +1,165 @@
 """Running the application under uvicorn, from the first socket to the exit code."""
 
+import asyncio
+import contextlib
 import os
 import signal
 import socket
 import sys
+import threading
+from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
 
 from app import __version__
 from app.config.load import Loaded
+from app.config.schema import Server as ServerSection
+from app.edge import Edge, EdgeRules
 from app.main import create_app
 from app.telemetry import logs
 from app.telemetry.redaction import Redactor
 
 BACKLOG = 2048
+CUT_OFF = 4
+"""The exit code when the time to drain was over and requests were still running."""
+LOOK_SECONDS = 0.1
+"""How often a draining server looks whether it was told to end at once."""
+ENDING_SECONDS = 5.0
+"""For what was cancelled to end, and then for closing tool servers and connections. After that nothing is waited for."""
+AT_ONCE_SECONDS = 2.0
+"""The same for all of it together after a second signal."""
 
 
 def serve(loaded: Loaded) -> int:
-    """Serve until told to stop. The exit code: 0 after an orderly end, 1 when it could not start."""
+    """Serve until told to stop. The exit code: 0 after an orderly end, 1 when it could not start, `CUT_OFF` when requests
+    were still running at the end of the drain, 128 and the signal's number when a second signal ended it at once."""
     config = loaded.config
     logs.configure(Redactor(loaded.secrets), level=config.logging.level, format=config.logging.format)
     listening = _listen(config.server.host, config.server.port)
     if listening is None:
         return 1
-    # Before uvicorn leaves it gives signals back to whoever had them. That is us: an orderly end is no death by signal.
+    # uvicorn listens from here to the end of its run; before and after it a signal must not be a death without a word.
     signal.signal(signal.SIGTERM, _ended_in_order)
     signal.signal(signal.SIGINT, _ended_in_order)
     app = create_app(config)
-    server = uvicorn.Server(
+    edge = Edge(_edge_rules(config.server))
+
+    def close_the_door() -> None:
+        app.state.house.is_ready = False
+        edge.draining = True
+
+    server = DrainingServer(
         uvicorn.Config(
             app,
             loop="uvloop",
-            http="httptools",
+            http=edge.protocol,  # type: ignore[arg-type]  # called like the class it stands for
             ws="none",
             lifespan="on",
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=max(1, round(config.server.drain_seconds)),
-        )
+        ),
+        config.server.drain_seconds,
+        close_the_door,
     )
     with listening:
         print(_banner(loaded, listening), file=sys.stderr, flush=True)
         server.run(sockets=[listening])
-    return 0 if server.started else 1
+    return server.exit_code
+
+
+class DrainingServer(uvicorn.Server):
+    """Ends in order: from the first signal on nothing new is taken in, what runs may finish, and then the house closes.
+
+    The socket stays open meanwhile. Probes are told that the house is not ready, and a client that has not heard of it gets
+    a 503 it may try again elsewhere, where a closed port would be an error without a word. A second signal ends at once.
+    """
+
+    def __init__(self, config: uvicorn.Config, drain_seconds: float, close_the_door: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._drain_seconds = drain_seconds
+        self._close_the_door = close_the_door
+        self._ended_by = 0
+        self._cut_off = False
+
+    @property
+    def exit_code(self) -> int:
+        if not self.started:
+            return 1
+        if self._ended_by:
+            return 128 + self._ended_by
+        return CUT_OFF if self._cut_off else 0
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._close_the_door()
+        if self.should_exit:
+            self.force_exit = True
+            self._ended_by = sig
+            _leave_no_later_than(AT_ONCE_SECONDS, 128 + sig)
+        else:
+            self.should_exit = True
+            _leave_no_later_than(self._drain_seconds + 3 * ENDING_SECONDS, CUT_OFF)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        await self._until(lambda: not self.server_state.tasks, self._drain_seconds)
+        cut = set(self.server_state.tasks)
+        for task in cut:
+            task.cancel()
+        self._cut_off = bool(cut)
+        if cut:
+            await asyncio.wait(cut, timeout=ENDING_SECONDS)
+        for server in self.servers:
+            server.close()
+        for listening in sockets or ():
+            listening.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        # What was answered last may still be on its way out.
+        await self._until(lambda: not self.server_state.connections, ENDING_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ENDING_SECONDS):
+                await self.lifespan.shutdown()
+
+    async def _until(self, done: Callable[[], bool], seconds: float) -> None:
+        """Wait for it, no longer than that, and not at all once the end was asked for again."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        # Looked at from time to time, as uvicorn does: neither its tasks nor its connections say when they are all gone.
+        while not done() and not self.force_exit and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+def _leave_no_later_than(seconds: float, code: int) -> None:
+    """Whatever hangs: a tool that keeps the event loop to itself would keep the process for ever."""
+    timer = threading.Timer(seconds, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
+
+
+def _edge_rules(server: ServerSection) -> EdgeRules:
+    return EdgeRules(
+        header_bytes=server.header_bytes,
+        header_seconds=server.header_seconds,
+        body_seconds=server.body_seconds,
+        idle_seconds=server.idle_seconds,
+        connections=_affordable(server.connections),
+    )
+
+
+def _affordable(connections: int) -> int:
+    """No more connections than half of the files we may open: each may need one towards a model, and tools need some."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * connections + 256
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with contextlib.suppress(ValueError, OSError):  # a container may forbid it; what is allowed is looked at below
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return connections if soft == resource.RLIM_INFINITY else max(1, min(connections, (soft - 256) // 2))
 
 
 def _listen(host: str, port: int) -> socket.socket | None:

@@ -4,6 +4,7 @@ Deny by default: a path that is not named open needs a caller that the keyring k
 richer hides the client's leaving from what is inside.
 """
 
+import asyncio
 import re
 import secrets
 import time
@@ -75,6 +76,9 @@ class Door:
                 await self._app(scope, receive, send_marked)
             except Exception as failure:  # noqa: BLE001 - the last place where a failure can still become an answer
                 await self._refuse(as_chat_error(failure), visit, send_marked)
+            except asyncio.CancelledError:
+                # The server alone cancels a request as a whole: the time to drain is over. Nothing runs after this.
+                await self._refuse(_shutting_down(), visit, send_marked)
             finally:
                 self._note(scope, visit)
 
@@ -104,6 +108,11 @@ class Door:
 def read_headers(scope: Scope) -> dict[str, str]:
     """Header values by lower-case name; of a repeated one the last counts."""
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+def _shutting_down() -> ChatError:
+    message = "The server is shutting down. Try again in a moment."
+    return ChatError(503, message, type="server_error", code="shutting_down", retry_after=1)
 
 
 def visit_of(scope: Scope) -> Visit:

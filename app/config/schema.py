@@ -141,6 +141,16 @@ class Server(Section):
     """Web pages that may call it from a browser, as origins (`https://chat.example.com`); `*` for any."""
     drain_seconds: Annotated[float, Field(ge=0), _NO_BOOLEAN] = 30.0
     """How long requests may go on after SIGTERM."""
+    connections: Annotated[int, Field(ge=1), _NO_BOOLEAN] = 2000
+    """Open connections; beyond it only health is answered, and idle ones are closed first."""
+    header_bytes: Annotated[int, Field(ge=1024), _NO_BOOLEAN] = 65_536
+    """The size of a request's headers; larger ones get a 431."""
+    header_seconds: Seconds = 10.0
+    """How long a request's headers may take to come."""
+    body_seconds: Seconds = 10.0
+    """The longest silence while a request's body comes; on average it has to make 1 KiB a second."""
+    idle_seconds: Seconds = 75.0
+    """How long a connection is kept open between two requests."""
     first_chunk_seconds: Annotated[float, Field(ge=0), _NO_BOOLEAN] = 5.0
     """How long a stream's HTTP status is held back for the model's first chunk, so that errors can be typed."""
     heartbeat_seconds: Seconds = 10.0
