@@ -1,6 +1,7 @@
 """The upstream HTTP client on aiohttp: a keep-alive pool, four deadlines, nothing followed, nothing inflated, nothing kept."""
 
 import asyncio
+import io
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ from app.upstream.client import Broken, ConnectFailed, Deadlines, Response, Time
 KEEP_ALIVE_SECONDS = 30.0
 HEADER_BYTES = 32_768
 """Some gateways send long policy headers; aiohttp's 8 KiB is too little for them."""
+LARGE_BYTES = 2**20
 DRAIN_SECONDS = 0.5
 DRAIN_BYTES = 65_536
 """After the end mark a server owes us no more than a chunk terminator; one that lingers loses its connection."""
@@ -54,7 +56,8 @@ class AiohttpClient:
             async with waiting:
                 return await self._opened().post(
                     url,
-                    data=body,
+                    # Above a megabyte aiohttp warns of bytes, which it would hand to the socket at once as we want it.
+                    data=body if len(body) <= LARGE_BYTES else io.BytesIO(body),
                     headers={"Accept-Encoding": "identity", **headers},
                     allow_redirects=False,
                     timeout=aiohttp.ClientTimeout(total=None, connect=deadlines.connect, sock_read=None),

@@ -79,6 +79,14 @@ class Server:
     url: str
     requests: list[Request] = field(default_factory=list)
     connections: int = 0
+    open_tasks: set["asyncio.Task[None]"] = field(default_factory=set)
+
+    async def nobody_connected(self) -> None:
+        """Wait until the server has closed every connection, and the client has had a turn to see it."""
+        while self.open_tasks:
+            await asyncio.wait(self.open_tasks)
+        for _ in range(3):
+            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
@@ -107,7 +115,7 @@ async def serving(*serves: Serve, tls: ssl.SSLContext | None = None) -> AsyncIte
 
     listener = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=tls)
     port = listener.sockets[0].getsockname()[1]
-    server = Server(f"{'https' if tls else 'http'}://127.0.0.1:{port}")
+    server = Server(f"{'https' if tls else 'http'}://127.0.0.1:{port}", open_tasks=tasks)
     try:
         yield server
     finally:

@@ -1,4 +1,4 @@
-"""The HTTP client under the models, over real sockets."""
+"""The HTTP clients under the models, over real sockets. What is promised is promised by both."""
 
 import asyncio
 import contextlib
@@ -11,16 +11,27 @@ import pytest
 
 from app.upstream.aiohttp_client import AiohttpClient
 from app.upstream.client import Broken, ConnectFailed, Deadlines, TimedOut, TooLarge
+from app.upstream.lean_client import LeanClient
 from tests.upstream_room.wire import QUICK, closing, serving
 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-async def client():
-    client = AiohttpClient()
+@pytest.fixture(params=[AiohttpClient, LeanClient])
+async def client(request):
+    client = request.param()
     yield client
     await client.close()
+
+
+async def until_drained(client):
+    """Wait until what was left of a settled answer has been read aside."""
+    if isinstance(client, AiohttpClient):
+        while client._draining:
+            await asyncio.wait(client._draining)
+    else:
+        while any(connection._draining for connection in client._all):  # noqa: ASYNC110 -- a state, not an event
+            await asyncio.sleep(0)
 
 
 async def read_all(client, url, deadlines=QUICK):
@@ -70,8 +81,7 @@ async def test_after_settling_the_rest_is_drained_and_the_connection_kept(client
             response.settle()
         ask_for_end.set()
         await drained.wait()
-        while client._draining:
-            await asyncio.wait(client._draining)
+        await until_drained(client)
         assert await read_all(client, server.url) == b"first"
     assert server.connections == 1
 
@@ -248,6 +258,142 @@ async def test_a_body_over_the_limit_is_not_read_on(client):
         await left.wait()
 
 
+async def test_an_interim_answer_is_passed_over(client):
+    async def serve(request, wire):
+        await wire.send("HTTP/1.1 100 Continue\r\nX-Early: 1\r\n\r\n")
+        await wire.whole("real")
+
+    async with serving(serve) as server, client.post(server.url, {}, b"", QUICK) as response:
+        assert response.status == 200
+        assert "x-early" not in response.headers
+        assert await response.read(10) == b"real"
+
+
+async def test_a_large_body_goes_out_whole(client):
+    async def serve(request, wire):
+        await wire.whole("x")
+
+    async with serving(serve) as server, client.post(server.url, {}, b"y" * 3_000_000, QUICK) as response:
+        assert await response.read(10) == b"x"
+    assert server.requests[0].raw == b"y" * 3_000_000
+
+
+async def test_a_server_is_made_to_wait_while_nobody_reads(client):
+    size = 20_000_000
+    blocked = asyncio.Event()
+
+    async def serve(request, wire):
+        await wire.send(f"HTTP/1.1 200 OK\r\nContent-Length: {size}\r\n\r\n")
+        for _ in range(size // 1_000_000):
+            wire.writer.write(b"x" * 1_000_000)
+            try:
+                async with asyncio.timeout(0.2):
+                    await wire.writer.drain()
+            except TimeoutError:
+                blocked.set()
+                await wire.writer.drain()
+
+    async with serving(serve) as server, asyncio.timeout(10), client.post(server.url, {}, b"", QUICK) as response:
+        await blocked.wait()
+        assert len(await response.read(size)) == size
+
+
+async def test_a_connection_that_the_server_closed_meanwhile_is_not_asked_again(client):
+    async def serve(request, wire):
+        await wire.whole("x")
+
+    async with serving(closing(serve)) as server:
+        for _ in range(3):
+            assert await read_all(client, server.url) == b"x"
+            async with asyncio.timeout(1):
+                await server.nobody_connected()
+    assert server.connections == 3
+
+
+async def test_an_answer_that_says_close_is_the_last_on_its_connection(client):
+    async def serve(request, wire):
+        await wire.whole("x", 200, "Connection: close")
+
+    async with serving(serve) as server:
+        for _ in range(2):
+            assert await read_all(client, server.url) == b"x"
+    assert server.connections == 2
+
+
+async def test_a_second_answer_to_one_question_is_never_taken_for_the_next(client):
+    async def serve(request, wire):
+        number = len(server.requests)
+        more = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nother" if number == 1 else ""
+        await wire.send(f"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nright{more}")
+
+    async with serving(serve) as server:
+        assert await read_all(client, server.url) == b"right"
+        assert await read_all(client, server.url) == b"right"
+    assert server.connections == 2
+
+
+async def test_switching_protocols_is_no_answer():
+    client = LeanClient()
+
+    async def serve(request, wire):
+        await wire.send("HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nabc")
+
+    async with serving(closing(serve)) as server:
+        with pytest.raises(Broken):
+            await read_all(client, server.url)
+        await client.close()
+
+
+async def test_a_closed_client_lets_nobody_wait():
+    asked = asyncio.Event()
+
+    async def serve(request, wire):
+        asked.set()
+        await wire.peer_left()
+
+    client = LeanClient()
+    async with serving(serve) as server, asyncio.timeout(5):
+        waiting = asyncio.create_task(read_all(client, server.url))
+        await asked.wait()
+        await client.close()
+        with pytest.raises(Broken):
+            await waiting
+
+
+@pytest.mark.parametrize("value", ["a\r\nX-Other: b", "a\0b", "\u20ac"])
+async def test_a_header_that_none_can_be_is_not_sent(value):
+    client = LeanClient()
+    with pytest.raises(ConnectFailed):
+        async with client.post("http://127.0.0.1:9/", {"X": value}, b"", QUICK):
+            pass
+
+
+async def test_an_address_may_hold_a_port_a_query_a_user_and_letters_of_any_kind(client):
+    async def serve(request, wire):
+        await wire.whole("x")
+
+    async with serving(serve) as server:
+        port = server.url.rpartition(":")[2]
+        await read_all(client, f"http://me:s%20t@127.0.0.1:{port}/v1/caf\u00e9/x?api-version=2&b=c%20d")
+    request = server.requests[0]
+    assert request.target == "/v1/caf%C3%A9/x?api-version=2&b=c%20d"
+    assert request.headers["host"] == f"127.0.0.1:{port}"
+    assert request.headers["authorization"] == "Basic bWU6cyB0"
+
+
+async def test_a_connection_that_was_free_for_long_is_not_asked_again(monkeypatch):
+    async def serve(request, wire):
+        await wire.whole("x")
+
+    monkeypatch.setattr("app.upstream.lean_client.KEEP_ALIVE_SECONDS", 0.0)
+    client = LeanClient()
+    async with serving(serve) as server:
+        for _ in range(2):
+            assert await read_all(client, server.url) == b"x"
+        await client.close()
+    assert server.connections == 2
+
+
 async def test_redirects_are_not_followed(client):
     async def serve(request, wire):
         await wire.whole("", 307, f"Location: {server.url}/elsewhere")
@@ -319,7 +465,7 @@ async def test_over_tls_a_server_must_be_trusted(client, certificate):
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
-    trusting = AiohttpClient(tls=ssl.create_default_context(cafile=certificate))
+    trusting = type(client)(tls=ssl.create_default_context(cafile=certificate))
     async with serving(serve, tls=context) as server:
         with pytest.raises(ConnectFailed):
             await read_all(client, server.url)
