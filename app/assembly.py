@@ -9,6 +9,9 @@ from app.auth.keys import KeyEntry, Keyring
 from app.chat.loop import Rules
 from app.config.schema import Config, HttpTool, PythonTool, ToolEntry, ToolSection
 from app.config.schema import ModelEntry as ModelSection
+from app.stores.memory import MemoryStore
+from app.stores.redis import RedisStore
+from app.stores.store import Store
 from app.tools.addresses import AddressRules
 from app.tools.executor import Policy, Safety, Tool
 from app.tools.http_client import Web
@@ -16,7 +19,8 @@ from app.tools.http_endpoint import HttpEndpoint
 from app.tools.python_function import functions_at, python_tool
 from app.tools.registry import Registry
 from app.tools.threads import ThreadPool
-from app.upstream.client import Deadlines
+from app.upstream.client import Client, Deadlines
+from app.upstream.lean_client import LeanClient
 from app.upstream.resolve import ModelEntry
 from app.upstream.retry import RetryPolicy
 
@@ -24,7 +28,9 @@ POLICY_FIELDS = ("timeout", "concurrency", "max_result_bytes", "retries")
 
 
 def keyring_of(config: Config) -> Keyring:
-    entries = (KeyEntry(key.name, key.hash, key.models, key.tools) for key in config.keys)
+    entries = (
+        KeyEntry(key.name, key.hash, key.models, key.tools, approve=key.approve, admin=key.admin) for key in config.keys
+    )
     return Keyring(entries, off=config.auth == "off")
 
 
@@ -40,6 +46,22 @@ def rules_of(config: Config) -> Rules:
         max_parallel_calls=config.loop.max_parallel_calls,
         max_calls_per_turn=config.limits.calls_per_turn,
     )
+
+
+def client_of(config: Config) -> Client:
+    """What carries requests to models. aiohttp is loaded only where it is wanted."""
+    if config.upstream.client == "lean":
+        return LeanClient()
+    from app.upstream.aiohttp_client import AiohttpClient
+
+    return AiohttpClient(proxies_from_env=True)
+
+
+def store_of(config: Config) -> Store:
+    kept = config.store
+    if kept.redis_url is not None:
+        return RedisStore(kept.redis_url.get_secret_value(), kept.prefix)
+    return MemoryStore(kept.entries, kept.bytes)
 
 
 def retry_policy_of(config: Config) -> RetryPolicy:

@@ -6,6 +6,7 @@ new runtime is built and opened first, and if that fails the old one simply stay
 
 import asyncio
 import contextlib
+import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from app.chat.ports import Model, Toolbox
 from app.config.schema import Config
 from app.dialects.families import tool_calling_for
 from app.dialects.prompted import PromptedModel
+from app.stores.conversations import Conversations
 from app.telemetry.listeners import Listener, LogListener, MetricsListener
 from app.telemetry.metrics import Metrics
 from app.tools.clients_only import ClientsOnly
@@ -28,7 +30,6 @@ from app.tools.registry import HouseTool
 from app.tools.selection import ToolFilter, narrowed, tool_filter
 from app.tools.threads import ThreadPool
 from app.tools.toolbox import RequestToolbox
-from app.upstream.aiohttp_client import AiohttpClient
 from app.upstream.catalogue import Catalogue
 from app.upstream.resolve import ModelEntry
 
@@ -63,7 +64,7 @@ class Runtime:
         self._threads = ThreadPool()
         self._web = Web()
         self.registry = assembly.registry_of(config, self._web, self._threads)
-        self._client = AiohttpClient()
+        self._client = assembly.client_of(config)
         self.catalogue = Catalogue(
             [assembly.model_entry(section, config) for section in config.model_list],
             self._client,
@@ -154,6 +155,9 @@ class House:
         self.metrics = Metrics()
         self.opened_at = int(time.time())
         self.is_ready = False
+        self.store = assembly.store_of(config)
+        """Of the house and not of a runtime: what is kept outlives a move."""
+        self.conversations = Conversations(self.store, config.store.conversation_seconds, new_call_id)
         self._tenancy: _Tenancy | None = None
 
     @property
@@ -170,6 +174,7 @@ class House:
         self.is_ready = False
         if self._tenancy is not None:
             await self._tenancy.end()
+        await self.store.close()
 
     @contextlib.contextmanager
     def lease(self) -> Iterator[Runtime]:
@@ -177,6 +182,10 @@ class House:
         assert self._tenancy is not None, "the house is not open"
         with self._tenancy.lease() as runtime:
             yield runtime
+
+
+def new_call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
 
 
 class _Tenancy:

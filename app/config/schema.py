@@ -17,6 +17,8 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     PlainSerializer,
     SecretStr,
     StringConstraints,
@@ -24,7 +26,7 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
 from app.config.problems import near
 
@@ -168,6 +170,10 @@ class Key(Section):
     """The models it may ask, as names or globs."""
     tools: Globs = ("*",)
     """The tools of the house it may use, as names or globs; `[]` for none."""
+    approve: Switch = False
+    """It may decide about calls that wait for approval, its own and everybody's."""
+    admin: Switch = False
+    """It may have the config read again."""
 
 
 class LitellmParams(BaseModel):
@@ -219,6 +225,36 @@ class ModelEntry(Section):
     """Seconds a stream may be silent; `upstream.idle_seconds` where it is not set."""
 
 
+class ApprovalLists(Section):
+    """Which tools wait for a person's word. Of the patterns that name a tool, the one that spells out most counts."""
+
+    always: Globs = ()
+    """Tools whose calls wait, as names or globs; `safety:destructive` names all tools of that class."""
+    never: Globs = ()
+    """Tools whose calls do not wait, in the same way."""
+
+
+class _OrOneWord:
+    """Lets `never` and `always` stand for the lists that say it of all tools."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._lists, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [{"enum": ["never", "always"]}, handler(schema)]}
+
+    def _lists(self, value: Any) -> Any:
+        if value in ("never", "always"):
+            return {value: ["*"]}
+        if not isinstance(value, (Mapping, ApprovalLists)):
+            message = "should be `never`, `always`, or a mapping with lists of names under `never` and `always`"
+            raise PydanticCustomError("approval", message)
+        return value
+
+
+RequireApproval: TypeAlias = Annotated[ApprovalLists, _OrOneWord()]
+
+
 class ToolSection(Section):
     """What every kind of tool may say. Where a policy is not set, the tool's own applies, or the house's."""
 
@@ -232,6 +268,8 @@ class ToolSection(Section):
     """What it may do to the world. Only read-only tools are ever tried again."""
     retries: Retries | None = None
     """Further tries after a failure, for read-only tools; 0 where nobody says otherwise."""
+    require_approval: RequireApproval | None = None
+    """Whether its calls wait for a person's word: `never`, `always`, or lists of names; else the top-level one counts."""
 
 
 class PythonTool(ToolSection):
@@ -327,6 +365,17 @@ class Limits(Section):
     """How much of a tool's result the model gets, unless the tool says otherwise."""
 
 
+class Approvals(Section):
+    """How calls wait for a person's word."""
+
+    timeout_seconds: Seconds = 300.0
+    """How long a call waits; then it is not run and the model is told. `limits.request_seconds` goes on meanwhile."""
+    max_waiting: Count = 100
+    """Calls that may wait at the same time; further ones are refused at once."""
+    demand_hash: Switch = False
+    """Take a decision only together with the hash of the arguments it is about."""
+
+
 class Upstream(Section):
     """How patient Callgate is with models."""
 
@@ -340,6 +389,26 @@ class Upstream(Section):
     """For one whole answer."""
     retries: Retries = 2
     """Further tries of a turn of which nothing was passed on yet."""
+    client: Literal["lean", "aiohttp"] = "lean"
+    """What carries the requests: `lean` is our own and fast; `aiohttp` takes `HTTP_PROXY` and `HTTPS_PROXY` from the environment."""
+
+
+class Store(Section):
+    """Where what outlives a request is kept: turns that clients see a part of, and answers to be given again."""
+
+    redis_url: SecretStr | None = None
+    """A Redis server (`redis://host:6379/0`) for several processes that serve the same clients. Without it everything
+    is kept in memory, and forgotten when the process ends."""
+    prefix: str = "callgate:"
+    """What all keys in Redis begin with."""
+    conversation_seconds: Seconds = 86_400.0
+    """How long a chat is remembered whose client was given calls of its own to answer; each return begins it anew."""
+    answer_seconds: Seconds = 86_400.0
+    """How long an answer is kept for a request that comes again with the same `Idempotency-Key`."""
+    entries: Count = 20_000
+    """How many things memory holds; beyond that the oldest is forgotten."""
+    bytes: Annotated[int, Field(ge=1024), _NO_BOOLEAN] = 268_435_456
+    """How many bytes memory holds."""
 
 
 class Logging(Section):
@@ -377,12 +446,18 @@ class Config(Section):
     """The models, as litellm has them."""
     tools: tuple[ToolEntry, ...] = ()
     """The tools of the house."""
+    require_approval: RequireApproval = ApprovalLists()
+    """Which tools' calls wait for a person's word, where a tool's own entry does not say."""
+    approvals: Approvals = Approvals()
+    """How calls wait for a person's word."""
     loop: Loop = Loop()
     """How long a chat may go on."""
     limits: Limits = Limits()
     """What one request may cost."""
     upstream: Upstream = Upstream()
     """How patient Callgate is with models."""
+    store: Store = Store()
+    """Where what outlives a request is kept."""
     logging: Logging = Logging()
     """What is written to standard error."""
 

@@ -12,14 +12,15 @@ from app.chat.ports import Ask
 from app.upstream.aiohttp_client import AiohttpClient
 from app.upstream.client import Deadlines
 from app.upstream.direct_model import DirectModel, Endpoint, read_json
+from app.upstream.lean_client import LeanClient
 from tests.upstream_room.wire import QUICK, SSE, asking, chunk, closing, completion, serving, tool
 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-async def client():
-    client = AiohttpClient()
+@pytest.fixture(params=[AiohttpClient, LeanClient])
+async def client(request):
+    client = request.param()
     yield client
     await client.close()
 
