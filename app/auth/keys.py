@@ -33,6 +33,8 @@ class KeyEntry:
     hash: str
     models: tuple[str, ...] = ("*",)
     tools: tuple[str, ...] = ("*",)
+    approve: bool = False
+    admin: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,15 @@ class Caller:
     """Names or globs."""
     tools: tuple[str, ...] = ("*",)
     anonymous: bool = False
+    approve: bool = False
+    """Its key may decide about calls that wait for approval."""
+    admin: bool = False
+    """Its key may have the config read again."""
+
+    @property
+    def may_approve(self) -> bool:
+        """Without keys whoever may chat may also decide: there is nobody else."""
+        return self.approve or self.anonymous
 
     def may_ask(self, model: str) -> bool:
         return _any_matches(self.models, model)
@@ -59,7 +70,7 @@ class Keyring:
     """The keys of one config. With `off`, or without any key, everyone is let in as the anonymous caller."""
 
     def __init__(self, entries: Iterable[KeyEntry], *, off: bool = False) -> None:
-        callers = [(_digest_of(entry), Caller(entry.name, entry.models, entry.tools)) for entry in entries]
+        callers = [(_digest_of(entry), _caller_of(entry)) for entry in entries]
         self._callers: tuple[tuple[bytes, Caller], ...] = () if off else tuple(callers)
 
     @property
@@ -123,6 +134,10 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(bare).is_loopback
     except ValueError:
         return False
+
+
+def _caller_of(entry: KeyEntry) -> Caller:
+    return Caller(entry.name, entry.models, entry.tools, approve=entry.approve, admin=entry.admin)
 
 
 def _digest_of(entry: KeyEntry) -> bytes:

@@ -135,13 +135,22 @@ def _known_keys(kind: Any, loc: Path) -> list[str]:
 
 def _step(kind: Any, part: str | int) -> Any:
     if _is_section(kind):
-        return next((it.annotation for name, it in kind.model_fields.items() if part in (name, it.alias)), None)
+        return next((_set(it.annotation) for name, it in kind.model_fields.items() if part in (name, it.alias)), None)
     if get_origin(kind) is tuple:
         return get_args(kind)[0]
     for member in _members(kind):
         if _is_section(member) and part in get_args(member.model_fields["kind"].annotation):
             return member
     return kind
+
+
+def _set(kind: Any) -> Any:
+    """The block of a setting that may also be left out."""
+    members = [member for member in get_args(kind) if member is not type(None)]
+    optional = type(None) in get_args(kind) and len(members) == 1
+    bare = members[0] if optional else kind
+    inner = get_args(bare)[0] if hasattr(bare, "__metadata__") else bare
+    return inner if optional and _is_section(inner) else kind
 
 
 def _kinds(loc: Path) -> list[str]:
