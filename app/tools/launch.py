@@ -1,0 +1,336 @@
+"""The parent of one command: sets its limits, waits for it, and ends it whole, with all that it started.
+
+Run as a process of its own, by path (`python -I -S launch.py …`), so that it begins in some ten milliseconds: it
+imports nothing of ours and no more of the library than it must. It holds one end of a line to Callgate. When the other
+end is closed, be it because the call was given up or because Callgate was killed, the command ends. As its
+descendants' reaper it finds those, too, that left the command's process group.
+
+What it is told, on its command line: the number of the line's descriptor, settings as `name=value`, `--`, the program
+and its argv. What it says, a line each: `started PID`, `failed WHY`, `ended code N` or `ended signal N`, with
+`after told` or `after processes` behind it where it was ended and did not end by itself.
+"""
+
+import contextlib
+import ctypes
+import os
+import resource
+import select
+import signal
+import struct
+import sys
+import time
+from collections.abc import Iterable, Iterator
+
+GRACE_SECONDS = 0.3
+"""Between being asked to end and being ended. Less than what a cancelled tool is waited for."""
+SWEEP_SECONDS = 5.0
+"""For what was killed to be gone. Only a process stuck in the kernel takes longer, and it cannot be helped."""
+LOOK_SECONDS = 0.05
+"""How often the descendants are counted, where their number is bounded."""
+ROOM_FOR_OTHERS = 256
+"""Threads of the same user that may come while a command runs: the system's own limit counts them all together."""
+
+SYSTEM_READ = (
+    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32",
+    "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/localtime", "/etc/ssl",
+    "/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/resolv.conf", "/etc/hosts", "/etc/host.conf",
+    "/etc/gai.conf", "/etc/services", "/etc/protocols",
+    "/dev/random", "/dev/urandom", "/proc/self", "/proc/cpuinfo", "/proc/meminfo",
+)  # fmt: skip
+"""What nearly every program reads to begin at all; readable under Landlock without being listed."""
+SYSTEM_WRITE = ("/dev/null", "/dev/zero", "/dev/full")
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
+_LINUX = sys.platform == "linux"
+_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+"""What a service manager or a terminal may send to everybody. The line says when to end, and nothing else does."""
+
+
+def landlock_abi() -> int:
+    """The version of Landlock that this kernel has; 0 where it has none."""
+    return max(_syscall(_CREATE_RULESET, None, 0, 1), 0) if _LINUX else 0
+
+
+def main(arguments: list[str]) -> None:
+    line = int(arguments[0])
+    os.set_inheritable(line, False)
+    at = arguments.index("--")
+    settings = [(name, value) for name, _, value in (each.partition("=") for each in arguments[1:at])]
+    program, argv = arguments[at + 1], arguments[at + 2 :]
+    try:
+        wake = _be_woken()
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        pid = _started(settings, program, argv)
+    except _NotStarted as error:
+        _say(line, f"failed {error}")
+        return
+    _say(line, f"started {pid}")
+    most = next((int(value) for name, value in settings if name == "processes"), 0)
+    _say(line, _ended(_Watch(line, wake, pid), most))
+
+
+class _NotStarted(Exception):
+    """The command could not be started, and why."""
+
+
+def _be_woken() -> int:
+    """A descriptor that becomes readable when a child ends."""
+    wake, write = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    return wake
+
+
+def _say(line: int, text: str) -> None:
+    # Where nobody listens any more, there is nobody to be told that nobody listens.
+    with contextlib.suppress(OSError):
+        os.write(line, text.replace("\n", " ").encode(errors="replace") + b"\n")
+
+
+# The command's beginning --------------------------------------------------------------------------
+
+
+def _started(settings: list[tuple[str, str]], program: str, argv: list[str]) -> int:
+    """The command's process id. This process has one thread, so forking it is safe."""
+    parent = os.getpid()
+    heard, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _become(parent, tell, settings, program, argv)
+    os.close(tell)
+    with open(heard, "rb") as pipe:
+        mistake = pipe.read()
+    if mistake:
+        os.waitpid(pid, 0)
+        raise _NotStarted(mistake.decode(errors="replace"))
+    return pid
+
+
+def _become(parent: int, tell: int, settings: list[tuple[str, str]], program: str, argv: list[str]) -> None:
+    step = "a session of its own"
+    try:
+        os.setsid()
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+        for number in (*_IGNORED, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        _be_the_first_to_go()
+        for name, value in settings:
+            step = f"{name} {value}"
+            if name == "cwd":
+                os.chdir(value)
+            else:
+                _limit(name, value)
+        step = "giving up privileges"
+        _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+        if ("landlock", "on") in settings:
+            step = "Landlock"
+            _restrict(program, settings)
+        step = program
+        os.execve(program, argv, os.environ)  # noqa: S606 - there is no shell in this, which is the point
+    except BaseException as error:  # noqa: BLE001 - a second copy of the launcher must never go on from here
+        said = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else repr(error)
+        os.write(tell, f"{step}: {said}".encode(errors="replace"))
+    finally:
+        os._exit(127)
+
+
+def _be_the_first_to_go() -> None:
+    """When memory runs out, the kernel is to take a tool and not the server."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("500")
+
+
+def _limit(name: str, value: str) -> None:
+    match name:
+        case "cpu_seconds":
+            _set(resource.RLIMIT_CPU, int(value), room=1)  # first a signal that can be told from others, then the end
+        case "memory_bytes":
+            # Not the address space: runtimes reserve gigabytes of it that they never touch.
+            _set(resource.RLIMIT_DATA, int(value))
+        case "file_bytes":
+            _set(resource.RLIMIT_FSIZE, int(value))
+        case "open_files":
+            _set(resource.RLIMIT_NOFILE, int(value))
+        case "processes":
+            if _LINUX:
+                _set(resource.RLIMIT_NPROC, _threads_of_all() + int(value) + ROOM_FOR_OTHERS)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _set(kind: int, value: int, room: int = 0) -> None:
+    _, most = resource.getrlimit(kind)
+    hard = value + room if most == resource.RLIM_INFINITY else min(value + room, most)
+    resource.setrlimit(kind, (min(value, hard), hard))
+
+
+def _threads_of_all() -> int:
+    """Threads in the system, and so at least as many as this user's, at the price of one short file."""
+    with open("/proc/loadavg") as file:
+        return int(file.read().split()[3].partition("/")[2])
+
+
+# The command's end --------------------------------------------------------------------------------
+
+
+class _Watch:
+    """One command that runs, with all its descendants."""
+
+    def __init__(self, line: int, wake: int, pid: int) -> None:
+        self._line = line
+        self._wake = wake
+        self.pid = pid
+        self.status: int | None = None
+        self.childless = False
+
+    def wait(self, seconds: float | None, *, listen: bool = True) -> bool:
+        """Until a child ends, the time is over or, then True, the line is closed."""
+        ready, _, _ = select.select([self._wake, self._line] if listen else [self._wake], [], [], seconds)
+        if self._wake in ready:
+            os.read(self._wake, 4096)
+        self._reap()
+        return self._line in ready
+
+    def _reap(self) -> None:
+        try:
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    return
+                if pid == self.pid:
+                    self.status = status
+        except ChildProcessError:
+            self.childless = True
+
+
+def _ended(watch: _Watch, most: int) -> str:
+    """Wait for the end of the command, or bring it about; then end what it left behind."""
+    why = ""
+    while watch.status is None and not why:
+        if watch.wait(LOOK_SECONDS if most else None) and watch.status is None:
+            why = " after told"
+        elif most and sum(1 for _ in _descendants()) > most:
+            why = " after processes"
+    if why == " after told":
+        _ask_to_end(watch)
+    _sweep(watch)
+    if watch.status is None:
+        return f"ended signal {signal.SIGKILL}{why}"
+    code = os.waitstatus_to_exitcode(watch.status)
+    return f"ended code {code}{why}" if code >= 0 else f"ended signal {-code}{why}"
+
+
+def _ask_to_end(watch: _Watch) -> None:
+    _signal_group(watch.pid, signal.SIGTERM)
+    deadline = time.monotonic() + GRACE_SECONDS
+    while not watch.childless and (left := deadline - time.monotonic()) > 0:
+        watch.wait(left, listen=False)
+
+
+def _sweep(watch: _Watch) -> None:
+    """Kill everything that came of the command. Again and again, because what is killed may just have had children."""
+    deadline = time.monotonic() + SWEEP_SECONDS
+    while not watch.childless and time.monotonic() < deadline:
+        if watch.status is None or not _LINUX:
+            _signal_group(watch.pid, signal.SIGKILL)
+        for pid in _descendants():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        watch.wait(0.01, listen=False)
+
+
+def _signal_group(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def _descendants() -> Iterator[int]:
+    """All that came of this process, as far as /proc says; those that lost their parents count as our children."""
+    found = [os.getpid()]
+    while found:
+        children = list(_children(found.pop()))
+        found += children
+        yield from children
+
+
+def _children(pid: int) -> Iterator[int]:
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return  # it ended, or there is no /proc
+    for thread in threads:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:
+            yield from map(int, file.read().split())
+
+
+# Landlock -----------------------------------------------------------------------------------------
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_PATH_BENEATH = 1
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+_TRUNCATE, _IOCTL_DEV = 1 << 14, 1 << 15
+_READING = _EXECUTE | _READ_FILE | _READ_DIR
+_OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
+_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
+"""All that can be done with files, by the version that first knew of it."""
+_SCOPES_SINCE = 6
+_ALL_SCOPES = 0b11
+"""Signals and abstract sockets: it may reach neither us nor anything else outside."""
+
+
+def _restrict(program: str, settings: list[tuple[str, str]]) -> None:
+    """From here on only what is listed can be opened, by this process and by all that come of it."""
+    abi = landlock_abi()
+    rights = max(bits for since, bits in _RIGHTS.items() if since <= abi)
+    attributes = struct.pack("QQQ", rights, 0, _ALL_SCOPES) if abi >= _SCOPES_SINCE else struct.pack("Q", rights)
+    rules = _checked(_syscall(_CREATE_RULESET, attributes, len(attributes), 0), "a ruleset")
+    _allow(rules, rights & _READING, SYSTEM_READ, missing_ok=True)
+    _allow(rules, rights & (_OF_FILES & ~_EXECUTE), SYSTEM_WRITE, missing_ok=True)
+    _allow(rules, rights & _READING, (program, *(value for name, value in settings if name == "read")))
+    _allow(rules, rights, (value for name, value in settings if name == "write"))
+    _checked(_syscall(_RESTRICT_SELF, rules, 0), "the restriction")
+    os.close(rules)
+
+
+def _allow(rules: int, rights: int, paths: Iterable[str], *, missing_ok: bool = False) -> None:
+    for path in paths:
+        try:
+            place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if missing_ok:
+                continue
+            raise OSError(f"{path} is not there") from None
+        fitting = rights if os.path.isdir(path) else rights & _OF_FILES
+        _checked(_syscall(_ADD_RULE, rules, _PATH_BENEATH, struct.pack("=Qi", fitting, place), 0), path)
+        os.close(place)
+
+
+def _checked(result: int, what: str) -> int:
+    if result < 0:
+        raise OSError(f"{what}: {os.strerror(ctypes.get_errno())}")
+    return result
+
+
+def _syscall(number: int, *arguments: int | bytes | None) -> int:
+    """With every number as wide as a register: what a variadic function leaves undefined could be anything."""
+    wide = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
+    return int(_libc().syscall(ctypes.c_long(number), *wide))
+
+
+def _prctl(option: int, value: int) -> None:
+    if _LINUX and _libc().prctl(option, ctypes.c_ulong(value), *[ctypes.c_ulong(0)] * 3) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
