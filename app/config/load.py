@@ -17,7 +17,7 @@ from app.config.document import Document, read_document
 from app.config.mistakes import problems_of
 from app.config.problems import ConfigError, Problem, Spot
 from app.config.references import References
-from app.config.schema import Config
+from app.config.schema import FOLDER, Config
 
 ENVIRONMENT: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -46,7 +46,7 @@ class Loaded:
     @property
     def folder(self) -> Path:
         """Where relative paths in the config start."""
-        return Path.cwd() if self.path is None else self.path.resolve().parent
+        return _folder_of(self.path)
 
 
 def load(
@@ -66,7 +66,7 @@ def load(
     _outrank(document, environ, flags or {})
     try:
         document.value = _without_empty_blocks(document.value)
-        config = Config.model_validate(document.value)
+        config = Config.model_validate(document.value, context={FOLDER: _folder_of(found)})
     except ValidationError as error:
         raise ConfigError([*document.problems, *problems_of(document, error)]) from None
     if document.problems:
@@ -80,6 +80,10 @@ def find(path: Path | str | None, environ: Mapping[str, str]) -> Path | None:
         return Path(named)
     usual = Path(USUAL_FILE)
     return usual if usual.is_file() else None
+
+
+def _folder_of(path: Path | None) -> Path:
+    return Path.cwd() if path is None else path.resolve().parent
 
 
 def _text_of(file: Path) -> str:

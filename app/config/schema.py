@@ -9,6 +9,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
@@ -23,6 +24,7 @@ from pydantic import (
     SecretStr,
     StringConstraints,
     ValidationError,
+    ValidationInfo,
     WithJsonSchema,
     model_validator,
 )
@@ -86,6 +88,16 @@ def _upper(value: Any) -> Any:
     return value.upper() if isinstance(value, str) else value
 
 
+FOLDER = "folder"
+"""Under which `load` says, in the context of the validation, where relative paths start."""
+
+
+def _beside_the_file(path: str, info: ValidationInfo) -> str:
+    return str(Path(info.context[FOLDER] if info.context else "").resolve() / path)
+
+
+BesideFile: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_beside_the_file)]
+"""A path, from the folder that the config file is in."""
 Seconds: TypeAlias = Annotated[float, Field(gt=0), _NO_BOOLEAN]
 Count: TypeAlias = Annotated[int, Field(ge=1), _NO_BOOLEAN]
 Retries: TypeAlias = Annotated[int, Field(ge=0, le=10), _NO_BOOLEAN]
@@ -324,12 +336,66 @@ class HttpTool(ToolSection):
     parameters: Mapping[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
     """The JSON Schema of the arguments."""
     allow_private: Switch = False
-    """Allow private and link-local addresses, which are refused otherwise."""
-    allow_hosts: tuple[str, ...] = ()
-    """Hosts it may reach, as names or globs; only the one in `url` where it is not set."""
+    """Allow private and loopback addresses, which are refused otherwise."""
+    allow_hosts: Globs = ()
+    """Hosts, as names or globs, whose private addresses may be reached all the same; networks are allowed whole."""
 
 
-ToolEntry: TypeAlias = Annotated[PythonTool | HttpTool, Field(discriminator="kind")]
+class CommandLimits(Section):
+    """What a command may use. All but `processes` hold for each process of it."""
+
+    cpu_seconds: Count = 30
+    """Seconds of processor time."""
+    memory_bytes: Annotated[int, Field(ge=1_048_576), _NO_BOOLEAN] = 1_073_741_824
+    """Memory of its own; libraries it shares do not count."""
+    file_bytes: Annotated[int, Field(ge=0), _NO_BOOLEAN] = 104_857_600
+    """The largest file it may write."""
+    open_files: Annotated[int, Field(ge=8), _NO_BOOLEAN] = 256
+    """Files open at once."""
+    processes: Count = 64
+    """Processes at once, itself included."""
+
+
+class CommandPaths(Section):
+    """The only places a command may open, beside the system's own programs and libraries."""
+
+    read: tuple[BesideFile, ...] = ()
+    """Files and folders it may read, and run."""
+    write: tuple[BesideFile, ...] = ()
+    """Files and folders it may also write."""
+
+
+class CommandTool(ToolSection):
+    """A command line as a tool. No shell reads it."""
+
+    kind: Literal["command"]
+    """`command`"""
+    name: ToolName
+    """What the model calls it."""
+    description: Annotated[str, Field(min_length=1)]
+    """What the model is told about it."""
+    argv: Annotated[tuple[str | tuple[str, ...], ...], Field(min_length=1)]
+    """The program and its arguments; `{name}` stands for an argument of the call. A list in it is left out as a whole
+    when one of its arguments is not given."""
+    stdin: str | None = None
+    """What it reads: `json` for all arguments as one object, or a text with places like `{name}`; nothing if not set."""
+    parameters: Mapping[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
+    """The JSON Schema of the arguments."""
+    cwd: Annotated[BesideFile, Field(validate_default=True)] = "."
+    """The folder it runs in; the one this file is in where it is not set."""
+    env: Mapping[str, SecretStr] = Field(default_factory=dict)
+    """Its environment. Of Callgate's own it has only PATH and TZ."""
+    allow_options: Switch = False
+    """Let an argument's value begin with a dash where it begins an element of `argv`, and so be an option."""
+    ok_codes: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)
+    """Exit codes that are no failure."""
+    limits: CommandLimits = CommandLimits()
+    """What it may use."""
+    paths: CommandPaths | None = None
+    """The only places it may open; where not set, all that the user Callgate runs as may. Needs Landlock (Linux)."""
+
+
+ToolEntry: TypeAlias = Annotated[PythonTool | HttpTool | CommandTool, Field(discriminator="kind")]
 """One entry of `tools`. A further kind is one more class here, with a `kind` of its own."""
 
 

@@ -149,7 +149,7 @@ loop: 5
         "13:19: model_list.0.tool_calling: is not one of the 25 choices; did you mean `hermes`?",
         "14:12: model_list.0.tools: should be a list",
         "15:21: model_list.1.litellm_params.model: is required",
-        "18:5: tools.0: `kind` should be `python` or `http`; did you mean `http`?",
+        "18:5: tools.0: `kind` should be `python`, `http` or `command`; did you mean `http`?",
         "19:5: tools.1: needs a `kind`: `python` or `http`",
         "20:5: tools.2.description: is required",
         "20:5: tools.2.url: is required",

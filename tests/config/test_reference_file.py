@@ -59,7 +59,7 @@ def test_with_every_example_in_use_it_is_valid(tmp_path):
     config = load(file, environ=VARIABLES).config
 
     assert [entry.model_name for entry in config.model_list] == ["demo", "gpt", "local", "anthropic/*"]
-    assert [tool.name for tool in config.tools] == [None, "lookup", "weather", "open_ticket"]
+    assert [tool.name for tool in config.tools] == [None, "lookup", "weather", "open_ticket", "git_log"]
     assert [key.name for key in config.keys] == ["alice"]
 
 
