@@ -7,12 +7,13 @@ from typing import Any, assert_never
 from app.auth.doorstep import Doorstep, doorstep
 from app.auth.keys import KeyEntry, Keyring
 from app.chat.loop import Rules
-from app.config.schema import Config, HttpTool, PythonTool, ToolEntry, ToolSection
+from app.config.schema import ApprovalLists, Config, HttpTool, PythonTool, ToolEntry, ToolSection
 from app.config.schema import ModelEntry as ModelSection
 from app.stores.memory import MemoryStore
 from app.stores.redis import RedisStore
 from app.stores.store import Store
 from app.tools.addresses import AddressRules
+from app.tools.approval_rules import SILENT, ApprovalRule
 from app.tools.executor import Policy, Safety, Tool
 from app.tools.http_client import Web
 from app.tools.http_endpoint import HttpEndpoint
@@ -88,11 +89,11 @@ def model_entry(section: ModelSection, config: Config) -> ModelEntry:
 
 def registry_of(config: Config, web: Web, threads: ThreadPool) -> Registry:
     """The tools of the house. A tool that cannot be built is the operator's mistake and fails the start."""
-    registry = Registry()
+    registry = Registry(approval=_approval_rule(config.require_approval))
     defaults = Policy(max_result_bytes=config.limits.tool_result_bytes)
     for entry in config.tools:
         for tool in _tools(entry, defaults, web, threads):
-            registry.add(tool)
+            registry.add(tool, approval=_approval_rule(entry.require_approval))
             registry.gates.limit_tool(tool.name, tool.policy.concurrency)
     return registry
 
@@ -134,6 +135,10 @@ def _http_tool(entry: HttpTool, defaults: Policy, web: Web) -> Tool:
         kind="http",
         source=entry.url,
     )
+
+
+def _approval_rule(lists: ApprovalLists | None) -> ApprovalRule:
+    return SILENT if lists is None else ApprovalRule(lists.always, lists.never)
 
 
 def _policy(entry: ToolSection) -> dict[str, Any]:

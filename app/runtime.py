@@ -13,32 +13,47 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import msgspec
+import structlog
 
 from app import assembly
 from app.auth.keys import Caller
+from app.calls.outcome import Failed
+from app.calls.states import ReadyCall
 from app.chat.errors import ChatError
-from app.chat.ports import Model, Toolbox
+from app.chat.ports import Model, Report, Toolbox
 from app.config.schema import Config
 from app.dialects.families import tool_calling_for
 from app.dialects.prompted import PromptedModel
 from app.stores.conversations import Conversations
 from app.telemetry.listeners import Listener, LogListener, MetricsListener
 from app.telemetry.metrics import Metrics
+from app.tools.approvals import Approvals, Settled
 from app.tools.clients_only import ClientsOnly
+from app.tools.executor import Tool
 from app.tools.http_client import Web
 from app.tools.registry import HouseTool
 from app.tools.selection import ToolFilter, narrowed, tool_filter
 from app.tools.threads import ThreadPool
-from app.tools.toolbox import RequestToolbox
+from app.tools.toolbox import Approve, RequestToolbox
 from app.upstream.catalogue import Catalogue
 from app.upstream.resolve import ModelEntry
 
 NATIVE = "native"
+audit = structlog.get_logger("callgate.audit")
+
 WILDCARD = "wildcard"
 """What is counted for a model that only a wildcard names: the rest of the name is the client's."""
 
 
 @dataclass(frozen=True, slots=True)
+class Lasting:
+    """What outlives any one runtime: whoever waits, counts or remembers must not notice that the house moved."""
+
+    def __init__(self) -> None:
+        self.metrics = Metrics()
+        self.approvals = Approvals(audit=_write_down)
+
+
 class Engaged:
     """What one request was given: a model and a toolbox."""
 
@@ -53,9 +68,10 @@ class Engaged:
 class Runtime:
     """The rooms as one config has them, introduced to one another."""
 
-    def __init__(self, config: Config, metrics: Metrics) -> None:
+    def __init__(self, config: Config, lasting: Lasting) -> None:
         self.config = config
-        self.metrics = metrics
+        self.metrics = lasting.metrics
+        self.approvals = lasting.approvals
         self.limits = config.limits
         self.rules = assembly.rules_of(config)
         self.diagnostics = config.loop.diagnostics
@@ -117,7 +133,13 @@ class Runtime:
             house = narrowed(self.registry.tools(), filters)
         toolbox: Toolbox
         if house:
-            toolbox = RequestToolbox(house, client_tools, run_id=run_id, gates=self.registry.gates)
+            toolbox = RequestToolbox(
+                house,
+                client_tools,
+                run_id=run_id,
+                gates=self.registry.gates,
+                approve=self._asking(caller, run_id),
+            )
         else:
             toolbox = ClientsOnly(client_tools)
         return Engaged(
@@ -138,6 +160,23 @@ class Runtime:
     def _entry(self, name: str, caller: Caller) -> ModelEntry:
         entry = self.catalogue.entry(name)
         if not caller.may_ask(name):
+    def _asking(self, caller: Caller, run_id: str) -> Approve:
+        """How the tools of this run ask for approval."""
+        rules = self.config.approvals
+
+        async def approve(tool: Tool, call: ReadyCall, report: Report) -> Failed | None:
+            return await self.approvals.ask(
+                tool,
+                call,
+                report,
+                run_id=run_id,
+                caller=caller.name,
+                seconds=rules.timeout_seconds,
+                max_waiting=rules.max_waiting,
+            )
+
+        return approve
+
             raise ChatError(
                 404,
                 f"The model `{name}` does not exist or this key may not ask it.",
@@ -152,7 +191,8 @@ class House:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self.metrics = Metrics()
+        self.lasting = Lasting()
+        self.metrics = self.lasting.metrics
         self.opened_at = int(time.time())
         self.is_ready = False
         self.store = assembly.store_of(config)
@@ -166,7 +206,7 @@ class House:
         return self._tenancy.runtime
 
     async def __aenter__(self) -> Self:
-        self._tenancy = await _Tenancy.begin(Runtime(self._config, self.metrics))
+        self._tenancy = await _Tenancy.begin(Runtime(self._config, self.lasting))
         self.is_ready = True
         return self
 
@@ -238,6 +278,23 @@ class _Tenancy:
 def _prompted(model: Model, entry: ModelEntry) -> Model:
     """A model that cannot call functions is asked in its prompt."""
     calling = entry.tool_calling
+def _write_down(settled: Settled) -> None:
+    """One line for each call that waited for approval, whatever came of it. Its arguments are there as their hash."""
+    asked = settled.asked
+    audit.info(
+        "approval settled",
+        decision=str(settled.decision),
+        by=settled.by or None,
+        reason=settled.reason or None,
+        approval=asked.id,
+        tool=asked.tool.name,
+        hash=asked.hash,
+        caller=asked.caller,
+        run_id=asked.run_id,
+        call_id=asked.call.id,
+    )
+
+
     if calling == "auto":
         calling = tool_calling_for(str(entry.litellm_params["model"]), None)
     return model if calling in (NATIVE, "probe") else PromptedModel(model, calling)

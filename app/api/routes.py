@@ -6,6 +6,7 @@ from fastapi import APIRouter, FastAPI, Path, Request
 from fastapi.responses import Response
 from starlette.routing import Route
 
+from app.api.approvals import approval_routes
 from app.api.chat import ChatEndpoint
 from app.api.door import visit_of
 from app.api.errors import answer_http_exception, encode, envelope_schema
@@ -19,6 +20,7 @@ def add_routes(app: FastAPI, house: House) -> None:
     for path in CHAT_PATHS:
         app.router.routes.append(Route(path, ChatEndpoint(house), methods=["POST"], name="create_chat_completion"))
     app.include_router(_models(house))
+    app.include_router(approval_routes(house))
     app.include_router(_health(house))
     app.exception_handler(404)(answer_http_exception)
     app.exception_handler(405)(answer_http_exception)

@@ -13,6 +13,7 @@ import msgspec
 import orjson
 
 from app.calls.offer import Check, OfferedTool
+from app.tools.approval_rules import SILENT, ApprovalRule
 from app.tools.executor import Source, Tool
 from app.tools.gates import Gates
 from app.tools.names import RESERVED_PREFIX, hashed_name, legal_name
@@ -76,8 +77,12 @@ class Registry:
         gates: Gates | None = None,
         delay: Delay = full_jitter,
         tell: Callable[[SourceStatus], None] | None = None,
+        approval: ApprovalRule = SILENT,
     ) -> None:
+        """`approval` is the rule for tools of which neither their entry nor they themselves say anything."""
         self.gates = gates or Gates()
+        self._approval = approval
+        self._approval_of: dict[tuple[str, str] | str, ApprovalRule] = {}
         self._delay = delay
         self._tell = tell or _nobody
         self._fixed: dict[str, Tool] = {}
@@ -89,19 +94,21 @@ class Registry:
         self._claims: dict[str, set[tuple[str, str]]] = {}
         self._compiled: dict[bytes, Check] = {}
 
-    def add(self, *tools: Tool) -> None:
+    def add(self, *tools: Tool, approval: ApprovalRule = SILENT) -> None:
         """Take in tools of the config. They keep their names against anything a source has."""
         for tool in tools:
             if tool.name in self._fixed:
                 raise ValueError(f"two tools are called {tool.name}")
             self._fixed[tool.name] = tool
+            self._approval_of[CONFIG, tool.name] = approval
         self._seen = None
 
-    def add_source(self, source: Source, *, concurrency: int | None = None) -> None:
+    def add_source(self, source: Source, *, concurrency: int | None = None, approval: ApprovalRule = SILENT) -> None:
         """Take in a source, which is opened with the registry. `concurrency` bounds its calls, all tools together."""
         if source.name in self._keepers or source.name == CONFIG:
             raise ValueError(f"two sources are called {source.name!r}")
         self._keepers[source.name] = Keeper(source, self._tell, delay=self._delay)
+        self._approval_of[source.name] = approval
         self.gates.limit_source(source.name, concurrency)
 
     async def open(self, wait: float = FIRST_WAIT) -> None:
@@ -178,7 +185,22 @@ class Registry:
         check = self._compiled.get(text) or compile_schema(parameters)
         compiled[text] = check
         final = replace(tool, name=name, parameters=parameters, check=check)
-        return HouseTool(final, source, original, schema, OfferedTool(name, parameters, check))
+        taken = HouseTool(final, source, original, schema, OfferedTool(name, parameters, check))
+        waits = self._waits(taken)
+        if waits == tool.policy.require_approval:
+            return taken
+        return replace(taken, tool=replace(final, policy=replace(tool.policy, require_approval=waits)))
+
+    def _waits(self, taken: HouseTool) -> bool:
+        """Whether its calls wait for approval: its entry says, else the tool itself, else the rule for all."""
+        policy = taken.tool.policy
+        of_entry = self._approval_of.get((taken.source, taken.original)) or self._approval_of.get(taken.source, SILENT)
+        said = of_entry.opinion(taken, policy.safety)
+        if said is None:
+            said = of_entry.opinion(_AtHome(taken.original, taken.address), policy.safety)
+        if said is None:
+            said = policy.require_approval or self._approval.opinion(taken, policy.safety)
+        return bool(said)
 
     def _named(
         self, there: list[tuple[str, tuple[Tool, ...]]]
@@ -205,6 +227,14 @@ class Registry:
             taken.add(name)
             names[identity] = (name, found[identity])
         return names, twice
+
+
+@dataclass(frozen=True, slots=True)
+class _AtHome:
+    """A tool under the name its source has for it, which is the one that its entry in the config knows."""
+
+    name: str
+    address: str
 
 
 def _nobody(status: SourceStatus) -> None:

@@ -33,8 +33,8 @@ FIRST_DELAY = 0.2
 LONGEST_DELAY = 5.0
 _WORTH_TRYING_AGAIN = frozenset({FailureKind.UNAVAILABLE, FailureKind.UNKNOWN})
 
-Approve: TypeAlias = Callable[[Tool, ReadyCall], Awaitable[Failed | None]]
-"""Asks whoever decides about calls that need approval; None lets the call run."""
+Approve: TypeAlias = Callable[[Tool, ReadyCall, Report], Awaitable[Failed | None]]
+"""Asks whoever decides about calls that need approval, and reports the wait; None lets the call run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class RequestToolbox:
     async def _approved(self, run: "_Run") -> Failed | None:
         if self._approve is None:
             return Failed("Not run: this tool needs approval, and nobody can be asked.", FailureKind.REFUSED)
-        return await self._approve(run.tool, run.call)
+        return await self._approve(run.tool, run.call, run.report)
 
     def _occasion(self, tool: Tool, report: Report) -> Occasion:
         return Occasion(
@@ -161,6 +161,10 @@ class _Run:
         self.tries = 0
         self._occasion = occasion
         self._delay = delay
+
+    @property
+    def report(self) -> Report:
+        return self._occasion.report
 
     async def outcome(self, places: Places) -> Outcome:
         """The tool's answer within its time, tried again where that is safe and may help."""

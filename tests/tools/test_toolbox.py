@@ -9,6 +9,7 @@ import pytest
 
 from app.calls.outcome import Failed, FailureKind, Outcome, Returned
 from app.calls.states import BrokenCall, Call, Flaw, ReadyCall
+from app.chat.ports import Report
 from app.tools.executor import Occasion, Policy, Safety, Tool
 from app.tools.gates import MAX_WAITING, Gates
 from app.tools.registry import Registry
@@ -464,7 +465,7 @@ async def test_a_tool_that_needs_approval_does_not_run_where_nobody_can_be_asked
 async def test_approval_is_asked_for_before_the_run_and_decides(answer: Failed | None):
     asked: list[tuple[str, str]] = []
 
-    async def approve(tool: Tool, call: ReadyCall) -> Failed | None:
+    async def approve(tool: Tool, call: ReadyCall, report: Report) -> Failed | None:
         asked.append((tool.name, call.id))
         return answer
 
