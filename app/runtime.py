@@ -38,14 +38,13 @@ from app.tools.toolbox import Approve, RequestToolbox
 from app.upstream.catalogue import Catalogue
 from app.upstream.resolve import ModelEntry
 
-NATIVE = "native"
 audit = structlog.get_logger("callgate.audit")
 
+NATIVE = "native"
 WILDCARD = "wildcard"
 """What is counted for a model that only a wildcard names: the rest of the name is the client's."""
 
 
-@dataclass(frozen=True, slots=True)
 class Lasting:
     """What outlives any one runtime: whoever waits, counts or remembers must not notice that the house moved."""
 
@@ -54,6 +53,7 @@ class Lasting:
         self.approvals = Approvals(audit=_write_down)
 
 
+@dataclass(frozen=True, slots=True)
 class Engaged:
     """What one request was given: a model and a toolbox."""
 
@@ -157,9 +157,6 @@ class Runtime:
             MetricsListener(self.metrics, model_name, names),
         )
 
-    def _entry(self, name: str, caller: Caller) -> ModelEntry:
-        entry = self.catalogue.entry(name)
-        if not caller.may_ask(name):
     def _asking(self, caller: Caller, run_id: str) -> Approve:
         """How the tools of this run ask for approval."""
         rules = self.config.approvals
@@ -177,6 +174,9 @@ class Runtime:
 
         return approve
 
+    def _entry(self, name: str, caller: Caller) -> ModelEntry:
+        entry = self.catalogue.entry(name)
+        if not caller.may_ask(name):
             raise ChatError(
                 404,
                 f"The model `{name}` does not exist or this key may not ask it.",
@@ -275,9 +275,6 @@ class _Tenancy:
         await self.runtime.close()
 
 
-def _prompted(model: Model, entry: ModelEntry) -> Model:
-    """A model that cannot call functions is asked in its prompt."""
-    calling = entry.tool_calling
 def _write_down(settled: Settled) -> None:
     """One line for each call that waited for approval, whatever came of it. Its arguments are there as their hash."""
     asked = settled.asked
@@ -295,6 +292,9 @@ def _write_down(settled: Settled) -> None:
     )
 
 
+def _prompted(model: Model, entry: ModelEntry) -> Model:
+    """A model that cannot call functions is asked in its prompt."""
+    calling = entry.tool_calling
     if calling == "auto":
         calling = tool_calling_for(str(entry.litellm_params["model"]), None)
     return model if calling in (NATIVE, "probe") else PromptedModel(model, calling)
