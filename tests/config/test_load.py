@@ -150,7 +150,7 @@ loop: 5
         "14:12: model_list.0.tools: should be a list",
         "15:21: model_list.1.litellm_params.model: is required",
         "18:5: tools.0: `kind` should be `python`, `http` or `command`; did you mean `http`?",
-        "19:5: tools.1: needs a `kind`: `python` or `http`",
+        "19:5: tools.1: needs a `kind`: `python`, `http` or `command`",
         "20:5: tools.2.description: is required",
         "20:5: tools.2.url: is required",
         "22:5: tools.2.urll: unknown key `urll`; did you mean `url`?",
