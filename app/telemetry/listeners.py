@@ -3,8 +3,6 @@
 from collections.abc import Container
 from typing import Final, Protocol
 
-import structlog
-
 from app.calls.outcome import Failed, Outcome, Returned
 from app.calls.states import BrokenCall, Finding, ReadyCall
 from app.chat.events import (
@@ -18,6 +16,7 @@ from app.chat.events import (
     TurnAccount,
     TurnEnded,
 )
+from app.telemetry.logs import Log
 from app.telemetry.metrics import OTHER, Metrics
 
 CLIENTS: Final = "client"
@@ -34,7 +33,7 @@ class LogListener:
     __slots__ = ("_content", "_log")
 
     def __init__(self, run_id: str, *, content: bool = False) -> None:
-        self._log = structlog.get_logger("callgate.chat").bind(run_id=run_id)
+        self._log = Log("callgate.chat", run_id=run_id)
         self._content = content
 
     def hear(self, event: ChatEvent) -> None:
@@ -51,8 +50,9 @@ class LogListener:
             case ModelRetried(turn=turn, attempt=attempt, reason=reason):
                 self._log.warning("model asked again", turn=turn, attempt=attempt, reason=reason)
             case ChatEnded(ending=ending):
+                # The line of the request says the same, and there is one of those for every chat.
                 more = {"note": ending.note} if ending.note else {}
-                self._log.info("chat ended", ending=str(ending.kind), finish_reason=ending.finish_reason, **more)
+                self._log.debug("chat ended", ending=str(ending.kind), finish_reason=ending.finish_reason, **more)
             case _:
                 return
 

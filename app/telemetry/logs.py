@@ -7,11 +7,13 @@ variables, which whoever has them binds. The server's own access log is off: the
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Final, TextIO
 
 import orjson
 import structlog
+from structlog.contextvars import get_contextvars
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from app.telemetry.redaction import Redactor
@@ -36,14 +38,85 @@ def configure(redactor: Redactor, *, level: str = "info", format: str = "auto", 
     `format` is `json`, `console`, or `auto`, which asks whether a person is watching. Without a `stream`, lines go to
     what `sys.stderr` is at that moment.
     """
+    global _quick  # noqa: PLW0603 - like structlog's own, this configuration is one for the process
     console = format == "console" or (format == "auto" and (stream or sys.stderr).isatty())
+    processors = _processors(redactor, console=console, colors=(stream or sys.stderr).isatty())
+    _quick = None if console else _Quick(redactor, logging.getLevelNamesMapping()[level.upper()], processors, stream)
     structlog.configure(
-        processors=_processors(redactor, console=console, colors=(stream or sys.stderr).isatty()),
+        processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=_factory(stream),
         cache_logger_on_first_use=False,
     )
     _bridge(logging.getLevelNamesMapping()[level.upper()])
+
+
+class Log:
+    """A logger for the lines that every request writes. What it writes is what structlog would write, at a fifth of the
+    cost; where structlog is set up otherwise than by `configure` (a console, a test that listens), structlog does it.
+    """
+
+    __slots__ = ("_bound", "_name")
+
+    def __init__(self, name: str, **bound: Any) -> None:
+        self._name = name
+        self._bound = bound
+
+    def bind(self, **more: Any) -> "Log":
+        return Log(self._name, **self._bound, **more)
+
+    def debug(self, event: str, **fields: Any) -> None:
+        self._say("debug", logging.DEBUG, event, fields)
+
+    def info(self, event: str, **fields: Any) -> None:
+        self._say("info", logging.INFO, event, fields)
+
+    def warning(self, event: str, **fields: Any) -> None:
+        self._say("warning", logging.WARNING, event, fields)
+
+    def _say(self, level: str, number: int, event: str, fields: dict[str, Any]) -> None:
+        quick = _quick
+        if quick is None or not quick.is_in_charge():
+            getattr(structlog.get_logger(self._name), level)(event, **{**self._bound, **fields})
+        elif number >= quick.threshold:
+            quick.write(self._name, level, event, {**get_contextvars(), **self._bound, **fields})
+
+
+class _Quick:
+    """The processors below in one function, for lines without exceptions."""
+
+    def __init__(self, redactor: Redactor, threshold: int, processors: list[Processor], stream: TextIO | None) -> None:
+        self.threshold = threshold
+        self._mask = redactor.value
+        self._processors = processors
+        self._lines = _Lines(None, stream)
+        self._second = -1
+        self._until_second = ""
+
+    def is_in_charge(self) -> bool:
+        """Whether structlog still has our processors; `capture_logs` exchanges them inside the same list."""
+        return structlog.get_config()["processors"] is self._processors and self._processors[-1] is _as_json
+
+    def write(self, name: str, level: str, event: str, fields: dict[str, Any]) -> None:
+        mask = self._mask
+        line = {key: _cut(mask(value, key)) for key, value in fields.items()}
+        line["event"] = mask(event)
+        line["logger"] = name
+        line["level"] = level
+        line["timestamp"] = self._now()
+        self._lines.msg(_as_json(None, level, line))
+
+    def _now(self) -> str:
+        """As structlog's stamper writes it; the part up to the second is the same for all lines of that second."""
+        nanoseconds = time.time_ns()
+        second, rest = divmod(nanoseconds, 1_000_000_000)
+        if second != self._second:
+            self._until_second = time.strftime("%Y-%m-%dT%H:%M:%S.", time.gmtime(second))
+            self._second = second
+        return f"{self._until_second}{rest // 1000:06d}Z"
+
+
+_quick: _Quick | None = None
 
 
 def _processors(redactor: Redactor, *, console: bool, colors: bool) -> list[Processor]:

@@ -53,6 +53,16 @@ _HINTS: Final = re.compile(
 
 _MIN_MATCH: Final = len("://:x@")
 
+_SHORT_NUMBER: Final = 10 ** (MIN_SECRET_LENGTH - 2)
+"""Below it, whole numbers have fewer characters than any secret."""
+
+_OUR_IDS: Final = re.compile(r"(?:req|run|call|chatcmpl)[_-][0-9a-f]{24}")
+"""Made here and nowhere else, and different on every line: no use looking for secrets in them."""
+
+_REMEMBERED: Final = 2048
+_REMEMBERED_LENGTH: Final = 64
+"""Short texts without a secret come again with every line: paths, models, tools, callers. Only such are remembered."""
+
 
 class Redactor:
     """Knows the secrets of the running house. Adding one is rare and safe from any thread; masking is the hot path."""
@@ -60,6 +70,7 @@ class Redactor:
     def __init__(self, known: Iterable[str] = ()) -> None:
         self._known: frozenset[str] = frozenset()
         self._pattern: re.Pattern[str] | None = None
+        self._harmless: set[str] = set()
         self.add(*known)
 
     def add(self, *values: str) -> None:
@@ -70,11 +81,20 @@ class Redactor:
         self._known |= forms
         # The longest first, so that a secret which begins with another is masked whole.
         self._pattern = re.compile("|".join(map(re.escape, sorted(self._known, key=len, reverse=True))))
+        self._harmless = set()
 
     def text(self, text: str) -> str:
         """The text with every secret in it masked."""
-        if len(text) < _MIN_MATCH:
+        harmless = self._harmless
+        if len(text) < _MIN_MATCH or text in harmless or _OUR_IDS.fullmatch(text):
             return text
+        masked = self._masked(text)
+        if masked == text and len(text) <= _REMEMBERED_LENGTH and len(harmless) < _REMEMBERED:
+            # Into the set that stood before the look: one that has come since knows of a new secret.
+            harmless.add(text)
+        return masked
+
+    def _masked(self, text: str) -> str:
         if self._pattern is not None and len(text) >= MIN_SECRET_LENGTH:
             text = self._pattern.sub(MASK, text)
         if _HINTS.search(text) is None:
@@ -94,6 +114,8 @@ class Redactor:
             return MASK
         if isinstance(value, str):
             return self.text(str(value))
+        if isinstance(value, int) and -_SHORT_NUMBER < value < _SHORT_NUMBER:
+            return value
         if isinstance(value, int | float):
             shown = str(value)
             masked = self.text(shown)
