@@ -48,6 +48,7 @@ def rules_of(config: Config) -> Rules:
         max_calls_per_turn=config.limits.calls_per_turn,
     )
 
+        argument_bytes=config.limits.argument_bytes,
 
 def client_of(config: Config) -> Client:
     """What carries requests to models. aiohttp is loaded only where it is wanted."""

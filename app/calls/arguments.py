@@ -7,6 +7,7 @@ and no text ever becomes `{}` because it could not be read.
 
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile, groupby, islice
@@ -36,6 +37,8 @@ MAX_STRING_LAYERS = 2
 """How often arguments may be encoded as a string inside JSON; seen are one and, through two proxies, two."""
 MIN_SNAPSHOTS = 2
 """Fragments that it takes to see that each begins with the one before."""
+MAX_KEPT = 1000
+"""Characters that are kept of arguments that had become too large."""
 MAX_QUOTE = 60
 """Characters of the model's text shown on either side of where it broke."""
 
@@ -82,9 +85,25 @@ class Fragments:
     """The arguments of one call while they come. Adding a fragment costs the same however many there are; they are
     joined and read once, when the call is settled."""
 
-    __slots__ = ("_last", "_looks", "_others", "_parts", "_pieces", "_seen", "_snapshots", "_watch")
+    __slots__ = (
+        "_last",
+        "_limit",
+        "_looks",
+        "_others",
+        "_parts",
+        "_pieces",
+        "_room",
+        "_seen",
+        "_snapshots",
+        "_watch",
+        "too_large",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int | None = None) -> None:
+        """`limit` is in bytes. What goes beyond it is not kept, and most of what came before is let go of as well."""
+        self.too_large = False
+        self._limit = limit
+        self._room = sys.maxsize if limit is None else limit
         self._parts: list[Any] = []
         """What came before `_pieces`: joined text, and objects that came in the place of text."""
         self._pieces: list[str] = []
@@ -103,6 +122,10 @@ class Fragments:
         if not isinstance(fragment, str):
             self._add_other(fragment)
             return
+        self._room -= len(fragment) if fragment.isascii() else _size(fragment)
+        if self._room < 0:
+            self._let_go(fragment)
+            return
         pieces = self._pieces
         pieces.append(fragment)
         if self._snapshots >= 0:
@@ -117,6 +140,9 @@ class Fragments:
         return join_halves("".join(part if isinstance(part, str) else _encoded(part) for part in self._all()))
 
     def read(self) -> Arguments:
+        if self.too_large:
+            problem = Problem(expected=f"at most {self._limit} bytes of arguments", got="more than that")
+            raise ArgumentsError(Flaw.ARGUMENTS_TOO_LARGE, problem)
         if self._others:
             return _read_objects(list(self._all()))
         text = join_halves("".join(self._all()))
@@ -126,7 +152,7 @@ class Fragments:
     def object_so_far(self) -> Arguments | None:
         """The object that the fragments make already, or None. Cheap to ask after each fragment: the text is
         only read when its brackets have closed."""
-        if self._seen is None and self:
+        if self._seen is None and self and not self.too_large:
             self._seen = self._snapshot() or self._closed()
         return self._seen
 
@@ -155,10 +181,25 @@ class Fragments:
     def _add_other(self, fragment: Any) -> None:
         if fragment is None:
             return
+        if self._limit is not None:
+            self._room -= _size(_encoded(fragment))
+            if self._room < 0:
+                self._let_go(_encoded(fragment))
+                return
         self._join_pieces()
         self._parts.append(fragment)
         self._others = True
         self._seen = None
+
+    def _let_go(self, fragment: str) -> None:
+        """Keep enough to recognise the call by. The mark at its end sees to it that nobody reads the rest as whole."""
+        if self.too_large:
+            return
+        beginning = "".join(_beginnings([*self._all(), fragment]))[:MAX_KEPT]
+        self._parts, self._pieces = [f"{beginning}…"], []
+        self._others, self._last, self._snapshots = False, None, -1
+        self._watch = self._seen = None
+        self.too_large = True
 
     def _follow(self, fragment: str) -> None:
         """Whether fragments are snapshots, each with all of the text so far. Real pieces show at the second that
@@ -187,6 +228,21 @@ class Fragments:
     def _all(self) -> Iterator[Any]:
         yield from self._parts
         yield from self._pieces
+
+
+def _beginnings(parts: Iterable[Any]) -> Iterator[str]:
+    """As many parts as it takes, none of them longer than what is kept."""
+    room = MAX_KEPT
+    for part in parts:
+        if room <= 0:
+            return
+        text = (part if isinstance(part, str) else _encoded(part))[:room]
+        room -= len(text)
+        yield text
+
+
+def _size(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
 
 
 # Text --------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 Only a `ReadyCall` has arguments to run with, so running half a call is a type error and not a matter
 of remembering to look. The words for what can be wrong (`Flaw`) and for what was noticed (`Finding`)
-are closed lists; `tests/corpus/README.md` says when each applies.
+are closed lists; `tests/corpus/README.md` says when each applies, save for the one that is a limit of the house.
 """
 
 from collections.abc import Mapping
@@ -18,6 +18,7 @@ class Flaw(StrEnum):
     INVALID_JSON = "invalid_json"
     INVALID_MARKUP = "invalid_markup"
     NOT_AN_OBJECT = "not_an_object"
+    ARGUMENTS_TOO_LARGE = "arguments_too_large"
     MISSING_NAME = "missing_name"
     UNKNOWN_TOOL = "unknown_tool"
     SCHEMA_MISMATCH = "schema_mismatch"
@@ -69,6 +70,8 @@ class ReadyCall:
     findings: tuple[Finding, ...] = ()
     extras: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the provider's (signatures and the like) that must go back on this call unchanged."""
+    custom: bool = False
+    """A call of a custom tool: `text` is its input, free text and no JSON. Only clients have such tools."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,8 @@ class Diagnosis:
             turn["finish_reasons"] = list(answer.reasons)
         if not answer.reason_is_raw:
             turn["finish_reason_rewritten"] = True
+        if answer.in_words is not None:
+            turn["asked_in_words"] = {"format": answer.in_words.format, "extra_tokens": answer.in_words.extra_tokens}
         return turn
 
     def _call(self, turn: int, call: Call, owner: str | None) -> dict[str, Any]:

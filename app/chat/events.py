@@ -27,6 +27,16 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
+class AskedInWords:
+    """The model was asked for its calls in a prompt, and they are read out of its text: what its finish reason says of
+    calls means nothing. No part of the answer itself."""
+
+    format: str
+    extra_tokens: int = 0
+    """About how many tokens the description of the tools added to the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
 class TextDelta:
     text: str
 
@@ -123,6 +133,7 @@ class ChoiceIgnored:
 
 ModelEvent: TypeAlias = (
     Head
+    | AskedInWords
     | TextDelta
     | ReasoningDelta
     | CallDelta
@@ -205,6 +216,8 @@ class TurnAccount:
     seconds: float
     reason_is_raw: bool = True
     """False where a library between us and the provider may have rewritten the finish reason."""
+    in_words: AskedInWords | None = None
+    """How the model was asked for calls, where it was asked in its prompt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,11 @@ def _message(flaw: Flaw) -> str:
                 "Not run: the arguments are not a JSON object. Send the call again with an object that names each "
                 'argument: {"name": value}, or {} if there are none.'
             )
+        case Flaw.ARGUMENTS_TOO_LARGE:
+            return (
+                "Not run: the arguments are larger than this tool can be sent. "
+                "Send less, or split the work into several smaller calls."
+            )
         case Flaw.MISSING_NAME:
             return "Not run: the call does not say which tool. Send it again with the name of one of the tools listed."
         case Flaw.UNKNOWN_TOOL:

@@ -52,6 +52,8 @@ class Rules:
     max_parallel_calls: int = 8
     """Calls of one turn that run at the same time; one when the client asked for no parallel calls."""
     max_calls_per_turn: int = 64
+    argument_bytes: int = 10_000_000
+    """How much one call's arguments may be. A larger call is broken, and not kept while it comes."""
     max_broken_off: int = 2
     """How often a turn that broke off before anything of it was passed on is asked again."""
 
@@ -118,7 +120,7 @@ class _Course:
         for attempt in range(1, self.rules.max_broken_off + 2):
             await self.tell(TurnStarted(self.index, bool(question.tools)))
             began = self.clock()
-            building = TurnBuilder(self.toolbox.offer, self.new_id)
+            building = TurnBuilder(self.toolbox.offer, self.new_id, argument_bytes=self.rules.argument_bytes)
             raw, end = True, StreamEnd.DONE
             try:
                 async with self.model.ask(question) as answer:
@@ -243,6 +245,7 @@ def _account(turn: Turn, plan: Plan, seconds: float, reason_is_raw: bool) -> Tur
         seconds=seconds,
         reason_is_raw=reason_is_raw,
     )
+        in_words=turn.in_words,
 
 
 def _broke_off(turn: Turn) -> ChatError:

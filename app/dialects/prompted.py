@@ -10,15 +10,17 @@ markup takes it for a fault, so it is read all the same: the call leaves the tex
 for the gate to refuse and the diagnostics to show.
 """
 
-from collections.abc import AsyncIterator, Sequence
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import msgspec
 
+from app.calls.states import Flaw
 from app.chat.errors import BrokenOff, ChatError
-from app.chat.events import CallWritten, ModelEvent, TextDelta
+from app.chat.events import AskedInWords, CallWritten, ModelEvent, TextDelta
 from app.chat.ports import Answer, Ask, Model
 from app.dialects import prompts
 from app.dialects.history import Retelling
@@ -28,6 +30,8 @@ from app.dialects.reader import Reader, reader_for
 
 CHARACTERS_A_TOKEN = 4
 """A rule of thumb for English and JSON; good enough to compare formats and to warn."""
+MARKUP = 65_536
+"""Characters of a call that are not its arguments; more than any format needs."""
 PARAGRAPH = "\n\n"
 
 
@@ -46,14 +50,24 @@ class PromptedModel:
     """A model around another one, which is asked in the given format.
 
     `constrain` has the server hold a model to the shape of a call when one is demanded; it takes a format whose call is
-    bare JSON (`json`, `llama3_json`) and a server that knows `response_format: json_schema`.
+    bare JSON (`json`, `llama3_json`) and a server that knows `response_format: json_schema`. A `response_format` of the
+    client's own then becomes one more shape that the answer may have. Without `constrain` it is put in words for as
+    long as tools are on offer, because a server that enforced it would let no call through.
     """
 
-    def __init__(self, model: Model, format: str, *, constrain: bool = False) -> None:
+    def __init__(
+        self, model: Model, format: str, *, constrain: bool = False, argument_bytes: int | None = None
+    ) -> None:
+        """`argument_bytes`: how much of one call's arguments is kept while they come; None for all of it."""
         self.name = model.name
         self._model = model
         self._style = style_for(format)
         self._constrain = constrain and self._style.arguments_key is not None
+        self._argument_bytes = argument_bytes
+
+    @property
+    def format(self) -> str:
+        return self._style.format
 
     def ask(self, ask: Ask) -> AbstractAsyncContextManager[Answer]:
         wording = self._word(ask)
@@ -66,7 +80,8 @@ class PromptedModel:
     async def _ask_in_words(self, wording: "_Wording") -> AsyncIterator["PromptedAnswer"]:
         reader = reader_for(self._style.format, wording.readable, whole=not wording.ask.stream)
         async with self._model.ask(wording.ask) as answer:
-            yield PromptedAnswer(answer, reader, wording.cost)
+            asked = AskedInWords(self._style.format, wording.cost.tokens)
+            yield PromptedAnswer(answer, _Patient(reader, self._argument_bytes), asked)
 
     def _word(self, ask: Ask) -> "_Wording":
         return _word(ask, self._style, constrain=self._constrain)
@@ -92,7 +107,10 @@ def _word(ask: Ask, style: Style, *, constrain: bool) -> _Wording:
     history.tell(ask.messages)
     if not tools and not history.called:
         return _Wording(_without_tools(ask) if ask.tools else ask, ())
+    form = _form(ask) if tools else None
     described, demand = _description(ask, style, tools, every_example=constrain), _demand(choice, tools)
+    if form is not None and not constrain and not choice.is_demand:
+        described += f"\n\n{prompts.answer_form(form.schema)}"
     if described:
         history.add_to_system_message(described)
     if demand:
@@ -100,8 +118,10 @@ def _word(ask: Ask, style: Style, *, constrain: bool) -> _Wording:
     sent = replace(_without_tools(ask), messages=tuple(history.messages))
     if style.stop:
         sent = replace(sent, params={"stop": list(style.stop), **sent.params})
-    if constrain and choice.is_demand:
-        sent = replace(sent, params={**sent.params, "response_format": prompts.call_schema(style, choice.among(tools))})
+    if form is not None:
+        sent = replace(sent, params={name: value for name, value in sent.params.items() if name != "response_format"})
+    if constrain and (shapes := _shapes(style, choice, tools, form)):
+        sent = replace(sent, params={**sent.params, "response_format": shapes})
     readable = [tool.name for tool in tools] or list(history.called)
     return _Wording(sent, readable, PromptCost(len(described) + len(demand)))
 
@@ -149,6 +169,30 @@ def _demand(choice: "_Choice", tools: Sequence[ToolSpec]) -> str:
     return prompts.MUST_CALL if choice.is_demand else ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """The JSON that the client wants for an answer; no schema is any object."""
+
+    schema: Mapping[str, Any] | None
+
+
+def _form(ask: Ask) -> _Form | None:
+    match _plain(ask.params.get("response_format")):
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+            return _Form(schema)
+        case {"type": "json_object" | "json_schema"}:
+            return _Form(None)
+        case _:
+            return None
+
+
+def _shapes(style: Style, choice: "_Choice", tools: Sequence[ToolSpec], form: _Form | None) -> Mapping[str, Any] | None:
+    """What the server may let the model write: a call where one is demanded, or else a call or the client's form."""
+    if choice.is_demand and tools:
+        return prompts.call_schema(style, choice.among(tools))
+    return prompts.call_schema(style, tools, form.schema or {"type": "object"}) if form is not None else None
+
+
 def _plain(value: Any) -> Any:
     return msgspec.json.decode(value) if isinstance(value, msgspec.Raw) else value
 
@@ -192,11 +236,11 @@ def _choice(value: Any) -> _Choice:
 class PromptedAnswer:
     """The inner answer with its text read, batch by batch. A batch of which all was held back is left out.
 
-    `cost` says what asking for it in a prompt added to the question.
+    Its first batch begins with the word that it was asked for in a prompt, and what that added to the question.
     """
 
-    def __init__(self, answer: Answer, reader: Reader, cost: PromptCost) -> None:
-        self.cost = cost
+    def __init__(self, answer: Answer, reader: "_Patient", asked: AskedInWords) -> None:
+        self._asked: AskedInWords | None = asked
         self.reason_is_raw = answer.reason_is_raw
         self._answer = answer
         self._batches = aiter(answer)
@@ -211,7 +255,8 @@ class PromptedAnswer:
     async def __anext__(self) -> Sequence[ModelEvent]:
         while not self._over:
             if events := await self._next_batch():
-                return events
+                asked, self._asked = self._asked, None
+                return [asked, *events] if asked else events
         if self._broke_off is not None:
             raise self._broke_off
         raise StopAsyncIteration
@@ -232,6 +277,36 @@ class PromptedAnswer:
 
     def _read(self, event: ModelEvent) -> Sequence[ModelEvent]:
         return self._layout.laid_out(self._reader.feed(event.text)) if isinstance(event, TextDelta) else (event,)
+
+
+class _Patient:
+    """A reader that is not fed for ever by one call. Past the limit the call is broken, and as nobody can tell any more
+    what in the rest of the text would be talk and what the inside of a call, the rest is let go."""
+
+    def __init__(self, reader: Reader, limit: int | None) -> None:
+        self._reader: Reader | None = reader
+        self._limit = sys.maxsize if limit is None else limit + MARKUP
+        self._waiting = 0
+
+    def feed(self, text: str) -> list[ModelEvent]:
+        if self._reader is None:
+            return []
+        events = self._reader.feed(text)
+        self._waiting = 0 if events else self._waiting + len(text)
+        if self._waiting <= self._limit:
+            return events
+        events = [_too_large(event) for event in self._reader.finish()]
+        self._reader = None
+        return events
+
+    def finish(self) -> list[ModelEvent]:
+        return [] if self._reader is None else self._reader.finish()
+
+
+def _too_large(event: ModelEvent) -> ModelEvent:
+    if isinstance(event, CallWritten):
+        return replace(event, arguments=None, flaw=Flaw.ARGUMENTS_TOO_LARGE)
+    return event
 
 
 class _Layout:

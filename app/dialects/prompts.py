@@ -4,6 +4,7 @@ A style says how tools are listed, how a call and a result are written, and whic
 example in a prompt is written by the same writer as the history, so what a model is shown can be read back.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -131,6 +132,14 @@ ONE_AT_A_TIME = "Write at most one tool call in an answer."
 NO_TOOLS_NOW = "No tool can be called now. Answer in plain text, from what is known so far."
 
 
+def answer_form(schema: Mapping[str, Any] | None) -> str:
+    """The form that the client wants an answer to have, in words."""
+    if schema is None:
+        return "When you answer without a call, write nothing but one JSON object."
+    told = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+    return f"When you answer without a call, write nothing but JSON that satisfies this schema:\n{told}"
+
+
 # Worked examples ------------------------------------------------------------------------------------------------------
 
 
@@ -197,8 +206,13 @@ def _example_object(schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
 # Constrained answers --------------------------------------------------------------------------------------------------
 
 
-def call_schema(style: Style, tools: Sequence[ToolSpec]) -> dict[str, Any]:
-    """A `response_format` under which a server lets the model write nothing but a call of one of the tools.
+OTHERWISE = ".answer"
+"""Keeps definitions of the client's schema apart from those of tools, whose names have no dot."""
+
+
+def call_schema(style: Style, tools: Sequence[ToolSpec], otherwise: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A `response_format` under which a server lets the model write nothing but a call of one of the tools, or what
+    satisfies the schema `otherwise`.
 
     Measured on a model of 135 million parameters: 0 of 10 calls were valid without it, 10 of 10 with it and an
     example for each tool.
@@ -206,6 +220,8 @@ def call_schema(style: Style, tools: Sequence[ToolSpec]) -> dict[str, Any]:
     assert style.arguments_key is not None
     definitions: dict[str, Any] = {}
     shapes = [_call_shape(tool, style.arguments_key, definitions) for tool in tools]
+    if otherwise is not None:
+        shapes.append(_moved(otherwise, OTHERWISE, definitions))
     schema = shapes[0] if len(shapes) == 1 else {"anyOf": shapes}
     if definitions:
         schema = {**schema, "$defs": definitions}

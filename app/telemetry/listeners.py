@@ -58,6 +58,10 @@ class LogListener:
 
     def _turn_ended(self, turn: int, answer: TurnAccount) -> None:
         """All that was odd about a turn in one line, so that it is found by the run and read at once."""
+        if (words := answer.in_words) is not None:
+            self._log.info(
+                "tools described in the prompt", turn=turn, format=words.format, extra_tokens=words.extra_tokens
+            )
         findings = _findings(answer)
         if not findings and not answer.broken:
             return
@@ -118,6 +122,8 @@ class MetricsListener:
     def _turn_ended(self, answer: TurnAccount) -> None:
         self._metrics.turns.of(self._model).inc()
         self._metrics.turn_seconds.of(self._model).observe(answer.seconds)
+        if (words := answer.in_words) is not None:
+            self._metrics.prompt_tokens_added.of(self._model, words.format).inc(words.extra_tokens)
         for finding in _findings(answer):
             self._metrics.findings.of(self._model, str(finding)).inc()
         for call in answer.broken:

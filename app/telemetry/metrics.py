@@ -65,6 +65,9 @@ class Metrics:
         )
         self.call_seconds = self._histogram("call_seconds", "One run of a tool.", _CALL_SECONDS, "tool")
         self.findings = self._counter("findings", "What was noticed about turns and calls.", "model", "finding")
+        self.prompt_tokens_added = self._counter(
+            "prompt_tokens_added", "Tokens, estimated, that describing tools in prompts added.", "model", "format"
+        )
         self.tokens = self._counter("tokens", "Tokens that providers reported.", "model", "kind")
 
     def request(self, route: str, status: int, model: str, seconds: float) -> None:

@@ -1,12 +1,13 @@
 import itertools
 import json
 import time
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.calls.arguments import BLOCK, ArgumentsError, Fragments, read_arguments
+from app.calls.arguments import BLOCK, MAX_KEPT, ArgumentsError, Fragments, read_arguments
 from app.calls.json_text import canonical, same_json
 from app.calls.states import Flaw
 
@@ -376,3 +377,58 @@ def test_ten_times_the_text_takes_about_ten_times_as_long(make):
         return time.process_time() - began
 
     assert min(cost(600_000) for _ in range(2)) < 40 * max(min(cost(60_000) for _ in range(3)), 0.002)
+
+
+# More than anybody can use --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 7, 5000])
+def test_arguments_beyond_the_limit_are_let_go_and_said_to_be_too_large(size):
+    text = json.dumps({"text": "x" * 5000})
+    written = Fragments(1024)
+    for at in range(0, len(text), size):
+        written.add(text[at : at + size])
+    with pytest.raises(ArgumentsError) as refused:
+        written.read()
+    assert refused.value.flaw is Flaw.ARGUMENTS_TOO_LARGE
+    assert "1024 bytes" in refused.value.problem.expected
+    assert len(written.text()) <= MAX_KEPT + 1
+    assert written.object_so_far() is None
+
+
+def test_the_limit_is_in_bytes_and_what_fits_is_read():
+    text = '{"a": "' + "é" * 10 + '"}'
+    for limit, fits in ((len(text.encode()), True), (len(text.encode()) - 1, False)):
+        written = Fragments(limit)
+        for char in text:
+            written.add(char)
+        assert written.too_large is not fits
+    assert len(text) < len(text.encode()) - 1
+
+
+def test_an_object_in_the_place_of_text_has_the_same_limit():
+    written = Fragments(1024)
+    written.add({"text": "x" * 2000})
+    assert written.too_large
+    with pytest.raises(ArgumentsError):
+        written.read()
+
+
+def test_what_is_left_of_too_large_arguments_cannot_be_read_as_whole():
+    written = Fragments(1024)
+    written.add('{"a": 1}')
+    written.add(" " * 2000)
+    with pytest.raises(ArgumentsError):
+        read_arguments([written.text()])
+
+
+def test_memory_stays_bounded_however_much_comes():
+    written = Fragments(100_000)
+    tracemalloc.start()
+    try:
+        for number in range(20_000):
+            written.add(f"{number}" + "y" * 1000)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1_000_000

@@ -41,6 +41,7 @@ WHAT_TO_DO = {
     Flaw.INVALID_JSON: ("not valid JSON", "Send the call again"),
     Flaw.INVALID_MARKUP: ("not written as it has to be", "Send it again"),
     Flaw.NOT_AN_OBJECT: ("not a JSON object", "Send the call again"),
+    Flaw.ARGUMENTS_TOO_LARGE: ("larger than", "split the work"),
     Flaw.MISSING_NAME: ("does not say which tool", "Send it again"),
     Flaw.UNKNOWN_TOOL: ("no tool of that name", "Use one of the tools listed"),
     Flaw.SCHEMA_MISMATCH: ("do not satisfy", "Correct what is named here"),

@@ -13,6 +13,7 @@ from app.calls.offer import Offer, OfferedTool
 from app.calls.states import BrokenCall, Finding, Flaw, ReadyCall
 from app.chat.events import (
     Aside,
+    AskedInWords,
     CallDelta,
     CallWritten,
     ChoiceIgnored,
@@ -35,8 +36,8 @@ OFFER: Offer = {name: OfferedTool(name, NO_SCHEMA) for name in ("get_weather", "
 DONE = Finished("tool_calls")
 
 
-def turn_of(*events: ModelEvent, end: StreamEnd = StreamEnd.DONE, text_calls: bool = False) -> Turn:
-    building = TurnBuilder(OFFER, map("made_{}".format, itertools.count()).__next__, text_calls=text_calls)
+def turn_of(*events: ModelEvent, end: StreamEnd = StreamEnd.DONE) -> Turn:
+    building = TurnBuilder(OFFER, map("made_{}".format, itertools.count()).__next__)
     for event in events:
         building.feed([event])
     return building.finish(end)
@@ -373,8 +374,11 @@ def test_equal_calls_out_of_text_are_two_calls():
     assert len(ready(turn_of(*twice))) == 2
 
 
-def test_a_text_turn_without_calls_is_told_by_the_builder():
-    assert turn_of(TextDelta("hi"), Finished("tool_calls"), text_calls=True).findings == ()
+def test_a_turn_that_was_asked_in_words_is_not_judged_by_what_its_reason_says_of_calls():
+    turn = turn_of(AskedInWords("xml", 40), TextDelta("hi"), Finished("tool_calls"))
+    assert turn.findings == ()
+    assert turn.in_words == AskedInWords("xml", 40)
+    assert turn_of(AskedInWords("xml"), TextDelta("hi")).findings == ()
     assert turn_of(TextDelta("hi"), Finished("tool_calls")).findings == (Finding.FINISH_WITHOUT_TOOL_CALLS,)
 
 
@@ -647,3 +651,40 @@ def test_the_quick_way_finds_the_same_calls_as_the_plain_reading_of_the_rules(de
     turn = turn_of(*deltas, DONE)
     expected = [(name, "".join(fragments)) for name, fragments in plainly(deltas)]
     assert [(call.name, call.text) for call in turn.calls] == expected
+
+
+# More than anybody can use --------------------------------------------------------------------------------------------
+
+
+def limited(*events: ModelEvent) -> Turn:
+    building = TurnBuilder(OFFER, map("made_{}".format, itertools.count()).__next__, argument_bytes=1024)
+    building.feed(events)
+    return building.finish()
+
+
+LONG = "x" * 2000
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [
+            CallDelta(0, "c1", "get", '{"a": "'),
+            *[CallDelta(0, arguments=LONG[:10])] * 200,
+            CallDelta(0, arguments='"}'),
+        ],
+        [CallWritten("get", json.dumps({"a": LONG}), "c1")],
+        [CallWritten("get", {"a": LONG}, "c1")],
+        [CallWritten("get", {"a": LONG}, from_text=True)],
+        [CallDelta(name="get", arguments=json.dumps({"a": LONG}), legacy=True)],
+    ],
+    ids=["streamed", "whole", "whole object", "out of text", "legacy"],
+)
+def test_a_call_with_too_large_arguments_is_broken_and_its_neighbour_runs(events):
+    beside = [] if any(getattr(event, "legacy", False) for event in events) else [CallWritten("get", "{}", "c2")]
+    turn = limited(*events, *beside, Finished("tool_calls"))
+    large, *others = turn.calls
+    assert isinstance(large, BrokenCall)
+    assert large.flaw is Flaw.ARGUMENTS_TOO_LARGE
+    assert len(large.text) < 1100
+    assert len(ready(turn)) == len(others) == len(beside)

@@ -13,7 +13,7 @@ from typing import Any
 
 from app.calls.offer import Offer, OfferedTool
 from app.calls.states import BrokenCall, ReadyCall
-from app.chat.events import Finished, StreamEnd
+from app.chat.events import AskedInWords, Finished, StreamEnd
 from app.chat.turn import Turn, TurnBuilder
 from app.tools.schema import compile_schema
 from app.upstream.chunks import ChunkReader, read_completion
@@ -79,9 +79,9 @@ def offer_of(tools: list[dict[str, Any]]) -> Offer:
     }
 
 
-def _builder(data: Mapping[str, Any], *, text_calls: bool = False) -> TurnBuilder:
+def _builder(data: Mapping[str, Any]) -> TurnBuilder:
     count = itertools.count()
-    return TurnBuilder(offer_of(data["tools"]), lambda: f"made_{next(count)}", text_calls=text_calls)
+    return TurnBuilder(offer_of(data["tools"]), lambda: f"made_{next(count)}")
 
 
 def _run_stream(data: Mapping[str, Any]) -> Turn:
@@ -101,7 +101,8 @@ def _run_message(data: Mapping[str, Any]) -> Turn:
 def _run_text(data: Mapping[str, Any]) -> Turn:
     from app.dialects.reader import reader_for  # here, so that native cases can be judged without it
 
-    building = _builder(data, text_calls=True)
+    building = _builder(data)
+    building.feed([AskedInWords(data["format"])])
     whole = "text" in data
     reader = reader_for(data["format"], [tool["function"]["name"] for tool in data["tools"]], whole=whole)
     for text in [data["text"]] if whole else data["text_chunks"]:

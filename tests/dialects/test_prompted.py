@@ -6,11 +6,14 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+import jsonschema_rs
 import msgspec
 import pytest
 
+from app.calls.states import Flaw
 from app.chat.errors import BrokenOff, ChatError
 from app.chat.events import (
+    AskedInWords,
     CallDelta,
     CallWritten,
     Finished,
@@ -24,7 +27,7 @@ from app.chat.events import (
 from app.chat.loop import converse
 from app.chat.ports import Ask
 from app.dialects import prompts
-from app.dialects.prompted import PromptedAnswer, PromptedModel
+from app.dialects.prompted import PromptedModel
 from app.dialects.prompts import FORMATS, style_for
 from app.dialects.writers import PastCall
 from tests.fakes import EchoTool, Listener, ScriptedModel, ShelfToolbox, counter, says
@@ -87,8 +90,10 @@ class Scripted:
 
 
 async def heard(model: PromptedModel, ask: Ask = ASK) -> list[ModelEvent]:
+    """What the answer itself said; that it was asked for in words is said first, and has tests of its own."""
     async with model.ask(ask) as answer:
-        return [event async for batch in answer for event in batch]
+        events = [event async for batch in answer for event in batch]
+    return [event for event in events if not isinstance(event, AskedInWords)]
 
 
 async def sent(ask: Ask, format: str = "hermes", *, constrain: bool = False) -> Ask:
@@ -507,9 +512,93 @@ async def test_the_cost_is_what_the_question_grew_by(choice):
     blank_lines = 2 if choice == "auto" else 4
     assert model.describe_cost(question).characters == added - blank_lines
     assert model.describe_cost(question).tokens >= added // 4 - 1
-    async with model.ask(question) as answer:
-        assert isinstance(answer, PromptedAnswer)
-        assert answer.cost == model.describe_cost(question)
+
+
+async def test_an_answer_says_first_that_it_was_asked_for_in_words_and_at_what_cost():
+    model = PromptedModel(Scripted([Head("id")], [TextDelta("a")], [TextDelta("b")]), "json")
+    async with model.ask(ASK) as answer:
+        batches = [list(batch) async for batch in answer]
+    asked = AskedInWords("litellm_json", model.describe_cost(ASK).tokens)
+    assert batches == [[asked, Head("id")], [TextDelta("a")], [TextDelta("b")]]
+
+
+async def test_an_answer_that_was_not_asked_for_in_words_does_not_say_so():
+    model = PromptedModel(Scripted([TextDelta("a")]), "json")
+    async with model.ask(Ask(messages=(QUESTION,))) as answer:
+        assert [event async for batch in answer for event in batch] == [TextDelta("a")]
+
+
+# What the client wants of the answer ----------------------------------------------------------------------------------
+
+VERDICT = {"type": "object", "properties": {"verdict": {"$ref": "#/$defs/word"}}, "$defs": {"word": {"type": "string"}}}
+WANTS_VERDICT = {"type": "json_schema", "json_schema": {"name": "verdict", "schema": VERDICT}}
+
+
+def wanting(form: Any, **fields: Any) -> Ask:
+    return replace(ASK, params={"response_format": form}, **fields)
+
+
+async def test_a_wanted_form_is_put_in_words_while_a_call_may_come():
+    ask = await sent(wanting(raw(WANTS_VERDICT)))
+    assert "response_format" not in ask.params
+    told = messages_of(ask)[0]["content"]
+    assert told.endswith(
+        "write nothing but JSON that satisfies this schema:\n" + json.dumps(VERDICT, separators=(",", ":"))
+    )
+    any_object = await sent(wanting({"type": "json_object"}))
+    assert "response_format" not in any_object.params
+    assert messages_of(any_object)[0]["content"].endswith("write nothing but one JSON object.")
+
+
+async def test_a_wanted_form_is_the_servers_business_where_no_tool_is_on_offer():
+    for question in (wanting(WANTS_VERDICT, tools=()), wanting(WANTS_VERDICT, tool_choice="none")):
+        ask = await sent(question)
+        assert ask.params["response_format"] == WANTS_VERDICT
+        assert messages_of(ask) == [{"role": "user", "content": "Weather in Porto?"}]
+
+
+async def test_a_wanted_form_gives_way_to_a_demanded_call():
+    ask = await sent(wanting(WANTS_VERDICT, tool_choice="required"))
+    assert "response_format" not in ask.params
+    assert "verdict" not in json.dumps(messages_of(ask))
+
+
+async def test_a_wanted_form_is_one_more_shape_where_answers_are_constrained():
+    ask = await sent(wanting(WANTS_VERDICT), "json", constrain=True)
+    schema = ask.params["response_format"]["json_schema"]["schema"]
+    validator = jsonschema_rs.validator_for(schema)
+    assert validator.is_valid({"verdict": "fine"})
+    assert validator.is_valid({"name": "get_weather", "arguments": {"city": "Porto"}})
+    assert not validator.is_valid({"verdict": 3})
+    assert "satisfies this schema" not in messages_of(ask)[0]["content"]
+
+
+async def test_a_form_of_text_is_no_form():
+    assert (await sent(wanting({"type": "text"}))).params["response_format"] == {"type": "text"}
+
+
+# Calls without end ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_call_that_grows_without_end_is_broken_and_what_follows_is_let_go():
+    start = '<tool_call>{"name": "get_weather", "arguments": {"city": "'
+    after = '"}}</tool_call> talk <tool_call>{"name": "get_time"}</tool_call>'
+    piece = "x" * 10_000
+    inner = Scripted(
+        [TextDelta("Well. "), TextDelta(start)], *([[TextDelta(piece)]] * 20), [TextDelta(after)], [Finished("stop")]
+    )
+    events = await heard(PromptedModel(inner, "hermes", argument_bytes=1024))
+    [call] = calls_of(events)
+    assert (call.name, call.flaw, call.arguments) == ("get_weather", Flaw.ARGUMENTS_TOO_LARGE, None)
+    assert text_of(events) == "Well."
+    assert events[-1] == Finished("stop")
+
+
+async def test_long_talk_is_no_call_without_end():
+    inner = Scripted(*([[TextDelta("talk " * 5000)]] * 20), [TextDelta(written("hermes", city="Porto"))])
+    events = await heard(PromptedModel(inner, "hermes", argument_bytes=1024))
+    assert len(text_of(events)) > 20 * 5000 * 4
+    assert [call.flaw for call in calls_of(events)] == [None]
 
 
 async def test_a_question_without_tools_costs_nothing():

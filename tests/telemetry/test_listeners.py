@@ -4,6 +4,7 @@ from structlog.testing import capture_logs
 from app.calls.outcome import Failed, FailureKind, Returned
 from app.calls.states import BrokenCall, Finding, Flaw, ReadyCall
 from app.chat.events import (
+    AskedInWords,
     CallEnded,
     CallsHandedBack,
     CallStarted,
@@ -160,3 +161,16 @@ def test_no_name_that_a_client_or_a_model_wrote_becomes_a_label(counted):
     labels = repr([counted(name) for name in ("calls_total", "call_seconds_count", "findings_total")])
 
     assert "a name" not in labels
+
+
+def test_what_asking_in_a_prompt_added_is_logged_once_and_counted():
+    metrics = Metrics()
+    turn = TurnEnded(0, account(in_words=AskedInWords("xml", 120)))
+    with capture_logs() as lines:
+        for listener in (LogListener("run_1"), MetricsListener(metrics, "m")):
+            listener.hear(turn)
+            listener.hear(TurnEnded(1, account()))
+    [line] = lines
+    assert (line["event"], line["format"], line["extra_tokens"]) == ("tools described in the prompt", "xml", 120)
+    exposed = metrics.exposition()[0].decode()
+    assert 'callgate_prompt_tokens_added_total{format="xml",model="m"} 120.0' in exposed

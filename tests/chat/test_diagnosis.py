@@ -1,0 +1,18 @@
+from typing import Any
+
+from app.chat.diagnosis import Diagnosis
+from app.chat.events import AskedInWords, TurnAccount, TurnEnded
+
+
+def account(**given: Any) -> TurnAccount:
+    plain: dict[str, Any] = {"reasons": ("stop",), "findings": (), "run": (), "handed_back": (), "broken": ()}
+    return TurnAccount(**plain, usage=None, seconds=0.5, **given)
+
+
+def test_a_turn_says_how_it_was_asked_for_calls_where_that_was_in_words():
+    diagnosis = Diagnosis("run_1")
+    diagnosis.hear(TurnEnded(0, account(in_words=AskedInWords("hermes", 120))))
+    diagnosis.hear(TurnEnded(1, account()))
+    in_words, natively = diagnosis.report()["turns"]
+    assert in_words["asked_in_words"] == {"format": "hermes", "extra_tokens": 120}
+    assert "asked_in_words" not in natively
