@@ -4,9 +4,10 @@ The request's messages and tools go on as the bytes they came as; of the answer 
 """
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -57,16 +58,10 @@ class DirectModel:
         self._deadlines = deadlines
         self._headers = {"Content-Type": "application/json", **endpoint.headers}
 
-    @asynccontextmanager
-    async def ask(self, ask: Ask) -> AsyncIterator[Answer]:
-        body = self._encoded(ask)
-        try:
-            async with self._client.post(self._endpoint.url, self._headers, body, self._deadlines) as response:
-                if response.status != 200:
-                    raise await self._refusal(response)
-                yield _DirectAnswer(response, self._endpoint.secrets)
-        except TransportError as error:
-            raise errors.from_transport(error) from error
+    def ask(self, ask: Ask) -> "_Asked":
+        return _Asked(
+            self._client.post(self._endpoint.url, self._headers, self._encoded(ask), self._deadlines), self._endpoint
+        )
 
     def _encoded(self, ask: Ask) -> bytes:
         body: dict[str, Any] = {"model": self._endpoint.model, "messages": ask.messages}
@@ -83,13 +78,56 @@ class DirectModel:
         except UnicodeEncodeError:
             raise ChatError(400, "A message holds half of a surrogate pair, which no JSON text can carry.") from None
 
-    async def _refusal(self, response: Response) -> ChatError:
+
+class _Asked:
+    """The context of one ask. A class and not a generator: it is entered for every turn of every chat."""
+
+    __slots__ = ("_endpoint", "_exchange")
+
+    def __init__(self, exchange: AbstractAsyncContextManager[Response], endpoint: Endpoint) -> None:
+        self._exchange = exchange
+        self._endpoint = endpoint
+
+    async def __aenter__(self) -> Answer:
+        response = await opened(self._exchange, self._endpoint.secrets)
         try:
-            body = await response.read(ERROR_BYTES)
-        except TransportError:
-            body = b""  # the status alone says enough
-        response.settle()
-        return errors.from_status(response.status, response.headers, body, secrets=self._endpoint.secrets)
+            return _DirectAnswer(response, self._endpoint.secrets)
+        except TransportError as error:  # it can be seen at its head that the body cannot be read
+            await self._exchange.__aexit__(type(error), error, error.__traceback__)
+            raise errors.from_transport(error) from error
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._exchange.__aexit__(kind, error, trace)
+        if isinstance(error, TransportError):
+            raise errors.from_transport(error) from error
+
+
+async def opened(exchange: AbstractAsyncContextManager[Response], secrets: Sequence[str]) -> Response:
+    """The response, its status 200; anything else is the error it means, and the exchange is over."""
+    try:
+        response = await exchange.__aenter__()
+    except TransportError as error:
+        raise errors.from_transport(error) from error
+    if response.status == 200:
+        return response
+    try:
+        refusal = await _refusal(response, secrets)
+    except BaseException as error:
+        await exchange.__aexit__(type(error), error, error.__traceback__)
+        raise
+    await exchange.__aexit__(None, None, None)
+    raise refusal
+
+
+async def _refusal(response: Response, secrets: Sequence[str]) -> ChatError:
+    try:
+        body = await response.read(ERROR_BYTES)
+    except TransportError:
+        body = b""  # the status alone says enough
+    response.settle()
+    return errors.from_status(response.status, response.headers, body, secrets=secrets)
 
 
 class _DirectAnswer:
@@ -109,44 +147,39 @@ class _DirectAnswer:
         return self
 
     async def __anext__(self) -> Sequence[ModelEvent]:
-        try:
-            batch = await self._next_batch()
-        except StopAsyncIteration:
-            self._response.settle()
-            if not self._begun:
-                raise errors.bad_answer("The model's provider sent an empty answer.") from None
-            raise
-        except (TransportError, BrokenOff) as error:
-            raise self._broken(error) from error
+        # All in one function: every chunk of every stream comes through here, and each coroutine on its way costs.
+        batch: Sequence[ModelEvent] = ()
+        while not batch:
+            body = self._body
+            if body is not None and body.fault is not None:
+                raise self._broken(BrokenOff(body.fault, transport_error=True))
+            if body is not None and body.done:
+                self._response.settle()
+                if not self._begun:
+                    raise errors.bad_answer("The model's provider sent an empty answer.")
+                raise StopAsyncIteration
+            if self._at_end:
+                raise self._broken(BrokenOff("the body ended before its end mark", transport_error=False))
+            try:
+                data = await self._reads.__anext__()
+            except StopAsyncIteration:
+                self._at_end = True
+                batch = body.finish() if body is not None else ()
+                continue
+            except TransportError as error:
+                raise self._broken(error) from error
+            self._size += len(data)
+            if self._size > ANSWER_BYTES:
+                raise self._broken(BrokenOff(f"the answer is longer than {ANSWER_BYTES} bytes", transport_error=True))
+            batch = body.feed(data) if body is not None else self._first(data)
         if not self._begun:
             self._begin(batch)
         return batch
 
-    async def _next_batch(self) -> Sequence[ModelEvent]:
-        while True:
-            body = self._body
-            if body is not None and body.fault is not None:
-                raise BrokenOff(body.fault, transport_error=True)
-            if body is not None and body.done:
-                raise StopAsyncIteration
-            if self._at_end:
-                raise BrokenOff("the body ended before its end mark", transport_error=False)
-            events = await self._read()
-            if events:
-                return events
-
-    async def _read(self) -> Sequence[ModelEvent]:
-        data = await anext(self._reads, b"")
-        self._size += len(data)
-        if self._size > ANSWER_BYTES:
-            raise BrokenOff(f"the answer is longer than {ANSWER_BYTES} bytes", transport_error=True)
-        if not data:
-            self._at_end = True
-            return self._body.finish() if self._body is not None else ()
-        if self._body is None:
-            self._start = data = self._start + data
-            self._body = _recognised(self._start, self._response.headers.get("content-type", ""))
-        return self._body.feed(data) if self._body is not None else ()
+    def _first(self, data: bytes) -> Sequence[ModelEvent]:
+        self._start += data
+        self._body = recognised(self._start, self._response.headers.get("content-type", ""))
+        return self._body.feed(self._start) if self._body is not None else ()
 
     def _begin(self, batch: Sequence[ModelEvent]) -> None:
         """An error that comes before anything else is a failure of the request; a later one is part of the turn."""
@@ -245,7 +278,7 @@ def read_json(text: bytes) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-def _recognised(start: bytes, content_type: str) -> _StreamedBody | _WholeBody | None:
+def recognised(start: bytes, content_type: str) -> _StreamedBody | _WholeBody | None:
     """What a body is, is told by how it begins: servers label errors as streams, and streams as plain text."""
     mark = start.removeprefix(BOM).lstrip()[:1]
     if not mark:

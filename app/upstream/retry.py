@@ -105,6 +105,8 @@ class Pool:
     start: Callable[[], int] = field(default_factory=lambda: count().__next__)
 
     def in_turn(self) -> list[Model]:
+        if len(self.deployments) == 1:
+            return list(self.deployments)
         start = self.start() % len(self.deployments)
         return [*self.deployments[start:], *self.deployments[:start]]
 
@@ -268,10 +270,12 @@ class _Begun:
     def __aiter__(self) -> AsyncIterator[Sequence[ModelEvent]]:
         return self
 
-    async def __anext__(self) -> Sequence[ModelEvent]:
-        if self._held:
-            return self._held.pop()
-        return await anext(self._batches)
+    def __anext__(self) -> Awaitable[Sequence[ModelEvent]]:
+        # Not a coroutine of its own: what comes after the first words costs nothing here.
+        return self._first() if self._held else self._batches.__anext__()
+
+    async def _first(self) -> Sequence[ModelEvent]:
+        return self._held.pop()
 
 
 def is_passing(error: ChatError) -> bool:
