@@ -4,16 +4,21 @@ A new kind is one more class here and one more entry in `KINDS`.
 """
 
 import asyncio
+import sys
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 from app.calls.states import ReadyCall
 from app.tools.addresses import AddressRules
+from app.tools.command import CommandLine
 from app.tools.executor import Occasion, Policy, Safety, Tool
 from app.tools.http_client import Web
 from app.tools.http_endpoint import HttpEndpoint
+from app.tools.process import Processes
 from app.tools.python_function import python_tool
 from app.tools.threads import ThreadPool
 
@@ -214,7 +219,65 @@ class Http:
                 assert await reader.read() == b""
 
 
-KINDS: dict[str, Callable[[], Kind]] = {"python async": PythonAsync, "python sync": PythonSync, "http": Http}
+class CommandKind:
+    flood_memory = 24 * 1024 * 1024
+    cut_is_exact = False
+
+    SCRIPTS: ClassVar[dict[str, str]] = {
+        "answers": """import json, sys; print(json.dumps({"city": sys.argv[1], "degrees": 21}, separators=(",", ":")), end="")""",
+        "raises": """import sys; sys.exit("the thermometer fell off")""",
+        "hangs": """
+import os, signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        open(sys.argv[2], "w").close()
+while True:
+    signal.pause()
+""",
+        "floods": f"""
+import sys
+for _ in range({FLOOD_BYTES} // 65536):
+    sys.stdout.write("x" * 65536)
+""",
+        "binary": """import sys; sys.stdout.buffer.write(bytes(range(256)) * 64)""",
+    }
+
+    async def open(self) -> None:
+        self.processes = Processes()
+        self.folder = tempfile.TemporaryDirectory()
+        self.mark = Path(self.folder.name, "begun")
+
+    def tool(self, behaviour: str, policy: Policy) -> Tool:
+        executor = CommandLine(
+            self.processes,
+            argv=[sys.executable, "-I", "-S", "-c", self.SCRIPTS[behaviour], "{city}", str(self.mark)],
+            parameters=PARAMETERS,
+            cwd="/",
+        )
+        return Tool(behaviour, f"It {behaviour}.", PARAMETERS, executor, policy=policy, kind="command")
+
+    async def has_begun(self) -> None:
+        await everything(self.mark.exists)
+
+    async def has_stopped(self) -> None:
+        await everything(lambda: self.processes.running == 0 and not processes_naming(str(self.mark)))
+
+    async def shut(self) -> None:
+        await self.processes.close()
+
+    async def close(self) -> None:
+        await self.processes.close()
+        self.folder.cleanup()
+
+
+KINDS: dict[str, Callable[[], Kind]] = {
+    "python async": PythonAsync,
+    "python sync": PythonSync,
+    "http": Http,
+    "command": CommandKind,
+}
 
 
 @asynccontextmanager
@@ -232,6 +295,18 @@ async def everything(done: Callable[[], bool]) -> None:
     """Let the loop run until `done`. The caller bounds the wait."""
     while not done():  # noqa: ASYNC110 - what is waited for is in other people's objects, which tell nobody
         await asyncio.sleep(0.001)
+
+
+def processes_naming(word: str) -> list[int]:
+    """The ids of processes with this word on their command line; a zombie has none any more."""
+    return [int(each.name) for each in Path("/proc").glob("[0-9]*") if word in command_line(each)]
+
+
+def command_line(process: Path) -> str:
+    try:
+        return (process / "cmdline").read_bytes().decode(errors="replace")
+    except OSError:  # it ended meanwhile
+        return ""
 
 
 async def silent(message: str, fraction: float | None = None) -> None:
