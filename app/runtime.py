@@ -31,6 +31,7 @@ from app.tools.approvals import Approvals, Settled
 from app.tools.clients_only import ClientsOnly
 from app.tools.executor import Tool
 from app.tools.http_client import Web
+from app.tools.process import Processes
 from app.tools.registry import HouseTool
 from app.tools.selection import ToolFilter, narrowed, tool_filter
 from app.tools.threads import ThreadPool
@@ -79,7 +80,8 @@ class Runtime:
         self._doorstep = assembly.doorstep_of(config, self._keyring)
         self._threads = ThreadPool()
         self._web = Web()
-        self.registry = assembly.registry_of(config, self._web, self._threads)
+        self._processes = Processes()
+        self.registry = assembly.registry_of(config, self._web, self._threads, self._processes)
         self._client = assembly.client_of(config)
         self.catalogue = Catalogue(
             [assembly.model_entry(section, config) for section in config.model_list],
@@ -99,6 +101,7 @@ class Runtime:
         await self.registry.close()
         await self.catalogue.close()
         await self._web.close()
+        await self._processes.close()
         self._threads.close()
 
     def admit(self, headers: Mapping[str, str]) -> Caller:

@@ -7,24 +7,26 @@ it would not tell us when the client leaves.
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 from starlette.types import Receive, Scope, Send
 
 from app.api.door import Visit, visit_of
+from app.api.progress import progress_in
 from app.api.requests import ChatRequest, read_body, read_chat_request
-from app.api.responses import ClientLeft, EventStream, Pulse, WholeAnswer
-from app.api.wire import AnswerHead, ChunkWriter, CompletionWriter
+from app.api.responses import BodyWriter, ClientLeft, EventStream, Pulse, StreamWriter, WholeAnswer
+from app.api.wire import AnswerHead, ChoicesChunkWriter, ChoicesWriter, ChunkWriter, CompletionWriter, ForChoice
 from app.auth.keys import Caller
 from app.chat.diagnosis import Diagnosis
 from app.chat.errors import ChatError
-from app.chat.events import CallStarted, ChatEnded, ChatEvent, Heard
+from app.chat.events import CallsHandedBack, CallStarted, ChatEnded, ChatEvent, Heard
 from app.chat.loop import Rules, converse
-from app.chat.ports import Ask, Tell
-from app.runtime import House, Runtime
+from app.chat.ports import Ask, Message, Tell
+from app.runtime import House, Runtime, new_call_id
+from app.stores.conversations import Conversations
 
 
 class Listener(Protocol):
@@ -47,47 +49,26 @@ class ChatEndpoint:
             limits = runtime.limits
             body = await read_body(receive, limits.body_bytes)
             request = read_chat_request(body, visit.headers, limits.messages)
-            run = Run(runtime, visit, request, visit.caller)
+            run = Run(runtime, self._house.conversations, visit, request, visit.caller)
             with structlog.contextvars.bound_contextvars(run_id=run.id):
                 await run.answer(receive, send)
 
 
 class Run:
-    """One chat for one request: its model and tools, its listeners, and the headers of its answer."""
+    """The answer to one request: its chats, one for each choice, and the headers."""
 
-    def __init__(self, runtime: Runtime, visit: Visit, request: ChatRequest, caller: Caller) -> None:
+    def __init__(
+        self, runtime: Runtime, conversations: Conversations, visit: Visit, request: ChatRequest, caller: Caller
+    ) -> None:
         self.id = f"run_{secrets.token_hex(12)}"
         self._runtime, self._visit, self._request = runtime, visit, request
-        self._engaged = runtime.engage(
-            request.model,
-            caller,
-            run_id=self.id,
-            client_tools=request.tools,
-            wanted_tools=request.tool_filter,
-            tool_choice=request.tool_choice,
-        )
         self._wrote = False
-        self._diagnosis = Diagnosis(self.id)
-        heard_elsewhere = runtime.listeners(self._engaged.model_name, self.id)
-        self._listeners: Sequence[Listener] = (self, self._diagnosis, *heard_elsewhere)
-        visit.model = self._engaged.model_name
+        self._chats = [Conversation(self, runtime, conversations, request, caller) for _ in range(request.n)]
+        visit.model = self._chats[0].model_name
         visit.notes |= {"model": request.model, "stream": request.stream, "run_id": self.id}
-        if request.n > 1 and self._engaged.has_house_tools:
-            raise ChatError(
-                400, "'n' must be 1 while tools of the house are on offer.", param="n", code="unsupported_value"
-            )
 
     async def answer(self, receive: Receive, send: Send) -> None:
-        request, runtime = self._request, self._runtime
-        head = AnswerHead(f"chatcmpl-{self.id[4:]}", int(time.time()), request.model)
-        told = self._diagnosis if runtime.diagnostics else None
-        answer: EventStream | WholeAnswer
-        if request.stream:
-            answer = EventStream(
-                self._chat, ChunkWriter(head, told, request.include_usage), self._headers, _pulse(runtime)
-            )
-        else:
-            answer = WholeAnswer(self._chat, CompletionWriter(head, told), self._headers)
+        answer = self._streamed() if self._request.stream else self._whole()
         try:
             error = await answer.send(receive, send)
         except ClientLeft:
@@ -95,26 +76,6 @@ class Run:
             return
         if error is not None:
             self._visit.notes |= {"error": error.code or error.type, "detail": error.detail}
-
-    async def _chat(self, tell: Tell) -> None:
-        """The chat itself, heard by all listeners, within the time one request may take."""
-        request, engaged = self._request, self._engaged
-        ask = Ask(request.messages, (), request.tool_choice, request.params, request.stream)
-        seconds = self._runtime.limits.request_seconds
-        async with _Deadline(seconds):
-            await converse(
-                ask,
-                engaged.model,
-                engaged.toolbox,
-                heard_by(self._listeners, tell),
-                new_id=new_call_id,
-                rules=self._rules(),
-                sees_images=engaged.sees_images,
-            )
-
-    def _rules(self) -> Rules:
-        rules = self._runtime.rules
-        return rules if self._request.parallel else replace(rules, max_parallel_calls=1)
 
     def hear(self, event: ChatEvent) -> None:
         match event:
@@ -125,12 +86,107 @@ class Run:
                 if ending.note:
                     self._visit.notes["note"] = ending.note
 
+    def _streamed(self) -> EventStream:
+        head, diagnoses, request = self._head(), self._diagnoses(), self._request
+        writer: StreamWriter
+        if len(self._chats) == 1:
+            writer = ChunkWriter(head, diagnoses[0] if diagnoses else None, request.include_usage)
+        else:
+            writer = ChoicesChunkWriter(head, diagnoses, request.include_usage, len(self._chats))
+        return EventStream(self._chat, writer, self._headers, _pulse(self._runtime))
+
+    def _whole(self) -> WholeAnswer:
+        head, diagnoses = self._head(), self._diagnoses()
+        writer: BodyWriter
+        if len(self._chats) == 1:
+            writer = CompletionWriter(head, diagnoses[0] if diagnoses else None)
+        else:
+            writer = ChoicesWriter(head, diagnoses, len(self._chats))
+        return WholeAnswer(self._chat, writer, self._headers)
+
+    async def _chat(self, tell: Callable[[Any], Awaitable[None]]) -> None:
+        """All chats to their ends, within the time one request may take."""
+        async with _Deadline(self._runtime.limits.request_seconds):
+            if len(self._chats) == 1:
+                await self._chats[0].carry(tell)
+                return
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for choice, chat in enumerate(self._chats):
+                        group.create_task(chat.carry(_for_choice(choice, tell)))
+            except BaseExceptionGroup as failures:
+                raise failures.exceptions[0] from None  # the client is told of one; it cannot be answered in parts
+
+    def _head(self) -> AnswerHead:
+        request = self._request
+        progress = progress_in(request.tool_events, self.id)
+        return AnswerHead(f"chatcmpl-{self.id[4:]}", int(time.time()), request.model, progress, request.legacy)
+
+    def _diagnoses(self) -> list[Diagnosis] | None:
+        return [chat.diagnosis for chat in self._chats] if self._runtime.diagnostics else None
+
     def _headers(self, error: ChatError | None = None) -> Mapping[str, str]:
         headers = {"x-callgate-run": self.id}
         if self._wrote:
             # Clients repeat a failed request by themselves. What a tool has written must not be written twice.
             headers["x-should-retry"] = "false"
         return headers
+
+
+class Conversation:
+    """One chat of a run: its model and tools, and those who listen to it."""
+
+    def __init__(
+        self, run: Run, runtime: Runtime, conversations: Conversations, request: ChatRequest, caller: Caller
+    ) -> None:
+        self._runtime, self._conversations, self._request, self._caller = runtime, conversations, request, caller
+        self._engaged = runtime.engage(
+            request.model,
+            caller,
+            run_id=run.id,
+            client_tools=request.tools,
+            wanted_tools=request.tool_filter,
+            tool_choice=request.tool_choice,
+        )
+        self.model_name = self._engaged.model_name
+        self.diagnosis = Diagnosis(run.id)
+        self._listeners: Sequence[Listener] = (run, self.diagnosis, *runtime.listeners(self.model_name, run.id))
+
+    async def carry(self, tell: Tell) -> None:
+        """The chat from its question to its end, heard by all listeners."""
+        request, engaged = self._request, self._engaged
+        messages: Sequence[Message] = request.messages
+        tell = heard_by(self._listeners, tell)
+        if engaged.has_house_tools:
+            messages = await self._conversations.made_whole(self._caller_key, messages)
+            tell = self._keeping(tell)
+        await converse(
+            Ask(messages, (), request.tool_choice, request.params, request.stream),
+            engaged.model,
+            engaged.toolbox,
+            tell,
+            new_id=new_call_id,
+            rules=self._rules(),
+            sees_images=engaged.sees_images,
+        )
+
+    def _keeping(self, tell: Tell) -> Tell:
+        """Keep what the client is not shown before it is told of its calls: it may return at once."""
+
+        async def keep_and_tell(event: ChatEvent) -> None:
+            if isinstance(event, CallsHandedBack):
+                event = await self._conversations.keep(self._caller_key, event)
+            await tell(event)
+
+        return keep_and_tell
+
+    @property
+    def _caller_key(self) -> str:
+        return "anonymous" if self._caller.anonymous else f"key {self._caller.name}"
+
+    def _rules(self) -> Rules:
+        rules = self._runtime.rules
+        return rules if self._request.parallel else replace(rules, max_parallel_calls=1)
 
 
 def heard_by(listeners: Sequence[Listener], tell: Tell) -> Tell:
@@ -145,13 +201,16 @@ def heard_by(listeners: Sequence[Listener], tell: Tell) -> Tell:
     return tell_all
 
 
+def _for_choice(choice: int, tell: Callable[[Any], Awaitable[None]]) -> Tell:
+    async def tell_for_choice(event: ChatEvent) -> None:
+        await tell(ForChoice(choice, event))
+
+    return tell_for_choice
+
+
 def _pulse(runtime: Runtime) -> Pulse:
     server = runtime.config.server
     return Pulse(first=server.first_chunk_seconds, heartbeat=server.heartbeat_seconds)
-
-
-def new_call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
 
 
 class _Deadline:

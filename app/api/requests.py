@@ -6,19 +6,20 @@ of history must cost a scan and a copy.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 from starlette.types import Receive
 
+from app.api.progress import Dialect
 from app.chat.errors import ChatError
 
 Fields = dict[str, msgspec.Raw]
 
-OURS = frozenset({"model", "messages", "tools", "tool_choice", "stream", "stream_options", "metadata"})
+OURS = frozenset({"model", "messages", "tools", "tool_choice", "stream", "stream_options", "metadata", "n"})
 """Fields that are carried by name; all others travel on as they are."""
 
-TOOL_EVENT_DIALECTS = ("off", "x", "reasoning", "openwebui")
+DIALECTS: Mapping[str, Dialect] = {dialect: dialect for dialect in get_args(Dialect)}
 
 
 class _Part(msgspec.Struct):
@@ -111,7 +112,9 @@ class ChatRequest:
     """The body as it came, field by field, for passing it on untouched."""
     tool_filter: str | None
     """Which house tools the client wants: names, or `none`; all that are on offer when absent."""
-    tool_events: str
+    tool_events: Dialect
+    legacy: bool = False
+    """It came with `functions`, and is answered with `function_call`."""
 
 
 def read_chat_request(body: bytes, headers: Mapping[str, str], max_messages: int) -> ChatRequest:
@@ -137,11 +140,10 @@ def read_chat_request(body: bytes, headers: Mapping[str, str], max_messages: int
     params: dict[str, Any] = {name: value for name, value in fields.items() if name not in OURS}
     if metadata:
         params["metadata"] = metadata
-    tool_events = headers.get("x-callgate-events") or ours.tool_events or "off"
-    if tool_events not in TOOL_EVENT_DIALECTS:
-        raise _wrong(
-            "metadata.tool_events", f"Unknown tool events {tool_events!r}; use one of {', '.join(TOOL_EVENT_DIALECTS)}."
-        )
+    wanted = headers.get("x-callgate-events") or ours.tool_events or "off"
+    tool_events = DIALECTS.get(wanted)
+    if tool_events is None:
+        raise _wrong("metadata.tool_events", f"Unknown tool events {wanted[:40]!r}; use one of {', '.join(DIALECTS)}.")
     return ChatRequest(
         model=outline.model,
         messages=tuple(_items.decode(fields["messages"])),

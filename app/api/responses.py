@@ -12,13 +12,10 @@ from typing import Any, Protocol, TypeAlias
 from starlette.types import Receive, Send
 
 from app.api.errors import as_chat_error, encode, error_headers
-from app.api.wire import ChunkWriter, CompletionWriter
 from app.chat.errors import ChatError
-from app.chat.events import ChatEvent
-from app.chat.ports import Tell
 
-Chat: TypeAlias = Callable[[Tell], Awaitable[None]]
-"""A chat that is ready to go, told where to tell."""
+Chat: TypeAlias = Callable[[Callable[[Any], Awaitable[None]]], Awaitable[None]]
+"""A chat that is ready to go, told where to tell what its writer understands."""
 
 STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -41,6 +38,24 @@ class Pulse:
     """The longest silence of an open stream."""
 
 
+class StreamWriter(Protocol):
+    """Turns what it is told into what is sent."""
+
+    def write(self, told: Any, /) -> bytes: ...
+
+    def heartbeat(self) -> bytes: ...
+
+    def error(self, error: ChatError) -> bytes: ...
+
+
+class BodyWriter(Protocol):
+    """Gathers what it is told into one body."""
+
+    def write(self, told: Any, /) -> None: ...
+
+    def body(self) -> Any: ...
+
+
 class Headers(Protocol):
     """The headers of an answer, asked for when it starts; an error may need one more than a success."""
 
@@ -50,7 +65,7 @@ class Headers(Protocol):
 class WholeAnswer:
     """Runs a chat to its end and sends one JSON body."""
 
-    def __init__(self, chat: Chat, writer: CompletionWriter, headers: Headers) -> None:
+    def __init__(self, chat: Chat, writer: BodyWriter, headers: Headers) -> None:
         self._chat, self._writer, self._headers = chat, writer, headers
 
     async def send(self, receive: Receive, send: Send) -> ChatError | None:
@@ -67,7 +82,7 @@ class WholeAnswer:
         return error
 
     async def _run(self) -> None:
-        async def tell(event: ChatEvent) -> None:
+        async def tell(event: Any) -> None:
             self._writer.write(event)
 
         await self._chat(tell)
@@ -76,7 +91,7 @@ class WholeAnswer:
 class EventStream:
     """Runs a chat and sends each chunk as it comes; commits to a status as late as it can."""
 
-    def __init__(self, chat: Chat, writer: ChunkWriter, headers: Headers, pulse: Pulse) -> None:
+    def __init__(self, chat: Chat, writer: StreamWriter, headers: Headers, pulse: Pulse) -> None:
         self._chat, self._writer, self._headers, self._pulse = chat, writer, headers, pulse
         self._started = False
         self._quiet_since = 0.0
@@ -108,7 +123,7 @@ class EventStream:
     async def _run(self) -> None:
         write = self._writer.write
 
-        async def tell(event: ChatEvent) -> None:
+        async def tell(event: Any) -> None:
             data = write(event)
             if data:
                 await self._pass(data)

@@ -11,12 +11,16 @@ from typing import Any
 
 import msgspec
 
-from app.calls.states import Call
+from app.api.progress import Progress, ToolEvent
+from app.calls.states import Call, ReadyCall
 from app.chat.diagnosis import Diagnosis
 from app.chat.errors import ChatError
 from app.chat.events import (
     Aside,
+    CallEnded,
+    CallProgress,
     CallsHandedBack,
+    CallStarted,
     ChatEnded,
     ChatEvent,
     Head,
@@ -27,6 +31,7 @@ from app.chat.events import (
     ReasoningDelta,
     TextDelta,
 )
+from app.chat.usage import add_usage
 
 DONE = b"data: [DONE]\n\n"
 NO_USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
@@ -40,11 +45,23 @@ encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """What every part of one answer carries."""
+    """What every part of one answer carries, and how its client wants to hear it."""
 
     id: str
     created: int
     model: str
+    progress: Progress | None = None
+    """How running tools are shown, if the client asked for it."""
+    legacy: bool = False
+    """The client asked with `functions`, and is answered with `function_call`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForChoice:
+    """Something that happened in one of several chats that are answered together."""
+
+    choice: int
+    event: ChatEvent
 
 
 class Joiner:
@@ -77,6 +94,13 @@ class Joiner:
         self.said = True
         return text
 
+    def line(self, text: str) -> str:
+        """A line of our own between what the model says."""
+        start = PART_BREAK if self.said else ""
+        # What the turn may still say comes after a break, as another turn's would.
+        self.said, self._open, self._held = True, False, ""
+        return start + text
+
     def finish(self) -> str:
         """What is still held back, when it is all that was ever said."""
         return "" if self.said else self._held
@@ -85,8 +109,9 @@ class Joiner:
 class ChunkWriter:
     """Writes chat.completion.chunk events."""
 
-    def __init__(self, head: AnswerHead, diagnosis: Diagnosis | None, include_usage: bool) -> None:
+    def __init__(self, head: AnswerHead, diagnosis: Diagnosis | None, include_usage: bool, index: int = 0) -> None:
         self._head = head
+        self._index = index
         self._diagnosis = diagnosis
         self._include_usage = include_usage
         self._text = Joiner()
@@ -101,18 +126,17 @@ class ChunkWriter:
             case Heard(turn=turn, events=events):
                 return b"".join(self._heard(turn, events))
             case CallsHandedBack(calls=calls):
-                return self._opening() + b"".join(
-                    self._chunk({"tool_calls": [{"index": index, **call_body(call)}]})
-                    for index, call in enumerate(calls)
-                )
+                return self._opening() + b"".join(map(self._chunk, self._handed(calls)))
+            case CallStarted() | CallProgress() | CallEnded() if self._head.progress is not None:
+                return self._progress(self._head.progress, event)
             case ChatEnded():
                 return b"".join(self._end(event))
             case _:
                 return b""
 
-    def heartbeat(self, extra: Mapping[str, Any] | None = None) -> bytes:
+    def heartbeat(self, more: Mapping[str, Any] | None = None) -> bytes:
         """A chunk that says nothing. Every client takes it, and it re-arms timers that comments do not."""
-        return self._opening() + self._chunk({"content": ""}, **(extra or {}))
+        return self._opening() + self._chunk({"content": ""}, **(more or {}))
 
     def error(self, error: ChatError) -> bytes:
         """The end of a stream that failed after it had begun."""
@@ -141,18 +165,38 @@ class ChunkWriter:
             elif isinstance(event, Aside) and event.field not in INNER_ASIDES:
                 yield self._chunk({event.field: event.value})
 
+    def _handed(self, calls: Sequence[Call]) -> Iterator[dict[str, Any]]:
+        if self._head.legacy:
+            yield {"function_call": function_body(calls[0])}
+            return
+        for index, call in enumerate(calls):
+            yield {"tool_calls": [{"index": index, **call_body(call)}]}
+
+    def _progress(self, progress: Progress, event: ToolEvent) -> bytes:
+        if (line := progress.line(event)) is not None:
+            return self._opening() + self._chunk({"reasoning_content": self._reasoning.line(line)})
+        shown = progress.fields(event)
+        return self.heartbeat(shown) if shown else b""
+
     def _end(self, ended: ChatEnded) -> Iterator[bytes]:
-        yield self._opening()
-        left = self._text.finish()
-        if left:
-            yield self._chunk({"content": left})
         report = {"x_callgate": self._diagnosis.report()} if self._diagnosis else {}
         if self._include_usage:
-            yield self._chunk({}, finish_reason=ended.ending.finish_reason)
-            yield self._data({"choices": [], "usage": whole_usage(ended.usage), **report})
+            yield self.finish(ended)
+            yield self.tail(ended.usage, report)
         else:
-            yield self._chunk({}, finish_reason=ended.ending.finish_reason, **report)
+            yield self.finish(ended, report)
         yield DONE
+
+    def finish(self, ended: ChatEnded, more: Mapping[str, Any] | None = None) -> bytes:
+        """The last chunk of this choice, and what has to come before it."""
+        left = self._text.finish()
+        rest = self._chunk({"content": left}) if left else b""
+        reason = told_reason(ended, legacy=self._head.legacy)
+        return self._opening() + rest + self._chunk({}, finish_reason=reason, **(more or {}))
+
+    def tail(self, usage: Mapping[str, Any] | None, more: Mapping[str, Any]) -> bytes:
+        """The chunk behind all choices, for a client that asked for usage."""
+        return self._data({"choices": [], "usage": whole_usage(usage), **more})
 
     def _opening(self) -> bytes:
         if self._opened:
@@ -182,7 +226,7 @@ class ChunkWriter:
         logprobs: Mapping[str, Any] | None = None,
         **more: Any,
     ) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        choice = {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         return self._data({"choices": [choice], **self._usage_field, **more})
 
     def _data(self, fields: Mapping[str, Any]) -> bytes:
@@ -198,6 +242,34 @@ class ChunkWriter:
         return b"data: " + encode(chunk) + b"\n\n"
 
 
+class ChoicesChunkWriter:
+    """Writes the chunks of several chats side by side, one choice each."""
+
+    def __init__(self, head: AnswerHead, diagnoses: Sequence[Diagnosis] | None, include_usage: bool, n: int) -> None:
+        self._writers = [ChunkWriter(head, None, include_usage, index) for index in range(n)]
+        self._diagnoses = diagnoses
+        self._include_usage = include_usage
+        self._ended: dict[int, ChatEnded] = {}
+
+    def write(self, told: ForChoice) -> bytes:
+        writer = self._writers[told.choice]
+        if not isinstance(told.event, ChatEnded):
+            return writer.write(told.event)
+        self._ended[told.choice] = told.event
+        if len(self._ended) < len(self._writers):
+            return writer.finish(told.event)
+        report = choices_report(self._diagnoses)
+        if not self._include_usage:
+            return writer.finish(told.event, report) + DONE
+        return writer.finish(told.event) + writer.tail(usage_of(self._ended), report) + DONE
+
+    def heartbeat(self) -> bytes:
+        return self._writers[0].heartbeat()
+
+    def error(self, error: ChatError) -> bytes:
+        return self._writers[0].error(error)
+
+
 class CompletionWriter:
     """Gathers one chat.completion."""
 
@@ -205,6 +277,7 @@ class CompletionWriter:
         self._head = head
         self._diagnosis = diagnosis
         self._heard: dict[int, list[ModelEvent]] = {}
+        self._lines: dict[int, list[str]] = {}
         self._calls: tuple[Call, ...] = ()
         self._ended: ChatEnded | None = None
 
@@ -214,6 +287,9 @@ class CompletionWriter:
                 self._heard.setdefault(turn, []).extend(events)
             case ModelRetried(turn=turn):
                 self._heard.pop(turn, None)
+            case CallStarted() | CallProgress() | CallEnded() if self._head.progress is not None:
+                if (line := self._head.progress.line(event)) is not None:
+                    self._lines.setdefault(event.turn, []).append(line)
             case CallsHandedBack(calls=calls):
                 self._calls = calls
             case ChatEnded():
@@ -224,37 +300,46 @@ class CompletionWriter:
     def body(self) -> dict[str, Any]:
         """The whole answer; there is one only after the chat has ended."""
         assert self._ended is not None
+        return self.around([self.choice()], self._ended.usage, self._diagnosis.report() if self._diagnosis else None)
+
+    def around(
+        self, choices: Sequence[Mapping[str, Any]], usage: Mapping[str, Any] | None, report: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """The answer around its choices; what the provider said of it as a whole is taken from this one."""
         head = self._head
         body: dict[str, Any] = {
             "id": head.id,
             "object": "chat.completion",
             "created": head.created,
             "model": head.model,
-            "choices": [self._choice(self._ended)],
-            "usage": whole_usage(self._ended.usage),
+            "choices": choices,
+            "usage": whole_usage(usage),
         }
         first = next((event for event in self._all() if isinstance(event, Head)), None)
         if first is not None and first.system_fingerprint is not None:
             body["system_fingerprint"] = first.system_fingerprint
         if first is not None and first.service_tier is not None:
             body["service_tier"] = first.service_tier
-        if self._diagnosis is not None:
-            body["x_callgate"] = self._diagnosis.report()
+        if report is not None:
+            body["x_callgate"] = report
         return body
 
-    def _choice(self, ended: ChatEnded) -> dict[str, Any]:
+    def choice(self, index: int = 0) -> dict[str, Any]:
+        assert self._ended is not None
         message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None, "annotations": []}
         text, reasoning, logprobs = self._gather(message)
         message["content"] = text if text or not self._calls else None
         if reasoning:
             message["reasoning_content"] = reasoning
-        if self._calls:
+        if self._calls and self._head.legacy:
+            message["function_call"] = function_body(self._calls[0])
+        elif self._calls:
             message["tool_calls"] = [call_body(call) for call in self._calls]
         return {
-            "index": 0,
+            "index": index,
             "message": message,
             "logprobs": logprobs,
-            "finish_reason": ended.ending.finish_reason,
+            "finish_reason": told_reason(self._ended, legacy=self._head.legacy),
         }
 
     def _gather(self, message: dict[str, Any]) -> tuple[str, str, dict[str, Any] | None]:
@@ -276,6 +361,7 @@ class CompletionWriter:
                         logprobs = _joined_logprobs(logprobs, event.value)
                     case _:
                         pass
+            reasoning += map(thought.line, self._lines.get(turn, ()))
         text.append(said.finish())
         return "".join(text), "".join(reasoning), logprobs
 
@@ -284,8 +370,52 @@ class CompletionWriter:
             yield from events
 
 
+class ChoicesWriter:
+    """Gathers one chat.completion out of several chats, one choice each."""
+
+    def __init__(self, head: AnswerHead, diagnoses: Sequence[Diagnosis] | None, n: int) -> None:
+        self._writers = [CompletionWriter(head, None) for _ in range(n)]
+        self._diagnoses = diagnoses
+        self._ended: dict[int, ChatEnded] = {}
+
+    def write(self, told: ForChoice) -> None:
+        if isinstance(told.event, ChatEnded):
+            self._ended[told.choice] = told.event
+        self._writers[told.choice].write(told.event)
+
+    def body(self) -> dict[str, Any]:
+        choices = [writer.choice(index) for index, writer in enumerate(self._writers)]
+        report = choices_report(self._diagnoses).get("x_callgate")
+        return self._writers[0].around(choices, usage_of(self._ended), report)
+
+
+def choices_report(diagnoses: Sequence[Diagnosis] | None) -> dict[str, Any]:
+    if not diagnoses:
+        return {}
+    told = [diagnosis.report() for diagnosis in diagnoses]
+    return {
+        "x_callgate": {"run": diagnoses[0].run_id, "choices": [{**one, "index": at} for at, one in enumerate(told)]}
+    }
+
+
+def usage_of(ended: Mapping[int, ChatEnded]) -> dict[str, Any] | None:
+    return add_usage(ended[choice].usage for choice in sorted(ended))
+
+
+def told_reason(ended: ChatEnded, *, legacy: bool) -> str:
+    reason = ended.ending.finish_reason
+    return "function_call" if legacy and reason == "tool_calls" else reason
+
+
+def function_body(call: Call) -> dict[str, Any]:
+    """A call for a client that knows nothing of tools."""
+    return {"name": call.name or "", "arguments": call.text or "{}"}
+
+
 def call_body(call: Call) -> dict[str, Any]:
     """A call of the client's, as it goes to the client."""
+    if isinstance(call, ReadyCall) and call.custom:
+        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": call.text}, **call.extras}
     return {
         "id": call.id,
         "type": "function",

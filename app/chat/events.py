@@ -254,10 +254,28 @@ class ModelRetried:
 
 
 @dataclass(frozen=True, slots=True)
+class Unseen:
+    """The part of a history that its client was not shown."""
+
+    before: tuple[dict[str, Any], ...]
+    """Whole turns since the client's last message."""
+    assistant: dict[str, Any]
+    """The message with the calls that were handed back, as the model wrote it: all calls, reasoning, signatures."""
+    results: dict[str, dict[str, Any]]
+    """The answers to those of its calls that are not the client's, by id."""
+    after: tuple[dict[str, Any], ...] = ()
+    """What follows the answers: images, which no tool message can hold."""
+    names: dict[str, str] = field(default_factory=dict)
+    """Ids under which the client knows calls, where they are not the model's own."""
+
+
+@dataclass(frozen=True, slots=True)
 class CallsHandedBack:
     """The client's own calls of the last turn, as the model sent them."""
 
     calls: tuple[Call, ...]
+    unseen: Unseen | None = None
+    """What has to be put back when the client returns with its answers; None when it has seen all there is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,10 +161,11 @@ class _Course:
         if not turn.calls:
             return Ending(EndingKind.ANSWERED, "length" if cut else "stop")
         if plan.theirs:
-            await self.tell(CallsHandedBack(plan.theirs))
-            note = f"mixed_turn: {len(plan.ours)} call(s) of the house not run" if plan.ours else ""
+            # Ours run first: the client cannot come back before everything but its own answers is there.
+            answers = await self._answer(plan)
+            await self.tell(CallsHandedBack(plan.theirs, self.transcript.unseen(turn, answers)))
             half = cut and any(isinstance(call, BrokenCall) for call in plan.theirs)
-            return Ending(EndingKind.HANDED_BACK, "length" if half else "tool_calls", note)
+            return Ending(EndingKind.HANDED_BACK, "length" if half else "tool_calls")
         if cut and not plan.ours:
             if self.was_cut:
                 theirs = tuple(call for call in plan.broken if self.toolbox.is_clients(call.name))
@@ -244,8 +245,8 @@ def _account(turn: Turn, plan: Plan, seconds: float, reason_is_raw: bool) -> Tur
         usage=turn.usage,
         seconds=seconds,
         reason_is_raw=reason_is_raw,
-    )
         in_words=turn.in_words,
+    )
 
 
 def _broke_off(turn: Turn) -> ChatError:

@@ -2,13 +2,17 @@
 each call of an assistant message gets exactly one answer, right behind it, in the order of the calls.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from app.calls.outcome import Failed, Image, Outcome
+from app.chat.events import Unseen
 from app.chat.ports import Message
 from app.chat.turn import Turn
+
+GIVEN_BACK = frozenset({"role", "content", "tool_calls"})
+"""What every client is sure to give back of an assistant message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,24 +22,43 @@ class Transcript:
     messages: tuple[Message, ...]
     sees_images: bool = False
     """Whether the model takes images; if not, an image in a result is described in words."""
+    made: tuple[dict[str, Any], ...] = ()
+    """The last of these messages: those that we made."""
 
     def after(self, turn: Turn, answers: Mapping[str, Outcome]) -> "Transcript":
         """The history with this turn and an answer to each of its calls.
 
         A call that nobody answered is a mistake of ours and fails here, not at the provider.
         """
-        outcomes = [answers[call.id] for call in turn.calls]
-        made: list[Message] = [turn.assistant_message()]
-        for call, outcome in zip(turn.calls, outcomes, strict=True):
-            made.append({"role": "tool", "tool_call_id": call.id, "content": self._text_of(outcome)})
-        images = [image for outcome in outcomes if not isinstance(outcome, Failed) for image in outcome.images]
-        if images and self.sees_images:
-            made.append(_show(images))
-        return replace(self, messages=(*self.messages, *made))
+        results = [self._result(call.id, answers[call.id]) for call in turn.calls]
+        return self._with(turn.assistant_message(), *results, *self._images(answers[call.id] for call in turn.calls))
+
+    def unseen(self, turn: Turn, answers: Mapping[str, Outcome]) -> Unseen | None:
+        """What a client does not know that gets the calls of this turn back which nobody answered; None if nothing."""
+        assistant = turn.assistant_message()
+        ours = [call.id for call in turn.calls if call.id in answers]
+        if not (self.made or ours or assistant.keys() - GIVEN_BACK):
+            return None
+        return Unseen(
+            before=self.made,
+            assistant=assistant,
+            results={id: self._result(id, answers[id]) for id in ours},
+            after=tuple(self._images(answers[id] for id in ours)),
+        )
 
     def saying(self, role: str, text: str) -> "Transcript":
         """The history with one more message of ours."""
-        return replace(self, messages=(*self.messages, {"role": role, "content": text}))
+        return self._with({"role": role, "content": text})
+
+    def _with(self, *made: dict[str, Any]) -> "Transcript":
+        return replace(self, messages=(*self.messages, *made), made=(*self.made, *made))
+
+    def _result(self, id: str, outcome: Outcome) -> dict[str, Any]:
+        return {"role": "tool", "tool_call_id": id, "content": self._text_of(outcome)}
+
+    def _images(self, outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
+        images = [image for outcome in outcomes if not isinstance(outcome, Failed) for image in outcome.images]
+        return [_show(images)] if images and self.sees_images else []
 
     def _text_of(self, outcome: Outcome) -> str:
         if isinstance(outcome, Failed) or not outcome.images:

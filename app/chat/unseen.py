@@ -1,0 +1,148 @@
+"""Putting back what a client did not see of its own chat.
+
+A client that gets calls of its own back sees nothing of what the house did on the way to them: earlier turns that ran
+our tools, our calls beside its own, the model's signatures. All of that is one `Unseen`. It is kept under the ids of
+the calls that were handed out, and when the client returns with these ids the history is made whole again: the model
+reads what it would have read if all tools had one owner.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from app.chat.events import Unseen
+from app.chat.ports import Message
+
+_CALLS = b'"tool_calls"'
+_ANSWERS = b'"tool_call_id"'
+
+
+class _Said(msgspec.Struct):
+    name: str | None = None
+    arguments: Any = None
+    input: Any = None
+
+
+class _HandedCall(msgspec.Struct):
+    id: str | None = None
+    function: _Said | None = None
+    custom: _Said | None = None
+
+
+class _Head(msgspec.Struct):
+    role: str = ""
+    tool_calls: list[_HandedCall] | None = None
+    tool_call_id: str | None = None
+
+
+_unseen = msgspec.json.Decoder(Unseen)
+_head = msgspec.json.Decoder(_Head)
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def encode_unseen(unseen: Unseen) -> bytes:
+    return msgspec.json.encode(unseen)
+
+
+def decode_unseen(data: bytes) -> Unseen:
+    return _unseen.decode(data)
+
+
+def handed_ids(messages: Sequence[Message]) -> list[str]:
+    """The ids of all calls in a history that came from a client. Costs a look for a word where there are none."""
+    return [call.id for _, calls in _turns(messages) for call in calls if call.id]
+
+
+def put_back(messages: Sequence[Message], kept: Mapping[str, Unseen]) -> tuple[Message, ...]:
+    """The history with what its client did not see in its place. `kept` is by the ids that the client has."""
+    turns = dict(_turns(messages))
+    whole: list[Message] = []
+    used: set[int] = set()
+    place = 0
+    while place < len(messages):
+        calls = turns.get(place, ())
+        unseen = next((found for call in calls if (found := kept.get(call.id or "")) is not None), None)
+        # A client may write parallel calls one message each; what was kept belongs to the first of them.
+        if unseen is None or id(unseen) in used or not _is_of(unseen, calls):
+            whole.append(messages[place])
+            place += 1
+            continue
+        used.add(id(unseen))
+        answers, place = _answers(messages, place + 1)
+        whole += _whole_turn(unseen, calls, answers)
+    return tuple(whole)
+
+
+def _whole_turn(unseen: Unseen, calls: Sequence[_HandedCall], answers: dict[str, Message]) -> Iterator[Message]:
+    """The turns before it, its message with all its calls, and the answers in the order of the calls."""
+    shown = {unseen.names.get(call.id, call.id): call.id for call in calls if call.id}
+    # A call that the client left out has no answer, and would make the history one that no provider takes.
+    told = [call for call in unseen.assistant["tool_calls"] if call["id"] in unseen.results or call["id"] in shown]
+    yield from unseen.before
+    yield {**unseen.assistant, "tool_calls": told}
+    for call in told:
+        model_id = call["id"]
+        if model_id in unseen.results:
+            yield unseen.results[model_id]
+        elif (answer := answers.pop(shown[model_id], None)) is not None:
+            yield answer if shown[model_id] == model_id else _under(model_id, answer)
+    yield from answers.values()  # of calls that nobody made: the provider will say so, as it would to anyone
+    yield from unseen.after
+
+
+def _is_of(unseen: Unseen, calls: Sequence[_HandedCall]) -> bool:
+    """Some providers count their ids from nought in every chat, so what was kept has to be of these very calls."""
+    known = {call["id"]: call for call in unseen.assistant["tool_calls"]}
+    named = [(call, known.get(unseen.names.get(call.id or "", call.id or ""))) for call in calls]
+    return all(kept is None or _is_same(call, kept) for call, kept in named)
+
+
+def _is_same(call: _HandedCall, kept: Mapping[str, Any]) -> bool:
+    mine, theirs = call.custom or call.function, kept.get("custom") or kept.get("function") or {}
+    if mine is None or mine.name != theirs.get("name"):
+        return False
+    return bool(mine.input == theirs.get("input") and _meaning(mine.arguments) == _meaning(theirs.get("arguments")))
+
+
+def _meaning(arguments: Any) -> Any:
+    """Some clients write arguments anew, so they are compared as values where they are JSON."""
+    if not isinstance(arguments, str):
+        return arguments or {}
+    try:
+        return msgspec.json.decode(arguments) if arguments.strip() else {}
+    except msgspec.DecodeError:
+        return arguments
+
+
+def _turns(messages: Sequence[Message]) -> Iterator[tuple[int, Sequence[_HandedCall]]]:
+    for place, message in enumerate(messages):
+        head = _head_of(message, _CALLS)
+        if head is not None and head.role == "assistant" and head.tool_calls:
+            yield place, head.tool_calls
+
+
+def _answers(messages: Sequence[Message], place: int) -> tuple[dict[str, Message], int]:
+    """The tool messages from a place on, by the calls they answer, and where the history goes on."""
+    answers: dict[str, Message] = {}
+    while place < len(messages):
+        head = _head_of(messages[place], _ANSWERS)
+        if head is None or head.role != "tool" or not head.tool_call_id or head.tool_call_id in answers:
+            break
+        answers[head.tool_call_id] = messages[place]
+        place += 1
+    return answers, place
+
+
+def _head_of(message: Message, mark: bytes) -> _Head | None:
+    if not isinstance(message, msgspec.Raw) or mark not in bytes(message):
+        return None
+    try:
+        return _head.decode(message)
+    except msgspec.DecodeError:
+        return None  # goes on as it came; what is wrong with it is the provider's to say
+
+
+def _under(model_id: str, answer: Message) -> dict[str, Any]:
+    fields = _fields.decode(answer) if isinstance(answer, msgspec.Raw) else answer
+    return {**fields, "tool_call_id": model_id}

@@ -1,0 +1,70 @@
+"""What clients do not see of their chats, kept for each caller until the client comes back with its answers."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import structlog
+
+from app.calls.states import Call
+from app.chat.events import CallsHandedBack, Unseen
+from app.chat.ports import Message
+from app.chat.unseen import decode_unseen, encode_unseen, handed_ids, put_back
+from app.stores.store import Store, StoreError
+
+log = structlog.get_logger("callgate.conversations")
+
+
+class Conversations:
+    """Keeps under ids that clients send back; `caller` goes into every key, so that nobody fetches another's."""
+
+    def __init__(self, store: Store, seconds: float, new_id: Callable[[], str]) -> None:
+        self._store, self._seconds, self._new_id = store, seconds, new_id
+
+    async def keep(self, caller: str, handed: CallsHandedBack) -> CallsHandedBack:
+        """Keep what the client is not shown, before it is told of its calls. What comes back is what it may be told:
+        a call whose id is in use for another chat gets a new one."""
+        if handed.unseen is None:
+            return handed
+        try:
+            return await self._kept(caller, handed, handed.unseen)
+        except StoreError as error:
+            # The calls are still worth having: the client's answer to them only lacks what was not kept.
+            log.warning("conversation_not_kept", calls=[call.id for call in handed.calls], error=str(error))
+            return handed
+
+    async def made_whole(self, caller: str, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """The history with what was kept for its calls put back."""
+        found: dict[bytes, Unseen] = {}
+        kept: dict[str, Unseen] = {}
+        try:
+            for id in dict.fromkeys(handed_ids(messages)):
+                value = await self._store.get(_key(caller, id), renew=self._seconds)
+                if value is not None:
+                    kept[id] = found.setdefault(value, decode_unseen(value))
+        except StoreError as error:
+            log.warning("conversation_not_found", error=str(error))
+        return put_back(messages, kept) if kept else tuple(messages)
+
+    async def _kept(self, caller: str, handed: CallsHandedBack, unseen: Unseen) -> CallsHandedBack:
+        value = encode_unseen(unseen)
+        calls = [await self._claimed(caller, call, value) for call in handed.calls]
+        names = {new.id: old.id for new, old in zip(calls, handed.calls, strict=True) if new.id != old.id}
+        if names:
+            value = encode_unseen(replace(unseen, names=names))
+            for call in calls:
+                await self._store.put(_key(caller, call.id), value, self._seconds)
+        return replace(handed, calls=tuple(calls))
+
+    async def _claimed(self, caller: str, call: Call, value: bytes) -> Call:
+        """The call under an id that is free. Some providers count their ids, and every chat has a `call_0`."""
+        while not await self._store.add(_key(caller, call.id), value, self._seconds):
+            if await self._store.get(_key(caller, call.id)) == value:
+                break  # the same chat at the same place: the same question, asked again
+            call = replace(call, id=self._new_id())
+        return call
+
+
+def _key(caller: str, id: str) -> str:
+    """A digest, because ids are written by providers and may be long, and callers' names need no escaping then."""
+    return "unseen:" + hashlib.sha256(f"{caller}\0{id}".encode(errors="surrogatepass")).hexdigest()

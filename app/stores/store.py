@@ -1,0 +1,27 @@
+"""Where bytes are kept under a key until they expire. What the bytes mean is for those who keep them."""
+
+from typing import Protocol
+
+
+class StoreError(Exception):
+    """The store could not be asked. What was kept may still be there."""
+
+
+class Store(Protocol):
+    """Keys are text of ours. Nothing here is kept for ever, and a store that is full forgets the oldest."""
+
+    async def get(self, key: str, *, renew: float | None = None) -> bytes | None:
+        """What is kept under a key, if anything. With `renew` it is kept for so many seconds from now on."""
+        ...
+
+    async def put(self, key: str, value: bytes, seconds: float) -> None:
+        """Keep something, in place of what was there."""
+        ...
+
+    async def add(self, key: str, value: bytes, seconds: float) -> bool:
+        """Keep something unless the key is taken; whether it was free. Of several at once exactly one succeeds."""
+        ...
+
+    async def delete(self, key: str) -> None: ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,158 @@
+"""What every store promises, held against each of them; Redis is a real server of the test's own."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.stores.memory import MemoryStore
+from app.stores.redis import RedisStore
+from app.stores.store import Store, StoreError
+from tests.harness.needs import needs
+from tests.harness.redis import redis_server
+
+pytestmark = pytest.mark.anyio
+
+LONG = 60.0
+
+
+@pytest.fixture(params=["memory", pytest.param("redis", marks=needs("redis-server", "module:redis"))])
+async def store(request: Any, tmp_path: Path) -> AsyncIterator[Store]:
+    if request.param == "memory":
+        yield MemoryStore(entries=100, bytes=1_000_000)
+        return
+    async with redis_server(tmp_path) as url:
+        opened = RedisStore(url)
+        yield opened
+        await opened.close()
+
+
+async def until_gone(store: Store, key: str) -> None:
+    """Time is the store's own here, and nothing can be waited on but the store."""
+    async with asyncio.timeout(10):
+        while await store.get(key) is not None:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+async def test_what_was_put_is_there_byte_for_byte(store: Store) -> None:
+    await store.put("a", b"\x00\xff bytes", LONG)
+    assert await store.get("a") == b"\x00\xff bytes"
+    assert await store.get("b") is None
+
+
+async def test_a_later_value_takes_the_place_of_an_earlier_one(store: Store) -> None:
+    await store.put("a", b"1", LONG)
+    await store.put("a", b"2", LONG)
+    assert await store.get("a") == b"2"
+
+
+async def test_adding_succeeds_only_while_the_key_is_free(store: Store) -> None:
+    assert await store.add("a", b"1", LONG)
+    assert not await store.add("a", b"2", LONG)
+    assert await store.get("a") == b"1"
+
+
+async def test_of_many_that_add_at_once_one_succeeds(store: Store) -> None:
+    taken = await asyncio.gather(*(store.add("a", str(n).encode(), LONG) for n in range(20)))
+    assert sum(taken) == 1
+    assert await store.get("a") == str(taken.index(True)).encode()
+
+
+async def test_what_was_deleted_is_gone_and_the_key_free(store: Store) -> None:
+    await store.put("a", b"1", LONG)
+    await store.delete("a")
+    await store.delete("never there")
+    assert await store.get("a") is None
+    assert await store.add("a", b"2", LONG)
+
+
+async def test_what_has_expired_is_gone_and_the_key_free(store: Store) -> None:
+    await store.put("a", b"1", 0.001)
+    await until_gone(store, "a")
+    assert await store.add("a", b"2", LONG)
+
+
+async def test_asking_can_renew_the_time_something_is_kept(store: Store) -> None:
+    await store.put("a", b"1", LONG)
+    assert await store.get("a", renew=0.001) == b"1"
+    await until_gone(store, "a")
+
+
+async def test_large_values_come_back_whole(store: Store) -> None:
+    value = bytes(range(256)) * 2000
+    await store.put("a", value, LONG)
+    assert await store.get("a") == value
+
+
+# Each of them -----------------------------------------------------------------------------------------------------
+
+
+async def test_memory_forgets_what_was_not_touched_for_longest() -> None:
+    store = MemoryStore(entries=2, bytes=1000)
+    for key in ("a", "b"):
+        await store.put(key, b"1", LONG)
+    await store.get("a", renew=LONG)
+    await store.put("c", b"1", LONG)
+    assert [await store.get(key) for key in "abc"] == [b"1", None, b"1"]
+
+
+async def test_memory_is_bounded_in_bytes_and_counts_them_right() -> None:
+    store = MemoryStore(entries=100, bytes=30)
+    for n in range(10):
+        await store.put(f"key{n}", b"123456", LONG)
+    assert (len(store), store.size) == (3, 30)
+    await store.put("key9", b"1", LONG)
+    assert store.size == 25
+    await store.put("huge", b"1" * 31, LONG)
+    assert await store.get("huge") is None
+    assert store.size == 25
+
+
+async def test_memory_expires_by_its_clock() -> None:
+    now = 0.0
+    store = MemoryStore(entries=10, bytes=1000, clock=lambda: now)
+    await store.put("a", b"1", 10)
+    now = 9.9
+    assert await store.get("a", renew=10) == b"1"
+    now = 19.8
+    assert await store.get("a") == b"1"
+    now = 19.9
+    assert await store.get("a") is None
+    assert store.size == 0
+
+
+@needs("module:redis")
+async def test_a_redis_that_cannot_be_reached_is_an_error_of_ours() -> None:
+    store = RedisStore("redis://127.0.0.1:1")
+    with pytest.raises(StoreError, match="Redis"):
+        await store.get("a")
+    await store.close()
+
+
+@needs("redis-server", "module:redis")
+async def test_a_redis_that_went_away_and_came_back_is_used_again(tmp_path: Path) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        url = await stack.enter_async_context(redis_server(tmp_path))
+        store = RedisStore(url)
+        await store.put("a", b"1", LONG)
+        await stack.aclose()
+        with pytest.raises(StoreError):
+            await store.get("a")
+        port = int(url.rpartition(":")[2])
+        async with redis_server(tmp_path, port=port):
+            await store.put("a", b"2", LONG)
+            assert await store.get("a") == b"2"
+        await store.close()
+
+
+@needs("redis-server", "module:redis")
+async def test_two_prefixes_in_one_redis_do_not_see_each_other(tmp_path: Path) -> None:
+    async with redis_server(tmp_path) as url:
+        one, other = RedisStore(url, "one:"), RedisStore(url, "other:")
+        await one.put("a", b"1", LONG)
+        assert await other.get("a") is None
+        await one.close()
+        await other.close()
