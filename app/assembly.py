@@ -7,16 +7,18 @@ from typing import Any, assert_never
 from app.auth.doorstep import Doorstep, doorstep
 from app.auth.keys import KeyEntry, Keyring
 from app.chat.loop import Rules
-from app.config.schema import ApprovalLists, Config, HttpTool, PythonTool, ToolEntry, ToolSection
+from app.config.schema import ApprovalLists, CommandTool, Config, HttpTool, PythonTool, ToolEntry, ToolSection
 from app.config.schema import ModelEntry as ModelSection
 from app.stores.memory import MemoryStore
 from app.stores.redis import RedisStore
 from app.stores.store import Store
 from app.tools.addresses import AddressRules
 from app.tools.approval_rules import SILENT, ApprovalRule
+from app.tools.command import CommandLine
 from app.tools.executor import Policy, Safety, Tool
 from app.tools.http_client import Web
 from app.tools.http_endpoint import HttpEndpoint
+from app.tools.process import Limits, Paths, Processes
 from app.tools.python_function import functions_at, python_tool
 from app.tools.registry import Registry
 from app.tools.threads import ThreadPool
@@ -46,9 +48,9 @@ def rules_of(config: Config) -> Rules:
         max_failed_turns=config.loop.max_failed_turns,
         max_parallel_calls=config.loop.max_parallel_calls,
         max_calls_per_turn=config.limits.calls_per_turn,
+        argument_bytes=config.limits.argument_bytes,
     )
 
-        argument_bytes=config.limits.argument_bytes,
 
 def client_of(config: Config) -> Client:
     """What carries requests to models. aiohttp is loaded only where it is wanted."""
@@ -88,18 +90,18 @@ def model_entry(section: ModelSection, config: Config) -> ModelEntry:
     )
 
 
-def registry_of(config: Config, web: Web, threads: ThreadPool) -> Registry:
+def registry_of(config: Config, web: Web, threads: ThreadPool, processes: Processes) -> Registry:
     """The tools of the house. A tool that cannot be built is the operator's mistake and fails the start."""
     registry = Registry(approval=_approval_rule(config.require_approval))
     defaults = Policy(max_result_bytes=config.limits.tool_result_bytes)
     for entry in config.tools:
-        for tool in _tools(entry, defaults, web, threads):
+        for tool in _tools(entry, defaults, web, threads, processes):
             registry.add(tool, approval=_approval_rule(entry.require_approval))
             registry.gates.limit_tool(tool.name, tool.policy.concurrency)
     return registry
 
 
-def _tools(entry: ToolEntry, defaults: Policy, web: Web, threads: ThreadPool) -> Iterator[Tool]:
+def _tools(entry: ToolEntry, defaults: Policy, web: Web, threads: ThreadPool, processes: Processes) -> Iterator[Tool]:
     match entry:
         case PythonTool():
             for function in functions_at(entry.function or entry.module or ""):
@@ -113,6 +115,8 @@ def _tools(entry: ToolEntry, defaults: Policy, web: Web, threads: ThreadPool) ->
                 )
         case HttpTool():
             yield _http_tool(entry, defaults, web)
+        case CommandTool():
+            yield _command_tool(entry, defaults, processes)
         case _:
             assert_never(entry)
 
@@ -135,6 +139,31 @@ def _http_tool(entry: HttpTool, defaults: Policy, web: Web) -> Tool:
         policy=replace(defaults, **_policy(entry)),
         kind="http",
         source=entry.url,
+    )
+
+
+def _command_tool(entry: CommandTool, defaults: Policy, processes: Processes) -> Tool:
+    limits, paths = entry.limits, entry.paths
+    executor = CommandLine(
+        processes,
+        argv=entry.argv,
+        parameters=entry.parameters,
+        cwd=entry.cwd,
+        stdin=entry.stdin,
+        env={name: value.get_secret_value() for name, value in entry.env.items()},
+        allow_options=entry.allow_options,
+        ok_codes=entry.ok_codes,
+        limits=Limits(**{name: getattr(limits, name) for name in type(limits).model_fields}),
+        paths=None if paths is None else Paths(read=paths.read, write=paths.write),
+    )
+    return Tool(
+        name=entry.name,
+        description=entry.description,
+        parameters=entry.parameters,
+        executor=executor,
+        policy=replace(defaults, **_policy(entry)),
+        kind="command",
+        source=entry.argv[0] if isinstance(entry.argv[0], str) else " ".join(entry.argv[0]),
     )
 
 
