@@ -78,6 +78,8 @@ class Tool:
     kind: str = "python"
     source: str = ""
     """Where it comes from, for people: an import path, a URL, a server's name."""
+    wanted: str = ""
+    """What it would be called, where `name` is only what its source calls it."""
 
 
 class Source(Protocol):

@@ -56,7 +56,7 @@ class Web:
     """
 
     def __init__(self, *, resolve: Resolver | None = None, verify: ssl.SSLContext | None = None) -> None:
-        self._resolve = resolve or system_resolver
+        self.resolve = resolve or system_resolver
         self._verify = verify
         self._clients: dict[AddressRules, httpx2.AsyncClient] = {}
         self._closed = False
@@ -72,6 +72,17 @@ class Web:
     def closed(self) -> bool:
         return self._closed
 
+    @property
+    def tls(self) -> ssl.SSLContext:
+        """How certificates are checked. Made once: reading all the authorities takes a while."""
+        if self._verify is None:
+            self._verify = httpx2.create_ssl_context(trust_env=False)
+        return self._verify
+
+    def transport(self, rules: AddressRules) -> "GuardedTransport":
+        """A guarded transport with connections of its own, for whoever brings a client; closed by that client."""
+        return GuardedTransport(rules, self.resolve, self.tls)
+
     async def close(self) -> None:
         self._closed = True
         clients, self._clients = list(self._clients.values()), {}
@@ -80,7 +91,7 @@ class Web:
 
     def _make(self, rules: AddressRules) -> httpx2.AsyncClient:
         return httpx2.AsyncClient(
-            transport=GuardedTransport(rules, self._resolve, self._verify),
+            transport=self.transport(rules),
             trust_env=False,
             follow_redirects=False,
             cookies=CookieJar(policy=DefaultCookiePolicy(allowed_domains=())),

@@ -214,16 +214,16 @@ class Registry:
                     twice.append((source, tool))
                 else:
                     found[source, tool.name] = tool
-                    self._claims.setdefault(_wanted(tool.name), set()).add((source, tool.name))
+                    self._claims.setdefault(_wanted(tool), set()).add((source, tool.name))
         if len(self._claims) > MAX_CLAIMS:
             self._claims = {}
-            for identity in found:
-                self._claims.setdefault(_wanted(identity[1]), set()).add(identity)
+            for identity, tool in found.items():
+                self._claims.setdefault(_wanted(tool), set()).add(identity)
         bare = {owner: name for name, claims in self._claims.items() if (owner := _owner(claims)) is not None}
         taken = set(bare.values())
         names: dict[tuple[str, str], tuple[str, Tool]] = {}
         for identity in sorted(found):
-            name = bare.get(identity) or _another(identity, taken)
+            name = bare.get(identity) or _another(identity, found[identity], taken)
             taken.add(name)
             names[identity] = (name, found[identity])
         return names, twice
@@ -267,8 +267,9 @@ def _json(value: Any) -> bytes:
         raise SchemaError(f"the schema cannot be written as JSON: {error}") from error
 
 
-def _wanted(original: str) -> str:
+def _wanted(tool: Tool) -> str:
     """The name a tool gets if nobody else asks for it. Names under our own prefix are not to be had."""
+    original = tool.wanted or tool.name
     if original.startswith(RESERVED_PREFIX):
         return hashed_name(original, original)
     return legal_name(original)
@@ -285,9 +286,9 @@ def _owner(claims: set[tuple[str, str]]) -> tuple[str, str] | None:
     return next(iter(claims)) if len(claims) == 1 else None
 
 
-def _another(identity: tuple[str, str], taken: set[str]) -> str:
+def _another(identity: tuple[str, str], tool: Tool, taken: set[str]) -> str:
     source, original = identity
     salt = f"{source}\0{original}"
-    while (name := hashed_name(original, salt)) in taken:
+    while (name := hashed_name(tool.wanted or original, salt)) in taken:
         salt += "\0"
     return name

@@ -1,0 +1,190 @@
+"""An MCP server as a source of tools: one session shared by all requests, opened again when it is lost.
+
+`registry` keeps the source open and names its tools; `mcp_session` holds the session. Here tools are made of what the
+server lists, and calls become outcomes.
+"""
+
+import asyncio
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import mcp_types as types
+
+from app.calls.outcome import Failed, FailureKind, Outcome
+from app.calls.states import ReadyCall
+from app.tools.executor import USUAL, Occasion, Policy, Safety, Tool
+from app.tools.http_client import Web
+from app.tools.mcp_descriptors import Descriptor, Pins, described, is_allowed, is_callable
+from app.tools.mcp_http import HttpLink, HttpSpec, SseLink
+from app.tools.mcp_process import StdioSpec
+from app.tools.mcp_results import outcome_of
+from app.tools.mcp_session import Link, Session
+from app.tools.mcp_stdio import StdioLink
+from app.tools.mcp_wire import Answer, Forgotten, Gone, Unreadable
+
+REOPEN_SECONDS = 10.0
+"""How long a call waits for a new session when the server has forgotten the old one."""
+HEADER_MISMATCH = types.HEADER_MISMATCH
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """Which of a server's tools need a person's consent, by the server's own names."""
+
+    always: tuple[str, ...] = ()
+    never: tuple[str, ...] = ()
+    otherwise: bool = False
+
+    def needed(self, name: str) -> bool:
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in self.always):
+            return True
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in self.never):
+            return False
+        return self.otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSpec:
+    """A server as the operator wrote it down."""
+
+    name: str
+    transport: StdioSpec | HttpSpec
+    prefix: str
+    """Goes before the names of its tools; empty for none."""
+    allowed_tools: tuple[str, ...] | None = None
+    approval: Approval = Approval()
+    policy: Policy = USUAL
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """What the operator said of the policy; outranks what a server suggests."""
+
+
+class McpServer:
+    """The source of one server's tools."""
+
+    kind = "mcp"
+
+    def __init__(self, spec: ServerSpec, web: Web, pins: Pins | None = None) -> None:
+        self.name = spec.name
+        self._spec = spec
+        self._web = web
+        self._pins = pins or Pins()
+        self._session: Session | None = None
+        self._tools: tuple[Tool, ...] = ()
+        self._reopened = asyncio.Event()
+
+    async def open(self) -> None:
+        session = Session(self._link(), self._listed)
+        await session.open()
+        self._session = session
+        self._reopened.set()
+
+    def tools(self) -> tuple[Tool, ...]:
+        return self._tools
+
+    async def lost(self) -> str:
+        assert self._session is not None, "only an open source can be lost"
+        return await self._session.lost()
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        self._reopened.clear()
+        if session is not None:
+            await session.close()
+
+    async def call(self, tool: Descriptor, arguments: Mapping[str, Any], occasion: Occasion) -> Answer:
+        """Call a tool on the session there is; on the next one too, where this one is the only thing wrong."""
+        session = self._session
+        if session is None:
+            raise Gone
+        try:
+            answer = await session.call(tool.name, arguments, occasion.report, lean=tool.lean)
+        except Forgotten:
+            async with asyncio.timeout(REOPEN_SECONDS):
+                session = await self._next_after(session)
+            return await session.call(tool.name, arguments, occasion.report, lean=tool.lean)
+        if answer.error is not None and answer.error.code == HEADER_MISMATCH and tool.lean:
+            # Refused for its form, before anything ran; the SDK knows how to mend that.
+            return await session.call(tool.name, arguments, occasion.report, lean=False)
+        return answer
+
+    async def _next_after(self, session: Session) -> Session:
+        while self._session is None or self._session is session:
+            self._reopened.clear()
+            await self._reopened.wait()
+        return self._session
+
+    def _link(self) -> Link:
+        match self._spec.transport:
+            case StdioSpec() as spec:
+                return StdioLink(spec)
+            case HttpSpec(sse=True) as spec:
+                return SseLink(spec, self._web)
+            case HttpSpec() as spec:
+                return HttpLink(spec, self._web)
+
+    def _listed(self, tools: tuple[types.Tool, ...]) -> None:
+        spec = self._spec
+        found = [described(tool) for tool in tools if is_callable(tool) and is_allowed(tool.name, spec.allowed_tools)]
+        self._pins.look(spec.name, found)
+        made = tuple(self._tool(each) for each in found)
+        if made != self._tools:
+            self._tools = made
+
+    def _tool(self, descriptor: Descriptor) -> Tool:
+        spec = self._spec
+        policy = replace(spec.policy, require_approval=spec.approval.needed(descriptor.name))
+        if descriptor.safety is not None:
+            policy = replace(policy, safety=descriptor.safety)
+        policy = replace(policy, **spec.overrides)
+        return Tool(
+            name=descriptor.name,
+            description=descriptor.description,
+            parameters=descriptor.parameters,
+            executor=McpTool(self, descriptor, read_only=policy.safety is Safety.READ_ONLY),
+            policy=policy,
+            kind="mcp",
+            source=spec.name,
+            wanted=prefixed(spec.prefix, descriptor.name),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class McpTool:
+    """Runs calls of one tool of a server."""
+
+    server: McpServer
+    descriptor: Descriptor
+    read_only: bool
+
+    async def execute(self, call: ReadyCall, occasion: Occasion) -> Outcome:
+        try:
+            answer = await self.server.call(self.descriptor, call.arguments, occasion)
+            return outcome_of(answer)
+        except Unreadable as error:
+            return Failed(str(error))
+        except TimeoutError:
+            return self._unavailable()
+        except Gone as gone:
+            if not gone.sent:
+                return self._unavailable()
+            if self.read_only:
+                return Failed(
+                    f"The tool's server, {self.server.name}, went away while the tool ran.", FailureKind.UNAVAILABLE
+                )
+            return Failed(
+                f"The tool's server, {self.server.name}, went away while the tool ran. "
+                "What the tool should do may or may not have happened.",
+                FailureKind.UNKNOWN,
+            )
+
+    def _unavailable(self) -> Failed:
+        return Failed(
+            f"Not run: the tool's server, {self.server.name}, cannot be reached at the moment.", FailureKind.UNAVAILABLE
+        )
+
+
+def prefixed(prefix: str, name: str) -> str:
+    """`github` and `search` make `github_search`; a name that starts so already is kept."""
+    return name if not prefix or name.startswith(f"{prefix}_") else f"{prefix}_{name}"
