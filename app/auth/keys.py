@@ -9,12 +9,13 @@ import hmac
 import ipaddress
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
-from typing import Final
+from typing import Final, Protocol
 
+from app.auth.limits import UNLIMITED, Allowance
 from app.chat.errors import ChatError
 
 KEY_PREFIX: Final = "cg-"
@@ -35,6 +36,7 @@ class KeyEntry:
     tools: tuple[str, ...] = ("*",)
     approve: bool = False
     admin: bool = False
+    allowance: Allowance = UNLIMITED
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class Caller:
     """Its key may decide about calls that wait for approval."""
     admin: bool = False
     """Its key may have the config read again."""
+    allowance: Allowance = UNLIMITED
 
     @property
     def may_approve(self) -> bool:
@@ -66,20 +69,39 @@ class Caller:
 ANONYMOUS: Final = Caller("anonymous", anonymous=True)
 
 
-class Keyring:
-    """The keys of one config. With `off`, or without any key, everyone is let in as the anonymous caller."""
+class KeySource(Protocol):
+    """Keys that come and go while the house stands."""
 
-    def __init__(self, entries: Iterable[KeyEntry], *, off: bool = False) -> None:
-        callers = [(_digest_of(entry), _caller_of(entry)) for entry in entries]
-        self._callers: tuple[tuple[bytes, Caller], ...] = () if off else tuple(callers)
+    def entries(self) -> Sequence[KeyEntry]:
+        """The keys as they are now; the very same object for as long as nothing has changed."""
+        ...
+
+    @property
+    def in_use(self) -> bool:
+        """Whether it ever had a key. One whose last key was revoked lets nobody in, rather than everybody."""
+        ...
+
+
+class Keyring:
+    """The keys of one config, and of a source beside it. With `off`, or where there never was a key, everyone is let in
+    as the anonymous caller."""
+
+    def __init__(self, entries: Iterable[KeyEntry], *, off: bool = False, source: KeySource | None = None) -> None:
+        self._static = () if off else _callers(entries)
+        self._source = None if off else source
+        self._seen: Sequence[KeyEntry] = ()
+        self._callers = self._static
+        self._look_again()
 
     @property
     def open(self) -> bool:
         """Whether everyone is let in."""
-        return not self._callers
+        return not self._callers and not (self._source is not None and self._source.in_use)
 
     def identify(self, headers: Mapping[str, str]) -> Caller:
         """The caller, or `ChatError` 401. Header names are lower case, as ASGI and starlette have them."""
+        self._look_again()
+        self._look_again()
         if self.open:
             return ANONYMOUS
         key = _key_in(headers)
@@ -103,6 +125,14 @@ class Keyring:
             if hmac.compare_digest(known, digest):
                 found = caller
         return found
+
+    def _look_again(self) -> None:
+        """Take over what has changed in the source. A name of the config's own stays the config's."""
+        if self._source is None or (entries := self._source.entries()) is self._seen:
+            return
+        self._seen = entries
+        ours = {caller.name for _, caller in self._static}
+        self._callers = self._static + _callers(entry for entry in entries if entry.name not in ours)
 
 
 def mint_key() -> tuple[str, str]:
@@ -137,7 +167,18 @@ def is_loopback(host: str) -> bool:
 
 
 def _caller_of(entry: KeyEntry) -> Caller:
-    return Caller(entry.name, entry.models, entry.tools, approve=entry.approve, admin=entry.admin)
+    return Caller(
+        entry.name,
+        entry.models,
+        entry.tools,
+        approve=entry.approve,
+        admin=entry.admin,
+        allowance=entry.allowance,
+    )
+
+
+def _callers(entries: Iterable[KeyEntry]) -> tuple[tuple[bytes, Caller], ...]:
+    return tuple((_digest_of(entry), _caller_of(entry)) for entry in entries)
 
 
 def _digest_of(entry: KeyEntry) -> bytes:

@@ -1,0 +1,100 @@
+import sqlite3
+import stat
+from pathlib import Path
+
+import pytest
+
+from app.auth import key_store
+from app.auth.key_store import KeyStore, NameTaken, stored_keys
+from app.auth.keys import ANONYMOUS, KeyEntry, Keyring, mint_key
+from app.auth.limits import Allowance
+from app.chat.errors import ChatError
+
+SECRET, HASH = mint_key()
+OTHER, OTHER_HASH = mint_key()
+ALICE = KeyEntry("alice", HASH, ("demo",), ("clock",), approve=True, allowance=Allowance(requests_per_minute=5))
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(key_store, "LOOK_SECONDS", 0.0)
+    opened = KeyStore(tmp_path)
+    yield opened
+    opened.close()
+
+
+def test_a_key_comes_back_as_it_was_made(store: KeyStore) -> None:
+    store.add(ALICE)
+    assert list(store.entries()) == [ALICE]
+
+
+def test_a_key_made_elsewhere_is_let_in_and_a_revoked_one_is_not(store: KeyStore, tmp_path: Path) -> None:
+    ring = Keyring([], source=store)
+    assert ring.identify({}) is ANONYMOUS
+    elsewhere = KeyStore(tmp_path)
+    elsewhere.add(ALICE)
+    assert ring.identify({"api-key": SECRET}).allowance == ALICE.allowance
+    with pytest.raises(ChatError):
+        ring.identify({})
+    assert elsewhere.revoke("alice")
+    with pytest.raises(ChatError):
+        ring.identify({"api-key": SECRET})
+    elsewhere.close()
+
+
+def test_after_the_last_key_was_revoked_nobody_comes_in_rather_than_everybody(store: KeyStore) -> None:
+    store.add(ALICE)
+    store.revoke("alice")
+    ring = Keyring([], source=store)
+    assert not ring.open
+    with pytest.raises(ChatError):
+        ring.identify({})
+
+
+def test_between_two_looks_the_same_object_is_given(store: KeyStore) -> None:
+    store.add(ALICE)
+    assert store.entries() is store.entries()
+
+
+def test_a_name_of_the_config_stays_the_configs(store: KeyStore) -> None:
+    store.add(KeyEntry("alice", OTHER_HASH))
+    ring = Keyring([ALICE], source=store)
+    assert ring.identify({"api-key": SECRET}).models == ("demo",)
+    with pytest.raises(ChatError):
+        ring.identify({"api-key": OTHER})
+
+
+def test_a_name_is_not_used_twice_even_after_it_was_revoked(store: KeyStore) -> None:
+    store.add(ALICE)
+    store.revoke("alice")
+    with pytest.raises(NameTaken):
+        store.add(KeyEntry("alice", OTHER_HASH))
+    with pytest.raises(NameTaken):
+        store.add(KeyEntry("bob", HASH))
+    assert not store.revoke("alice")
+    assert not store.revoke("nobody")
+
+
+def test_the_file_is_the_owners_alone_and_holds_no_key(store: KeyStore, tmp_path: Path) -> None:
+    store.add(ALICE)
+    file = tmp_path / key_store.FILE
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert all(SECRET.encode() not in each.read_bytes() for each in tmp_path.iterdir())
+
+
+def test_counting_makes_no_file(tmp_path: Path) -> None:
+    assert stored_keys(tmp_path / "none") == 0
+    assert not (tmp_path / "none").exists()
+
+
+def test_names_are_values_to_the_database(store: KeyStore) -> None:
+    hostile = "x'; DROP TABLE keys; --"
+    store.add(KeyEntry(hostile, HASH))
+    assert [key.entry.name for key in store.all()] == [hostile]
+    assert not store.revoke("' OR 1=1 --")
+
+
+def test_a_file_that_is_no_database_is_an_error_and_not_an_open_door(tmp_path: Path) -> None:
+    (tmp_path / key_store.FILE).write_bytes(b"not a database, but long enough to be taken for one" * 50)
+    with pytest.raises(sqlite3.DatabaseError):
+        KeyStore(tmp_path)

@@ -1,0 +1,329 @@
+"""What holds for every limiter is written once and run against each; the rules and the window have tests of their own."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.auth.limits import (
+    NANO,
+    WINDOW,
+    Allowance,
+    Amount,
+    Limiter,
+    MemoryLimiter,
+    OverLimit,
+    Reservation,
+    Window,
+    day_of,
+    month_of,
+    seconds_to_next_month,
+)
+from app.auth.redis_limits import PATIENCE, RedisLimiter
+from app.chat.errors import ChatError
+from tests.harness.needs import needs
+from tests.harness.redis import redis_server
+
+NOTHING = Amount()
+NOON = 1_795_003_200.0
+"""2026-11-18 12:00 UTC."""
+
+
+class Clock:
+    def __init__(self, now: float = NOON) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+# Every limiter -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["memory", pytest.param("redis", marks=needs("redis-server", "module:redis"))])
+async def limiter(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Limiter]:
+    if request.param == "memory":
+        yield MemoryLimiter()
+        return
+    async with redis_server(tmp_path) as url:
+        opened = RedisLimiter(url, down="closed")
+        yield opened
+        await opened.close()
+
+
+async def settled(limiter: Limiter, reservation: Reservation, used: Amount = NOTHING) -> None:
+    limiter.settle(reservation, used)
+    if isinstance(limiter, RedisLimiter):
+        await asyncio.gather(*limiter._settling)
+
+
+@pytest.mark.anyio
+async def test_no_more_requests_than_allowed_and_a_word_on_when_to_come_back(limiter: Limiter) -> None:
+    allowance = Allowance(requests_per_minute=3)
+    for left in (2, 1, 0):
+        reservation = await limiter.reserve("alice", allowance, Amount())
+        assert reservation.headers["x-ratelimit-limit-requests"] == "3"
+        assert reservation.headers["x-ratelimit-remaining-requests"] == str(left)
+        await settled(limiter, reservation)
+    with pytest.raises(OverLimit) as refused:
+        await limiter.reserve("alice", allowance, Amount())
+    assert (refused.value.status, refused.value.code) == (429, "rate_limit_exceeded")
+    assert refused.value.retry_after is not None
+    assert 50 < refused.value.retry_after <= WINDOW + 1
+    assert refused.value.headers["x-ratelimit-remaining-requests"] == "0"
+    await limiter.reserve("bob", allowance, Amount())
+
+
+@pytest.mark.anyio
+async def test_of_many_at_once_exactly_as_many_as_allowed_come_in(limiter: Limiter) -> None:
+    allowance = Allowance(requests_per_minute=20)
+    results = await asyncio.gather(
+        *(limiter.reserve("alice", allowance, Amount()) for _ in range(60)), return_exceptions=True
+    )
+    assert sum(isinstance(result, Reservation) for result in results) == 20
+
+
+@pytest.mark.anyio
+async def test_tokens_are_held_back_as_estimated_and_settled_as_used(limiter: Limiter) -> None:
+    allowance = Allowance(tokens_per_minute=1000)
+    first = await limiter.reserve("alice", allowance, Amount(tokens=900))
+    assert first.headers["x-ratelimit-remaining-tokens"] == "100"
+    with pytest.raises(OverLimit):
+        await limiter.reserve("alice", allowance, Amount(tokens=200))
+    await settled(limiter, first, Amount(tokens=100))
+    second = await limiter.reserve("alice", allowance, Amount(tokens=200))
+    assert second.headers["x-ratelimit-remaining-tokens"] == "700"
+
+
+@pytest.mark.anyio
+async def test_one_question_larger_than_the_limit_may_come_alone(limiter: Limiter) -> None:
+    allowance = Allowance(tokens_per_minute=100)
+    await limiter.reserve("alice", allowance, Amount(tokens=5000))
+    with pytest.raises(OverLimit):
+        await limiter.reserve("alice", allowance, Amount(tokens=1))
+
+
+@pytest.mark.anyio
+async def test_what_is_refused_takes_nothing(limiter: Limiter) -> None:
+    allowance = Allowance(requests_per_minute=2, tokens_per_minute=100)
+    await limiter.reserve("alice", allowance, Amount(tokens=90))
+    for _ in range(5):
+        with pytest.raises(OverLimit):
+            await limiter.reserve("alice", allowance, Amount(tokens=90))
+    last = await limiter.reserve("alice", allowance, Amount(tokens=10))
+    assert last.headers["x-ratelimit-remaining-requests"] == "0"
+    assert last.headers["x-ratelimit-remaining-tokens"] == "0"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("period", ["budget_per_day", "budget_per_month"])
+async def test_a_budget_is_overshot_by_one_chat_at_most(limiter: Limiter, period: str) -> None:
+    allowance = Allowance(**{period: 1.0})  # type: ignore[arg-type]
+    cents = [Amount(nano=each * NANO // 100) for each in range(200)]
+    first = await limiter.reserve("alice", allowance, cents[60])
+    with pytest.raises(OverLimit) as refused:
+        await limiter.reserve("alice", allowance, cents[60])
+    assert refused.value.code == "insufficient_quota"
+    await settled(limiter, first, cents[90])
+    last = await limiter.reserve("alice", allowance, cents[60])  # 10 cents are left, and nobody else is under way
+    await settled(limiter, last, cents[60])
+    with pytest.raises(OverLimit) as refused:
+        await limiter.reserve("alice", allowance, cents[1])
+    assert refused.value.retry_after is not None
+    assert refused.value.retry_after > 5
+
+
+@pytest.mark.anyio
+async def test_money_held_back_for_a_chat_that_cost_nothing_comes_free(limiter: Limiter) -> None:
+    allowance = Allowance(budget_per_day=1.0)
+    for _ in range(3):
+        reservation = await limiter.reserve("alice", allowance, Amount(nano=NANO))
+        with pytest.raises(OverLimit):
+            await limiter.reserve("alice", allowance, Amount(nano=NANO))
+        await settled(limiter, reservation)
+
+
+# In memory ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+async def test_the_requests_of_a_minute_ago_no_longer_count() -> None:
+    clock = Clock()
+    limiter = MemoryLimiter(clock=clock)
+    allowance = Allowance(requests_per_minute=1)
+    limiter.settle(await limiter.reserve("alice", allowance, Amount()), Amount())
+    clock.now += WINDOW
+    with pytest.raises(OverLimit) as refused:
+        await limiter.reserve("alice", allowance, Amount())
+    assert refused.value.retry_after is not None
+    clock.now += refused.value.retry_after
+    await limiter.reserve("alice", allowance, Amount())
+
+
+@given(st.lists(st.tuples(st.floats(0, 5), st.integers(1, 3)), max_size=200), st.integers(1, 10))
+def test_no_minute_wherever_it_begins_holds_more_than_is_allowed(arrivals: list[tuple[float, int]], limit: int) -> None:
+    clock = Clock()
+    limiter = MemoryLimiter(clock=clock)
+    granted: list[float] = []
+    for pause, times in arrivals:
+        clock.now += pause
+        for _ in range(times):
+            with contextlib.suppress(OverLimit):
+                limiter.settle(limiter.reserve_now("alice", Allowance(requests_per_minute=limit), Amount()), Amount())
+                granted.append(clock.now)
+    for at in granted:
+        assert sum(at <= other < at + WINDOW for other in granted) <= limit
+
+
+def test_under_constant_pressure_nearly_all_that_is_allowed_is_granted() -> None:
+    clock = Clock()
+    limiter = MemoryLimiter(clock=clock)
+    granted = 0
+    for _ in range(60 * 100):
+        clock.now += 0.1
+        with contextlib.suppress(OverLimit):
+            limiter.settle(limiter.reserve_now("alice", Allowance(requests_per_minute=60), Amount()), Amount())
+            granted += 1
+    assert 0.95 * 600 <= granted <= 600 + 60
+
+
+def test_when_it_says_to_come_back_there_is_room() -> None:
+    window = Window()
+    for second in range(10):
+        window.add(int(NOON) + second, 1)
+    wait = window.free_in(NOON + 10, 3, 10)
+    window.move_to(int(NOON + 10 + wait))
+    assert window.total + 3 <= 10
+    assert Window().free_in(NOON, 5, 1) == 0.0
+
+
+@pytest.mark.anyio
+async def test_a_new_day_brings_a_new_budget_and_the_month_goes_on() -> None:
+    clock = Clock()
+    told: dict[tuple[str, str], int] = {}
+    limiter = MemoryLimiter(clock=clock, remember=lambda key, period, nano: told.__setitem__((key, period), nano))
+    allowance = Allowance(budget_per_day=1, budget_per_month=1.5)
+    limiter.settle(await limiter.reserve("alice", allowance, Amount(nano=NANO)), Amount(nano=NANO))
+    with pytest.raises(OverLimit, match="today"):
+        await limiter.reserve("alice", allowance, Amount(nano=1))
+    clock.now += 86_400
+    limiter.settle(await limiter.reserve("alice", allowance, Amount(nano=NANO)), Amount(nano=NANO))
+    assert told == {("alice", "2026-11-18"): NANO, ("alice", "2026-11-19"): NANO, ("alice", "2026-11"): 2 * NANO}
+    with pytest.raises(OverLimit):
+        await limiter.reserve("alice", allowance, Amount(nano=1))
+    clock.now += seconds_to_next_month(clock.now)
+    await limiter.reserve("alice", allowance, Amount(nano=1))
+
+
+@pytest.mark.anyio
+async def test_what_was_spent_before_a_restart_still_counts() -> None:
+    spent = {("alice", day_of(NOON)): NANO, ("alice", month_of(NOON)): NANO}
+    limiter = MemoryLimiter(spent, clock=Clock())
+    with pytest.raises(OverLimit):
+        await limiter.reserve("alice", Allowance(budget_per_day=1.0), Amount())
+
+
+def test_an_allowance_knows_whether_it_needs_counting() -> None:
+    assert not Allowance().is_metered
+    assert not Allowance(parallel=3).is_metered
+    assert Allowance(budget_per_month=0.0).is_metered
+
+
+# In Redis ----------------------------------------------------------------------------------------
+
+
+@needs("redis-server", "module:redis")
+@pytest.mark.anyio
+async def test_limiters_that_share_a_redis_share_what_is_allowed(tmp_path: Path) -> None:
+    async with redis_server(tmp_path) as url:
+        limiters = [RedisLimiter(url, down="closed") for _ in range(4)]
+        allowance = Allowance(requests_per_minute=30)
+        asked = [limiter.reserve("alice", allowance, Amount()) for limiter in limiters for _ in range(20)]
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        assert sum(isinstance(result, Reservation) for result in results) == 30
+        for limiter in limiters:
+            await limiter.close()
+
+
+@needs("redis-server", "module:redis")
+@pytest.mark.anyio
+async def test_redis_counts_days_and_months_as_the_calendar_does(tmp_path: Path) -> None:
+    import redis.asyncio
+
+    async with redis_server(tmp_path) as url:
+        limiter = RedisLimiter(url, down="closed")
+        reservation = await limiter.reserve("alice", Allowance(budget_per_day=1.0), Amount(nano=7))
+        await settled(limiter, reservation, Amount(nano=5))
+        async with redis.asyncio.Redis.from_url(url, decode_responses=True) as client:
+            fields = await client.hgetall("callgate:limits:{alice}")
+            assert not await client.zcard("callgate:running:{alice}")
+        now = time.time()
+        assert fields[f"m:{month_of(now)}"] == fields[f"d:{int(now // 86_400)}"] == "5"
+        await limiter.close()
+
+
+@needs("redis-server", "module:redis")
+@pytest.mark.anyio
+async def test_what_was_reserved_for_one_who_left_while_asking_is_given_back(tmp_path: Path) -> None:
+    import redis.asyncio
+
+    async with redis_server(tmp_path) as url:
+        limiter = RedisLimiter(url, down="closed")
+        for turns in range(1, 30):
+            asking = asyncio.create_task(limiter.reserve("alice", Allowance(budget_per_day=1.0), Amount(nano=7)))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            asking.cancel()
+            await asyncio.wait([asking])
+            if not asking.cancelled():
+                limiter.settle(asking.result(), Amount())
+        await asyncio.gather(*limiter._settling)
+        async with redis.asyncio.Redis.from_url(url) as client:
+            assert not await client.zcard("callgate:running:{alice}")
+        await limiter.close()
+
+
+@pytest.mark.anyio
+@needs("module:redis")
+async def test_without_redis_whoever_is_metered_is_refused_quickly_when_closed() -> None:
+    limiter = RedisLimiter("redis://127.0.0.1:1", down="closed")
+    began = time.monotonic()
+    for _ in range(50):
+        with pytest.raises(ChatError) as refused:
+            await limiter.reserve("alice", Allowance(requests_per_minute=1), Amount())
+        assert (refused.value.status, refused.value.code) == (503, "limits_unavailable")
+    assert time.monotonic() - began < 50 * PATIENCE, "after a failure Redis is left alone for a while"
+    await limiter.close()
+
+
+@pytest.mark.anyio
+@needs("module:redis")
+async def test_without_redis_each_process_counts_by_itself_when_open() -> None:
+    limiter = RedisLimiter("redis://127.0.0.1:1", down="open")
+    allowance = Allowance(requests_per_minute=2)
+    for _ in range(2):
+        limiter.settle(await limiter.reserve("alice", allowance, Amount()), Amount())
+    with pytest.raises(OverLimit):
+        await limiter.reserve("alice", allowance, Amount())
+    await limiter.close()
+
+
+@needs("redis-server", "module:redis")
+@pytest.mark.anyio
+async def test_when_redis_is_back_it_counts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.auth.redis_limits.AWAY_SECONDS", 0.0)
+    allowance = Allowance(requests_per_minute=100)
+    async with redis_server(tmp_path) as url:
+        limiter = RedisLimiter(url, down="closed")
+        await limiter.reserve("alice", allowance, Amount())
+    with pytest.raises(ChatError):
+        await limiter.reserve("alice", allowance, Amount())
+    async with redis_server(tmp_path, port=int(url.rpartition(":")[2])):
+        reservation = await limiter.reserve("alice", allowance, Amount())
+        assert reservation.headers["x-ratelimit-remaining-requests"] == "99"
+        await limiter.close()
