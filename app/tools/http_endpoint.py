@@ -5,9 +5,9 @@ path segment, not a header. The finished URL is held against the template once m
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import httpx2
@@ -30,15 +30,31 @@ class BadTemplate(ValueError):
     """A URL template or header that cannot be kept to, and why. For the operator."""
 
 
-class _BadArgument(ValueError):
+class BadArgument(ValueError):
     """A value that may not stand where it belongs. For the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The arguments of a call, each in the part of the request where it belongs."""
+
+    path: Mapping[str, Any]
+    """Values for the places of the URL."""
+    query: str = ""
+    """What follows those of the URL itself, encoded."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    content: bytes | None = None
+
+
+Spread: TypeAlias = Callable[[Mapping[str, Any]], Parts]
+"""Says of all arguments where each one goes. Raises `BadArgument`."""
 
 
 class HttpEndpoint:
     """Runs a call as one HTTP request.
 
-    Arguments named in the path, in `query` or in `body` go there. The others become the JSON body where the
-    method has one and no `body` is given, and query parameters where it has none.
+    Where arguments go, says `spread`. Without it those named in the path, in `query` or in `body` go there, and the
+    others become the JSON body where the method has one and no `body` is given, else query parameters.
     """
 
     def __init__(
@@ -51,6 +67,7 @@ class HttpEndpoint:
         query: Mapping[str, str | int | float | bool] | None = None,
         body: Any = None,
         rules: AddressRules = PUBLIC_ONLY,
+        spread: Spread | None = None,
     ) -> None:
         self._web = web
         self._method = method.upper()
@@ -59,30 +76,35 @@ class HttpEndpoint:
         self._query = dict(query or {})
         self._body = body
         self._rules = rules
+        self._spread = spread or self._by_templates
         self._placed = {*self._url.places, *_places(self._query), *_places(body)}
 
     async def execute(self, call: ReadyCall, occasion: Occasion) -> Outcome:
         try:
             request = self._request(call.arguments, occasion.key)
-        except _BadArgument as error:
+        except BadArgument as error:
             return Failed(f"Not run: {error}", FailureKind.NOT_RUN)
         return await ask(self._web, self._rules, request, occasion.max_bytes)
 
     def _request(self, arguments: Mapping[str, Any], key: str) -> Request:
+        parts = self._spread(arguments)
+        headers = {**parts.headers, **self._headers, "Idempotency-Key": key}
+        if parts.content is not None:
+            headers.setdefault("Content-Type", "application/json")
+        return Request(self._method, self._url.fill(parts.path, parts.query), headers, parts.content)
+
+    def _by_templates(self, arguments: Mapping[str, Any]) -> Parts:
         rest = {name: value for name, value in arguments.items() if name not in self._placed}
         has_body = self._method in _BODY_METHODS
         query = list(_query(self._query, arguments))
         if not has_body:
-            query += _pairs(rest)
+            query += pairs(rest)
         content: bytes | None = None
         if self._body is not None:
-            content = _json(_filled(self._body, arguments))
+            content = as_json(_filled(self._body, arguments))
         elif has_body:
-            content = _json(rest)
-        headers = {**self._headers, "Idempotency-Key": key}
-        if content is not None:
-            headers.setdefault("Content-Type", "application/json")
-        return Request(self._method, self._url.fill(arguments, query), headers, content)
+            content = as_json(rest)
+        return Parts(arguments, encoded(query), content=content)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +136,16 @@ class _UrlTemplate:
             raise BadTemplate(f"{template}: {error}") from error
         return cls(origin, authority, path, parts.query, prefix, frozenset(_PLACE.findall(path + "?" + parts.query)))
 
-    def fill(self, arguments: Mapping[str, Any], pairs: list[tuple[str, str]]) -> httpx2.URL:
+    def fill(self, arguments: Mapping[str, Any], more: str) -> httpx2.URL:
         path = _PLACE.sub(lambda found: _segment(found.group(1), arguments), self.path)
         fixed = _PLACE.sub(lambda found: _quoted(found.group(1), _needed(found.group(1), arguments)), self.query)
         try:
-            query = "&".join(part for part in (fixed, urlencode(pairs, quote_via=quote)) if part)
+            query = "&".join(part for part in (fixed, more) if part)
             url = httpx2.URL(f"{self.authority}{path}{'?' + query if query else ''}")
-        except (httpx2.InvalidURL, UnicodeEncodeError) as error:
-            raise _BadArgument(f"the arguments make no URL ({error})") from error
+        except httpx2.InvalidURL as error:
+            raise BadArgument(f"the arguments make no URL ({error})") from error
         if not self._keeps(url):
-            raise _BadArgument("the arguments lead away from the tool's address")
+            raise BadArgument("the arguments lead away from the tool's address")
         return url
 
     def _keeps(self, url: httpx2.URL) -> bool:
@@ -154,44 +176,51 @@ def _segment(name: str, arguments: Mapping[str, Any]) -> str:
     """A value as part of a path: never empty, and never one that climbs."""
     value = _needed(name, arguments)
     if not value:
-        raise _BadArgument(f"`{name}` is empty, and it is part of the path")
+        raise BadArgument(f"`{name}` is empty, and it is part of the path")
     if any(part in (".", "..") for part in re.split(r"[/\\]", value)):
-        raise _BadArgument(f"`{name}` may not contain `.` or `..` as a path segment")
+        raise BadArgument(f"`{name}` may not contain `.` or `..` as a path segment")
     return _quoted(name, value)
 
 
 def _needed(name: str, arguments: Mapping[str, Any]) -> str:
     value = arguments.get(name)
     if value is None:
-        raise _BadArgument(f"`{name}` is missing, and the address needs it")
+        raise BadArgument(f"`{name}` is missing, and the address needs it")
     if isinstance(value, (dict, list)):
-        raise _BadArgument(f"`{name}` must be a single value, because it is part of the address")
-    return _text(value)
+        raise BadArgument(f"`{name}` must be a single value, because it is part of the address")
+    return as_text(value)
 
 
 def _quoted(name: str, value: str) -> str:
     if _CONTROL.search(value):
-        raise _BadArgument(f"`{name}` contains control characters")
+        raise BadArgument(f"`{name}` contains control characters")
     try:
         return quote(value, safe="")
     except UnicodeEncodeError as error:
-        raise _BadArgument(f"`{name}` is not valid text") from error
+        raise BadArgument(f"`{name}` is not valid text") from error
 
 
 def _query(templates: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key, template in templates.items():
         value = _filled(template, arguments)
         if value is not _MISSING:
-            yield from _pairs({key: value})
+            yield from pairs({key: value})
 
 
-def _pairs(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+def pairs(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Query parameters; a list is its name repeated, and what is null is left out."""
-    pairs: list[tuple[str, str]] = []
+    found: list[tuple[str, str]] = []
     for key, value in values.items():
         several = value if isinstance(value, list) else [value]
-        pairs += [(key, _text(each)) for each in several if each is not None]
-    return pairs
+        found += [(key, as_text(each)) for each in several if each is not None]
+    return found
+
+
+def encoded(query: Iterable[tuple[str, str]]) -> str:
+    try:
+        return urlencode(list(query), quote_via=quote, safe="")
+    except UnicodeEncodeError as error:
+        raise BadArgument("the arguments are not valid text") from error
 
 
 def _filled(template: Any, arguments: Mapping[str, Any]) -> Any:
@@ -214,7 +243,7 @@ def _filled_text(template: str, arguments: Mapping[str, Any]) -> Any:
         return _MISSING
     if len(names) == 1 and template == f"{{{names[0]}}}":
         return arguments[names[0]]
-    return _PLACE.sub(lambda found: _text(arguments[found.group(1)]), template)
+    return _PLACE.sub(lambda found: as_text(arguments[found.group(1)]), template)
 
 
 def _places(template: Any) -> set[str]:
@@ -229,7 +258,7 @@ def _places(template: Any) -> set[str]:
             return set()
 
 
-def _text(value: Any) -> str:
+def as_text(value: Any) -> str:
     match value:
         case str():
             return value
@@ -238,13 +267,13 @@ def _text(value: Any) -> str:
         case None:
             return ""
         case dict() | list():
-            return _json(value).decode()
+            return as_json(value).decode()
         case _:
             return str(value)
 
 
-def _json(value: Any) -> bytes:
+def as_json(value: Any) -> bytes:
     try:
         return b"null" if value is _MISSING else orjson.dumps(value)
     except orjson.JSONEncodeError as error:
-        raise _BadArgument(f"the arguments cannot be written as JSON ({error})") from error
+        raise BadArgument(f"the arguments cannot be written as JSON ({error})") from error

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from app.calls.outcome import Failed, FailureKind, Outcome
 from app.tools.addresses import AddressRules
 from app.tools.http_client import Request, Web
-from app.tools.http_endpoint import BadTemplate, HttpEndpoint, _BadArgument
+from app.tools.http_endpoint import BadArgument, BadTemplate, HttpEndpoint
 from tests.tools.kinds import an_occasion, ready
 
 WEB = Web()
@@ -68,7 +68,7 @@ def test_configured_headers_and_the_idempotency_key_are_sent():
     "city", ["", ".", "..", "../admin", "a/../../admin", "..\\admin", "a\nb", "a\0b", "\ud800", None, ["a"], {"a": 1}]
 )
 def test_a_value_that_would_leave_its_place_in_the_path_is_not_sent(city):
-    with pytest.raises(_BadArgument):
+    with pytest.raises(BadArgument):
         request(endpoint(), city=city)
 
 
@@ -90,7 +90,7 @@ def test_no_value_changes_where_a_request_goes(city):
     tool = endpoint("https://api.example.com:8443/base/{city}/end?k={city}")
     try:
         made = request(tool, city=city)
-    except _BadArgument:
+    except BadArgument:
         return
     assert (made.url.scheme, made.url.host, made.url.port) == ("https", "api.example.com", 8443)
     path = made.url.raw_path.decode().partition("?")[0]
@@ -104,7 +104,7 @@ def test_pieces_on_both_sides_of_a_literal_dot_do_not_climb(text):
     tool = endpoint("https://api.example.com/a/{x}.{y}/b")
     try:
         made = request(tool, x=text, y=text)
-    except _BadArgument:
+    except BadArgument:
         return
     assert made.url.raw_path.startswith(b"/a/")
     assert made.url.raw_path.endswith(b"/b")
