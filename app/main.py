@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
 
 from app import __version__
 from app.api.door import Door
@@ -21,7 +22,7 @@ def create_app(config: Config) -> FastAPI:
         async with house:
             yield
 
-    app = FastAPI(
+    app = _Callgate(
         title="Callgate",
         version=__version__,
         description="An OpenAI-compatible proxy that runs your tools, and never runs half a call.",
@@ -30,7 +31,17 @@ def create_app(config: Config) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
     )
-    add_routes(app, house)
-    app.add_middleware(Door, house=house)
+    straight = add_routes(app, house)
     app.state.house = house
+    app.state.door = Door(app.inside, house, straight)
     return app
+
+
+class _Callgate(FastAPI):
+    """FastAPI with the door outside even of the framework's own middleware."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.state.door(scope, receive, send)
+
+    async def inside(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await super().__call__(scope, receive, send)

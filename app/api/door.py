@@ -6,19 +6,20 @@ richer hides the client's leaving from what is inside.
 
 import asyncio
 import re
-import secrets
 import time
 from collections.abc import Mapping
 from typing import Any
 
-import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog.contextvars import bind_contextvars
 
 from app.api.errors import as_chat_error, encode
 from app.api.responses import send_whole
 from app.auth.keys import Caller
 from app.chat.errors import ChatError
+from app.chat.ids import new_id
 from app.runtime import House
+from app.telemetry.logs import Log
 
 OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/health"})
 """Asked by probes that have no key. They tell nothing but that the house stands."""
@@ -28,7 +29,7 @@ CLIENT_CLOSED = 499
 
 SAFE_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
-log = structlog.get_logger("callgate.access")
+log = Log("callgate.access")
 
 
 class Visit:
@@ -38,7 +39,7 @@ class Visit:
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         given = headers.get("x-request-id", "")
-        self.request_id = given if SAFE_REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+        self.request_id = given if SAFE_REQUEST_ID.fullmatch(given) else new_id("req")
         self.headers = headers
         self.caller: Caller | None = None
         self.route = "other"
@@ -50,10 +51,15 @@ class Visit:
 
 
 class Door:
-    """Middleware around the whole application."""
+    """Stands around the whole application.
 
-    def __init__(self, app: ASGIApp, house: House) -> None:
+    `straight` are routes by method and path that are led to at once: what a web framework does between its own edge
+    and a handler costs a small request as much again as all that is done for it here.
+    """
+
+    def __init__(self, app: ASGIApp, house: House, straight: Mapping[tuple[str, str], ASGIApp] | None = None) -> None:
         self._app, self._house = app, house
+        self._straight = straight or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -69,18 +75,20 @@ class Door:
                 message["headers"] = [*message.get("headers", ()), id_header]
             await send(message)
 
-        with structlog.contextvars.bound_contextvars(request_id=visit.request_id):
-            try:
-                if scope["path"] not in OPEN_PATHS:
-                    visit.caller = self._house.current.admit(visit.headers)
-                await self._app(scope, receive, send_marked)
-            except Exception as failure:  # noqa: BLE001 - the last place where a failure can still become an answer
-                await self._refuse(as_chat_error(failure), visit, send_marked)
-            except asyncio.CancelledError:
-                # The server alone cancels a request as a whole: the time to drain is over. Nothing runs after this.
-                await self._refuse(_shutting_down(), visit, send_marked)
-            finally:
-                self._note(scope, visit)
+        # Never unbound: a server runs each request in a context of its own, which ends with it.
+        bind_contextvars(request_id=visit.request_id)
+        try:
+            if scope["path"] not in OPEN_PATHS:
+                visit.caller = self._house.current.admit(visit.headers)
+            inner = self._straight.get((scope["method"], scope["path"]), self._app)
+            await inner(scope, receive, send_marked)
+        except Exception as failure:  # noqa: BLE001 - the last place where a failure can still become an answer
+            await self._refuse(as_chat_error(failure), visit, send_marked)
+        except asyncio.CancelledError:
+            # The server alone cancels a request as a whole: the time to drain is over. Nothing runs after this.
+            await self._refuse(_shutting_down(), visit, send_marked)
+        finally:
+            self._note(scope, visit)
 
     async def _refuse(self, error: ChatError, visit: Visit, send: Send) -> None:
         visit.notes.setdefault("error", error.code or error.type)

@@ -15,6 +15,7 @@ log = structlog.get_logger("callgate.api")
 
 encode = msgspec.json.Encoder().encode
 
+SERVER_ERROR = "The server had an error while processing your request."
 KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -25,7 +26,7 @@ def as_chat_error(failure: BaseException) -> ChatError:
     if isinstance(failure, BaseExceptionGroup) and len(failure.exceptions) == 1:
         return as_chat_error(failure.exceptions[0])
     log.error("request_failed", exc_info=failure)
-    return ChatError(500, "The server had an error while processing your request.", type="server_error")
+    return ChatError(500, SERVER_ERROR, type="server_error")
 
 
 def error_headers(error: ChatError) -> dict[str, str]:
@@ -61,8 +62,16 @@ async def answer_http_exception(request: Request, failure: Exception) -> Respons
     return error_response(error, dict(failure.headers or {}))
 
 
-async def answer_chat_error(_: Request, failure: Exception) -> Response:
-    return error_response(as_chat_error(failure))
+async def answer_chat_error(request: Request, failure: Exception) -> Response:
+    """Our own refusals, from a route that FastAPI leads to; the door's line in the log names them."""
+    error = as_chat_error(failure)
+    request.scope["visit"].notes.setdefault("error", error.code or error.type)
+    return error_response(error)
+
+
+async def answer_failure(_: Request, __: Exception) -> Response:
+    """A mistake of ours in such a route. The framework raises it again, so the door writes it down."""
+    return error_response(ChatError(500, SERVER_ERROR, type="server_error"))
 
 
 def envelope_schema() -> dict[str, Any]:

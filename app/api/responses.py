@@ -17,6 +17,9 @@ from app.chat.errors import ChatError
 Chat: TypeAlias = Callable[[Callable[[Any], Awaitable[None]]], Awaitable[None]]
 """A chat that is ready to go, told where to tell what its writer understands."""
 
+LOOK_AFTER_SECONDS = 0.05
+"""How long an answer may take before we look whether its client is still there."""
+
 STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -158,24 +161,47 @@ class EventStream:
 
 async def unless_left(work: Coroutine[Any, Any, None], receive: Receive) -> None:
     """Do the work, unless the client leaves first: then the work is cancelled, and `ClientLeft` raised when it has ended."""
-    doing = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_left(receive))
+    leaving = _Leaving(receive)
     try:
-        await asyncio.wait({doing, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if doing.done():
-            return doing.result()
-        raise ClientLeft
+        await work
+    except asyncio.CancelledError:
+        if not leaving.seen:
+            raise
+        leaving.task.uncancel()
+        raise ClientLeft from None
     finally:
-        for task in (doing, leaving):
-            task.cancel()
-        await asyncio.wait({doing, leaving})
-        if not doing.cancelled():
-            doing.exception()  # looked at, so that a failure on the way out is not reported as forgotten
+        await leaving.stop()
 
 
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+class _Leaving:
+    """Looks out for the client's leaving, and cancels the task that answers it.
+
+    It begins to look after a moment: most answers that are not streamed are gone by then, and have cost no task.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.task: asyncio.Task[Any] = task
+        self.seen = False
+        self._receive = receive
+        self._looking: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(LOOK_AFTER_SECONDS, self._begin)
+
+    async def stop(self) -> None:
+        self._timer.cancel()
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait({self._looking})
+
+    def _begin(self) -> None:
+        self._looking = asyncio.get_running_loop().create_task(self._look())
+
+    async def _look(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.seen = True
+        self.task.cancel()
 
 
 async def send_whole(

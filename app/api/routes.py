@@ -1,30 +1,37 @@
 """The routes, and their description for OpenAPI where FastAPI cannot see it."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Path, Request
 from fastapi.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from app.api.approvals import approval_routes
 from app.api.chat import ChatEndpoint
 from app.api.door import visit_of
-from app.api.errors import answer_http_exception, encode, envelope_schema
+from app.api.errors import answer_chat_error, answer_failure, answer_http_exception, encode, envelope_schema
+from app.chat.errors import ChatError
 from app.runtime import House
 
 CHAT_PATHS = ("/v1/chat/completions", "/chat/completions")
 
 
-def add_routes(app: FastAPI, house: House) -> None:
-    """Every route of the house."""
+def add_routes(app: FastAPI, house: House) -> Mapping[tuple[str, str], ASGIApp]:
+    """Every route of the house; given back are those that the door leads to by itself."""
+    chat = ChatEndpoint(house)
     for path in CHAT_PATHS:
-        app.router.routes.append(Route(path, ChatEndpoint(house), methods=["POST"], name="create_chat_completion"))
+        app.router.routes.append(Route(path, chat, methods=["POST"], name="create_chat_completion"))
     app.include_router(_models(house))
     app.include_router(approval_routes(house))
     app.include_router(_health(house))
     app.exception_handler(404)(answer_http_exception)
     app.exception_handler(405)(answer_http_exception)
+    app.exception_handler(ChatError)(answer_chat_error)
+    app.exception_handler(Exception)(answer_failure)
     _describe_chat(app)
+    return {("POST", path): chat for path in CHAT_PATHS}
 
 
 def _models(house: House) -> APIRouter:
