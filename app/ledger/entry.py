@@ -1,0 +1,64 @@
+"""The words of the ledger: one run of a tool, its states, and what a place to write it down has to promise."""
+
+import secrets
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+
+class RunState(StrEnum):
+    STARTED = "started"
+    """It may be running, and may have done anything so far."""
+    DONE = "done"
+    FAILED = "failed"
+    """It ended, or was never let begin, and said why."""
+    UNKNOWN = "unknown"
+    """It was started and nobody saw its end: cut off, timed out, or the process died. It is never run again by us."""
+
+
+class NotRecorded(Exception):
+    """The ledger cannot be written. What may change the world must then not be started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The start of one run."""
+
+    run_id: str
+    turn: int
+    call_id: str
+    tool: str
+    arguments_hash: str
+    """SHA-256 of the arguments as the model wrote them."""
+    key_name: str
+    writes: bool
+    """The tool may change the world."""
+    started_at: float
+    arguments: str | None = None
+    """Only where the operator wants contents kept."""
+    id: str = field(default_factory=lambda: secrets.token_hex(16))
+
+
+class Ledger(Protocol):
+    async def start(self, entry: Entry) -> None:
+        """Write a start down. Durable on return where `entry.writes`; else soon. Raises `NotRecorded`."""
+        ...
+
+    def end(self, id: str, state: RunState, note: str = "", result: str | None = None) -> None:
+        """Write an end down, soon. Never raises: the tool has run."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class NoLedger:
+    """Nothing is written down: there is no folder to write to."""
+
+    async def start(self, entry: Entry) -> None:
+        pass
+
+    def end(self, id: str, state: RunState, note: str = "", result: str | None = None) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass

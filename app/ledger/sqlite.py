@@ -1,0 +1,304 @@
+"""The ledger in a file (SQLite, write-ahead log). One thread writes, in batches; nobody else waits for the disk.
+
+A start that may change the world is on the disk before the tool begins. After a crash the rows that still say `started`
+belong to a process that is gone: each process holds a lock file for as long as it lives, and whoever opens the ledger next
+marks the rows of those whose lock is free as `unknown`.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import queue
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from app.ledger.entry import Entry, NotRecorded, RunState
+
+FILE: Final = "ledger.sqlite3"
+BATCH: Final = 500
+"""Statements of one transaction at most, so that nobody waits long for its end."""
+BACKLOG: Final = 20_000
+"""Statements that may wait to be written. Beyond it everyone waits: the disk is slower than we are."""
+KEPT_SECONDS: Final = 30 * 86_400
+PRUNE_SECONDS: Final = 3600
+BUSY_SECONDS: Final = 5.0
+
+_TABLES: Final = """
+CREATE TABLE IF NOT EXISTS runs (
+  id TEXT PRIMARY KEY,
+  process TEXT NOT NULL,
+  run_id TEXT NOT NULL,
+  turn INTEGER NOT NULL,
+  call_id TEXT NOT NULL,
+  tool TEXT NOT NULL,
+  arguments_hash TEXT NOT NULL,
+  key_name TEXT NOT NULL,
+  writes INTEGER NOT NULL,
+  started_at REAL NOT NULL,
+  ended_at REAL,
+  state TEXT NOT NULL CHECK (state IN ('started', 'done', 'failed', 'unknown')),
+  note TEXT NOT NULL DEFAULT '',
+  arguments TEXT,
+  result TEXT
+) STRICT;
+CREATE INDEX IF NOT EXISTS runs_by_start ON runs (started_at);
+CREATE INDEX IF NOT EXISTS runs_under_way ON runs (process) WHERE state = 'started';
+CREATE TABLE IF NOT EXISTS spending (
+  key_name TEXT NOT NULL,
+  period TEXT NOT NULL,
+  nano INTEGER NOT NULL,
+  PRIMARY KEY (key_name, period)
+) STRICT;
+"""
+
+log = structlog.get_logger("callgate.ledger")
+
+
+@dataclass(slots=True)
+class _Write:
+    statement: str
+    values: tuple[Any, ...]
+    done: "asyncio.Future[None] | None" = None
+    """Somebody waits for it to be on the disk."""
+
+
+class SqliteLedger:
+    """The file of one folder; belongs to the event loop it was opened in."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.process = secrets.token_hex(8)
+        self._path = folder / FILE
+        self._lock = _Lock.take(folder, self.process)
+        self._loop = asyncio.get_running_loop()
+        self._waiting: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
+        self._refused = ""
+        self._path.touch(mode=0o600)
+        database = _opened(self._path)
+        try:
+            database.executescript(_TABLES)
+            self.found_unknown = _mark_the_lost(database, folder)
+            self._spent = _spent(database)
+        finally:
+            database.close()
+        self._thread = threading.Thread(target=self._write_all, name="ledger", daemon=True)
+        self._thread.start()
+
+    @property
+    def spent(self) -> Mapping[tuple[str, str], int]:
+        """What each key had spent in each period when the ledger was opened, in nanodollars."""
+        return self._spent
+
+    async def start(self, entry: Entry) -> None:
+        if self._refused and entry.writes:
+            await self._try_again()
+        statement = (
+            "INSERT INTO runs (id, process, run_id, turn, call_id, tool, arguments_hash, key_name, writes, started_at, state,"
+            " arguments) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'started', ?)"
+        )
+        values = (
+            entry.id,
+            self.process,
+            entry.run_id,
+            entry.turn,
+            _writable(entry.call_id),
+            entry.tool,
+            entry.arguments_hash,
+            entry.key_name,
+            entry.writes,
+            entry.started_at,
+            _writable(entry.arguments),
+        )
+        if entry.writes or self._waiting.qsize() > BACKLOG:
+            await self._written(statement, values)
+        else:
+            self._waiting.put(_Write(statement, values))
+
+    def end(self, id: str, state: RunState, note: str = "", result: str | None = None) -> None:
+        statement = "UPDATE runs SET state = ?, ended_at = ?, note = ?, result = ? WHERE id = ?"
+        self._waiting.put(_Write(statement, (str(state), time.time(), note, _writable(result), id)))
+
+    def remember_spending(self, key_name: str, period: str, nano: int) -> None:
+        """What a key has spent in a period, soon."""
+        self._waiting.put(_Write("INSERT OR REPLACE INTO spending VALUES (?, ?, ?)", (key_name, period, nano)))
+
+    async def close(self) -> None:
+        """Write what waits, and let go of the file. The thread ends by itself even if nobody waits for it."""
+        self._waiting.put(None)
+        while self._thread.is_alive():  # noqa: ASYNC110 - a thread has no event of the loop's to set after its last step
+            await asyncio.sleep(0.005)
+        self._lock.release()
+
+    async def _written(self, statement: str, values: tuple[Any, ...]) -> None:
+        done: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.put(_Write(statement, values, done))
+        await done
+
+    async def _try_again(self) -> None:
+        """After a failure: is the disk writable again? Asked with a write that changes nothing."""
+        await self._written("UPDATE runs SET note = note WHERE id = ?", ("",))
+
+    # -- in the thread
+
+    def _write_all(self) -> None:
+        database = _opened(self._path)
+        pruned_at = 0.0
+        try:
+            open_ = True
+            while open_:
+                batch, open_ = self._next_batch()
+                failure = _commit(database, batch)
+                self._say(batch, failure)
+                if time.monotonic() > pruned_at + PRUNE_SECONDS:
+                    pruned_at = time.monotonic()
+                    _prune(database)
+        finally:
+            database.close()
+
+    def _next_batch(self) -> tuple[list[_Write], bool]:
+        """What waits, and whether there will be more. Waits for the first."""
+        batch: list[_Write] = []
+        while len(batch) < BATCH:
+            try:
+                write = self._waiting.get(block=not batch)
+            except queue.Empty:
+                break
+            if write is None:
+                return batch, False
+            batch.append(write)
+        return batch, True
+
+    def _say(self, batch: list[_Write], failure: str) -> None:
+        if failure and failure != self._refused:
+            log.error("the ledger cannot be written", error=failure, path=str(self._path))
+        self._refused = failure
+        waited_for = [write.done for write in batch if write.done is not None]
+        if waited_for:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever waited
+                self._loop.call_soon_threadsafe(_tell, waited_for, failure)
+
+
+def _tell(waited_for: "list[asyncio.Future[None]]", failure: str) -> None:
+    for done in waited_for:
+        if done.done():
+            continue
+        if failure:
+            done.set_exception(NotRecorded(failure))
+        else:
+            done.set_result(None)
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    database = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute("PRAGMA synchronous = FULL")  # a commit is on the disk, not only with the operating system
+    return database
+
+
+def _commit(database: sqlite3.Connection, batch: list[_Write]) -> str:
+    """Why it could not be written, or nothing."""
+    if not batch:
+        return ""
+    try:
+        database.execute("BEGIN IMMEDIATE")
+        for write in batch:
+            database.execute(write.statement, write.values)
+        database.execute("COMMIT")
+    except Exception as failure:  # noqa: BLE001 - whatever it is, whoever waits must hear of it and the thread go on
+        with contextlib.suppress(sqlite3.Error):
+            database.execute("ROLLBACK")
+        return f"{type(failure).__name__}: {failure}"
+    return ""
+
+
+def _prune(database: sqlite3.Connection) -> None:
+    oldest = time.time() - KEPT_SECONDS
+    with contextlib.suppress(sqlite3.Error):  # tried again in an hour
+        database.execute("DELETE FROM runs WHERE started_at < ? AND state != 'started'", (oldest,))
+        database.execute("DELETE FROM spending WHERE period < ?", (time.strftime("%Y-%m", time.gmtime(oldest)),))
+
+
+def _spent(database: sqlite3.Connection) -> dict[tuple[str, str], int]:
+    return {
+        (key, period): nano for key, period, nano in database.execute("SELECT key_name, period, nano FROM spending")
+    }
+
+
+def _mark_the_lost(database: sqlite3.Connection, folder: Path) -> int:
+    """Runs of processes that are gone, whose end nobody saw. How many there were."""
+    lost = 0
+    for [process] in database.execute("SELECT DISTINCT process FROM runs WHERE state = 'started'").fetchall():
+        if _Lock.is_free(folder, process):
+            lost += database.execute(
+                "UPDATE runs SET state = 'unknown', ended_at = ?, note = 'the process ended first'"
+                " WHERE process = ? AND state = 'started'",
+                (time.time(), process),
+            ).rowcount
+    _Lock.sweep(folder)
+    return lost
+
+
+def _writable(text: str | None) -> str | None:
+    """SQLite takes UTF-8, and a model may write half of a pair."""
+    return None if text is None else text.encode(errors="replace").decode()
+
+
+@dataclass(slots=True)
+class _Lock:
+    """A process of ours lives for as long as its lock file is locked, however it ends."""
+
+    path: Path
+    descriptor: int
+
+    @classmethod
+    def take(cls, folder: Path, process: str) -> "_Lock":
+        path = _lock_path(folder, process)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return cls(path, descriptor)
+
+    def release(self) -> None:
+        self.path.unlink(missing_ok=True)
+        os.close(self.descriptor)
+
+    @staticmethod
+    def is_free(folder: Path, process: str) -> bool:
+        return _is_free(_lock_path(folder, process))
+
+    @staticmethod
+    def sweep(folder: Path) -> None:
+        """Remove the lock files of processes that are gone."""
+        for path in _locks(folder):
+            if _is_free(path):
+                path.unlink(missing_ok=True)
+
+
+def _lock_path(folder: Path, process: str) -> Path:
+    return folder / f"process-{process}.lock"
+
+
+def _locks(folder: Path) -> Iterator[Path]:
+    return folder.glob("process-*.lock")
+
+
+def _is_free(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True

@@ -1,0 +1,145 @@
+import asyncio
+import contextlib
+import sqlite3
+import stat
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from app.ledger.entry import Entry, NotRecorded, RunState
+from app.ledger.sqlite import FILE, SqliteLedger, _locks
+
+pytestmark = pytest.mark.anyio
+
+
+@contextlib.asynccontextmanager
+async def opened(folder: Path) -> AsyncIterator[SqliteLedger]:
+    ledger = SqliteLedger(folder)
+    try:
+        yield ledger
+    finally:
+        await ledger.close()
+
+
+def entry(call_id: str = "call_1", *, writes: bool = True, **changes) -> Entry:
+    given = {
+        "run_id": "run_1",
+        "turn": 0,
+        "tool": "pay",
+        "arguments_hash": "00",
+        "key_name": "alice",
+        "started_at": 1e12,
+    }
+    return Entry(call_id=call_id, writes=writes, **{**given, **changes})
+
+
+def rows(folder: Path) -> dict[str, str]:
+    """The state of each call, as another process sees it on the disk."""
+    with contextlib.closing(sqlite3.connect(folder / FILE)) as database:
+        return dict(database.execute("SELECT call_id, state FROM runs"))
+
+
+async def test_a_start_that_may_write_is_there_before_the_tool_begins(tmp_path: Path) -> None:
+    async with opened(tmp_path) as ledger:
+        await ledger.start(entry())
+        assert rows(tmp_path) == {"call_1": "started"}
+
+
+@pytest.mark.parametrize("state", [RunState.DONE, RunState.FAILED, RunState.UNKNOWN])
+async def test_ends_are_written_at_the_latest_on_closing(tmp_path: Path, state: RunState) -> None:
+    async with opened(tmp_path) as ledger:
+        for writes in (True, False):
+            one = entry(f"call_{writes}", writes=writes)
+            await ledger.start(one)
+            ledger.end(one.id, state, "note")
+    assert rows(tmp_path) == {"call_True": state, "call_False": state}
+
+
+async def test_starts_side_by_side_share_a_batch_and_none_is_lost(tmp_path: Path) -> None:
+    async with opened(tmp_path) as ledger:
+        await asyncio.gather(*(ledger.start(entry(f"call_{number}")) for number in range(300)))
+        assert len(rows(tmp_path)) == 300
+
+
+async def test_what_a_process_that_died_had_under_way_becomes_unknown(tmp_path: Path) -> None:
+    script = f"""
+import asyncio, os, signal
+from pathlib import Path
+from app.ledger.sqlite import SqliteLedger
+from app.ledger.entry import RunState
+from tests.ledger.test_sqlite import entry
+
+async def main():
+    ledger = SqliteLedger(Path({str(tmp_path)!r}))
+    done = entry("call_done")
+    await ledger.start(done)
+    ledger.end(done.id, RunState.DONE)
+    await ledger.start(entry("call_lost"))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", script)
+    assert await process.wait() == -9
+    assert rows(tmp_path)["call_lost"] == "started"
+    async with opened(tmp_path) as ledger:
+        assert ledger.found_unknown == 1
+        assert rows(tmp_path) == {"call_done": "done", "call_lost": "unknown"}
+        assert [path.name for path in _locks(tmp_path)] == [f"process-{ledger.process}.lock"], (
+            "the lock of the dead is swept away"
+        )
+
+
+async def test_what_a_process_that_lives_has_under_way_is_left_alone(tmp_path: Path) -> None:
+    async with opened(tmp_path) as one:
+        await one.start(entry())
+        async with opened(tmp_path) as two:
+            assert two.found_unknown == 0
+            assert rows(tmp_path) == {"call_1": "started"}
+
+
+async def test_where_the_disk_refuses_nothing_that_may_write_is_started(tmp_path: Path) -> None:
+    async with opened(tmp_path) as ledger:
+        with contextlib.closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as database:
+            database.execute("ALTER TABLE runs RENAME TO elsewhere")
+            with pytest.raises(NotRecorded):
+                await ledger.start(entry())
+            await ledger.start(entry("read", writes=False))
+            database.execute("ALTER TABLE elsewhere RENAME TO runs")
+        await ledger.start(entry("after"))
+        assert "after" in rows(tmp_path)
+
+
+async def test_what_keys_have_spent_is_there_after_a_restart(tmp_path: Path) -> None:
+    async with opened(tmp_path) as ledger:
+        ledger.remember_spending("alice", "2099-01", 5)
+        ledger.remember_spending("alice", "2099-01", 7)
+    async with opened(tmp_path) as ledger:
+        assert ledger.spent == {("alice", "2099-01"): 7}
+
+
+async def test_old_rows_go(tmp_path: Path) -> None:
+    async with opened(tmp_path) as ledger:
+        old = entry("old", started_at=1.0)
+        await ledger.start(old)
+        ledger.end(old.id, RunState.DONE)
+        ledger.remember_spending("alice", "1999-01", 7)
+    async with opened(tmp_path) as ledger:
+        await ledger.start(entry("new"))
+    assert rows(tmp_path) == {"new": "started"}
+
+
+async def test_the_files_are_the_owners_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    async with opened(folder) as ledger:
+        await ledger.start(entry())
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in folder.iterdir())
+
+
+async def test_half_a_pair_in_what_a_model_wrote_is_no_reason_not_to_record_it(tmp_path: Path) -> None:
+    async with opened(tmp_path) as ledger:
+        await ledger.start(entry("call_\ud800", arguments='{"a": "\ud800"}'))
+    assert list(rows(tmp_path)) == ["call_?"]
