@@ -86,13 +86,30 @@ def model_entry(section: ModelSection, config: Config) -> ModelEntry:
             first_byte=patience.first_byte_seconds,
             idle=section.stream_timeout or patience.idle_seconds,
             total=section.timeout or patience.total_seconds,
+        calls_natively=_yes_or_no(section.model_info.get("supports_function_calling")),
+        constrain_calls=section.constrain_calls,
         ),
     )
 
 
-def registry_of(config: Config, web: Web, threads: ThreadPool, processes: Processes) -> Registry:
-    """The tools of the house. A tool that cannot be built is the operator's mistake and fails the start."""
-    registry = Registry(approval=_approval_rule(config.require_approval))
+def _yes_or_no(said: Any) -> bool | None:
+    return said if isinstance(said, bool) else None
+
+
+def registry_of(
+    config: Config,
+    web: Web,
+    threads: ThreadPool,
+    processes: Processes,
+    *,
+    pins: Pins | None = None,
+    tell: Callable[[SourceStatus], None] | None = None,
+) -> Registry:
+    """The tools of the house. A tool that cannot be built is the operator's mistake and fails the start.
+
+    `pins` remembers what servers' tools looked like, and `tell` hears how servers are doing.
+    """
+    registry = Registry(approval=_approval_rule(config.require_approval), tell=tell)
     defaults = Policy(max_result_bytes=config.limits.tool_result_bytes)
     for entry in config.tools:
         for tool in _tools(entry, defaults, web, threads, processes):

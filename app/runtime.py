@@ -22,12 +22,13 @@ from app.calls.states import ReadyCall
 from app.chat.errors import ChatError
 from app.chat.ports import Model, Report, Toolbox
 from app.config.schema import Config
-from app.dialects.families import tool_calling_for
-from app.dialects.prompted import PromptedModel
+from app.dialects.chosen import Choice
 from app.stores.conversations import Conversations
 from app.telemetry.listeners import Listener, LogListener, MetricsListener
 from app.telemetry.metrics import Metrics
 from app.tools.approvals import Approvals, Settled
+from app.telemetry.models import write_choice
+from app.telemetry.tool_servers import ToolServers
 from app.tools.clients_only import ClientsOnly
 from app.tools.executor import Tool
 from app.tools.http_client import Web
@@ -41,7 +42,7 @@ from app.upstream.resolve import ModelEntry
 
 audit = structlog.get_logger("callgate.audit")
 
-NATIVE = "native"
+from app.upstream.tool_calling import ToolCalling
 WILDCARD = "wildcard"
 """What is counted for a model that only a wildcard names: the rest of the name is the client's."""
 
@@ -86,7 +87,7 @@ class Runtime:
         self.catalogue = Catalogue(
             [assembly.model_entry(section, config) for section in config.model_list],
             self._client,
-            wrap=_prompted,
+            wrap=self._tool_calling.wrap,
             policy=assembly.retry_policy_of(config),
         )
         self._exact = frozenset(self.catalogue.names())
@@ -95,6 +96,7 @@ class Runtime:
         }
 
     async def open(self) -> None:
+        self._tool_calling = ToolCalling(_write_choice, config.limits.argument_bytes)
         await self.registry.open()
 
     async def close(self) -> None:
@@ -126,6 +128,10 @@ class Runtime:
         run_id: str,
         client_tools: Sequence[msgspec.Raw],
         wanted_tools: str | None,
+    def tool_calling(self, name: str) -> list[Choice | None]:
+        """How each deployment of a model is asked for its calls; None where nobody had to find out yet."""
+        return [self._tool_calling.choice(entry) for entry in self.catalogue.entries(name)]
+
         tool_choice: Any,
     ) -> Engaged:
         """The model and the tools for one request of this caller's."""
@@ -295,9 +301,5 @@ def _write_down(settled: Settled) -> None:
     )
 
 
-def _prompted(model: Model, entry: ModelEntry) -> Model:
-    """A model that cannot call functions is asked in its prompt."""
-    calling = entry.tool_calling
-    if calling == "auto":
-        calling = tool_calling_for(str(entry.litellm_params["model"]), None)
-    return model if calling in (NATIVE, "probe") else PromptedModel(model, calling)
+def _write_choice(entry: ModelEntry, choice: Choice) -> None:
+    write_choice(entry.model_name, entry.tool_calling, choice.format, choice.decided_by, choice.detail)

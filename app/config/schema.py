@@ -58,6 +58,8 @@ TextFormat: TypeAlias = Literal[
 ]
 ToolCalling: TypeAlias = Literal["auto", "native", "json", TextFormat]
 Lane: TypeAlias = Literal["auto", "direct", "translated", "litellm"]
+CONSTRAINED: tuple[ToolCalling, ...] = ("auto", "json", "litellm_json", "llama3_json")
+"""The formats whose call is one bare JSON object, which a server can be told the schema of."""
 
 
 def _no_boolean(value: Any) -> Any:
@@ -241,6 +243,8 @@ class ApprovalLists(Section):
     """Which tools wait for a person's word. Of the patterns that name a tool, the one that spells out most counts."""
 
     always: Globs = ()
+    constrain_calls: Switch = False
+    """Have the server enforce the form of a demanded call; for bare JSON formats and servers that know `json_schema`."""
     """Tools whose calls wait, as names or globs; `safety:destructive` names all tools of that class."""
     never: Globs = ()
     """Tools whose calls do not wait, in the same way."""
@@ -250,6 +254,16 @@ class _OrOneWord:
     """Lets `never` and `always` stand for the lists that say it of all tools."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    @model_validator(mode="after")
+    def _can_be_constrained(self) -> "ModelEntry":
+        if self.constrain_calls and self.tool_calling not in CONSTRAINED:
+            raise PydanticCustomError(
+                "constrain_calls",
+                "`constrain_calls` works only with `tool_calling: {formats}`",
+                {"formats": "`, `".join(CONSTRAINED)},
+            )
+        return self
+
         return core_schema.no_info_before_validator_function(self._lists, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:

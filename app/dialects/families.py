@@ -8,6 +8,7 @@ with status 200. So such a model is probed once. Who asks, and who remembers the
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -98,12 +99,18 @@ _PROBE_PARAMETERS: dict[str, Any] = {
 def probe_ask() -> Ask:
     """A question that a model with native calls answers with one. One that ignores tools answers in prose, if at all;
     a server that refuses tools answers with an error, which is a no as well.
+
+    The call is not forced, because real requests seldom force one: a server may well manage a forced call by grammar and
+    refuse, or ignore, tools that are only offered. A wrong no costs a few tokens, a wrong yes all tools.
     """
     function = {"name": PROBE_TOOL, "description": "Reports one word.", "parameters": _PROBE_PARAMETERS}
+    return replace(control_ask(), tools=(msgspec.Raw(msgspec.json.encode({"type": "function", "function": function})),))
+
+
+def control_ask() -> Ask:
+    """The same question with no tool on offer. Whoever refuses this one refuses something else than tools."""
     return Ask(
         messages=({"role": "user", "content": f'Call the tool {PROBE_TOOL} with the word "{PROBE_WORD}".'},),
-        tools=(msgspec.Raw(msgspec.json.encode({"type": "function", "function": function})),),
-        tool_choice="required",
         params={"max_tokens": PROBE_TOKENS, "temperature": 0},
         stream=False,
     )

@@ -35,6 +35,10 @@ def style_for(format: str) -> Style:
     return _STYLES[ALIASES.get(format, format)]
 
 
+def can_be_constrained(format: str) -> bool:
+    return style_for(format).arguments_key is not None
+
+
 ALIASES = {"json": "litellm_json"}
 
 _ONE_LIST = "Several calls are written as one list."

@@ -57,8 +57,12 @@ class Catalogue:
         return [pattern.text for pattern in self._patterns]
 
     def entry(self, name: str) -> ModelEntry:
-        """The entry that speaks for a name (tools, tool_calling); of several deployments the first."""
+        """The entry that speaks for a name (tools); of several deployments the first."""
         return self._get(name).entries[0]
+
+    def entries(self, name: str) -> Sequence[ModelEntry]:
+        """All deployments of a name."""
+        return self._get(name).entries
 
     def model(self, name: str, report: Report | None = None) -> RetryingModel:
         """What answers to a name. `report` hears of the retries of this one request."""

@@ -278,11 +278,20 @@ async def vouched_endpoint(entry: ModelEntry) -> Endpoint | None:
 
 
 async def can_call_functions(entry: ModelEntry) -> bool | None:
-    """What litellm's model list says of native tool calling; None where it does not know the model."""
+    """What litellm's model list says of native tool calling; None where it says nothing.
+
+    An entry without a word on it says nothing: litellm takes that for a no, but it is so for 766 of its 3014 chat
+    models, `azure/o3-mini` among them.
+    """
     litellm = await loaded()
     model = str(entry.litellm_params["model"])
-    known = litellm.model_cost.get(model) or litellm.model_cost.get(model.partition("/")[2])
-    return None if known is None else bool(known.get("supports_function_calling"))
+    known = litellm.model_cost.get(model) or litellm.model_cost.get(model.partition("/")[2]) or {}
+    said = known.get("supports_function_calling")
+    return said if isinstance(said, bool) else None
+
+
+def is_loaded() -> bool:
+    return _library is not None
 
 
 def from_exception(error: Exception, secrets: Sequence[str] = ()) -> errors.UpstreamError:

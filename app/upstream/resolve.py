@@ -30,6 +30,10 @@ class ModelEntry:
     """Names or globs of house tools that the model is offered."""
     fallbacks: tuple[str, ...] = ()
     tool_calling: str = "auto"
+    calls_natively: bool | None = None
+    """What the operator's `model_info` says of it; asked where `tool_calling` is `auto`."""
+    constrain_calls: bool = False
+    """Whether calls that are asked for in a prompt may be enforced with `response_format`."""
     lane: Lane = "auto"
     deadlines: Deadlines = field(default_factory=Deadlines)
     include_usage: bool = True

@@ -262,6 +262,15 @@ model_list:
     assert entry.model_info == {"supports_function_calling": True, "max_tokens": 8192}
 
 
+def test_calls_can_only_be_constrained_in_a_format_that_a_schema_describes(write, refused):
+    text = "model_list: [{model_name: m, litellm_params: {model: openai/m}, tool_calling: %s, constrain_calls: on}]"
+    for format in ("auto", "json", "llama3_json"):
+        assert load(write(text % format), environ={}).config.model_list[0].constrain_calls
+    for format in ("native", "hermes"):
+        [mistake] = refused(text % format)
+        assert "`constrain_calls` works only with `tool_calling: auto`" in mistake
+
+
 def test_every_flavour_of_on_and_off_is_understood(write):
     for text, on in (("on", True), ("off", False), ("'on'", True), ("'off'", False), ("true", True), ("no", False)):
         config = load(write(f"loop: {{diagnostics: {text}}}\n" + DEMO), environ={}).config

@@ -1,7 +1,9 @@
+from dataclasses import replace
+
 import pytest
 
 from app.chat.events import CallDelta, CallWritten, Finished, ModelEvent, TextDelta
-from app.dialects.families import FALLBACK, format_for, judge_probe, probe_ask, tool_calling_for
+from app.dialects.families import FALLBACK, control_ask, format_for, judge_probe, probe_ask, tool_calling_for
 from app.dialects.prompts import FORMATS
 
 
@@ -58,10 +60,15 @@ def test_what_is_known_of_the_very_model_wins_over_its_name():
     assert tool_calling_for("gpt-4-base", supports_native=False) == FALLBACK
 
 
-def test_the_probe_demands_a_call_of_its_one_tool():
+def test_the_probe_offers_its_one_tool_as_real_requests_do():
     ask = probe_ask()
     assert len(ask.tools) == 1
-    assert ask.tool_choice == "required"
+    assert ask.tool_choice is None
+    assert ask.params["max_tokens"] <= 512
+
+
+def test_the_control_question_is_the_probe_without_its_tool():
+    assert control_ask() == replace(probe_ask(), tools=())
 
 
 def test_a_whole_native_call_passes_the_probe():

@@ -619,4 +619,6 @@ async def test_what_is_known_of_function_calling_is_told_and_the_unknown_is_none
         return await litellm_model.can_call_functions(ModelEntry("m", {"model": model}))
 
     assert await asked("openai/gpt-4o") is True
+    assert await asked("deepseek/deepseek-reasoner") is False
     assert await asked("hosted_vllm/no-such-model") is None
+    assert await asked("azure/o3-mini") is None, "an entry without a word on it says nothing"

@@ -1,0 +1,14 @@
+"""What is found out about models, as log lines."""
+
+import structlog
+
+
+def write_choice(model: str, tool_calling: str, format: str, decided_by: str, detail: str = "") -> None:
+    """How a model is asked for its calls from now on; a warning where that could not be found out."""
+    log = structlog.get_logger("callgate.models").bind(
+        model=model, tool_calling=tool_calling, format=format, decided_by=decided_by
+    )
+    if detail:
+        log.warning("way of calling tools not found out", detail=detail)
+    else:
+        log.info("way of calling tools found out")
