@@ -96,20 +96,9 @@ def _yes_or_no(said: Any) -> bool | None:
     return said if isinstance(said, bool) else None
 
 
-def registry_of(
-    config: Config,
-    web: Web,
-    threads: ThreadPool,
-    processes: Processes,
-    *,
-    pins: Pins | None = None,
-    tell: Callable[[SourceStatus], None] | None = None,
-) -> Registry:
-    """The tools of the house. A tool that cannot be built is the operator's mistake and fails the start.
-
-    `pins` remembers what servers' tools looked like, and `tell` hears how servers are doing.
-    """
-    registry = Registry(approval=_approval_rule(config.require_approval), tell=tell)
+def registry_of(config: Config, web: Web, threads: ThreadPool, processes: Processes) -> Registry:
+    """The tools of the house. A tool that cannot be built is the operator's mistake and fails the start."""
+    registry = Registry(approval=_approval_rule(config.require_approval))
     defaults = Policy(max_result_bytes=config.limits.tool_result_bytes)
     for entry in config.tools:
         for tool in _tools(entry, defaults, web, threads, processes):

@@ -28,7 +28,6 @@ from app.telemetry.listeners import Listener, LogListener, MetricsListener
 from app.telemetry.metrics import Metrics
 from app.tools.approvals import Approvals, Settled
 from app.telemetry.models import write_choice
-from app.telemetry.tool_servers import ToolServers
 from app.tools.clients_only import ClientsOnly
 from app.tools.executor import Tool
 from app.tools.http_client import Web
