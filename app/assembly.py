@@ -1,14 +1,22 @@
 """From the config's words to the rooms' values. The one place that reads `config.schema` and imports every room."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, assert_never
 
+from app.auth.admission import Admission
 from app.auth.doorstep import Doorstep, doorstep
-from app.auth.keys import KeyEntry, Keyring
+from app.auth.key_store import KeyStore
+from app.auth.keys import KeyEntry, Keyring, KeySource
+from app.auth.limits import Allowance, Limiter, MemoryLimiter
+from app.auth.redis_limits import RedisLimiter
 from app.chat.loop import Rules
 from app.config.schema import ApprovalLists, CommandTool, Config, HttpTool, PythonTool, ToolEntry, ToolSection
+from app.config.schema import McpServer as McpSection
+from app.config.schema import Key
 from app.config.schema import ModelEntry as ModelSection
+from app.ledger.sqlite import SqliteLedger
 from app.stores.memory import MemoryStore
 from app.stores.redis import RedisStore
 from app.stores.store import Store
@@ -18,9 +26,14 @@ from app.tools.command import CommandLine
 from app.tools.executor import Policy, Safety, Tool
 from app.tools.http_client import Web
 from app.tools.http_endpoint import HttpEndpoint
+from app.tools.mcp_descriptors import Pins
+from app.tools.mcp_http import HttpSpec, rules_for
+from app.tools.mcp_process import StdioSpec
+from app.tools.mcp_server import McpServer, ServerSpec, legal_prefix
 from app.tools.process import Limits, Paths, Processes
 from app.tools.python_function import functions_at, python_tool
 from app.tools.registry import Registry
+from app.tools.sources import SourceStatus
 from app.tools.threads import ThreadPool
 from app.upstream.client import Client, Deadlines
 from app.upstream.lean_client import LeanClient
@@ -30,11 +43,61 @@ from app.upstream.retry import RetryPolicy
 POLICY_FIELDS = ("timeout", "concurrency", "max_result_bytes", "retries")
 
 
-def keyring_of(config: Config) -> Keyring:
+def keyring_of(config: Config, source: KeySource | None = None) -> Keyring:
     entries = (
-        KeyEntry(key.name, key.hash, key.models, key.tools, approve=key.approve, admin=key.admin) for key in config.keys
+        KeyEntry(
+            key.name,
+            key.hash,
+            key.models,
+            key.tools,
+            approve=key.approve,
+            admin=key.admin,
+            allowance=allowance_of(key),
+        )
+        for key in config.keys
     )
-    return Keyring(entries, off=config.auth == "off")
+    return Keyring(entries, off=config.auth == "off", source=source)
+
+
+def allowance_of(key: Key) -> Allowance:
+    return Allowance(
+        requests_per_minute=key.requests_per_minute,
+        tokens_per_minute=key.tokens_per_minute,
+        parallel=key.parallel,
+        budget_per_day=key.budget_per_day,
+        budget_per_month=key.budget_per_month,
+    )
+
+
+def admission_of(config: Config) -> Admission:
+    return Admission(config.limits.concurrent_requests, config.limits.queue_seconds)
+
+
+def key_store_of(config: Config) -> KeyStore | None:
+    return None if config.data_dir is None else KeyStore(Path(config.data_dir))
+
+
+def ledger_of(config: Config) -> SqliteLedger | None:
+    """The ledger; to be asked for inside the event loop that will write to it."""
+    return None if config.data_dir is None else SqliteLedger(Path(config.data_dir))
+
+
+def limiter_of(config: Config, ledger: SqliteLedger | None) -> Limiter:
+    """Redis counts for all processes where there is one; else this process does, and the ledger remembers the money."""
+    kept = config.store
+    if kept.redis_url is not None:
+        return RedisLimiter(kept.redis_url.get_secret_value(), down=config.limits.redis_down, prefix=kept.prefix)
+    if ledger is None:
+        return MemoryLimiter()
+    return MemoryLimiter(ledger.spent, ledger.remember_spending)
+
+
+def concurrency_of(config: Config) -> dict[str, int]:
+    """How many requests may be under way with each model that has a limit. Entries that share a name add up."""
+    found: dict[str, list[int | None]] = {}
+    for section in config.model_list:
+        found.setdefault(section.model_name, []).append(section.concurrency)
+    return {name: sum(filter(None, places)) for name, places in found.items() if None not in places}
 
 
 def doorstep_of(config: Config, keyring: Keyring) -> Doorstep:
@@ -80,14 +143,14 @@ def model_entry(section: ModelSection, config: Config) -> ModelEntry:
         tools=section.tools,
         fallbacks=section.fallbacks,
         tool_calling=section.tool_calling,
+        calls_natively=_yes_or_no(section.model_info.get("supports_function_calling")),
+        constrain_calls=section.constrain_calls,
         lane=section.lane,
         deadlines=Deadlines(
             connect=patience.connect_seconds,
             first_byte=patience.first_byte_seconds,
             idle=section.stream_timeout or patience.idle_seconds,
             total=section.timeout or patience.total_seconds,
-        calls_natively=_yes_or_no(section.model_info.get("supports_function_calling")),
-        constrain_calls=section.constrain_calls,
         ),
     )
 
@@ -96,15 +159,57 @@ def _yes_or_no(said: Any) -> bool | None:
     return said if isinstance(said, bool) else None
 
 
-def registry_of(config: Config, web: Web, threads: ThreadPool, processes: Processes) -> Registry:
-    """The tools of the house. A tool that cannot be built is the operator's mistake and fails the start."""
-    registry = Registry(approval=_approval_rule(config.require_approval))
+def registry_of(
+    config: Config,
+    web: Web,
+    threads: ThreadPool,
+    processes: Processes,
+    *,
+    pins: Pins | None = None,
+    tell: Callable[[SourceStatus], None] | None = None,
+) -> Registry:
+    """The tools of the house. A tool that cannot be built is the operator's mistake and fails the start.
+
+    `pins` remembers what servers' tools looked like, and `tell` hears how servers are doing.
+    """
+    registry = Registry(approval=_approval_rule(config.require_approval), tell=tell)
     defaults = Policy(max_result_bytes=config.limits.tool_result_bytes)
     for entry in config.tools:
         for tool in _tools(entry, defaults, web, threads, processes):
             registry.add(tool, approval=_approval_rule(entry.require_approval))
             registry.gates.limit_tool(tool.name, tool.policy.concurrency)
+    for name, server in config.mcp_servers.items():
+        if not server.disabled:
+            source = McpServer(_server_spec(name, server, defaults), web, pins)
+            approval = _approval_rule(server.require_approval)
+            registry.add_source(source, concurrency=server.concurrency, approval=approval)
     return registry
+
+
+def _server_spec(name: str, section: McpSection, defaults: Policy) -> ServerSpec:
+    said = _policy(section)
+    said.pop("concurrency", None)  # of the server, all its tools together
+    return ServerSpec(
+        name=name,
+        transport=_transport(section),
+        prefix=legal_prefix(name) if section.prefix is None else section.prefix,
+        allowed_tools=section.allowed_tools,
+        policy=defaults,
+        overrides=said,
+    )
+
+
+def _transport(section: McpSection) -> StdioSpec | HttpSpec:
+    if section.command is not None:
+        env = {name: value.get_secret_value() for name, value in section.env.items()}
+        return StdioSpec(section.command, section.args, env, section.cwd)
+    assert section.url is not None, "the schema asks for one or the other"
+    return HttpSpec(
+        section.url,
+        {name: value.get_secret_value() for name, value in section.headers.items()},
+        sse=section.type == "sse",
+        rules=rules_for(section.url, allow_private=section.allow_private),
+    )
 
 
 def _tools(entry: ToolEntry, defaults: Policy, web: Web, threads: ThreadPool, processes: Processes) -> Iterator[Tool]:

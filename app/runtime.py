@@ -6,6 +6,7 @@ new runtime is built and opened first, and if that fails the old one simply stay
 
 import asyncio
 import contextlib
+import functools
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,32 +17,43 @@ import msgspec
 import structlog
 
 from app import assembly
+from app.auth.admission import Place
+from app.auth.key_store import KeyStore
 from app.auth.keys import Caller
+from app.auth.limits import Limiter, MemoryLimiter
+from app.auth.meter import FREE, Meter, Price
 from app.calls.outcome import Failed
 from app.calls.states import ReadyCall
 from app.chat.errors import ChatError
 from app.chat.ports import Model, Report, Toolbox
 from app.config.schema import Config
 from app.dialects.chosen import Choice
+from app.ledger.entry import Ledger, NoLedger
+from app.ledger.recorded import RecordedToolbox
 from app.stores.conversations import Conversations
+from app.telemetry import logs
 from app.telemetry.listeners import Listener, LogListener, MetricsListener
 from app.telemetry.metrics import Metrics
-from app.tools.approvals import Approvals, Settled
 from app.telemetry.models import write_choice
+from app.telemetry.tool_servers import ToolServers
+from app.tools.approvals import Approvals, Settled
 from app.tools.clients_only import ClientsOnly
 from app.tools.executor import Tool
 from app.tools.http_client import Web
+from app.tools.mcp_descriptors import Pins
 from app.tools.process import Processes
 from app.tools.registry import HouseTool
-from app.tools.selection import ToolFilter, narrowed, tool_filter
+from app.tools.selection import ToolFilter, allowed_filter, narrowed, tool_filter
+from app.tools.sources import SourceState, SourceStatus
 from app.tools.threads import ThreadPool
-from app.tools.toolbox import Approve, RequestToolbox
+from app.tools.toolbox import Approve, RequestToolbox, only_named
 from app.upstream.catalogue import Catalogue
+from app.upstream.prices import costs_of
 from app.upstream.resolve import ModelEntry
+from app.upstream.tool_calling import ToolCalling
 
 audit = structlog.get_logger("callgate.audit")
 
-from app.upstream.tool_calling import ToolCalling
 WILDCARD = "wildcard"
 """What is counted for a model that only a wildcard names: the rest of the name is the client's."""
 
@@ -49,9 +61,31 @@ WILDCARD = "wildcard"
 class Lasting:
     """What outlives any one runtime: whoever waits, counts or remembers must not notice that the house moved."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: Config) -> None:
         self.metrics = Metrics()
         self.approvals = Approvals(audit=_write_down)
+        self.admission = assembly.admission_of(config)
+        self.keys: KeyStore | None = None
+        self.ledger: Ledger = NoLedger()
+        self.limiter: Limiter = MemoryLimiter()
+        self._config = config
+
+    async def open(self) -> None:
+        """Open what lies in files. Where that fails nothing is served: what was promised could not be kept."""
+        ledger = assembly.ledger_of(self._config)
+        self.ledger = ledger or NoLedger()
+        self.limiter = assembly.limiter_of(self._config, ledger)
+        self.keys = assembly.key_store_of(self._config)
+        if ledger is not None and ledger.found_unknown:
+            audit.warning("runs of tools whose end nobody saw", count=ledger.found_unknown)
+
+    async def close(self) -> None:
+        await self.limiter.close()
+        await self.ledger.close()
+        if self.keys is not None:
+            self.keys.close()
+        self.servers = ToolServers(self.metrics)
+        self.pins = Pins(self.servers.changed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +110,24 @@ class Runtime:
         self.limits = config.limits
         self.rules = assembly.rules_of(config)
         self.diagnostics = config.loop.diagnostics
-        self._keyring = assembly.keyring_of(config)
+        self.limiter = lasting.limiter
+        self._admission = lasting.admission
+        self._ledger = lasting.ledger
+        self._keyring = assembly.keyring_of(config, lasting.keys)
         self._doorstep = assembly.doorstep_of(config, self._keyring)
         self._threads = ThreadPool()
         self._web = Web()
         self._processes = Processes()
-        self.registry = assembly.registry_of(config, self._web, self._threads, self._processes)
+        self.registry = assembly.registry_of(
+            config,
+            self._web,
+            self._threads,
+            self._processes,
+            pins=lasting.pins,
+            tell=functools.partial(_tell_of_source, lasting.servers),
+        )
         self._client = assembly.client_of(config)
+        self._tool_calling = ToolCalling(_write_choice, config.limits.argument_bytes)
         self.catalogue = Catalogue(
             [assembly.model_entry(section, config) for section in config.model_list],
             self._client,
@@ -90,13 +135,16 @@ class Runtime:
             policy=assembly.retry_policy_of(config),
         )
         self._exact = frozenset(self.catalogue.names())
+        self._places = assembly.concurrency_of(config)
+        self._prices: dict[str, Price] = {}
+        self._infos = {section.model_name: section.model_info for section in config.model_list}
         self._sees_images = {
             section.model_name: bool(section.model_info.get("supports_vision")) for section in config.model_list
         }
 
     async def open(self) -> None:
-        self._tool_calling = ToolCalling(_write_choice, config.limits.argument_bytes)
         await self.registry.open()
+        self._admission.change(self.limits.concurrent_requests, self.limits.queue_seconds)
 
     async def close(self) -> None:
         await self.registry.close()
@@ -112,8 +160,38 @@ class Runtime:
             raise refusal
         return self._keyring.identify(headers)
 
+    async def place(self, caller: Caller) -> Place:
+        """A place for one request, or a refusal: 429 when its key has too many under way, 503 when all have."""
+        return await self._admission.request(caller.name, caller.allowance.parallel)
+
+    async def place_at(self, model: str) -> Place:
+        """A place for one request to a model."""
+        name = self.catalogue.entry(model).model_name
+        return await self._admission.model(name, self._places.get(name))
+
+    async def meter(self, caller: Caller, model: str, prompt_bytes: int, max_tokens: int | None, choices: int) -> Meter:
+        """What holds one request to what its key may use."""
+        priced = caller.allowance.budget_per_day is not None or caller.allowance.budget_per_month is not None
+        price = await self._price(model) if priced else FREE
+        return Meter(self.limiter, caller, price, prompt_bytes, max_tokens, choices)
+
+    async def _price(self, model: str) -> Price:
+        """Looked up once for each model, in a thread: it may load litellm."""
+        if model not in self._prices:
+            entry = self.catalogue.entry(model)
+            info = self._infos.get(entry.model_name, {})
+            costs = await asyncio.to_thread(costs_of, entry.litellm_params, info)
+            if costs is None:
+                audit.warning("no price is known; it costs nothing against budgets", model=entry.model_name)
+            self._prices[model] = Price(*costs) if costs else FREE
+        return self._prices[model]
+
     def model_names(self, caller: Caller) -> list[str]:
         return [name for name in self.catalogue.names() if caller.may_ask(name)]
+
+    def tool_calling(self, name: str) -> list[Choice | None]:
+        """How each deployment of a model is asked for its calls; None where nobody had to find out yet."""
+        return [self._tool_calling.choice(entry) for entry in self.catalogue.entries(name)]
 
     def check_model(self, name: str, caller: Caller) -> None:
         """Refuse a model that is not there or not for this caller. A model one may not ask does not exist for one."""
@@ -127,27 +205,30 @@ class Runtime:
         run_id: str,
         client_tools: Sequence[msgspec.Raw],
         wanted_tools: str | None,
-    def tool_calling(self, name: str) -> list[Choice | None]:
-        """How each deployment of a model is asked for its calls; None where nobody had to find out yet."""
-        return [self._tool_calling.choice(entry) for entry in self.catalogue.entries(name)]
-
         tool_choice: Any,
+        allowed: frozenset[str] | None = None,
     ) -> Engaged:
-        """The model and the tools for one request of this caller's."""
+        """The model and the tools for one request of this caller's; `allowed` names those it may use, whosever."""
         entry = self._entry(model, caller)
         house: tuple[HouseTool, ...] = ()
         if tool_choice != "none" and entry.tools:
-            filters = [ToolFilter(entry.tools), ToolFilter(caller.tools), tool_filter(wanted_tools)]
+            filters = [
+                ToolFilter(entry.tools),
+                ToolFilter(caller.tools),
+                tool_filter(wanted_tools),
+                allowed_filter(allowed),
+            ]
             house = narrowed(self.registry.tools(), filters)
         toolbox: Toolbox
         if house:
             toolbox = RequestToolbox(
                 house,
-                client_tools,
+                only_named(client_tools, allowed),
                 run_id=run_id,
                 gates=self.registry.gates,
                 approve=self._asking(caller, run_id),
             )
+            toolbox = self._recorded(toolbox, caller, run_id)
         else:
             toolbox = ClientsOnly(client_tools)
         return Engaged(
@@ -164,6 +245,13 @@ class Runtime:
             LogListener(run_id, content=self.config.logging.content),
             MetricsListener(self.metrics, model_name, names),
         )
+
+    def _recorded(self, toolbox: Toolbox, caller: Caller, run_id: str) -> Toolbox:
+        """Whatever is run stands in the ledger, if there is one."""
+        if isinstance(self._ledger, NoLedger):
+            return toolbox
+        mask = logs.masked if self.config.logging.content else None
+        return RecordedToolbox(toolbox, self._ledger, run_id=run_id, key_name=caller.name, mask=mask)
 
     def _asking(self, caller: Caller, run_id: str) -> Approve:
         """How the tools of this run ask for approval."""
@@ -199,7 +287,7 @@ class House:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self.lasting = Lasting()
+        self.lasting = Lasting(config)
         self.metrics = self.lasting.metrics
         self.opened_at = int(time.time())
         self.is_ready = False
@@ -214,6 +302,7 @@ class House:
         return self._tenancy.runtime
 
     async def __aenter__(self) -> Self:
+        await self.lasting.open()
         self._tenancy = await _Tenancy.begin(Runtime(self._config, self.lasting))
         self.is_ready = True
         return self
@@ -222,6 +311,7 @@ class House:
         self.is_ready = False
         if self._tenancy is not None:
             await self._tenancy.end()
+        await self.lasting.close()
         await self.store.close()
 
     @contextlib.contextmanager
@@ -281,6 +371,16 @@ class _Tenancy:
         await self._leave.wait()
         await self._empty.wait()
         await self.runtime.close()
+
+
+def _tell_of_source(servers: ToolServers, status: SourceStatus) -> None:
+    match status.state:
+        case SourceState.READY:
+            servers.ready(status.name, status.kind)
+        case SourceState.DOWN:
+            servers.down(status.name, status.kind, status.error, status.failures)
+        case _:
+            return
 
 
 def _write_down(settled: Settled) -> None:

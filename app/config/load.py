@@ -14,6 +14,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from app.config.document import Document, read_document
+from app.config.mcp_file import take_in_servers
 from app.config.mistakes import problems_of
 from app.config.problems import ConfigError, Problem, Spot
 from app.config.references import References
@@ -63,6 +64,7 @@ def load(
     found = find(path, environ)
     file = found or DEFAULT_FILE
     document = read_document(_text_of(file), _shown(file), References(environ, file.parent))
+    take_in_servers(document, file.parent, environ)
     _outrank(document, environ, flags or {})
     try:
         document.value = _without_empty_blocks(document.value)

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType, UnionType
 from typing import Any, Final, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import AliasChoices, BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from app.config.document import Document, Path, dotted
@@ -135,13 +136,20 @@ def _known_keys(kind: Any, loc: Path) -> list[str]:
 
 def _step(kind: Any, part: str | int) -> Any:
     if _is_section(kind):
-        return next((_set(it.annotation) for name, it in kind.model_fields.items() if part in (name, it.alias)), None)
+        return next((_set(it.annotation) for name, it in kind.model_fields.items() if part in _names(name, it)), None)
     if get_origin(kind) is tuple:
         return get_args(kind)[0]
+    if get_origin(kind) is Mapping:
+        return get_args(kind)[1]
     for member in _members(kind):
         if _is_section(member) and part in get_args(member.model_fields["kind"].annotation):
             return member
     return kind
+
+
+def _names(name: str, field: FieldInfo) -> tuple[Any, ...]:
+    others = field.validation_alias.choices if isinstance(field.validation_alias, AliasChoices) else ()
+    return (name, field.alias, *others)
 
 
 def _set(kind: Any) -> Any:

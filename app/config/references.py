@@ -103,6 +103,11 @@ class References:
 def _name_and_default(found: re.Match[str]) -> tuple[str, str | None]:
     if found["open"]:
         raise BadReference("`${` is never closed; a literal `${` is written `$${`")
+    if found["inside"].startswith("input:"):
+        raise BadReference(
+            f"`${{{found['inside']}}}` asks a person at an editor, and nobody is asked here; "
+            "put the value into a variable and write `${env:NAME}`"
+        )
     inside = _INSIDE.match(found["inside"])
     if inside is None:
         raise BadReference("`${…}` takes a variable's name, or `NAME:-default`; a literal `${` is written `$${`")

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -57,9 +58,9 @@ TextFormat: TypeAlias = Literal[
     "react",
 ]
 ToolCalling: TypeAlias = Literal["auto", "native", "json", TextFormat]
-Lane: TypeAlias = Literal["auto", "direct", "translated", "litellm"]
 CONSTRAINED: tuple[ToolCalling, ...] = ("auto", "json", "litellm_json", "llama3_json")
 """The formats whose call is one bare JSON object, which a server can be told the schema of."""
+Lane: TypeAlias = Literal["auto", "direct", "translated", "litellm"]
 
 
 def _no_boolean(value: Any) -> Any:
@@ -102,6 +103,7 @@ BesideFile: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_besi
 """A path, from the folder that the config file is in."""
 Seconds: TypeAlias = Annotated[float, Field(gt=0), _NO_BOOLEAN]
 Count: TypeAlias = Annotated[int, Field(ge=1), _NO_BOOLEAN]
+Money: TypeAlias = Annotated[float, Field(ge=0), _NO_BOOLEAN]
 Retries: TypeAlias = Annotated[int, Field(ge=0, le=10), _NO_BOOLEAN]
 Switch: TypeAlias = Annotated[
     bool,
@@ -188,6 +190,16 @@ class Key(Section):
     """It may decide about calls that wait for approval, its own and everybody's."""
     admin: Switch = False
     """It may have the config read again."""
+    requests_per_minute: Count | None = None
+    """How many requests it may make in any minute; no limit where it is not set."""
+    tokens_per_minute: Count | None = None
+    """How many tokens, of questions and answers, it may use in any minute."""
+    parallel: Count | None = None
+    """How many of its requests may be under way at once, in each process."""
+    budget_per_day: Money | None = None
+    """US dollars it may spend in a day (UTC), by litellm's prices or those in `model_info`."""
+    budget_per_month: Money | None = None
+    """US dollars it may spend in a month (UTC)."""
 
 
 class LitellmParams(BaseModel):
@@ -231,29 +243,17 @@ class ModelEntry(Section):
     """Models to ask instead when this one fails before it has said anything, in order."""
     tool_calling: ToolCalling = "auto"
     """How it calls tools: natively, or asked in the prompt and read back from its text in the format named."""
+    constrain_calls: Switch = False
+    """Have the server enforce the form of a demanded call; for bare JSON formats and servers that know `json_schema`."""
     lane: Lane = "auto"
     """Who speaks to the provider: Callgate itself, Callgate with litellm's translation, or litellm alone."""
+    concurrency: Count | None = None
+    """How many requests may be under way with it; further ones get a 503. Entries with one name add up."""
     timeout: Seconds | None = None
     """Seconds for a whole answer; `upstream.total_seconds` where it is not set."""
     stream_timeout: Seconds | None = None
     """Seconds a stream may be silent; `upstream.idle_seconds` where it is not set."""
 
-
-class ApprovalLists(Section):
-    """Which tools wait for a person's word. Of the patterns that name a tool, the one that spells out most counts."""
-
-    always: Globs = ()
-    constrain_calls: Switch = False
-    """Have the server enforce the form of a demanded call; for bare JSON formats and servers that know `json_schema`."""
-    """Tools whose calls wait, as names or globs; `safety:destructive` names all tools of that class."""
-    never: Globs = ()
-    """Tools whose calls do not wait, in the same way."""
-
-
-class _OrOneWord:
-    """Lets `never` and `always` stand for the lists that say it of all tools."""
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
     @model_validator(mode="after")
     def _can_be_constrained(self) -> "ModelEntry":
         if self.constrain_calls and self.tool_calling not in CONSTRAINED:
@@ -264,6 +264,20 @@ class _OrOneWord:
             )
         return self
 
+
+class ApprovalLists(Section):
+    """Which tools wait for a person's word. Of the patterns that name a tool, the one that spells out most counts."""
+
+    always: Globs = ()
+    """Tools whose calls wait, as names or globs; `safety:destructive` names all tools of that class."""
+    never: Globs = ()
+    """Tools whose calls do not wait, in the same way."""
+
+
+class _OrOneWord:
+    """Lets `never` and `always` stand for the lists that say it of all tools."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_before_validator_function(self._lists, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
@@ -413,6 +427,75 @@ ToolEntry: TypeAlias = Annotated[PythonTool | HttpTool | CommandTool, Field(disc
 """One entry of `tools`. A further kind is one more class here, with a `kind` of its own."""
 
 
+def _plain_text(value: Any) -> Any:
+    """Numbers and booleans stand unquoted in other programs' files, and mean their text."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, int | float) else value
+
+
+_OF_OTHER_CLIENTS = frozenset({"alwaysAllow", "autoApprove", "description", "gallery", "icon", "version"})
+"""What other programs keep in a server's entry for themselves: about their own screens, or of no effect here."""
+ServerKind: TypeAlias = Literal["stdio", "http", "streamable-http", "streamableHttp", "sse"]
+ServerName: TypeAlias = Annotated[
+    str,
+    _shape(
+        r"^[^\s*?\[\]][^*?\[\]\x00-\x1f]{0,127}$", "should be a name of at most 128 characters without `*`, `?`, `[`"
+    ),
+]
+
+
+class McpServer(ToolSection):
+    """An MCP server, as other programs write it, and what Callgate adds to it."""
+
+    type: ServerKind | None = Field(None, validation_alias=AliasChoices("type", "transport"))
+    """How it is spoken to; told by `command` or `url` where it is not set. `sse` has to be said."""
+    command: Annotated[str, Field(min_length=1)] | None = None
+    """The program that is the server. It is started with a clean environment and ended with all it started."""
+    args: tuple[Annotated[str, BeforeValidator(_plain_text)], ...] = ()
+    """The program's arguments."""
+    env: Mapping[str, Annotated[SecretStr, BeforeValidator(_plain_text)]] = Field(default_factory=dict)
+    """Variables for the program, beside `PATH`, `HOME` and the like."""
+    cwd: str | None = None
+    """The folder it runs in; Callgate's own where it is not set."""
+    url: WebAddress | None = Field(None, repr=False)
+    """The address of a server that runs elsewhere."""
+    headers: Mapping[str, SecretStr] = Field(default_factory=dict)
+    """Headers to send to it. A caller's credentials never are."""
+    allow_private: Switch | None = None
+    """Allow its host to have a private address. Not set: if the address is plainly your own, as localhost is."""
+    disabled: Switch = False
+    """Leave it out."""
+    allowed_tools: Globs | None = None
+    """The tools of it that are taken, by its own names for them or globs; all where it is not set."""
+    prefix: (
+        Annotated[str, _shape(r"^[A-Za-z0-9_-]{0,40}$", "should be at most 40 letters, digits, `_` or `-`")] | None
+    ) = None
+    """What goes before its tools' names, with `_` between; its name where it is not set, nothing where it is empty."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_others_words(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if name not in _OF_OTHER_CLIENTS}
+
+    @model_validator(mode="after")
+    def _one_way_to_it(self) -> "McpServer":
+        if (self.command is None) == (self.url is None):
+            raise PydanticCustomError("one_of", "needs either `command` or `url`")
+        if self.type is not None and (self.type == "stdio") != (self.command is not None):
+            needed = "command" if self.type == "stdio" else "url"
+            raise PydanticCustomError(
+                "one_of", "`type: {type}` goes with `{needed}`", {"type": self.type, "needed": needed}
+            )
+        if self.command is not None and self.headers:
+            raise PydanticCustomError("one_of", "`headers` go with `url`")
+        if self.url is not None and (self.args or self.env or self.cwd):
+            raise PydanticCustomError("one_of", "`args`, `env` and `cwd` go with `command`")
+        return self
+
+
 class Loop(Section):
     """How long a chat may go on."""
 
@@ -443,6 +526,13 @@ class Limits(Section):
     """Wall-clock time of a whole request, all turns and tools included."""
     tool_result_bytes: Annotated[int, Field(ge=256), _NO_BOOLEAN] = 65_536
     """How much of a tool's result the model gets, unless the tool says otherwise."""
+    concurrent_requests: Count = 1000
+    """How many requests may be under way at once; further ones get a 503."""
+    queue_seconds: Annotated[float, Field(ge=0), _NO_BOOLEAN] = 0.1
+    """How long a request waits for a place before it is turned away."""
+    redis_down: Literal["open", "closed"] = "open"
+    """What becomes of keys with limits while `store.redis_url` does not answer: `open` counts in each process alone,
+    `closed` refuses them."""
 
 
 class Approvals(Section):
@@ -524,8 +614,17 @@ class Config(Section):
         tuple[ModelEntry, ...], AfterValidator(_at_least_one), Field(json_schema_extra={"minItems": 1})
     ]
     """The models, as litellm has them."""
+    data_dir: str | None = None
+    """A folder for what has to survive the process: the ledger of tool runs, what keys have spent, and keys made by
+    `callgate keys create`. Without one nothing is written."""
     tools: tuple[ToolEntry, ...] = ()
     """The tools of the house."""
+    mcp_servers: Mapping[ServerName, McpServer] = Field(
+        default_factory=dict, validation_alias=AliasChoices("mcp_servers", "mcpServers", "servers")
+    )
+    """MCP servers by name, as other programs write them; the block may also be called `mcpServers` or `servers`."""
+    mcp_config: str | None = None
+    """A file with such a block, for example `./mcp.json`; JSON, comments allowed."""
     require_approval: RequireApproval = ApprovalLists()
     """Which tools' calls wait for a person's word, where a tool's own entry does not say."""
     approvals: Approvals = Approvals()
@@ -620,12 +719,18 @@ def json_schema() -> dict[str, Any]:
     schema["$defs"]["Reference"] = REFERENCE
     for name in schema["properties"].keys() - set(schema["required"]):
         schema["properties"][name] = _or_empty(schema["properties"][name])
+    for alias in ("mcpServers", "servers"):
+        schema["properties"][alias] = schema["properties"]["mcp_servers"]
+    server = schema["$defs"]["McpServer"]["properties"]
+    server["transport"] = server["type"]
+    server |= {name: {} for name in sorted(_OF_OTHER_CLIENTS)}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Callgate's config.yaml"}
 
 
 def _or_empty(block: dict[str, Any]) -> dict[str, Any]:
     """`load` takes a block whose lines are all commented out for its defaults."""
-    return {"anyOf": [block, {"type": "null"}]} if block.get("type") == "array" or "$ref" in block else block
+    may_be_empty = block.get("type") in {"array", "object"} or "$ref" in block
+    return {"anyOf": [block, {"type": "null"}]} if may_be_empty else block
 
 
 def _or_reference(found: dict[str, Any]) -> dict[str, Any]:

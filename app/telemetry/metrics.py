@@ -68,6 +68,12 @@ class Metrics:
         self.prompt_tokens_added = self._counter(
             "prompt_tokens_added", "Tokens, estimated, that describing tools in prompts added.", "model", "format"
         )
+        self.server_failures = self._counter(
+            "tool_server_failures", "Tool servers that were lost or could not be opened.", "server"
+        )
+        self.tool_changes = self._counter(
+            "tool_changes", "Tools whose server changed their description or schema.", "server"
+        )
         self.tokens = self._counter("tokens", "Tokens that providers reported.", "model", "kind")
 
     def request(self, route: str, status: int, model: str, seconds: float) -> None:

@@ -5,7 +5,7 @@ server lists, and calls become outcomes.
 """
 
 import asyncio
-import fnmatch
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,23 +26,7 @@ from app.tools.mcp_wire import Answer, Forgotten, Gone, Unreadable
 
 REOPEN_SECONDS = 10.0
 """How long a call waits for a new session when the server has forgotten the old one."""
-HEADER_MISMATCH = types.HEADER_MISMATCH
-
-
-@dataclass(frozen=True, slots=True)
-class Approval:
-    """Which of a server's tools need a person's consent, by the server's own names."""
-
-    always: tuple[str, ...] = ()
-    never: tuple[str, ...] = ()
-    otherwise: bool = False
-
-    def needed(self, name: str) -> bool:
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in self.always):
-            return True
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in self.never):
-            return False
-        return self.otherwise
+_ILLEGAL = re.compile(r"[^A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +38,6 @@ class ServerSpec:
     prefix: str
     """Goes before the names of its tools; empty for none."""
     allowed_tools: tuple[str, ...] | None = None
-    approval: Approval = Approval()
     policy: Policy = USUAL
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """What the operator said of the policy; outranks what a server suggests."""
@@ -104,7 +87,7 @@ class McpServer:
             async with asyncio.timeout(REOPEN_SECONDS):
                 session = await self._next_after(session)
             return await session.call(tool.name, arguments, occasion.report, lean=tool.lean)
-        if answer.error is not None and answer.error.code == HEADER_MISMATCH and tool.lean:
+        if answer.error is not None and answer.error.code == types.HEADER_MISMATCH and tool.lean:
             # Refused for its form, before anything ran; the SDK knows how to mend that.
             return await session.call(tool.name, arguments, occasion.report, lean=False)
         return answer
@@ -134,10 +117,8 @@ class McpServer:
 
     def _tool(self, descriptor: Descriptor) -> Tool:
         spec = self._spec
-        policy = replace(spec.policy, require_approval=spec.approval.needed(descriptor.name))
-        if descriptor.safety is not None:
-            policy = replace(policy, safety=descriptor.safety)
-        policy = replace(policy, **spec.overrides)
+        suggested = {} if descriptor.safety is None else {"safety": descriptor.safety}
+        policy = replace(spec.policy, **{**suggested, **spec.overrides})
         return Tool(
             name=descriptor.name,
             description=descriptor.description,
@@ -188,3 +169,8 @@ class McpTool:
 def prefixed(prefix: str, name: str) -> str:
     """`github` and `search` make `github_search`; a name that starts so already is kept."""
     return name if not prefix or name.startswith(f"{prefix}_") else f"{prefix}_{name}"
+
+
+def legal_prefix(server: str) -> str:
+    """A server's name as the start of its tools' names."""
+    return _ILLEGAL.sub("_", server).strip("_")

@@ -15,7 +15,7 @@ from app.config.schema import Config, LitellmParams, ToolSection, json_schema, j
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "config.yaml"
-VARIABLES = {"OPENAI_API_KEY": "sk-openai", "ANTHROPIC_API_KEY": "sk-ant", "WEATHER_TOKEN": "wt-123456"}
+VARIABLES = {"OPENAI_API_KEY": "sk-openai", "ANTHROPIC_API_KEY": "sk-ant", "WEATHER_TOKEN": "wt-123456", "TICKETS_TOKEN": "tt-1"}
 
 EXAMPLE_LINE = re.compile(r"^( *)#: ", re.MULTILINE)
 
@@ -55,12 +55,14 @@ def test_as_it_stands_it_needs_no_variable_and_means_the_same_as_no_file():
 def test_with_every_example_in_use_it_is_valid(tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text(with_examples())
+    (tmp_path / "mcp.json").write_text('{"mcpServers": {"memory": {"command": "memory-server"}}}')
 
     config = load(file, environ=VARIABLES).config
 
     assert [entry.model_name for entry in config.model_list] == ["demo", "gpt", "local", "anthropic/*"]
     assert [tool.name for tool in config.tools] == [None, "lookup", "weather", "open_ticket", "git_log"]
     assert [key.name for key in config.keys] == ["alice"]
+    assert sorted(config.mcp_servers) == ["files", "memory", "tickets"]
 
 
 ALL_SECTIONS: list[type[BaseModel]] = sorted({*sections(), ToolSection}, key=lambda section: section.__name__)
@@ -79,7 +81,7 @@ def test_every_setting_is_shown(section):
 
 def test_what_is_not_an_example_is_shown_with_its_default():
     tree = yaml.safe_load(REFERENCE.read_text())
-    written = Config.model_validate({**tree, "keys": []})
+    written = Config.model_validate({**tree, "keys": [], "mcp_servers": {}})
     unwritten = Config.model_validate({"model_list": tree["model_list"]})
 
     for name in ("server", "loop", "limits", "upstream", "logging", "auth", "version"):

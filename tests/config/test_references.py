@@ -57,7 +57,7 @@ def test_a_file_may_be_named_by_its_whole_path(references, tmp_path):
         ("${MISSING}", "MISSING is not set"),
         ("${}", "takes a variable's name"),
         ("${NAME-other}", "takes a variable's name"),
-        ("${input:key}", "takes a variable's name"),
+        ("${input:key}", "asks a person at an editor"),
         ("${NAME", "never closed"),
         ("${a${NAME}}", "never closed"),
         ("file:./nowhere", "cannot read the file ./nowhere"),
