@@ -12,9 +12,8 @@ from app.auth.keys import KeyEntry, Keyring, KeySource
 from app.auth.limits import Allowance, Limiter, MemoryLimiter
 from app.auth.redis_limits import RedisLimiter
 from app.chat.loop import Rules
-from app.config.schema import ApprovalLists, CommandTool, Config, HttpTool, PythonTool, ToolEntry, ToolSection
+from app.config.schema import ApprovalLists, CommandTool, Config, HttpTool, Key, PythonTool, ToolEntry, ToolSection
 from app.config.schema import McpServer as McpSection
-from app.config.schema import Key
 from app.config.schema import ModelEntry as ModelSection
 from app.ledger.sqlite import SqliteLedger
 from app.stores.memory import MemoryStore

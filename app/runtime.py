@@ -68,6 +68,8 @@ class Lasting:
         self.keys: KeyStore | None = None
         self.ledger: Ledger = NoLedger()
         self.limiter: Limiter = MemoryLimiter()
+        self.servers = ToolServers(self.metrics)
+        self.pins = Pins(self.servers.changed)
         self._config = config
 
     async def open(self) -> None:
@@ -84,8 +86,6 @@ class Lasting:
         await self.ledger.close()
         if self.keys is not None:
             self.keys.close()
-        self.servers = ToolServers(self.metrics)
-        self.pins = Pins(self.servers.changed)
 
 
 @dataclass(frozen=True, slots=True)

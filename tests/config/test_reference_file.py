@@ -15,7 +15,12 @@ from app.config.schema import Config, LitellmParams, ToolSection, json_schema, j
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "config.yaml"
-VARIABLES = {"OPENAI_API_KEY": "sk-openai", "ANTHROPIC_API_KEY": "sk-ant", "WEATHER_TOKEN": "wt-123456", "TICKETS_TOKEN": "tt-1"}
+VARIABLES = {
+    "OPENAI_API_KEY": "sk-openai",
+    "ANTHROPIC_API_KEY": "sk-ant",
+    "WEATHER_TOKEN": "wt-123456",
+    "TICKETS_TOKEN": "tt-1",
+}
 
 EXAMPLE_LINE = re.compile(r"^( *)#: ", re.MULTILINE)
 
