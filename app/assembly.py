@@ -29,6 +29,7 @@ from app.tools.mcp_descriptors import Pins
 from app.tools.mcp_http import HttpSpec, rules_for
 from app.tools.mcp_process import StdioSpec
 from app.tools.mcp_server import McpServer, ServerSpec, legal_prefix
+from app.tools.openapi import Api, OpenApiSource, Selection
 from app.tools.process import Limits, Paths, Processes
 from app.tools.python_function import functions_at, python_tool
 from app.tools.registry import Registry
@@ -174,6 +175,10 @@ def registry_of(
     registry = Registry(approval=_approval_rule(config.require_approval), tell=tell)
     defaults = Policy(max_result_bytes=config.limits.tool_result_bytes)
     for entry in config.tools:
+        if isinstance(entry, OpenApiTool):
+            approval = _approval_rule(entry.require_approval)
+            registry.add_source(_open_api(entry, defaults, web), approval=approval)
+            continue
         for tool in _tools(entry, defaults, web, threads, processes):
             registry.add(tool, approval=_approval_rule(entry.require_approval))
             registry.gates.limit_tool(tool.name, tool.policy.concurrency)
@@ -211,7 +216,7 @@ def _transport(section: McpSection) -> StdioSpec | HttpSpec:
     )
 
 
-def _tools(entry: ToolEntry, defaults: Policy, web: Web, threads: ThreadPool, processes: Processes) -> Iterator[Tool]:
+def _tools(entry: PythonTool | HttpTool | CommandTool, defaults: Policy, web: Web, threads: ThreadPool, processes: Processes) -> Iterator[Tool]:
     match entry:
         case PythonTool():
             for function in functions_at(entry.function or entry.module or ""):
@@ -250,6 +255,19 @@ def _http_tool(entry: HttpTool, defaults: Policy, web: Web) -> Tool:
         kind="http",
         source=entry.url,
     )
+
+
+def _open_api(entry: OpenApiTool, defaults: Policy, web: Web) -> OpenApiSource:
+    api = Api(
+        base_url=entry.base_url,
+        auth={name: value.get_secret_value() for name, value in entry.auth.items()},
+        headers={name: value.get_secret_value() for name, value in entry.headers.items()},
+        selection=Selection(entry.include, entry.exclude),
+        rules=AddressRules.of(allow_private=entry.allow_private, allow=entry.allow_hosts),
+        policy=replace(defaults, **_policy(entry)),
+        safety=None if entry.safety is None else Safety(entry.safety),
+    )
+    return OpenApiSource(entry.name, web, api, entry.document)
 
 
 def _command_tool(entry: CommandTool, defaults: Policy, processes: Processes) -> Tool:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+import msgspec
 import structlog
 from starlette.types import Receive, Scope, Send
 
@@ -48,7 +49,7 @@ class ChatEndpoint:
         with self._house.lease() as runtime:
             limits = runtime.limits
             body = await read_body(receive, limits.body_bytes)
-            request = read_chat_request(body, visit.headers, limits.messages)
+            request = read_chat_request(body, visit.headers, limits.messages, limits.json_depth)
             run = Run(runtime, self._house.conversations, visit, request, visit.caller)
             with structlog.contextvars.bound_contextvars(run_id=run.id):
                 await run.answer(receive, send)
@@ -63,6 +64,8 @@ class Run:
         self.id = f"run_{secrets.token_hex(12)}"
         self._runtime, self._visit, self._request = runtime, visit, request
         self._wrote = False
+        self._caller = caller
+        self._limit_headers: Mapping[str, str] = {}
         self._chats = [Conversation(self, runtime, conversations, request, caller) for _ in range(request.n)]
         visit.model = self._chats[0].model_name
         visit.notes |= {"model": request.model, "stream": request.stream, "run_id": self.id}
@@ -107,15 +110,36 @@ class Run:
     async def _chat(self, tell: Callable[[Any], Awaitable[None]]) -> None:
         """All chats to their ends, within the time one request may take."""
         async with _Deadline(self._runtime.limits.request_seconds):
-            if len(self._chats) == 1:
-                await self._chats[0].carry(tell)
-                return
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for choice, chat in enumerate(self._chats):
-                        group.create_task(chat.carry(_for_choice(choice, tell)))
-            except BaseExceptionGroup as failures:
-                raise failures.exceptions[0] from None  # the client is told of one; it cannot be answered in parts
+            with await self._runtime.place_at(self._request.model):
+                if self._caller.allowance.is_metered:
+                    await self._chat_metered(tell)
+                else:
+                    await self._carry_all(tell)
+
+    async def _chat_metered(self, tell: Callable[[Any], Awaitable[None]]) -> None:
+        """The chats, held to what the key may use: an estimate is reserved before and settled after them."""
+        request = self._request
+        size = sum(memoryview(each).nbytes for each in (*request.messages, *request.tools))
+        meter = await self._runtime.meter(self._caller, request.model, size, _longest_answer(request.params), request.n)
+        for chat in self._chats:
+            chat.add_listener(meter.tally())
+        try:
+            async with meter:
+                self._limit_headers = meter.headers
+                await self._carry_all(tell)
+        finally:
+            self._limit_headers = meter.headers
+
+    async def _carry_all(self, tell: Callable[[Any], Awaitable[None]]) -> None:
+        if len(self._chats) == 1:
+            await self._chats[0].carry(tell)
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                for choice, chat in enumerate(self._chats):
+                    group.create_task(chat.carry(_for_choice(choice, tell)))
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None  # the client is told of one; it cannot be answered in parts
 
     def _head(self) -> AnswerHead:
         request = self._request
@@ -126,7 +150,7 @@ class Run:
         return [chat.diagnosis for chat in self._chats] if self._runtime.diagnostics else None
 
     def _headers(self, error: ChatError | None = None) -> Mapping[str, str]:
-        headers = {"x-callgate-run": self.id}
+        headers = {"x-callgate-run": self.id, **self._limit_headers}
         if self._wrote:
             # Clients repeat a failed request by themselves. What a tool has written must not be written twice.
             headers["x-should-retry"] = "false"
@@ -147,10 +171,14 @@ class Conversation:
             client_tools=request.tools,
             wanted_tools=request.tool_filter,
             tool_choice=request.tool_choice,
+            allowed=request.allowed,
         )
         self.model_name = self._engaged.model_name
         self.diagnosis = Diagnosis(run.id)
         self._listeners: Sequence[Listener] = (run, self.diagnosis, *runtime.listeners(self.model_name, run.id))
+
+    def add_listener(self, listener: Listener) -> None:
+        self._listeners = (*self._listeners, listener)
 
     async def carry(self, tell: Tell) -> None:
         """The chat from its question to its end, heard by all listeners."""
@@ -161,7 +189,7 @@ class Conversation:
             messages = await self._conversations.made_whole(self._caller_key, messages)
             tell = self._keeping(tell)
         await converse(
-            Ask(messages, (), request.tool_choice, request.params, request.stream),
+            Ask(messages, (), self._tool_choice(), request.params, request.stream),
             engaged.model,
             engaged.toolbox,
             tell,
@@ -169,6 +197,11 @@ class Conversation:
             rules=self._rules(),
             sees_images=engaged.sees_images,
         )
+
+    def _tool_choice(self) -> Any:
+        """Where tools of ours are on offer the list is already cut down to what is allowed; only the mode is left."""
+        request = self._request
+        return request.mode if request.mode is not None and self._engaged.has_house_tools else request.tool_choice
 
     def _keeping(self, tell: Tell) -> Tell:
         """Keep what the client is not shown before it is told of its calls: it may return at once."""
@@ -199,6 +232,16 @@ def heard_by(listeners: Sequence[Listener], tell: Tell) -> Tell:
         await tell(event)
 
     return tell_all
+
+
+def _longest_answer(params: Mapping[str, Any]) -> int | None:
+    """How many tokens the request allows the model to answer with, if it says so."""
+    for name in ("max_completion_tokens", "max_tokens"):
+        said = params.get(name)
+        value = msgspec.json.decode(said) if isinstance(said, msgspec.Raw) else said
+        if isinstance(value, int) and value > 0:
+            return value
+    return None
 
 
 def _for_choice(choice: int, tell: Callable[[Any], Awaitable[None]]) -> Tell:

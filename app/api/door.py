@@ -24,6 +24,9 @@ from app.telemetry.logs import Log
 OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/health"})
 """Asked by probes that have no key. They tell nothing but that the house stands."""
 
+LIGHT_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+"""They ask what is, and no model: answered at once, and so that one can see what goes on when the house is full."""
+
 CLIENT_CLOSED = 499
 """What the log says of a request whose client left before it was answered; nobody is sent this."""
 
@@ -81,7 +84,11 @@ class Door:
             if scope["path"] not in OPEN_PATHS:
                 visit.caller = self._house.current.admit(visit.headers)
             inner = self._straight.get((scope["method"], scope["path"]), self._app)
-            await inner(scope, receive, send_marked)
+            if visit.caller is None or scope["method"] in LIGHT_METHODS:
+                await inner(scope, receive, send_marked)
+            else:
+                with await self._house.current.place(visit.caller):
+                    await inner(scope, receive, send_marked)
         except Exception as failure:  # noqa: BLE001 - the last place where a failure can still become an answer
             await self._refuse(as_chat_error(failure), visit, send_marked)
         except asyncio.CancelledError:

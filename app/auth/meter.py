@@ -7,7 +7,7 @@ from typing import Any, Final, Self
 
 from app.auth.keys import Caller
 from app.auth.limits import NANO, Amount, Limiter, OverLimit, Reservation
-from app.chat.events import ChatEnded, ChatEvent, TurnEnded, TurnStarted
+from app.chat.events import ChatEnded, ChatEvent, ModelRetried, TurnEnded, TurnStarted
 from app.chat.usage import add_usage
 
 BYTES_PER_TOKEN: Final = 4
@@ -35,23 +35,67 @@ class Price:
 FREE: Final = Price()
 
 
-class Meter:
-    """Holds one chat to its key's allowance. Also a listener: it hears what the chat uses."""
+class Tally:
+    """Hears what one chat uses."""
 
-    __slots__ = ("_asked", "_caller", "_estimate", "_limiter", "_price", "_reservation", "_usages", "headers")
+    __slots__ = ("_asked", "_usages")
+
+    def __init__(self) -> None:
+        self._usages: list[Mapping[str, Any] | None] = []
+        self._asked = 0
+
+    def hear(self, event: ChatEvent) -> None:
+        match event:
+            case TurnStarted():
+                self._asked += 1
+            case ModelRetried():
+                self._asked -= 1  # it broke off before anything came, and is asked anew
+            case TurnEnded(answer=answer):
+                self._asked -= 1
+                self._usages.append(answer.usage)
+            case ChatEnded(usage=usage):
+                self._asked = 0
+                self._usages = [usage]
+
+    @property
+    def usage(self) -> Mapping[str, Any]:
+        return add_usage(self._usages) or {}
+
+    @property
+    def is_partial(self) -> bool:
+        """A model was asked, and what that came to was never said."""
+        return self._asked > 0 or (bool(self._usages) and not self.usage)
+
+
+class Meter:
+    """Holds one request, with one chat or several, to its key's allowance."""
+
+    __slots__ = ("_caller", "_each", "_estimate", "_limiter", "_price", "_reservation", "_tallies", "headers")
 
     def __init__(
-        self, limiter: Limiter, caller: Caller, price: Price, prompt_bytes: int, max_tokens: int | None
+        self,
+        limiter: Limiter,
+        caller: Caller,
+        price: Price,
+        prompt_bytes: int,
+        max_tokens: int | None,
+        choices: int = 1,
     ) -> None:
         prompt = prompt_bytes // BYTES_PER_TOKEN
         answer = USUAL_ANSWER if max_tokens is None else max_tokens
         self._limiter, self._caller, self._price = limiter, caller, price
-        self._estimate = Amount(prompt + answer, price.of(prompt, answer))
+        self._each = Amount(prompt + answer, price.of(prompt, answer))
+        self._estimate = Amount(self._each.tokens * choices, self._each.nano * choices)
         self._reservation: Reservation | None = None
-        self._usages: list[Mapping[str, Any] | None] = []
-        self._asked = 0
+        self._tallies: list[Tally] = []
         self.headers: Mapping[str, str] = {}
         """How the key stands, for the answer; of a refusal too."""
+
+    def tally(self) -> Tally:
+        """A listener for one more chat of this request."""
+        tally = Tally()
+        self._tallies.append(tally)
+        return tally
 
     async def __aenter__(self) -> Self:
         allowance = self._caller.allowance
@@ -68,28 +112,19 @@ class Meter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._reservation is not None:
-            self._limiter.settle(self._reservation, self._used())
+            used = [self._used(tally) for tally in self._tallies]
+            total = Amount(sum(each.tokens for each in used), sum(each.nano for each in used))
+            self._limiter.settle(self._reservation, total)
 
-    def hear(self, event: ChatEvent) -> None:
-        match event:
-            case TurnStarted():
-                self._asked += 1
-            case TurnEnded(answer=answer):
-                self._asked -= 1
-                self._usages.append(answer.usage)
-            case ChatEnded(usage=usage):
-                self._asked = 0
-                self._usages = [usage]
-
-    def _used(self) -> Amount:
+    def _used(self, tally: Tally) -> Amount:
         """What was counted. A turn that nobody heard the end of was paid for all the same: it counts as estimated."""
-        usage = add_usage(self._usages) or {}
+        usage = tally.usage
         prompt, completion = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
         details = usage.get("prompt_tokens_details")
         cached = _count(details, "cached_tokens") if isinstance(details, Mapping) else 0
         used = Amount(prompt + completion, self._price.of(prompt, completion, cached))
-        if self._asked > 0 or (self._usages and not usage):
-            return Amount(used.tokens + self._estimate.tokens, used.nano + self._estimate.nano)
+        if tally.is_partial:
+            return Amount(used.tokens + self._each.tokens, used.nano + self._each.nano)
         return used
 
 

@@ -101,6 +101,14 @@ def _beside_the_file(path: str, info: ValidationInfo) -> str:
 
 BesideFile: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_beside_the_file)]
 """A path, from the folder that the config file is in."""
+
+
+def _beside_the_file_or_an_address(place: str, info: ValidationInfo) -> str:
+    return place if place.startswith(("http://", "https://")) else _beside_the_file(place, info)
+
+
+DocumentPlace: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_beside_the_file_or_an_address)]
+"""A path like that, or an address."""
 Seconds: TypeAlias = Annotated[float, Field(gt=0), _NO_BOOLEAN]
 Count: TypeAlias = Annotated[int, Field(ge=1), _NO_BOOLEAN]
 Money: TypeAlias = Annotated[float, Field(ge=0), _NO_BOOLEAN]
@@ -423,7 +431,32 @@ class CommandTool(ToolSection):
     """The only places it may open; where not set, all that the user Callgate runs as may. Needs Landlock (Linux)."""
 
 
-ToolEntry: TypeAlias = Annotated[PythonTool | HttpTool | CommandTool, Field(discriminator="kind")]
+class OpenApiTool(ToolSection):
+    """Many tools from one OpenAPI document."""
+
+    kind: Literal["openapi"]
+    """`openapi`"""
+    name: ToolName
+    """What the API is called, for people; its tools have the names of their operations."""
+    document: DocumentPlace
+    """A file, from the folder this file is in, or an address; OpenAPI 3.0 or later, as YAML or JSON."""
+    base_url: WebAddress | None = None
+    """Where the API is; what the document says of its servers where it is not set."""
+    auth: Mapping[str, SecretStr] = Field(default_factory=dict)
+    """Credentials by the names of the document's security schemes: a key, a token, or `user:password`."""
+    headers: Mapping[str, SecretStr] = Field(default_factory=dict)
+    """Headers to send with every call."""
+    include: Annotated[Globs, Field(min_length=1)] = ("*",)
+    """Operations to offer, by their names, `METHOD /path` or tags; globs."""
+    exclude: Globs = ()
+    """Of these, the ones not to offer."""
+    allow_private: Switch = False
+    """Allow private and loopback addresses, which are refused otherwise."""
+    allow_hosts: Globs = ()
+    """Hosts, as names or globs, whose private addresses may be reached all the same; networks are allowed whole."""
+
+
+ToolEntry: TypeAlias = Annotated[PythonTool | HttpTool | OpenApiTool | CommandTool, Field(discriminator="kind")]
 """One entry of `tools`. A further kind is one more class here, with a `kind` of its own."""
 
 
@@ -698,6 +731,8 @@ def _repeated_tools(config: Config) -> Iterator[Mistake]:
             continue
         if tool.name in names:
             yield ("tools", index, "name"), f"another tool is called `{tool.name}`"
+        if isinstance(tool, OpenApiTool) and tool.name in config.mcp_servers:
+            yield ("tools", index, "name"), f"an MCP server is called `{tool.name}`"
         names.add(tool.name)
 
 

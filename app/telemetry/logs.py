@@ -38,7 +38,8 @@ def configure(redactor: Redactor, *, level: str = "info", format: str = "auto", 
     `format` is `json`, `console`, or `auto`, which asks whether a person is watching. Without a `stream`, lines go to
     what `sys.stderr` is at that moment.
     """
-    global _quick  # noqa: PLW0603 - like structlog's own, this configuration is one for the process
+    global _quick, _redactor  # noqa: PLW0603 - like structlog's own, this configuration is one for the process
+    _redactor = redactor
     console = format == "console" or (format == "auto" and (stream or sys.stderr).isatty())
     processors = _processors(redactor, console=console, colors=(stream or sys.stderr).isatty())
     _quick = None if console else _Quick(redactor, logging.getLevelNamesMapping()[level.upper()], processors, stream)
@@ -49,6 +50,14 @@ def configure(redactor: Redactor, *, level: str = "info", format: str = "auto", 
         cache_logger_on_first_use=False,
     )
     _bridge(logging.getLevelNamesMapping()[level.upper()])
+
+
+def masked(text: str) -> str:
+    """A text with its secrets masked, as it would stand in a log line."""
+    return str(_redactor.value(text))
+
+
+_redactor = Redactor(())
 
 
 class Log:

@@ -36,9 +36,10 @@ def turn_ended(usage):
 async def test_a_chat_is_settled_with_what_the_provider_counted_and_what_that_costs() -> None:
     limiter = Noting()
     async with Meter(limiter, CALLER, PRICE, 4000, 500) as meter:
-        meter.hear(TurnStarted(0))
-        meter.hear(turn_ended(USAGE))
-        meter.hear(ChatEnded(Ending(EndingKind.ANSWERED, "stop"), USAGE))
+        tally = meter.tally()
+        tally.hear(TurnStarted(0))
+        tally.hear(turn_ended(USAGE))
+        tally.hear(ChatEnded(Ending(EndingKind.ANSWERED, "stop"), USAGE))
     assert limiter.reserved == [Amount(1500, round((1000 * 1e-6 + 500 * 4e-6) * NANO))]
     assert limiter.settled == [Amount(1100, round((500 * 1e-6 + 500 * 1e-7 + 100 * 4e-6) * NANO))]
 
@@ -55,25 +56,28 @@ async def test_a_chat_that_ends_before_a_model_was_asked_costs_nothing() -> None
 async def test_a_turn_whose_end_nobody_heard_counts_as_estimated_beside_those_that_were_counted() -> None:
     limiter = Noting()
     async with Meter(limiter, CALLER, PRICE, 4000, 500) as meter:
-        meter.hear(TurnStarted(0))
-        meter.hear(turn_ended(USAGE))
-        meter.hear(TurnStarted(1))
+        tally = meter.tally()
+        tally.hear(TurnStarted(0))
+        tally.hear(turn_ended(USAGE))
+        tally.hear(TurnStarted(1))
     assert limiter.settled[0].tokens == 1100 + 1500
 
 
 async def test_a_provider_that_counts_nothing_is_paid_as_estimated() -> None:
     limiter = Noting()
     async with Meter(limiter, CALLER, PRICE, 4000, 500) as meter:
-        meter.hear(TurnStarted(0))
-        meter.hear(turn_ended(None))
-        meter.hear(ChatEnded(Ending(EndingKind.ANSWERED, "stop"), None))
+        tally = meter.tally()
+        tally.hear(TurnStarted(0))
+        tally.hear(turn_ended(None))
+        tally.hear(ChatEnded(Ending(EndingKind.ANSWERED, "stop"), None))
     assert limiter.settled[0].tokens == 1500
 
 
 async def test_who_is_not_metered_is_not_counted() -> None:
     limiter = Noting()
     async with Meter(limiter, Caller("free"), FREE, 4000, None) as meter:
-        meter.hear(TurnStarted(0))
+        tally = meter.tally()
+        tally.hear(TurnStarted(0))
     assert (limiter.reserved, dict(meter.headers)) == ([], {})
 
 
