@@ -12,13 +12,14 @@ from app.auth.keys import KeyEntry, Keyring, KeySource
 from app.auth.limits import Allowance, Limiter, MemoryLimiter
 from app.auth.redis_limits import RedisLimiter
 from app.chat.loop import Rules
-from app.config.schema import ApprovalLists, CommandTool, Config, HttpTool, Key, PythonTool, ToolEntry, ToolSection
+from app.config.schema import ApprovalLists, CommandTool, Config, HttpTool, Key, OpenApiTool, PythonTool, ToolSection
 from app.config.schema import McpServer as McpSection
 from app.config.schema import ModelEntry as ModelSection
 from app.ledger.sqlite import SqliteLedger
 from app.stores.memory import MemoryStore
 from app.stores.redis import RedisStore
 from app.stores.store import Store
+from app.telemetry.tool_servers import ToolServers
 from app.tools.addresses import AddressRules
 from app.tools.approval_rules import SILENT, ApprovalRule
 from app.tools.command import CommandLine
@@ -80,6 +81,11 @@ def key_store_of(config: Config) -> KeyStore | None:
 def ledger_of(config: Config) -> SqliteLedger | None:
     """The ledger; to be asked for inside the event loop that will write to it."""
     return None if config.data_dir is None else SqliteLedger(Path(config.data_dir))
+
+
+def pins_of(config: Config, servers: ToolServers) -> Pins:
+    file = None if config.data_dir is None else Path(config.data_dir) / "tool_pins.json"
+    return Pins(servers.changed, file)
 
 
 def limiter_of(config: Config, ledger: SqliteLedger | None) -> Limiter:
@@ -177,7 +183,7 @@ def registry_of(
     for entry in config.tools:
         if isinstance(entry, OpenApiTool):
             approval = _approval_rule(entry.require_approval)
-            registry.add_source(_open_api(entry, defaults, web), approval=approval)
+            registry.add_source(_open_api(entry, defaults, web), concurrency=entry.concurrency, approval=approval)
             continue
         for tool in _tools(entry, defaults, web, threads, processes):
             registry.add(tool, approval=_approval_rule(entry.require_approval))
@@ -216,7 +222,9 @@ def _transport(section: McpSection) -> StdioSpec | HttpSpec:
     )
 
 
-def _tools(entry: PythonTool | HttpTool | CommandTool, defaults: Policy, web: Web, threads: ThreadPool, processes: Processes) -> Iterator[Tool]:
+def _tools(
+    entry: PythonTool | HttpTool | CommandTool, defaults: Policy, web: Web, threads: ThreadPool, processes: Processes
+) -> Iterator[Tool]:
     match entry:
         case PythonTool():
             for function in functions_at(entry.function or entry.module or ""):
@@ -264,7 +272,7 @@ def _open_api(entry: OpenApiTool, defaults: Policy, web: Web) -> OpenApiSource:
         headers={name: value.get_secret_value() for name, value in entry.headers.items()},
         selection=Selection(entry.include, entry.exclude),
         rules=AddressRules.of(allow_private=entry.allow_private, allow=entry.allow_hosts),
-        policy=replace(defaults, **_policy(entry)),
+        policy=replace(defaults, **{**_policy(entry), "concurrency": None}),  # of the API, all its tools together
         safety=None if entry.safety is None else Safety(entry.safety),
     )
     return OpenApiSource(entry.name, web, api, entry.document)

@@ -489,8 +489,8 @@ class McpServer(ToolSection):
     """The program's arguments."""
     env: Mapping[str, Annotated[SecretStr, BeforeValidator(_plain_text)]] = Field(default_factory=dict)
     """Variables for the program, beside `PATH`, `HOME` and the like."""
-    cwd: str | None = None
-    """The folder it runs in; Callgate's own where it is not set."""
+    cwd: BesideFile | None = None
+    """The folder it runs in, from the config file's folder; Callgate's own where it is not set."""
     url: WebAddress | None = Field(None, repr=False)
     """The address of a server that runs elsewhere."""
     headers: Mapping[str, SecretStr] = Field(default_factory=dict)

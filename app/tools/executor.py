@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from app.calls.offer import Check
 from app.calls.outcome import Outcome
@@ -93,3 +93,12 @@ class Source(Protocol):
     def tools(self) -> tuple[Tool, ...]: ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class LeavesOut(Protocol):
+    """A source with things in it that cannot be tools."""
+
+    def left_out(self) -> tuple[tuple[str, str], ...]:
+        """Each with the reason."""
+        ...

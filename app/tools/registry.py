@@ -5,7 +5,7 @@ touch the others; a source that cannot be opened is listed, tried again, and its
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import orjson
 
 from app.calls.offer import Check, OfferedTool
 from app.tools.approval_rules import SILENT, ApprovalRule
-from app.tools.executor import Source, Tool
+from app.tools.executor import LeavesOut, Source, Tool
 from app.tools.gates import Gates
 from app.tools.names import RESERVED_PREFIX, hashed_name, legal_name
 from app.tools.schema import SchemaError, compile_schema
@@ -143,11 +143,17 @@ class Registry:
         return narrowed(self.tools(), [ToolFilter(tuple(patterns))])
 
     def quarantined(self) -> tuple[Quarantined, ...]:
+        """What cannot be offered: tools that we cannot use, and what sources themselves leave out."""
         self._look()
-        return self._quarantined
+        return (*self._quarantined, *self._left_out())
 
     def sources(self) -> tuple[SourceStatus, ...]:
         return tuple(keeper.status for keeper in self._keepers.values())
+
+    def _left_out(self) -> Iterator[Quarantined]:
+        for name, keeper in sorted(self._keepers.items()):
+            if isinstance(keeper.source, LeavesOut):
+                yield from (Quarantined(tool, name, why) for tool, why in keeper.source.left_out())
 
     def _look(self) -> None:
         """Build everything anew if any source has other tools than at the last look."""

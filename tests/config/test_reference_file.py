@@ -20,6 +20,7 @@ VARIABLES = {
     "ANTHROPIC_API_KEY": "sk-ant",
     "WEATHER_TOKEN": "wt-123456",
     "TICKETS_TOKEN": "tt-1",
+    "PETSTORE_KEY": "pk-1",
 }
 
 EXAMPLE_LINE = re.compile(r"^( *)#: ", re.MULTILINE)
@@ -65,7 +66,7 @@ def test_with_every_example_in_use_it_is_valid(tmp_path):
     config = load(file, environ=VARIABLES).config
 
     assert [entry.model_name for entry in config.model_list] == ["demo", "gpt", "local", "anthropic/*"]
-    assert [tool.name for tool in config.tools] == [None, "lookup", "weather", "open_ticket", "git_log"]
+    assert [tool.name for tool in config.tools] == [None, "lookup", "weather", "open_ticket", "petstore", "git_log"]
     assert [key.name for key in config.keys] == ["alice"]
     assert sorted(config.mcp_servers) == ["files", "memory", "tickets"]
 

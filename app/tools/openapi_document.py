@@ -1,0 +1,248 @@
+"""An OpenAPI document as plain values: read from JSON or YAML, its references followed, its servers and auth known.
+
+References lead within the document only. What they may lead to is bounded, because a document can come from a server
+and be made to grow without end while it is read.
+"""
+
+import re
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote, urljoin, urlsplit
+
+import orjson
+import yaml
+
+METHODS = ("get", "head", "post", "put", "patch", "delete")
+MAX_REFERENCES = 50
+"""Of references to references. More are a ring."""
+
+_SUPPORTED = re.compile(r"3\.[0-2](\.|$)")
+_VARIABLE = re.compile(r"\{([^{}]+)\}")
+
+
+class BadDocument(ValueError):
+    """A document from which no tools can be made, and why. For the operator."""
+
+
+class LeftOut(ValueError):
+    """An operation that cannot be a tool, and why. The others are not touched by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation of a document, not looked into yet."""
+
+    method: str
+    """In capitals."""
+    path: str
+    node: Mapping[str, Any]
+    item: Mapping[str, Any]
+    """The path's own node: parameters and servers that its operations share."""
+
+    @property
+    def title(self) -> str:
+        return f"{self.method} {self.path}"
+
+    @property
+    def name(self) -> str:
+        """Its operationId, else made of method and path."""
+        given = self.node.get("operationId")
+        if isinstance(given, str) and given.strip():
+            return given.strip()
+        return f"{self.method.lower()}_" + re.sub(r"[^A-Za-z0-9]+", "_", self.path).strip("_")
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What an operator may call it by: its name, its method and path, its tags."""
+        tags = self.node.get("tags")
+        return (self.name, self.title, *(str(tag) for tag in (tags if isinstance(tags, list) else ())))
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What goes with a request by way of authentication."""
+
+    headers: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, str] = field(default_factory=dict)
+
+
+class Document:
+    """A document of version 3.0, 3.1 or 3.2."""
+
+    def __init__(self, root: Mapping[str, Any], address: str | None = None) -> None:
+        """`address` is where it came from, if that is a URL."""
+        version = str(root.get("openapi", ""))
+        if not _SUPPORTED.match(version):
+            raise BadDocument(_other_version(root, version))
+        paths = root.get("paths", {})
+        if not isinstance(paths, Mapping):
+            raise BadDocument("`paths` is no mapping")
+        self.root = root
+        self.address = address
+        self.is_3_0 = version.startswith("3.0")
+        self._paths = paths
+
+    @classmethod
+    def read(cls, text: str, address: str | None = None) -> "Document":
+        root = _parsed(text)
+        if not isinstance(root, dict):
+            raise BadDocument("it is no mapping of keys to values")
+        return cls(root, address)
+
+    def operations(self) -> Iterator[Operation]:
+        for path, item in self._paths.items():
+            if not str(path).startswith("/"):
+                continue  # extensions (`x-…`) stand here too
+            whole = self.followed(item)
+            for method in METHODS:
+                if isinstance(node := whole.get(method), Mapping):
+                    yield Operation(method.upper(), str(path), node, whole)
+
+    def followed(self, node: Any) -> Mapping[str, Any]:
+        """What a node is, or what its references lead to."""
+        for _ in range(MAX_REFERENCES):
+            if not isinstance(node, Mapping):
+                raise LeftOut("something in it is no mapping where one should be")
+            if not isinstance(reference := node.get("$ref"), str):
+                return node
+            node = self.at(reference)
+        raise LeftOut("a reference leads round in a ring")
+
+    def at(self, reference: str) -> Any:
+        """The node that a reference names."""
+        if not reference.startswith("#"):
+            raise LeftOut(f"`$ref: {reference[:100]}` leads out of the document, and nothing is fetched")
+        node: Any = self.root
+        for step in unquote(reference[1:]).split("/")[1:]:
+            key = step.replace("~1", "/").replace("~0", "~")
+            if isinstance(node, Mapping) and key in node:
+                node = node[key]
+            elif isinstance(node, list) and key.isdecimal() and int(key) < len(node):
+                node = node[int(key)]
+            else:
+                raise LeftOut(f"`$ref: {reference[:100]}` leads nowhere")
+        return node
+
+    def server(self, operation: Operation) -> str:
+        """Where an operation is, as the document has it."""
+        for node in (operation.node, operation.item, self.root):
+            servers = node.get("servers")
+            if isinstance(servers, list) and servers and isinstance(servers[0], Mapping):
+                return self._absolute(_with_defaults(servers[0]))
+        return self._absolute("/")
+
+    def _absolute(self, server: str) -> str:
+        found = urljoin(self.address, server) if self.address else server
+        if not found.startswith(("http://", "https://")):
+            raise LeftOut(f"its server `{server}` is no address; `base_url` can say where it is")
+        if self.address and _origin(found) != _origin(self.address):
+            # What a document from the net says must not decide who is sent the credentials.
+            raise LeftOut(
+                f"its server {found} is another than the document's; if that is meant, say so with `base_url`"
+            )
+        return found
+
+    def schemes(self) -> Mapping[str, Any]:
+        components = self.root.get("components")
+        schemes = components.get("securitySchemes") if isinstance(components, Mapping) else None
+        return schemes if isinstance(schemes, Mapping) else {}
+
+    def credentials(self, operation: Operation, auth: Mapping[str, str]) -> Credentials:
+        """For the first way of the operation's that `auth` has everything for; none where it asks for none."""
+        ways = operation.node.get("security", self.root.get("security"))
+        for way in ways if isinstance(ways, list) else ():
+            if isinstance(way, Mapping) and way and all(name in auth for name in way):
+                return self._filled(tuple(way), auth)
+        return Credentials()
+
+    def _filled(self, names: tuple[str, ...], auth: Mapping[str, str]) -> Credentials:
+        headers: dict[str, str] = {}
+        query: dict[str, str] = {}
+        for name in names:
+            scheme = self.followed(self.schemes().get(name))
+            match scheme.get("type"), scheme.get("in"), str(scheme.get("scheme", "")).lower():
+                case "apiKey", "header", _:
+                    headers[str(scheme.get("name"))] = auth[name]
+                case "apiKey", "query", _:
+                    query[str(scheme.get("name"))] = auth[name]
+                case "apiKey", "cookie", _:
+                    headers["Cookie"] = f"{scheme.get('name')}={auth[name]}"
+                case "http", _, "basic":
+                    headers["Authorization"] = f"Basic {b64encode(auth[name].encode()).decode('ascii')}"
+                case ("http", _, "bearer") | ("oauth2" | "openIdConnect", _, _):
+                    headers["Authorization"] = f"Bearer {auth[name]}"
+                case kind, _, way:
+                    raise LeftOut(f"authentication by {kind} {way}".rstrip() + " is not supported")
+        return Credentials(headers, query)
+
+
+def _other_version(root: Mapping[str, Any], version: str) -> str:
+    if "swagger" in root:
+        return f"it is Swagger {root['swagger']}; convert it to OpenAPI 3"
+    return f"its version is {version[:20]!r}, and 3.0 to 3.2 are read" if version else "it is no OpenAPI document"
+
+
+def _with_defaults(server: Mapping[str, Any]) -> str:
+    variables = server.get("variables")
+    known = variables if isinstance(variables, Mapping) else {}
+
+    def default(found: "re.Match[str]") -> str:
+        variable = known.get(found.group(1))
+        return str(variable.get("default", "")) if isinstance(variable, Mapping) else found.group()
+
+    return _VARIABLE.sub(default, str(server.get("url", "")))
+
+
+def _origin(address: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(address)
+    usual = {"http": 80, "https": 443}.get(parts.scheme)
+    return parts.scheme, parts.hostname, parts.port or usual
+
+
+# Reading ------------------------------------------------------------------------------------------
+
+
+def _parsed(text: str) -> Any:
+    if text.lstrip().startswith("{"):
+        try:
+            return orjson.loads(text)
+        except orjson.JSONDecodeError as error:
+            raise BadDocument(f"not readable as JSON: {error}") from None
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506 - a safe loader, with fewer types still
+    except yaml.YAMLError as error:
+        raise BadDocument(f"not readable as YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise BadDocument("nested too deeply") from None
+
+
+_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The one in C reads ten times faster, and such documents can be long."""
+
+
+class _Loader(_Base):  # type: ignore[misc]  # which of the two it is depends on how PyYAML was built
+    """YAML as OpenAPI means it, which is what JSON has: no dates, and `no` is a word."""
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _tag, _pattern, _first in (
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("int", r"[-+]?[0-9]+", "-+0123456789"),
+    ("float", r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?", "-+.0123456789"),
+    ("merge", "<<", "<"),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), list(_first))
+
+
+def _mapping(loader: Any, node: Any) -> dict[str, Any]:
+    loader.flatten_mapping(node)
+    return {
+        str(loader.construct_object(key, deep=True)): loader.construct_object(value, deep=True)
+        for key, value in node.value
+    }
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
