@@ -45,28 +45,19 @@ POLICY_FIELDS = ("timeout", "concurrency", "max_result_bytes", "retries")
 
 
 def keyring_of(config: Config, source: KeySource | None = None) -> Keyring:
-    entries = (
-        KeyEntry(
-            key.name,
-            key.hash,
-            key.models,
-            key.tools,
-            approve=key.approve,
-            admin=key.admin,
-            allowance=allowance_of(key),
-        )
-        for key in config.keys
-    )
-    return Keyring(entries, off=config.auth == "off", source=source)
+    return Keyring(map(key_entry, config.keys), off=config.auth == "off", source=source)
 
 
-def allowance_of(key: Key) -> Allowance:
-    return Allowance(
+def key_entry(key: Key) -> KeyEntry:
+    allowance = Allowance(
         requests_per_minute=key.requests_per_minute,
         tokens_per_minute=key.tokens_per_minute,
         parallel=key.parallel,
         budget_per_day=key.budget_per_day,
         budget_per_month=key.budget_per_month,
+    )
+    return KeyEntry(
+        key.name, key.hash, key.models, key.tools, approve=key.approve, admin=key.admin, allowance=allowance
     )
 
 

@@ -40,7 +40,6 @@ from app.tools.approvals import Approvals, Settled
 from app.tools.clients_only import ClientsOnly
 from app.tools.executor import Tool
 from app.tools.http_client import Web
-from app.tools.mcp_descriptors import Pins
 from app.tools.process import Processes
 from app.tools.registry import HouseTool
 from app.tools.selection import ToolFilter, allowed_filter, narrowed, tool_filter
@@ -69,7 +68,7 @@ class Lasting:
         self.ledger: Ledger = NoLedger()
         self.limiter: Limiter = MemoryLimiter()
         self.servers = ToolServers(self.metrics)
-        self.pins = Pins(self.servers.changed)
+        self.pins = assembly.pins_of(config, self.servers)
         self._config = config
 
     async def open(self) -> None:

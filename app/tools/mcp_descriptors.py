@@ -9,9 +9,11 @@ import hashlib
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import mcp_types as types
+import msgspec
 import orjson
 
 from app.tools.executor import Safety
@@ -45,21 +47,44 @@ class Descriptor:
 
 
 class Pins:
-    """What tools looked like when they were first seen. Lives as long as the process, across reloads."""
+    """What tools looked like when they were last seen. Lives as long as the process, and longer if it has a file."""
 
-    def __init__(self, changed: Callable[[str, str], None] | None = None) -> None:
+    def __init__(self, changed: Callable[[str, str], None] | None = None, file: Path | None = None) -> None:
         self._changed = changed or _nobody
-        self._seen: dict[tuple[str, str], str] = {}
+        self._file = file
+        self._seen = {} if file is None else _read(file)
 
     def look(self, server: str, descriptors: Iterable[Descriptor]) -> None:
         """Remember what is new, and tell of what is not what it was."""
+        news = False
         for each in descriptors:
-            known = self._seen.get((server, each.name))
-            if known is None and len(self._seen) >= MAX_PINS:
+            key = f"{server}\n{each.name}"
+            known = self._seen.get(key)
+            if known == each.digest or (known is None and len(self._seen) >= MAX_PINS):
                 continue
-            self._seen[server, each.name] = each.digest
-            if known is not None and known != each.digest:
+            self._seen[key] = each.digest
+            news = True
+            if known is not None:
                 self._changed(server, each.name)
+        if news and self._file is not None:
+            _write(self._file, self._seen)
+
+
+def _read(file: Path) -> dict[str, str]:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, str])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.DecodeError) as error:
+        raise ValueError(f"{file} cannot be read as what tools looked like: {error}") from error
+
+
+def _write(file: Path, seen: Mapping[str, str]) -> None:
+    """In one step, so that a crash leaves the old file or the new one."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    fresh = file.with_suffix(".new")
+    fresh.write_bytes(msgspec.json.encode(seen))
+    fresh.replace(file)
 
 
 def _nobody(server: str, tool: str) -> None:
