@@ -6,6 +6,7 @@ import typer
 
 from app.cli.checking import check
 from app.cli.keys import keys
+from app.cli.runs import runs
 from app.cli.serving import health, serve
 
 app = typer.Typer(
@@ -15,7 +16,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, check, health):
+for command in (serve, check, health, runs):
     app.command()(command)
 app.add_typer(keys, name="keys")
 

@@ -8,11 +8,13 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
 
 from app import __version__
+from app.auth.key_store import stored_keys
 from app.config.load import Loaded
 from app.config.schema import Server as ServerSection
 from app.edge import Edge, EdgeRules
@@ -182,7 +184,8 @@ def _banner(loaded: Loaded, listening: socket.socket) -> str:
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     models = ", ".join(dict.fromkeys(entry.model_name for entry in config.model_list))
-    auth = "off" if config.auth == "off" else f"{len(config.keys)} key(s)" if config.keys else "none needed on loopback"
+    keys = len(config.keys) + (stored_keys(Path(config.data_dir)) if config.data_dir else 0)
+    auth = "off" if config.auth == "off" else f"{keys} key(s)" if keys else "none needed on loopback"
     return "\n".join(
         (
             f"Callgate {__version__} on http://{shown}:{port}  (OpenAI base_url: http://{shown}:{port}/v1)",

@@ -10,6 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from app.config.load import Loaded
+    from app.config.schema import Config
 
 ConfigOption = Annotated[
     Path | None,
@@ -40,8 +41,22 @@ def check_exposure(loaded: "Loaded") -> None:
     from app.auth import keys
 
     config = loaded.config
-    if mistake := keys.check_exposure(config.server.host, config.auth, len(config.keys)):
+    if mistake := keys.check_exposure(config.server.host, config.auth, count_keys(config)):
         raise give_up(mistake)
+
+
+def count_keys(config: "Config") -> int:
+    """How many keys there are, of the config and of the key store."""
+    if config.data_dir is None:
+        return len(config.keys)
+    import sqlite3
+
+    from app.auth.key_store import stored_keys
+
+    try:
+        return len(config.keys) + stored_keys(Path(config.data_dir))
+    except (OSError, sqlite3.Error) as error:
+        raise give_up(f"data_dir: {error}") from None
 
 
 def give_up(why: object) -> typer.Exit:
