@@ -1,0 +1,173 @@
+"""What one key may do, and what a full house does, over real sockets."""
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.auth.keys import mint_key
+from app.ledger.sqlite import FILE
+from app.main import create_app
+from tests.harness import toolshed
+from tests.harness.clients import http_client
+from tests.harness.configs import make_config
+from tests.harness.server import serve
+from tests.upstream import Call, Hang, Hold, Pace, Reply, Upstream, by_turn
+
+pytestmark = pytest.mark.anyio
+
+ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+ALICE, ALICE_HASH = mint_key()
+BOB, BOB_HASH = mint_key()
+BOTH = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+HI = Reply(text="hi", usage={"prompt_tokens": 30, "completion_tokens": 10, "total_tokens": 40})
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    upstream: Upstream, *, alice: dict[str, Any] | None = None, **options: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    keys = [{"name": "alice", "hash": ALICE_HASH, **(alice or {})}, {"name": "bob", "hash": BOB_HASH}]
+    config = make_config(upstream.url, auth="keys", keys=keys, **options)
+    async with serve(create_app(config)) as url, http_client(url) as client:
+        client.headers["authorization"] = f"Bearer {ALICE}"
+        yield client
+
+
+async def ask(client: httpx.AsyncClient, key: str = ALICE, **fields: Any) -> httpx.Response:
+    return await client.post("/v1/chat/completions", json=ASK | fields, headers={"authorization": f"Bearer {key}"})
+
+
+def refused(answer: httpx.Response) -> tuple[int, str]:
+    assert int(answer.headers["retry-after"]) >= 1
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+@BOTH
+async def test_requests_a_minute_with_headers_that_say_how_the_key_stands(upstream: Upstream, stream: bool) -> None:
+    upstream.script("m", lambda _: HI)
+    async with serving(upstream, alice={"requests_per_minute": 2}) as client:
+        left = [(await ask(client, stream=stream)).headers["x-ratelimit-remaining-requests"] for _ in range(2)]
+        third = await ask(client, stream=stream)
+        other = await ask(client, BOB, stream=stream)
+    assert left == ["1", "0"]
+    assert refused(third) == (429, "rate_limit_exceeded")
+    assert third.headers["x-ratelimit-limit-requests"] == "2"
+    assert other.status_code == 200
+    assert "x-ratelimit-limit-requests" not in other.headers
+
+
+@BOTH
+async def test_tokens_are_settled_with_what_the_provider_counted(upstream: Upstream, stream: bool) -> None:
+    upstream.script("m", lambda _: HI)
+    async with serving(upstream, alice={"tokens_per_minute": 200}) as client:
+        first = await ask(
+            client, stream=stream, max_tokens=100, stream_options={"include_usage": True} if stream else None
+        )
+        second = await ask(client, stream=stream, max_tokens=100)
+        third = await ask(client, stream=stream, max_tokens=150)
+    assert (first.status_code, second.status_code) == (200, 200)
+    assert refused(third) == (429, "rate_limit_exceeded")
+    assert third.headers["x-ratelimit-remaining-tokens"] == str(200 - 2 * 40)
+
+
+async def test_a_budget_is_counted_by_the_prices_of_the_entry_and_survives_a_restart(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    upstream.script("m", lambda _: HI)
+    entry = {"model_info": {"input_cost_per_token": 0.01, "output_cost_per_token": 0.02}}
+    options: dict[str, Any] = {"alice": {"budget_per_day": 1.2}, "entry": entry, "data_dir": str(tmp_path / "data")}
+    async with serving(upstream, **options) as client:
+        assert [(await ask(client, max_tokens=5)).status_code for _ in range(2)] == [200, 200]  # 50 cents each
+    async with serving(upstream, **options) as client:
+        third = await ask(client, max_tokens=5)
+        fourth = await ask(client, max_tokens=5)
+    assert third.status_code == 200, "20 cents were left, and one chat may overshoot"
+    assert refused(fourth) == (429, "insufficient_quota")
+
+
+@BOTH
+async def test_a_key_with_too_many_requests_under_way_gets_a_429(upstream: Upstream, stream: bool) -> None:
+    gate = asyncio.Event()
+    upstream.script("m", lambda _: Reply(text="hi", pace=Pace(hold=Hold(gate))))
+    async with serving(upstream, alice={"parallel": 1}) as client:
+        first = asyncio.create_task(ask(client, stream=stream))
+        await upstream.requests.wait(1)
+        second = await ask(client, stream=stream)
+        gate.set()
+        other = await ask(client, BOB, stream=stream)
+        assert refused(second) == (429, "too_many_parallel_requests")
+        assert [(await first).status_code, other.status_code] == [200, 200]
+        assert (await ask(client, stream=stream)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [({"limits": {"concurrent_requests": 1}}, "over_capacity"), ({"entry": {"concurrency": 1}}, "model_over_capacity")],
+)
+async def test_a_full_house_and_a_full_model_turn_away_with_a_503_and_health_answers(
+    upstream: Upstream, options: dict[str, Any], code: str
+) -> None:
+    gate = asyncio.Event()
+    upstream.script("m", lambda _: Reply(text="hi", pace=Pace(hold=Hold(gate))))
+    async with serving(upstream, **options) as client:
+        first = asyncio.create_task(ask(client))
+        await upstream.requests.wait(1)
+        assert refused(await ask(client, BOB)) == (503, code)
+        assert (await client.get("/health/ready")).status_code == 200
+        assert (await client.get("/v1/models")).status_code == 200
+        gate.set()
+        assert (await first).status_code == 200
+        assert (await ask(client, BOB)).status_code == 200
+
+
+@BOTH
+async def test_whoever_leaves_gives_every_place_and_what_was_reserved_back(upstream: Upstream, stream: bool) -> None:
+    replies = iter([Reply(text="hi", fault=Hang()), HI])
+    upstream.script("m", lambda _: next(replies))
+    options: dict[str, Any] = {"entry": {"concurrency": 1}, "limits": {"concurrent_requests": 1, "queue_seconds": 5}}
+    async with serving(upstream, alice={"parallel": 1, "requests_per_minute": 2}, **options) as client:
+        leaving = asyncio.create_task(ask(client, stream=stream))
+        [asked] = await upstream.requests.wait(1)
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        await asked.until_closed()
+        assert (await ask(client, stream=stream)).status_code == 200
+
+
+async def test_every_run_of_a_tool_stands_in_the_ledger(upstream: Upstream, tmp_path: Path) -> None:
+    calls = [
+        Call("get_weather", {"city": "Oslo"}, id="call_a"),
+        Call("send_mail", {"to": "a", "text": "b"}, id="call_b"),
+    ]
+    upstream.script("m", by_turn([Reply(calls=calls), HI]))
+    async with serving(upstream, tools=["get_weather", "send_mail"], data_dir=str(tmp_path)) as client:
+        answer = await ask(client)
+        assert answer.status_code == 200
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
+        rows = database.execute(
+            "SELECT call_id, tool, state, key_name, writes, arguments, run_id FROM runs ORDER BY call_id"
+        )
+        found = rows.fetchall()
+    run_id = answer.headers["x-callgate-run"]
+    assert found == [
+        ("call_a", "get_weather", "done", "alice", 0, None, run_id),
+        ("call_b", "send_mail", "failed", "alice", 1, None, run_id),
+    ]
+
+
+async def test_a_tool_whose_client_left_is_unknown_in_the_ledger(upstream: Upstream, tmp_path: Path) -> None:
+    upstream.script("m", by_turn([Reply(calls=[Call("wait_for_gate", {})]), HI]))
+    async with toolshed.held() as running, serving(upstream, tools=["wait_for_gate"], data_dir=str(tmp_path)) as client:
+        leaving = asyncio.create_task(ask(client))
+        await running.started.wait()
+        leaving.cancel()
+        async with asyncio.timeout(5):
+            await running.cancelled.wait()
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
+        assert database.execute("SELECT state, note FROM runs").fetchall() == [("unknown", "cut off: CancelledError")]
