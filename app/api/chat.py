@@ -15,11 +15,20 @@ import msgspec
 import structlog
 from starlette.types import Receive, Scope, Send
 
+from app.api import legacy
 from app.api.door import Visit, visit_of
 from app.api.progress import progress_in
 from app.api.requests import ChatRequest, read_body, read_chat_request
 from app.api.responses import BodyWriter, ClientLeft, EventStream, Pulse, StreamWriter, WholeAnswer
-from app.api.wire import AnswerHead, ChoicesChunkWriter, ChoicesWriter, ChunkWriter, CompletionWriter, ForChoice
+from app.api.wire import (
+    AnswerHead,
+    ChoicesChunkWriter,
+    ChoicesWriter,
+    ChunkWriter,
+    CompletionWriter,
+    ForChoice,
+    function_body,
+)
 from app.auth.keys import Caller
 from app.chat.diagnosis import Diagnosis
 from app.chat.errors import ChatError
@@ -208,6 +217,8 @@ class Conversation:
 
         async def keep_and_tell(event: ChatEvent) -> None:
             if isinstance(event, CallsHandedBack):
+                if self._request.legacy:
+                    event = _for_legacy(event, self._request.messages)
                 event = await self._conversations.keep(self._caller_key, event)
             await tell(event)
 
@@ -242,6 +253,15 @@ def _longest_answer(params: Mapping[str, Any]) -> int | None:
         if isinstance(value, int) and value > 0:
             return value
     return None
+
+
+def _for_legacy(handed: CallsHandedBack, messages: Sequence[Message]) -> CallsHandedBack:
+    """One call, under the id that it will have when the client comes back without one."""
+    call = handed.calls[0]
+    function = function_body(call)
+    id = legacy.call_id(messages, function["name"], function["arguments"])
+    unseen = handed.unseen and replace(handed.unseen, names={id: call.id})
+    return CallsHandedBack((replace(call, id=id),), unseen)
 
 
 def _for_choice(choice: int, tell: Callable[[Any], Awaitable[None]]) -> Tell:

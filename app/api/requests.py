@@ -11,10 +11,11 @@ from typing import Any, Literal, get_args
 import msgspec
 from starlette.types import Receive
 
+from app.api.legacy import in_todays_words, is_legacy
+from app.api.misaddressed import as_chat, is_misaddressed
 from app.api.progress import Dialect
+from app.api.strict_json import Fields, invalid_json, read_fields
 from app.chat.errors import ChatError
-
-Fields = dict[str, msgspec.Raw]
 
 OURS = frozenset({"model", "messages", "tools", "tool_choice", "stream", "stream_options", "metadata", "n"})
 """Fields that are carried by name; all others travel on as they are."""
@@ -49,11 +50,27 @@ class _StreamOptions(msgspec.Struct):
 
 class _Function(msgspec.Struct):
     name: str
+    parameters: msgspec.Raw = msgspec.Raw()
 
 
 class _Tool(msgspec.Struct):
     type: str
     function: _Function | None = None
+    custom: _Function | None = None
+
+
+class _Allowed(msgspec.Struct):
+    mode: Literal["auto", "required"] = "auto"
+    tools: list[_Tool] = msgspec.field(default_factory=list)
+
+
+class _Choice(msgspec.Struct):
+    """A choice that is more than a word."""
+
+    type: Literal["function", "custom", "allowed_tools"]
+    function: _Function | None = None
+    custom: _Function | None = None
+    allowed_tools: _Allowed | None = None
 
 
 class _Metadata(msgspec.Struct):
@@ -67,7 +84,7 @@ class _Outline(msgspec.Struct):
     model: str
     messages: list[_Message]
     tools: list[_Tool] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: str | _Choice | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     parallel_tool_calls: bool | None = None
@@ -88,10 +105,10 @@ class _Outline(msgspec.Struct):
 
 
 _outline = msgspec.json.Decoder(_Outline)
-_fields = msgspec.json.Decoder(Fields)
 _items = msgspec.json.Decoder(list[msgspec.Raw])
 _metadata = msgspec.json.Decoder(_Metadata)
 _objects = msgspec.json.Decoder(dict[str, Any])
+_text = msgspec.json.Decoder(str)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -113,13 +130,23 @@ class ChatRequest:
     tool_filter: str | None
     """Which house tools the client wants: names, or `none`; all that are on offer when absent."""
     tool_events: Dialect
+    allowed: frozenset[str] | None = None
+    """The only tools, of either side, that `tool_choice` lets the model use; all when absent."""
+    mode: str | None = None
+    """The choice that is left once the tools are cut down to those."""
     legacy: bool = False
     """It came with `functions`, and is answered with `function_call`."""
 
 
-def read_chat_request(body: bytes, headers: Mapping[str, str], max_messages: int) -> ChatRequest:
+def read_chat_request(body: bytes, headers: Mapping[str, str], max_messages: int, max_depth: int = 100) -> ChatRequest:
     """The request, or a `ChatError` that names the field that is wrong."""
-    fields, outline = _decode(body)
+    came = fields = read_fields(body, max_depth)
+    if is_misaddressed(fields):
+        fields = as_chat(fields)
+    legacy = is_legacy(fields)
+    if legacy:
+        fields = in_todays_words(fields)
+    outline = _checked(body if fields is came else _encode(fields))
     if not outline.model:
         raise _wrong("model", "you must provide a model parameter")
     if not outline.messages:
@@ -149,14 +176,17 @@ def read_chat_request(body: bytes, headers: Mapping[str, str], max_messages: int
         messages=tuple(_items.decode(fields["messages"])),
         stream=bool(outline.stream),
         include_usage=bool(outline.stream_options and outline.stream_options.include_usage),
-        tools=tuple(_items.decode(fields["tools"])) if outline.tools else (),
-        tool_choice=outline.tool_choice,
+        tools=_tools(fields["tools"], outline.tools) if outline.tools else (),
+        tool_choice=_objects_or_text(fields["tool_choice"]) if outline.tool_choice is not None else None,
         parallel=outline.parallel_tool_calls is not False,
         n=n,
         params=params,
-        fields=fields,
+        fields=came,
         tool_filter=headers.get("x-callgate-tools") or ours.tools,
         tool_events=tool_events,
+        allowed=_allowed(outline.tool_choice),
+        mode=_mode(outline.tool_choice),
+        legacy=legacy,
     )
 
 
@@ -177,24 +207,13 @@ async def read_body(receive: Receive, limit: int) -> bytes:
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _decode(body: bytes) -> tuple[Fields, _Outline]:
+def _checked(body: bytes) -> _Outline:
     try:
-        return _fields.decode(body), _outline.decode(body)
+        return _outline.decode(body)
     except msgspec.ValidationError as error:
         raise _from_validation(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ChatError(
-            400,
-            f"We could not parse the JSON body of your request: {_first_words(error)}. "
-            "Expected a JSON object with 'model' and 'messages'.",
-            code="invalid_json",
-        ) from None
-
-
-def _first_words(error: Exception) -> str:
-    if isinstance(error, RecursionError):
-        return "it is nested too deeply"
-    return str(error).split("\n", 1)[0].rstrip(".")
+        raise invalid_json(str(error)) from None
 
 
 def _from_validation(text: str) -> ChatError:
@@ -234,13 +253,54 @@ def _check_tools(outline: _Outline) -> None:
         if tool.type == "function" and (tool.function is None or not tool.function.name):
             where = f"tools[{index}].function"
             raise _wrong(where, f"Missing required parameter: '{where}.name'.", "missing_required_parameter")
+        if tool.type == "custom" and (tool.custom is None or not tool.custom.name):
+            where = f"tools[{index}].custom"
+            raise _wrong(where, f"Missing required parameter: '{where}.name'.", "missing_required_parameter")
     choice = outline.tool_choice
+    if isinstance(choice, _Choice) and getattr(choice, choice.type) is None:
+        where = f"tool_choice.{choice.type}"
+        raise _wrong(where, f"Missing required parameter: '{where}'.", "missing_required_parameter")
     if isinstance(choice, str) and choice not in ("none", "auto", "required"):
         raise _wrong(
             "tool_choice",
             "Invalid value for 'tool_choice': expected 'none', 'auto', 'required' or an object.",
             "invalid_value",
         )
+
+
+def _tools(raw: msgspec.Raw, outlines: list[_Tool]) -> tuple[msgspec.Raw, ...]:
+    """The client's tools as they came; parameters that were given as a text of JSON are taken out of it."""
+    tools = _items.decode(raw)
+    for place, tool in enumerate(outlines):
+        if tool.function is not None and bytes(tool.function.parameters)[:1] == b'"':
+            tools[place] = _with_parameters(
+                tools[place], tool.function.parameters, f"tools[{place}].function.parameters"
+            )
+    return tuple(tools)
+
+
+def _with_parameters(tool: msgspec.Raw, text: msgspec.Raw, where: str) -> msgspec.Raw:
+    told = _objects.decode(tool)
+    try:
+        told["function"]["parameters"] = _objects.decode(_text.decode(text))
+    except msgspec.DecodeError:
+        raise _wrong(where, f"Invalid value for '{where}': expected a JSON Schema.", "invalid_type") from None
+    return msgspec.Raw(_encode(told))
+
+
+def _objects_or_text(raw: msgspec.Raw) -> Any:
+    return msgspec.json.decode(raw)
+
+
+def _allowed(choice: str | _Choice | None) -> frozenset[str] | None:
+    if not isinstance(choice, _Choice) or choice.allowed_tools is None:
+        return None
+    named = (tool.function or tool.custom for tool in choice.allowed_tools.tools)
+    return frozenset(tool.name for tool in named if tool is not None)
+
+
+def _mode(choice: str | _Choice | None) -> str | None:
+    return choice.allowed_tools.mode if isinstance(choice, _Choice) and choice.allowed_tools is not None else None
 
 
 def _split_metadata(fields: Fields) -> tuple[dict[str, Any], _Metadata]:

@@ -126,7 +126,7 @@ class ChunkWriter:
             case Heard(turn=turn, events=events):
                 return b"".join(self._heard(turn, events))
             case CallsHandedBack(calls=calls):
-                return self._opening() + b"".join(map(self._chunk, self._handed(calls)))
+                return self.opening() + b"".join(map(self._chunk, self._handed(calls)))
             case CallStarted() | CallProgress() | CallEnded() if self._head.progress is not None:
                 return self._progress(self._head.progress, event)
             case ChatEnded():
@@ -136,7 +136,7 @@ class ChunkWriter:
 
     def heartbeat(self, more: Mapping[str, Any] | None = None) -> bytes:
         """A chunk that says nothing. Every client takes it, and it re-arms timers that comments do not."""
-        return self._opening() + self._chunk({"content": ""}, **(more or {}))
+        return self.opening() + self._chunk({"content": ""}, **(more or {}))
 
     def error(self, error: ChatError) -> bytes:
         """The end of a stream that failed after it had begun."""
@@ -148,7 +148,7 @@ class ChunkWriter:
                 if isinstance(event, Head):
                     self._take_head(event)
                     break
-            yield self._opening()
+            yield self.opening()
         last = len(events) - 1
         for at, event in enumerate(events):
             if isinstance(event, TextDelta):
@@ -174,7 +174,7 @@ class ChunkWriter:
 
     def _progress(self, progress: Progress, event: ToolEvent) -> bytes:
         if (line := progress.line(event)) is not None:
-            return self._opening() + self._chunk({"reasoning_content": self._reasoning.line(line)})
+            return self.opening() + self._chunk({"reasoning_content": self._reasoning.line(line)})
         shown = progress.fields(event)
         return self.heartbeat(shown) if shown else b""
 
@@ -192,13 +192,14 @@ class ChunkWriter:
         left = self._text.finish()
         rest = self._chunk({"content": left}) if left else b""
         reason = told_reason(ended, legacy=self._head.legacy)
-        return self._opening() + rest + self._chunk({}, finish_reason=reason, **(more or {}))
+        return self.opening() + rest + self._chunk({}, finish_reason=reason, **(more or {}))
 
     def tail(self, usage: Mapping[str, Any] | None, more: Mapping[str, Any]) -> bytes:
         """The chunk behind all choices, for a client that asked for usage."""
         return self._data({"choices": [], "usage": whole_usage(usage), **more})
 
-    def _opening(self) -> bytes:
+    def opening(self) -> bytes:
+        """The chunk that every choice begins with, once."""
         if self._opened:
             return b""
         self._opened = True
@@ -254,17 +255,21 @@ class ChoicesChunkWriter:
     def write(self, told: ForChoice) -> bytes:
         writer = self._writers[told.choice]
         if not isinstance(told.event, ChatEnded):
-            return writer.write(told.event)
+            return self._in_order(told.choice, writer.write(told.event))
         self._ended[told.choice] = told.event
         if len(self._ended) < len(self._writers):
-            return writer.finish(told.event)
+            return self._in_order(told.choice, writer.finish(told.event))
         report = choices_report(self._diagnoses)
         if not self._include_usage:
-            return writer.finish(told.event, report) + DONE
-        return writer.finish(told.event) + writer.tail(usage_of(self._ended), report) + DONE
+            return self._in_order(told.choice, writer.finish(told.event, report)) + DONE
+        return self._in_order(told.choice, writer.finish(told.event)) + writer.tail(usage_of(self._ended), report) + DONE
 
     def heartbeat(self) -> bytes:
         return self._writers[0].heartbeat()
+
+    def _in_order(self, choice: int, data: bytes) -> bytes:
+        """Choices open one after the other: the official client puts the first it hears of at the head of a list."""
+        return b"".join(writer.opening() for writer in self._writers[:choice]) + data if data else data
 
     def error(self, error: ChatError) -> bytes:
         return self._writers[0].error(error)

@@ -35,6 +35,8 @@ class FoundCall:
     unwrapped: bool = False
     """It was one of several inside a wrapper, where names always carry a namespace."""
     extras: Mapping[str, Any] = field(default_factory=dict)
+    custom: bool = False
+    """A call of a custom tool: its arguments are free text."""
 
     def text(self) -> str:
         return encode_arguments(self.arguments) if isinstance(self.arguments, dict) else self.arguments.text()
@@ -68,11 +70,13 @@ def _settled(call: FoundCall, offer: Offer, failure: Flaw | None, *, being_writt
         return _broken(call, raw, Flaw.UNKNOWN_TOOL, _unknown(raw, offer))
     if call.flaw is not None:
         return _broken(call, known.name, call.flaw, _told_by_arguments(call))
+    tool = offer[known.name]
+    if call.custom and tool.check is None:
+        return _settled_custom(call, known.name, being_written=being_written)
     try:
         arguments = call.read()
     except ArgumentsError as error:
         return _broken(call, known.name, error.flaw, error.problem)
-    tool = offer[known.name]
     if being_written and (problem := _was_cut(arguments.value, tool)):
         return _broken(call, known.name, Flaw.TRUNCATED, problem)
     value = _as_declared(arguments.value, tool, only_text=call.only_text)
@@ -86,6 +90,13 @@ def _settled(call: FoundCall, offer: Offer, failure: Flaw | None, *, being_writt
     }
     findings = (*call.findings, *(finding for finding, is_so in noticed.items() if is_so))
     return ReadyCall(call.id, known.name, value, call.text(), findings, call.extras)
+
+
+def _settled_custom(call: FoundCall, name: str, *, being_written: bool) -> Call:
+    """Free text is whole unless the answer was cut off in it; what it means is for the client whose tool it is."""
+    if being_written:
+        return _broken(call, name, Flaw.TRUNCATED)
+    return ReadyCall(call.id, name, {}, sound_text(call.text()), call.findings, call.extras, custom=True)
 
 
 def _broken(call: FoundCall, name: str | None, flaw: Flaw, problem: Problem | None = None) -> BrokenCall:

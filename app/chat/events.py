@@ -60,6 +60,8 @@ class CallDelta:
     extras: Mapping[str, Any] = field(default_factory=dict)
     legacy: bool = False
     """It came as `function_call`."""
+    custom: bool = False
+    """A call of a custom tool: what it has for arguments is free text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ class CallWritten:
     """Read out of the model's text: its id is made up unless the format has one."""
     extras: Mapping[str, Any] = field(default_factory=dict)
     legacy: bool = False
+    custom: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ class Gatherer:
         return self._calls[-1] if self._calls else None
 
     def _open(self, delta: CallDelta, given: "_Given") -> "_Gathering":
-        call = self._begun(name=delta.name or None, index=delta.index)
+        call = self._begun(name=delta.name or None, index=delta.index, custom=delta.custom)
         self._calls.append(call)
         if call.index is not None:
             self._by_index[call.index] = call
@@ -159,7 +159,9 @@ class Gatherer:
             self._legacy_piece(call.name, call.arguments)
             return
         given = _given(call.id)
-        gathering = self._begun(name=call.name or None, id=given.id, id_usable=given.usable, extras=call.extras)
+        gathering = self._begun(
+            name=call.name or None, id=given.id, id_usable=given.usable, extras=call.extras, custom=call.custom
+        )
         gathering.arguments.add(call.arguments)
         gathering.written = replace(call, arguments=None) if gathering.arguments.too_large else call
         if call.from_text:
@@ -208,6 +210,7 @@ class Gatherer:
             only_text=written is not None and written.only_text,
             from_text=from_text,
             extras=call.extras,
+            custom=call.custom,
         )
 
     def _free_id(self, call: "_Gathering") -> tuple[str, bool]:
@@ -261,6 +264,7 @@ class _Gathering:
     extras: Mapping[str, Any] = field(default_factory=dict)
     written: CallWritten | None = None
     """Where it came in one piece."""
+    custom: bool = False
 
 
 def _told_apart_by(arguments: Fragments) -> str:

@@ -48,6 +48,11 @@ class Conversations:
 
     async def _kept(self, caller: str, handed: CallsHandedBack, unseen: Unseen) -> CallsHandedBack:
         value = encode_unseen(unseen)
+        if unseen.names:
+            # Ids that we chose are the client's to ask with; whatever was there is this very chat, asked anew.
+            for call in handed.calls:
+                await self._store.put(_key(caller, call.id), value, self._seconds)
+            return handed
         calls = [await self._claimed(caller, call, value) for call in handed.calls]
         names = {new.id: old.id for new, old in zip(calls, handed.calls, strict=True) if new.id != old.id}
         if names:

@@ -1,6 +1,7 @@
 """Which tools of the house somebody gets: patterns from a model's entry, a key, a request. Each can only narrow."""
 
 import fnmatch
+import glob
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -39,6 +40,11 @@ def tool_filter(text: str | None) -> ToolFilter | None:
         return None
     names = tuple(part.strip() for part in text.split(",") if part.strip())
     return ToolFilter(() if names == ("none",) else names)
+
+
+def allowed_filter(names: frozenset[str] | None) -> ToolFilter | None:
+    """What `tool_choice` allows, as a filter: names that mean only themselves."""
+    return None if names is None else ToolFilter(tuple(glob.escape(name) for name in sorted(names)))
 
 
 T = TypeVar("T", bound=Named)

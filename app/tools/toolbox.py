@@ -269,6 +269,13 @@ _client_tool = msgspec.json.Decoder(_ClientTool)
 _schema = msgspec.json.Decoder(dict[str, Any])
 
 
+def only_named(client: Sequence[msgspec.Raw], names: frozenset[str] | None) -> Sequence[msgspec.Raw]:
+    """Those of the client's tools that have one of these names; all without names to go by."""
+    if names is None:
+        return client
+    return [raw for raw in client if not names.isdisjoint(_by_name([raw]))]
+
+
 def _by_name(client: Sequence[msgspec.Raw]) -> dict[str, msgspec.Raw]:
     """The client's tools by name, each with its undecoded parameters. One that cannot be read has no name for us."""
     found: dict[str, msgspec.Raw] = {}

@@ -208,22 +208,26 @@ _FIELDS: Final[dict[str, Callable[[Any], Iterator[ModelEvent]]]] = {
 
 
 def _call_delta(entry: dict[str, Any]) -> CallDelta:
-    function = entry.get("function")
+    function, index = entry.get("function"), entry.get("index")
+    place = index if type(index) is int else None
     if not isinstance(function, dict):
+        custom = entry.get("custom")
+        if isinstance(custom, dict):
+            name, text = _text(custom.get("name")), custom.get("input")
+            return CallDelta(place, _id(entry.get("id")), name, text, _extras(entry), custom=True)
         function = {}
-    index = entry.get("index")
     return CallDelta(
-        index if type(index) is int else None,
-        _id(entry.get("id")),
-        _text(function.get("name")),
-        function.get("arguments"),
-        _extras(entry),
+        place, _id(entry.get("id")), _text(function.get("name")), function.get("arguments"), _extras(entry)
     )
 
 
 def _written(entry: dict[str, Any]) -> CallWritten:
     function = entry.get("function")
     if not isinstance(function, dict):
+        custom = entry.get("custom")
+        if isinstance(custom, dict):
+            name, text = _text(custom.get("name")), custom.get("input")
+            return CallWritten(name, text, _id(entry.get("id")), extras=_extras(entry), custom=True)
         function = {}
     name, arguments = _text(function.get("name")), function.get("arguments")
     return CallWritten(name, arguments, _id(entry.get("id")), extras=_extras(entry))

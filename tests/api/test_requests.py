@@ -92,6 +92,12 @@ def test_what_is_wrong_is_a_400_that_names_the_field(body: dict[str, Any], param
         b'{"model":"m","messages":[{"role":"user","content":"a"}],"x":NaN}',
         b'{"model":"m","messages":[{"role":"user","content":"\xed\xa0\x80"}]}',
         b'{"model":"m","messages":[{"role":"user","content":"\\ud800"}]}',
+        b'{"model":"m","messages":[{"role":"user","content":"a"}],"x":{"y":["\xed\xa0\x80"]}}',
+        b'{"model":"m","messages":[{"role":"user","content":"a"}],"x":{"y":["\\udc00 tail"]}}',
+        b'{"model":"m","model":"other","messages":[{"role":"user","content":"a"}]}',
+        b'{"model":"m","messages":[{"role":"user","content":"a"}],"messages":[{"role":"user","content":"b"}]}',
+        b'{"model":"m","messages":[{"role":"user","content":"a"}],"n":12,"n":1}',
+        b'{"model":"m","messages":[{"role":"user","content":"a"}],"x":' + b"[" * 100 + b"]" * 100 + b"}",
         b"[" * 100_000,
         b'{"a":' * 100_000,
     ],
@@ -100,6 +106,50 @@ def test_what_is_no_json_object_is_a_400(body: bytes) -> None:
     with pytest.raises(ChatError) as caught:
         read(body)
     assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        b'"x":' + b"[" * 99 + b"]" * 99,
+        b'"x":[' + b",".join([b"[{}]"] * 500) + b"]",
+        b'"x":"' + b'[{\\"' * 500 + b'"',
+        b'"x":"a \\\\","y" : [ 1 , 2 ] , "z":{ }',
+        b'"x":"\\ud83d\\ude00 and \\\\ud800 in words"',
+    ],
+)
+def test_plain_json_is_taken_however_it_is_written(more: bytes) -> None:
+    body = b' { "model" : "m","messages":[{"role":"user","content":"a"}],' + more + b"} \n"
+    assert read(body).model == "m"
+
+
+def test_how_deep_is_too_deep_is_said() -> None:
+    with pytest.raises(ChatError, match="nested deeper than 100 levels") as caught:
+        read(b'{"model":"m","x":' + b"[" * 100 + b"]" * 100 + b"}")
+    assert caught.value.code == "json_too_deep"
+
+
+def test_a_repeated_field_is_named() -> None:
+    with pytest.raises(ChatError, match="more than once") as caught:
+        read(b'{"model":"m","messages":[],"\\u006dodel":"m"}')
+    assert (caught.value.param, caught.value.code) == ("model", "duplicate_parameter")
+
+
+@pytest.mark.parametrize(
+    ("choice", "param"),
+    [
+        ({"type": "function"}, "tool_choice.function"),
+        ({"type": "function", "function": {}}, "tool_choice.function.name"),
+        ({"type": "anything"}, "tool_choice.type"),
+        ({"type": "allowed_tools"}, "tool_choice.allowed_tools"),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "none"}}, "tool_choice.allowed_tools.mode"),
+        (7, "tool_choice"),
+    ],
+)
+def test_a_choice_of_tools_that_is_none_is_named(choice: Any, param: str) -> None:
+    with pytest.raises(ChatError) as caught:
+        read({"model": "m", "messages": [USER], "tool_choice": choice})
+    assert (caught.value.status, caught.value.param) == (400, param)
 
 
 def parts(*pieces: bytes) -> Any:

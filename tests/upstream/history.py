@@ -126,6 +126,9 @@ def _check_assistant(message: Mapping[str, Any], where: str) -> dict[str, str]:
 def _check_call(call: Any, where: str) -> str:
     given: Mapping[str, Any] = call if isinstance(call, dict) else {}
     function, call_id = given.get("function"), given.get("id")
+    custom = given.get("custom")
+    if given.get("type") == "custom" and call_id and isinstance(custom, dict) and isinstance(custom.get("input"), str):
+        return str(call_id)
     sound = given.get("type") == "function" and isinstance(call_id, str) and call_id
     if not sound or not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         raise Rejection(f"Invalid '{where}': id, type and function.arguments are required.", param=where)
@@ -180,6 +183,9 @@ def _check_tools(body: Mapping[str, Any]) -> None:
 def _tool_name(tool: Any, where: str) -> str:
     given: Mapping[str, Any] = tool if isinstance(tool, dict) else {}
     function = given.get("function")
+    custom = given.get("custom")
+    if given.get("type") == "custom" and isinstance(custom, dict) and TOOL_NAME.fullmatch(str(custom.get("name"))):
+        return str(custom["name"])
     if not isinstance(function, dict) or given.get("type") != "function":
         raise Rejection(f"Missing required parameter: '{where}.function'.", param=where)
     name = function.get("name")

@@ -1,0 +1,97 @@
+"""What has to hold for the text of a body before anybody reads it. Readers of JSON differ in what they let through, and
+what one of them sees and another does not is a way around a check; so a body that leaves room for doubt is refused.
+"""
+
+import json
+import re
+from array import array
+from itertools import accumulate
+
+import msgspec
+
+from app.chat.errors import ChatError
+
+Fields = dict[str, msgspec.Raw]
+
+_STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+"""One level down or up, as signed bytes."""
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_SPACE = b" \t\r\n"
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+
+_fields = msgspec.json.Decoder(Fields)
+
+
+def read_fields(body: bytes, max_depth: int) -> Fields:
+    """The fields of a JSON object, each as its text; `ChatError` 400 for what is none or is not plain."""
+    _check_depth(body, max_depth)
+    try:
+        body.decode()  # values that stay text are passed on without another look
+        fields = _fields.decode(body)
+        if _HALF.search(body):
+            msgspec.json.decode(body)  # reads every string, and half of a surrogate pair is in none
+    except msgspec.ValidationError as error:
+        what = str(error).partition(" - at ")[0]
+        raise ChatError(400, f"The body of the request must be a JSON object. {what}.", code="invalid_type") from None
+    except UnicodeDecodeError:
+        raise invalid_json("it is not UTF-8") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise invalid_json(_first_words(error)) from None
+    repeated = _repeated_key(body, fields)
+    if repeated is not None:
+        raise ChatError(400, f"'{repeated}' is given more than once.", param=repeated[:100], code="duplicate_parameter")
+    return fields
+
+
+def invalid_json(why: str) -> ChatError:
+    return ChatError(
+        400,
+        f"We could not parse the JSON body of your request: {why}. Expected a JSON object with 'model' and 'messages'.",
+        code="invalid_json",
+    )
+
+
+def _check_depth(body: bytes, limit: int) -> None:
+    if body.count(b"[") + body.count(b"{") <= limit:
+        return  # as most bodies: too few brackets to be too deep, wherever they stand
+    # Without escapes every other piece between quotes is a string.
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    brackets = b"".join(plain.split(b'"')[::2]).translate(_STEPS, _NOT_BRACKETS)
+    if max(accumulate(array("b", brackets)), default=0) > limit:
+        raise ChatError(
+            400, f"The JSON body of your request is nested deeper than {limit} levels.", code="json_too_deep"
+        )
+
+
+def _repeated_key(body: bytes, fields: Fields) -> str | None:
+    """The reader keeps the last of equal keys. So the text is walked along the fields: where a value does not stand
+    that the reader has, an earlier one was dropped."""
+    place, seen = _past(body, body.index(b"{") + 1), set[str]()
+    while body[place] == 0x22:
+        string = _STRINGS.match(body, place)
+        assert string is not None, "the reader has read it"
+        key = json.loads(string.group())
+        place = _past(body, _past(body, string.end()) + 1)
+        value = bytes(fields[key])
+        if key in seen or not body.startswith(value, place):
+            return str(key)
+        seen.add(key)
+        place = _past(body, place + len(value))
+        if body[place] not in b",}":
+            return str(key)  # an earlier, longer value that only begins like this one
+        place = _past(body, place + 1) if body[place] == 0x2C else place
+    return None
+
+
+def _past(body: bytes, place: int) -> int:
+    """Past white space."""
+    while body[place] in _SPACE:
+        place += 1
+    return place
+
+
+def _first_words(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return str(error).split("\n", 1)[0].rstrip(".")
