@@ -1,0 +1,172 @@
+"""Approval over the wire: a chat that waits for a person, and the person."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from app.auth.keys import mint_key
+from app.main import create_app
+from tests.harness import toolshed
+from tests.harness.clients import http_client
+from tests.harness.configs import make_config
+from tests.harness.server import serve
+from tests.upstream import Call, Reply, Upstream
+
+pytestmark = pytest.mark.anyio
+
+MAIL = Call("send_mail", {"to": "bob", "text": "hi"}, id="call_mail")
+QUESTION = {"model": "m", "messages": [{"role": "user", "content": "mail bob"}]}
+
+
+@contextlib.asynccontextmanager
+async def serving(upstream: Upstream, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
+    settings = {"require_approval": {"always": ["send_*"]}, **options}
+    config = make_config(upstream.url, tools=["send_mail", "get_time", "wait_for_gate"], **settings)
+    async with serve(create_app(config)) as url, http_client(url) as client:
+        yield client
+
+
+async def waiting(client: httpx.AsyncClient, **options: Any) -> list[dict[str, Any]]:
+    """The list, once something is in it."""
+    async with asyncio.timeout(10):
+        while True:
+            answer = await client.get("/v1/approvals", **options)
+            assert answer.status_code == 200
+            if listed := answer.json()["data"]:
+                return list(listed)
+            await asyncio.sleep(0.01)  # the list is all that a client can look at
+
+
+def told(upstream: Upstream) -> str:
+    return str(upstream.requests[-1].body["messages"][-1]["content"])
+
+
+async def test_a_call_waits_until_it_is_approved_and_then_runs(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(calls=[MAIL]), Reply(text="Done.")])
+    async with serving(upstream) as client:
+        asking = asyncio.create_task(client.post("/v1/chat/completions", json=QUESTION))
+        [asked] = await waiting(client)
+        assert asked["tool"] == "send_mail"
+        assert asked["arguments"] == {"to": "bob", "text": "hi"}
+        assert asked["call"] == "call_mail"
+        assert asked["caller"] == "anonymous"
+        assert asked["expires"] - asked["since"] == 300
+        decided = await client.post(f"/v1/approvals/{asked['id']}", json={"decision": "approve", "hash": asked["hash"]})
+        assert (decided.status_code, decided.json()["decision"]) == (200, "approved")
+        answer = (await asking).json()
+        assert answer["choices"][0]["message"]["content"] == "Done."
+        assert asked["run"] == answer["x_callgate"]["run"]
+        again = await client.post(f"/v1/approvals/{asked['id']}", json={"decision": "deny"})
+        assert (again.status_code, again.json()["error"]["code"]) == (409, "approval_approved")
+    assert "mailbox is full" in told(upstream)
+
+
+async def test_a_denied_call_is_answered_to_the_model_with_the_reason(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(calls=[MAIL]), Reply(text="Not sent.")])
+    async with serving(upstream) as client:
+        asking = asyncio.create_task(client.post("/v1/chat/completions", json=QUESTION))
+        [asked] = await waiting(client)
+        await client.post(f"/v1/approvals/{asked['id']}", json={"decision": "deny", "reason": "bob is away"})
+        answer = (await asking).json()
+    assert answer["x_callgate"]["turns"][0]["calls"][0]["outcome"] == "refused"
+    assert "bob is away" in told(upstream)
+
+
+async def test_silence_is_a_no(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(calls=[MAIL]), Reply(text="Nobody there.")])
+    async with serving(upstream, approvals={"timeout_seconds": 0.05}) as client:
+        answer = await client.post("/v1/chat/completions", json=QUESTION)
+    assert answer.json()["choices"][0]["message"]["content"] == "Nobody there."
+    assert "nobody gave it" in told(upstream)
+
+
+async def test_a_stream_is_kept_alive_by_heartbeats_while_it_waits(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(calls=[MAIL]), Reply(text="Done.")])
+    pulse = {"first_chunk_seconds": 0.01, "heartbeat_seconds": 0.02}
+    async with serving(upstream, server=pulse) as client:
+        events: list[dict[str, Any]] = []
+        async with client.stream("POST", "/v1/chat/completions", json={**QUESTION, "stream": True}) as answer:
+            decided = False
+            async for line in answer.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                events.append(json.loads(line[6:]))
+                if len(events) == 5 and not decided:
+                    assert all(event["choices"][0]["delta"].get("content") == "" for event in events)
+                    [asked] = await waiting(client)
+                    await client.post(f"/v1/approvals/{asked['id']}", json={"decision": "approve"})
+                    decided = True
+    assert "".join(event["choices"][0]["delta"].get("content", "") for event in events if event["choices"]) == "Done."
+
+
+async def test_a_client_that_leaves_takes_its_question_back(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(calls=[MAIL])])
+    async with serving(upstream) as client:
+        asking = asyncio.create_task(client.post("/v1/chat/completions", json=QUESTION))
+        [asked] = await waiting(client)
+        asking.cancel()
+        await asyncio.wait([asking])
+        async with asyncio.timeout(5):
+            while (await client.get("/v1/approvals")).json()["data"]:
+                await asyncio.sleep(0.01)
+        late = await client.post(f"/v1/approvals/{asked['id']}", json={"decision": "approve"})
+        assert late.json()["error"]["code"] == "approval_withdrawn"
+
+
+async def test_tools_that_need_no_approval_of_the_same_turn_run_meanwhile(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(calls=[MAIL, Call("wait_for_gate")]), Reply(text="Both.")])
+    async with toolshed.held() as running, serving(upstream) as client:
+        asking = asyncio.create_task(client.post("/v1/chat/completions", json=QUESTION))
+        await running.started.wait()
+        running.gate.set()
+        [asked] = await waiting(client)
+        await client.post(f"/v1/approvals/{asked['id']}", json={"decision": "deny"})
+        assert (await asking).status_code == 200
+
+
+async def test_only_keys_that_may_approve_see_and_decide(upstream: Upstream) -> None:
+    (worker, worker_hash), (boss, boss_hash) = mint_key(), mint_key()
+    keys = [{"name": "worker", "hash": worker_hash}, {"name": "boss", "hash": boss_hash, "approve": True}]
+    upstream.script("m", [Reply(calls=[MAIL]), Reply(text="Done.")])
+    async with serving(upstream, auth="keys", keys=keys) as client:
+        as_worker = {"Authorization": f"Bearer {worker}"}
+        as_boss = {"Authorization": f"Bearer {boss}"}
+        asking = asyncio.create_task(client.post("/v1/chat/completions", json=QUESTION, headers=as_worker))
+        [asked] = await waiting(client, headers=as_boss)
+        assert asked["caller"] == "worker"
+        for refused in (
+            await client.get("/v1/approvals", headers=as_worker),
+            await client.post(f"/v1/approvals/{asked['id']}", json={"decision": "approve"}, headers=as_worker),
+        ):
+            assert (refused.status_code, refused.json()["error"]["code"]) == (403, "approval_not_allowed")
+        decided = await client.post(f"/v1/approvals/{asked['id']}", json={"decision": "approve"}, headers=as_boss)
+        assert decided.json()["by"] == "boss"
+        assert (await asking).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{}", b"[]", b'{"decision": "maybe"}', b'{"decision": "approve", "and": 1}', b'{"decision": "approve"'],
+)
+async def test_a_body_that_decides_nothing_is_refused(upstream: Upstream, body: bytes) -> None:
+    async with serving(upstream) as client:
+        answer = await client.post("/v1/approvals/apr_1", content=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_body")
+
+
+async def test_a_hash_can_be_demanded(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(calls=[MAIL]), Reply(text="Done.")])
+    async with serving(upstream, approvals={"demand_hash": True}) as client:
+        asking = asyncio.create_task(client.post("/v1/chat/completions", json=QUESTION))
+        [asked] = await waiting(client)
+        place = f"/v1/approvals/{asked['id']}"
+        assert (await client.post(place, json={"decision": "approve"})).json()["error"]["code"] == "hash_required"
+        wrong = {"decision": "approve", "hash": "sha256:0"}
+        assert (await client.post(place, json=wrong)).json()["error"]["code"] == "hash_mismatch"
+        assert (await client.post(place, json={**wrong, "hash": asked["hash"]})).status_code == 200
+        await asking
