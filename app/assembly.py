@@ -32,7 +32,7 @@ from app.tools.mcp_process import StdioSpec
 from app.tools.mcp_server import McpServer, ServerSpec, legal_prefix
 from app.tools.openapi import Api, OpenApiSource, Selection
 from app.tools.process import Limits, Paths, Processes
-from app.tools.python_function import functions_at, python_tool
+from app.tools.python_function import NotATool, functions_at, python_tool
 from app.tools.registry import Registry
 from app.tools.sources import SourceStatus
 from app.tools.threads import ThreadPool
@@ -143,6 +143,7 @@ def model_entry(section: ModelSection, config: Config) -> ModelEntry:
         calls_natively=_yes_or_no(section.model_info.get("supports_function_calling")),
         constrain_calls=section.constrain_calls,
         lane=section.lane,
+        format_with_tools=section.response_format_with_tools,
         deadlines=Deadlines(
             connect=patience.connect_seconds,
             first_byte=patience.first_byte_seconds,
@@ -154,6 +155,10 @@ def model_entry(section: ModelSection, config: Config) -> ModelEntry:
 
 def _yes_or_no(said: Any) -> bool | None:
     return said if isinstance(said, bool) else None
+
+
+class BadTool(ValueError):
+    """An entry of `tools` from which no tool can be made, with its place and the reason. For the operator."""
 
 
 def registry_of(
@@ -171,14 +176,17 @@ def registry_of(
     """
     registry = Registry(approval=_approval_rule(config.require_approval), tell=tell)
     defaults = Policy(max_result_bytes=config.limits.tool_result_bytes)
-    for entry in config.tools:
-        if isinstance(entry, OpenApiTool):
-            approval = _approval_rule(entry.require_approval)
-            registry.add_source(_open_api(entry, defaults, web), concurrency=entry.concurrency, approval=approval)
-            continue
-        for tool in _tools(entry, defaults, web, threads, processes):
-            registry.add(tool, approval=_approval_rule(entry.require_approval))
-            registry.gates.limit_tool(tool.name, tool.policy.concurrency)
+    for index, entry in enumerate(config.tools):
+        approval = _approval_rule(entry.require_approval)
+        try:
+            if isinstance(entry, OpenApiTool):
+                registry.add_source(_open_api(entry, defaults, web), concurrency=entry.concurrency, approval=approval)
+                continue
+            for tool in _tools(entry, defaults, web, threads, processes):
+                registry.add(tool, approval=approval)
+                registry.gates.limit_tool(tool.name, tool.policy.concurrency)
+        except (ValueError, NotATool) as error:
+            raise BadTool(f"tools.{index}{f' ({entry.name})' if entry.name else ''}: {error}") from error
     for name, server in config.mcp_servers.items():
         if not server.disabled:
             source = McpServer(_server_spec(name, server, defaults), web, pins)

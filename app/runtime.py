@@ -97,6 +97,7 @@ class Engaged:
     toolbox: Toolbox
     has_house_tools: bool
     sees_images: bool
+    format_with_tools: bool = True
 
 
 class Runtime:
@@ -236,6 +237,7 @@ class Runtime:
             toolbox=toolbox,
             has_house_tools=bool(house),
             sees_images=self._sees_images.get(model, False),
+            format_with_tools=entry.format_with_tools or not house,
         )
 
     def listeners(self, model_name: str, run_id: str) -> tuple[Listener, ...]:

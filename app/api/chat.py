@@ -205,6 +205,7 @@ class Conversation:
             new_id=new_call_id,
             rules=self._rules(),
             sees_images=engaged.sees_images,
+            format_with_tools=engaged.format_with_tools,
         )
 
     def _tool_choice(self) -> Any:

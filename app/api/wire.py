@@ -262,7 +262,9 @@ class ChoicesChunkWriter:
         report = choices_report(self._diagnoses)
         if not self._include_usage:
             return self._in_order(told.choice, writer.finish(told.event, report)) + DONE
-        return self._in_order(told.choice, writer.finish(told.event)) + writer.tail(usage_of(self._ended), report) + DONE
+        return (
+            self._in_order(told.choice, writer.finish(told.event)) + writer.tail(usage_of(self._ended), report) + DONE
+        )
 
     def heartbeat(self) -> bytes:
         return self._writers[0].heartbeat()

@@ -36,6 +36,8 @@ from app.chat.transcript import Transcript
 from app.chat.turn import Turn, TurnBuilder
 from app.chat.usage import add_usage
 
+FORMAT_IS_DUE = "format"
+"""Why the last turn has no tools where they cannot be offered beside the form of the answer."""
 NO_PLAN = Plan(ours=(), theirs=(), broken=())
 
 
@@ -67,10 +69,16 @@ async def converse(
     new_id: Callable[[], str],
     rules: Rules = Rules(),
     sees_images: bool = False,
+    format_with_tools: bool = True,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Carry a chat from the client's question to its ending, telling everything on the way."""
+    """Carry a chat from the client's question to its ending, telling everything on the way.
+
+    `format_with_tools`: whether the model takes a `response_format` beside tools. If not, what it says while it has
+    tools is only on the way to its answer, and its answer is asked for in a last turn of its own.
+    """
     course = _Course(ask, model, toolbox, tell, new_id, rules, clock, Transcript(tuple(ask.messages), sees_images))
+    course.format_kept_back = not format_with_tools and "response_format" in ask.params
     ending = await course.run()
     await tell(ChatEnded(ending, add_usage(course.usages)))
 
@@ -94,6 +102,8 @@ class _Course:
     was_cut: bool = False
     limit: str = ""
     """Why tools are withheld from now on; empty while they are offered."""
+    format_kept_back: bool = False
+    """The answer has a form that cannot be asked for while tools are offered."""
     repeats: dict[tuple[str, str, str], int] = field(default_factory=dict)
     usages: list[Mapping[str, Any] | None] = field(default_factory=list)
 
@@ -107,6 +117,8 @@ class _Course:
             ending = await self._ending(turn, plan)
             if ending is not None:
                 return ending
+            if not turn.calls:
+                continue  # the same question, with nothing of this turn in it
             answers = await self._answer(plan)
             self.transcript = self.transcript.after(turn, answers)
             self._take_stock(turn.calls, answers)
@@ -117,6 +129,7 @@ class _Course:
     async def _listen(self) -> tuple[Turn, float, bool]:
         """One answer of the model, whole. Asked again while it breaks off with nothing of it passed on."""
         question = self._question()
+        is_told = not (self.format_kept_back and question.tools)
         for attempt in range(1, self.rules.max_broken_off + 2):
             await self.tell(TurnStarted(self.index, bool(question.tools)))
             began = self.clock()
@@ -126,14 +139,15 @@ class _Course:
                 async with self.model.ask(question) as answer:
                     async for events in answer:
                         building.feed(events)
-                        await self.tell(Heard(self.index, events))
+                        if is_told:
+                            await self.tell(Heard(self.index, events))
                     raw = answer.reason_is_raw
             except BrokenOff as broke:
                 end = StreamEnd.ERROR if broke.transport_error else StreamEnd.EOF
             turn = building.finish(end)
             self.usages.append(turn.usage)
             broke_off = turn.failure in (Flaw.STREAM_ENDED, Flaw.UPSTREAM_ERROR)
-            passed_on = question.stream and bool(turn.text or turn.reasoning)
+            passed_on = is_told and question.stream and bool(turn.text or turn.reasoning)
             if not broke_off or passed_on or attempt > self.rules.max_broken_off:
                 break
             await self.tell(ModelRetried(self.index, attempt, str(turn.failure)))
@@ -144,6 +158,9 @@ class _Course:
         if self.limit:
             params = {key: value for key, value in question.params.items() if key != "parallel_tool_calls"}
             return replace(question, tools=(), tool_choice=None, params=params)
+        if self.format_kept_back:
+            params = {key: value for key, value in question.params.items() if key != "response_format"}
+            question = replace(question, params=params)
         if self.index and question.tool_choice not in (None, "none"):
             # A forced choice is honoured once. Forcing it again would never let the model answer.
             return replace(question, tool_choice="auto")
@@ -156,8 +173,14 @@ class _Course:
         cut = turn.winner is FinishClass.LENGTH
         if turn.failure is Flaw.CONTENT_FILTER:
             return Ending(EndingKind.GAVE_UP, "content_filter", "content_filter")
+        if self.limit == FORMAT_IS_DUE:
+            return Ending(EndingKind.ANSWERED, "length" if cut else "stop")
         if self.limit:
             return Ending(EndingKind.TURN_LIMIT, "length" if cut else "stop", self.limit)
+        if not turn.calls and self.format_kept_back:
+            self.limit = FORMAT_IS_DUE
+            self.index += 1
+            return None
         if not turn.calls:
             return Ending(EndingKind.ANSWERED, "length" if cut else "stop")
         if plan.theirs:

@@ -257,6 +257,9 @@ class ModelEntry(Section):
     """Who speaks to the provider: Callgate itself, Callgate with litellm's translation, or litellm alone."""
     concurrency: Count | None = None
     """How many requests may be under way with it; further ones get a 503. Entries with one name add up."""
+    response_format_with_tools: Switch = True
+    """Whether its provider takes a `response_format` beside tools. If not, the format is kept back until the model has
+    no more calls to make, and the answer is then asked for once more, without tools."""
     timeout: Seconds | None = None
     """Seconds for a whole answer; `upstream.total_seconds` where it is not set."""
     stream_timeout: Seconds | None = None

@@ -38,6 +38,8 @@ class ModelEntry:
     deadlines: Deadlines = field(default_factory=Deadlines)
     include_usage: bool = True
     """Whether streams are asked for `stream_options.include_usage`."""
+    format_with_tools: bool = True
+    """Whether it takes a `response_format` beside tools."""
 
 
 class LaneError(ValueError):

@@ -280,3 +280,51 @@ async def test_a_developer_message_reaches_a_provider_that_knows_the_role(upstre
     async with serving(upstream) as served:
         await served.ask(stream, messages=[{"role": "developer", "content": "Be brief."}, *ASKING])
     assert upstream.requests[0].messages[0] == {"role": "developer", "content": "Be brief."}
+
+
+# The form of the answer -----------------------------------------------------------------------------------------------
+
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "time", "schema": {"type": "object"}}}
+
+
+@BOTH
+async def test_a_format_goes_to_every_turn_of_a_provider_that_takes_it_beside_tools(
+    upstream: Upstream, stream: bool
+) -> None:
+    upstream.script("m", [Reply(calls=[Call("get_time")]), Reply(text='{"time":"12:00"}')])
+    async with serving(upstream) as served:
+        answer = await served.ask(stream, response_format=SCHEMA)
+    assert answer.choices[0].message.content == '{"time":"12:00"}'
+    assert [request.body["response_format"] for request in upstream.requests] == [SCHEMA, SCHEMA]
+
+
+@BOTH
+async def test_where_both_are_refused_the_format_is_for_a_last_turn_without_tools(
+    upstream: Upstream, stream: bool
+) -> None:
+    usage = {"prompt_tokens": 10, "completion_tokens": 1, "total_tokens": 11}
+    upstream.script(
+        "m",
+        [
+            Reply(text="Let me see.", calls=[Call("get_time")], usage=usage),
+            Reply(text="It is noon.", usage=usage),
+            Reply(text='{"time":"12:00"}', usage=usage),
+        ],
+    )
+    async with serving(upstream, entry={"response_format_with_tools": False}) as served:
+        answer = await served.ask(stream, response_format=SCHEMA)
+    [choice] = answer.choices
+    assert (choice.message.content, choice.finish_reason) == ('{"time":"12:00"}', "stop")
+    assert answer.usage.total_tokens == 33
+    assert [request.body.get("response_format") for request in upstream.requests] == [None, None, SCHEMA]
+    assert ["tools" in request.body for request in upstream.requests] == [True, True, False]
+    assert [m["role"] for m in upstream.requests[2].messages] == ["user", "assistant", "tool"]
+
+
+@BOTH
+async def test_where_both_are_refused_a_chat_without_a_format_is_as_ever(upstream: Upstream, stream: bool) -> None:
+    upstream.script("m", [Reply(text="hi")])
+    async with serving(upstream, entry={"response_format_with_tools": False}) as served:
+        answer = await served.ask(stream)
+    assert answer.choices[0].message.content == "hi"
+    assert len(upstream.requests) == 1

@@ -68,10 +68,10 @@ class RawConnection:
         parts = tuple(_dechunked(rest)) if _is_chunked(headers) else ((rest,) if rest else ())
         return RawAnswer(bytes(self.received), status, headers, parts, ended)
 
-    async def until(self, mark: bytes) -> bytes:
-        """Reads until the mark came."""
+    async def until(self, mark: bytes, times: int = 1) -> bytes:
+        """Reads until the mark came so often."""
         async with asyncio.timeout(PATIENCE):
-            while mark not in self.received:
+            while self.received.count(mark) < times:
                 self.received += await self._some()
         return bytes(self.received)
 

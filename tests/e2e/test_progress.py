@@ -1,0 +1,177 @@
+"""What a client hears while tools run: heartbeats, and the dialects in which it may ask for more."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+
+from app.main import create_app
+from tests.harness import toolshed
+from tests.harness.clients import openai_client, streamed, whole
+from tests.harness.configs import make_config
+from tests.harness.server import serve
+from tests.harness.wire import RawAnswer, raw_connection, raw_post
+from tests.upstream import Call, Hold, Pace, Reply, Upstream
+
+pytestmark = pytest.mark.anyio
+
+ASKING = [{"role": "user", "content": "hello"}]
+TURNS = [
+    Reply(reasoning="Hm.", calls=[Call("get_time", id="c1"), Call("send_mail", {"to": "a", "text": "b"}, id="c2")]),
+    Reply(reasoning="Ah.", text="Noon."),
+]
+
+
+@contextlib.asynccontextmanager
+async def serving(provider: Upstream, *tools: str, **options: Any) -> AsyncIterator[str]:
+    config = make_config(provider.url, tools=tools or ("get_time", "send_mail"), **options)
+    async with serve(create_app(config)) as url:
+        yield url
+
+
+async def asked(url: str, dialect: str, *, by_header: bool = True) -> RawAnswer:
+    body: dict[str, Any] = {"model": "m", "messages": ASKING, "stream": True}
+    headers = {"x-callgate-events": dialect} if by_header else {}
+    if not by_header:
+        body["metadata"] = {"tool_events": dialect}
+    return await raw_post(url, body, headers=headers)
+
+
+def text_of(answer: RawAnswer) -> str:
+    return "".join(c["delta"].get("content") or "" for chunk in answer.chunks for c in chunk["choices"])
+
+
+def is_strict(answer: RawAnswer) -> bool:
+    """Nothing but chunks with one id, in plain data lines, and one end."""
+    lines = [line for line in answer.body.decode().split("\n") if line]
+    return (
+        all(line.startswith("data: ") for line in lines)
+        and answer.data[-1] == "[DONE]"
+        and len({(c["id"], c["created"], c["model"], c["object"]) for c in answer.chunks}) == 1
+        and answer.chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": "", "refusal": None}
+    )
+
+
+async def test_off_says_nothing_of_tools(upstream: Upstream) -> None:
+    upstream.script("m", TURNS)
+    async with serving(upstream) as url:
+        answer = await asked(url, "off")
+    assert is_strict(answer)
+    assert b"get_time" not in answer.body.split(b'"finish_reason":"stop"')[0]
+    assert text_of(answer) == "Noon."
+
+
+@pytest.mark.parametrize("by_header", [True, False], ids=["header", "metadata"])
+async def test_x_puts_the_events_on_empty_chunks(upstream: Upstream, by_header: bool) -> None:
+    upstream.script("m", TURNS)
+    async with serving(upstream) as url:
+        answer = await asked(url, "x", by_header=by_header)
+    assert is_strict(answer)
+    told = [chunk for chunk in answer.chunks if "phase" in chunk.get("x_callgate", {})]
+    assert all(chunk["choices"][0]["delta"] == {"content": ""} for chunk in told)
+    events = [chunk["x_callgate"] for chunk in told]
+    assert {(e["call"], e["name"], e["phase"]) for e in events} == {
+        ("c1", "get_time", "start"),
+        ("c1", "get_time", "done"),
+        ("c2", "send_mail", "start"),
+        ("c2", "send_mail", "error"),
+    }
+    assert {e["turn"] for e in events} == {0}
+    assert {e["run"] for e in events} == {answer.headers["x-callgate-run"]}
+    assert all(("ms" in e) == (e["phase"] in {"done", "error"}) for e in events)
+    assert text_of(answer) == "Noon."
+
+
+async def test_openwebui_gets_its_status_line(upstream: Upstream) -> None:
+    upstream.script("m", TURNS)
+    async with serving(upstream) as url:
+        answer = await asked(url, "openwebui")
+    assert is_strict(answer)
+    events = [chunk["event"] for chunk in answer.chunks if "event" in chunk]
+    assert {event["type"] for event in events} == {"status"}
+    assert [event["data"]["done"] for event in events].count(True) == 2
+    assert {event["data"]["description"] for event in events} == {
+        "Running get_time …",
+        "get_time done",
+        "Running send_mail …",
+        "send_mail failed",
+    }
+    assert text_of(answer) == "Noon."
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+async def test_reasoning_is_a_line_for_each_call_in_both_modes(upstream: Upstream, stream: bool) -> None:
+    upstream.script("m", TURNS)
+    async with serving(upstream) as url, openai_client(url) as client:
+        headers = {"X-Callgate-Events": "reasoning"}
+        answer = await (streamed if stream else whole)(client, model="m", messages=ASKING, extra_headers=headers)
+    message = answer.choices[0].message
+    assert message.content == "Noon."
+    assert (message.model_extra or {})["reasoning_content"] == (
+        "Hm.\n\nRunning get_time …\n\nRunning send_mail …\n\nAh."
+    )
+
+
+async def test_a_dialect_that_nobody_speaks_is_refused(upstream: Upstream) -> None:
+    async with serving(upstream) as url, openai_client(url) as client:
+        with pytest.raises(openai.BadRequestError, match="off, x, reasoning, openwebui"):
+            await whole(client, model="m", messages=ASKING, extra_headers={"X-Callgate-Events": "loud"})
+
+
+async def test_a_silent_stream_is_kept_alive_with_empty_chunks(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(calls=[Call("wait_for_gate")]), Reply(text="Done.")])
+    clocks = {"first_chunk_seconds": 0.05, "heartbeat_seconds": 0.05}
+    async with (
+        toolshed.held() as running,
+        serving(upstream, "wait_for_gate", server=clocks) as url,
+        raw_connection(url) as connection,
+    ):
+        await connection.post("/v1/chat/completions", {"model": "m", "messages": ASKING, "stream": True})
+        await running.started.wait()
+        await connection.until(b'"delta":{"content":""}', times=3)
+        running.gate.set()
+        answer = await connection.answer()
+    assert is_strict(answer)
+    assert text_of(answer) == "Done."
+
+
+async def test_the_status_waits_for_the_first_word_but_not_for_ever(upstream: Upstream) -> None:
+    gate = asyncio.Event()
+    upstream.script("m", [Reply(text="late", pace=Pace(hold=Hold(gate, after=None)))])
+    async with serving(upstream, server={"first_chunk_seconds": 0.05}) as url, raw_connection(url) as connection:
+        await connection.post("/v1/chat/completions", {"model": "m", "messages": ASKING, "stream": True})
+        opened = await connection.until(b'"content":""')
+        assert opened.startswith(b"HTTP/1.1 200")
+        gate.set()
+        answer = await connection.answer()
+    assert text_of(answer) == "late"
+
+
+async def test_an_error_before_the_first_word_still_has_its_status(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(status=429)])
+    async with serving(upstream, upstream={"retries": 0}) as url:
+        answer = await asked(url, "off")
+    assert answer.status == 429
+    assert answer.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize(
+    ("tool", "arguments", "retry"), [("send_mail", {"to": "a", "text": "b"}, "false"), ("get_time", {}, None)]
+)
+async def test_an_error_after_a_tool_that_writes_tells_clients_not_to_repeat(
+    upstream: Upstream, stream: bool, tool: str, arguments: dict[str, Any], retry: str | None
+) -> None:
+    upstream.script("m", [Reply(calls=[Call(tool, arguments)]), Reply(status=500)])
+    async with serving(upstream, upstream={"retries": 0}) as url:
+        answer = await raw_post(url, {"model": "m", "messages": ASKING, "stream": stream})
+    if stream:
+        # The turn's first chunk has opened the stream: the header went before the tool did.
+        assert answer.data[-1] == "[DONE]"
+        assert "error" in answer.chunks[-1]
+    else:
+        assert answer.status >= 500
+        assert answer.headers.get("x-should-retry") == retry
