@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+import msgspec
+
 from app.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
 from app.tools.mcp_wire import Answer, Content, Resource, Result
 from app.tools.results import IMAGE_TYPES, described
@@ -28,7 +30,9 @@ def outcome_of(answer: Answer) -> Outcome:
 
 def _structured(result: Result) -> str:
     """Structured content is the same again for programs; it is shown where nothing was said for readers."""
-    return bytes(result.structured).decode("utf-8", "replace")
+    if not bytes(result.structured):
+        return ""
+    return msgspec.json.format(result.structured, indent=-1).decode("utf-8", "replace")
 
 
 def _read(content: list[Content]) -> tuple[list[str], tuple[Image, ...]]:

@@ -22,7 +22,7 @@ from app.tools.mcp_process import StdioSpec
 from app.tools.mcp_results import outcome_of
 from app.tools.mcp_session import Link, Session
 from app.tools.mcp_stdio import StdioLink
-from app.tools.mcp_wire import Answer, Forgotten, Gone, Unreadable
+from app.tools.mcp_wire import Answer, Forgotten, Gone, NotSent, Unreadable
 
 REOPEN_SECONDS = 10.0
 """How long a call waits for a new session when the server has forgotten the old one."""
@@ -80,7 +80,7 @@ class McpServer:
         """Call a tool on the session there is; on the next one too, where this one is the only thing wrong."""
         session = self._session
         if session is None:
-            raise Gone
+            raise NotSent
         try:
             answer = await session.call(tool.name, arguments, occasion.report, lean=tool.lean)
         except Forgotten:

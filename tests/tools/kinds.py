@@ -4,11 +4,13 @@ A new kind is one more class here and one more entry in `KINDS`.
 """
 
 import asyncio
+import json
 import sys
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -18,10 +20,17 @@ from app.tools.command import CommandLine
 from app.tools.executor import Occasion, Policy, Safety, Tool
 from app.tools.http_client import Web
 from app.tools.http_endpoint import HttpEndpoint
+from app.tools.mcp_http import HttpSpec
+from app.tools.mcp_process import StdioSpec
+from app.tools.mcp_server import McpServer, ServerSpec
+from app.tools.openapi import Api, OpenApiSource
 from app.tools.process import Processes
 from app.tools.python_function import python_tool
 from app.tools.threads import ThreadPool
+from tests.tools.servers import raw_mcp
+from tests.tools.servers.http_mcp import HttpMcp
 
+RAW_MCP = Path(raw_mcp.__file__)
 FLOOD_BYTES = 100 * 1024 * 1024
 BINARY = bytes(range(256)) * 64
 
@@ -219,6 +228,27 @@ class Http:
                 assert await reader.read() == b""
 
 
+class OpenApi(Http):
+    """The same server, described by a document."""
+
+    def tool(self, behaviour: str, policy: Policy) -> Tool:
+        operation = {
+            "operationId": behaviour,
+            "requestBody": {"required": True, "content": {"application/json": {"schema": PARAMETERS}}},
+        }
+        document = {
+            "openapi": "3.1.0",
+            "servers": [{"url": f"http://127.0.0.1:{self.port}"}],
+            "paths": {f"/{behaviour}": {"post": operation}},
+        }
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump(document, file)
+            file.flush()
+            api = Api(rules=AddressRules(allow_private=True), policy=policy, safety=policy.safety)
+            [tool] = OpenApiSource("server", self.web, api, file.name).tools()
+        return tool
+
+
 class CommandKind:
     flood_memory = 24 * 1024 * 1024
     cut_is_exact = False
@@ -272,10 +302,85 @@ for _ in range({FLOOD_BYTES} // 65536):
         self.folder.cleanup()
 
 
+class McpStdio:
+    flood_memory = 64 * 1024 * 1024  # a message of 8 MiB is kept, as bytes and as text, while it is read
+    cut_is_exact = False
+
+    async def open(self) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        self.begun = Path(self.folder.name) / "begun"
+        self.cancelled = Path(self.folder.name) / "cancelled"
+        self.web = Web()
+        env = {"BEGUN": str(self.begun), "CANCELLED": str(self.cancelled)}
+        spec = StdioSpec(sys.executable, ("-S", str(RAW_MCP)), env)
+        self.server = McpServer(ServerSpec("raw", spec, prefix=""), self.web)
+        await self.server.open()
+
+    def tool(self, behaviour: str, policy: Policy) -> Tool:
+        tool = next(tool for tool in self.server.tools() if tool.name == behaviour)
+        return replace(tool, policy=policy)
+
+    async def has_begun(self) -> None:
+        await everything(self.begun.exists)
+
+    async def has_stopped(self) -> None:
+        await everything(self.cancelled.exists)
+
+    async def shut(self) -> None:
+        await self.server.close()
+
+    async def close(self) -> None:
+        await self.server.close()
+        await self.web.close()
+        self.folder.cleanup()
+
+
+class McpHttp:
+    events = False
+    flood_memory = 64 * 1024 * 1024  # as above
+    cut_is_exact = False
+
+    async def open(self) -> None:
+        self.http = HttpMcp(events=self.events)
+        await self.http.start()
+        self.web = Web()
+        spec = HttpSpec(self.http.url, rules=AddressRules(allow_private=True))
+        self.server = McpServer(ServerSpec("http", spec, prefix=""), self.web)
+        await self.server.open()
+
+    def tool(self, behaviour: str, policy: Policy) -> Tool:
+        tool = next(tool for tool in self.server.tools() if tool.name == behaviour)
+        return replace(tool, policy=policy)
+
+    async def has_begun(self) -> None:
+        await self.http.begun.wait()
+
+    async def has_stopped(self) -> None:
+        await self.http.stopped.wait()
+        await everything(lambda: bool(self.http.said("notifications/cancelled")))
+
+    async def shut(self) -> None:
+        await self.server.close()
+
+    async def close(self) -> None:
+        await self.server.close()
+        await self.web.close()
+        await everything(lambda: not self.http.connections)  # no socket of ours is left open
+        await self.http.stop()
+
+
+class McpEvents(McpHttp):
+    events = True
+
+
 KINDS: dict[str, Callable[[], Kind]] = {
+    "mcp stdio": McpStdio,
+    "mcp http": McpHttp,
+    "mcp events": McpEvents,
     "python async": PythonAsync,
     "python sync": PythonSync,
     "http": Http,
+    "openapi": OpenApi,
     "command": CommandKind,
 }
 

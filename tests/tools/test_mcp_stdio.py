@@ -1,0 +1,361 @@
+"""Servers as child processes, through a registry as in the house: answers, deaths, restarts, and nothing left behind."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.calls.outcome import Failed, FailureKind, Outcome, Returned
+from app.tools.executor import Policy, Safety
+from app.tools.http_client import Web
+from app.tools.mcp_descriptors import Pins
+from app.tools.mcp_process import StdioSpec
+from app.tools.mcp_server import McpServer, ServerSpec
+from app.tools.registry import Registry
+from app.tools.sources import SourceState, SourceStatus
+from app.tools.toolbox import RequestToolbox
+from tests.tools.kinds import RAW_MCP, everything, ready, silent
+
+pytestmark = pytest.mark.anyio
+
+
+@dataclass(slots=True)
+class House:
+    """A registry with one server in it."""
+
+    registry: Registry
+    server: McpServer
+    changes: list[tuple[str, str]]
+    told: list[SourceStatus] = field(default_factory=list)
+    heard: list[tuple[str, float | None]] = field(default_factory=list)
+
+    def names(self) -> list[str]:
+        return [tool.name for tool in self.registry.tools()]
+
+    def toolbox(self) -> RequestToolbox:
+        return RequestToolbox(self.registry.tools(), run_id="run_1", gates=self.registry.gates)
+
+    async def run(self, name: str, **arguments: Any) -> Outcome:
+        return await self.toolbox().run(ready(name, **arguments), self._report)
+
+    async def text(self, name: str, **arguments: Any) -> str:
+        outcome = await self.run(name, **arguments)
+        assert isinstance(outcome, Returned), outcome
+        return outcome.text
+
+    async def state(self, state: SourceState) -> SourceStatus:
+        """Returns when the server is in this state."""
+        await everything(lambda: self.registry.sources()[0].state is state)
+        return self.registry.sources()[0]
+
+    async def _report(self, message: str, fraction: float | None = None) -> None:
+        self.heard.append((message, fraction))
+
+
+@contextlib.asynccontextmanager
+async def house(
+    *words: str,
+    env: dict[str, str] | None = None,
+    delay: Callable[[int], float] = lambda failures: 0.01,
+    **options: Any,
+) -> AsyncIterator[House]:
+    spec = options.pop("transport", None) or StdioSpec(sys.executable, ("-S", str(RAW_MCP), *words), env or {})
+    changes: list[tuple[str, str]] = []
+    web = Web()
+    server = McpServer(
+        ServerSpec("raw", spec, prefix="raw", **options), web, Pins(lambda *change: changes.append(change))
+    )
+    told: list[SourceStatus] = []
+    registry = Registry(delay=delay, tell=told.append)
+    registry.add_source(server)
+    async with asyncio.timeout(40):
+        await registry.open()
+        try:
+            yield House(registry, server, changes, told)
+        finally:
+            await registry.close()
+            await web.close()
+
+
+def is_alive(pid: int) -> bool:
+    """A process that runs; one that ended and was not collected does not count."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+# Answers ------------------------------------------------------------------------------------------
+
+
+async def test_its_tools_carry_its_name_and_keep_their_own_for_patterns() -> None:
+    async with house() as it:
+        assert "raw_answers" in it.names()
+        assert [tool.name for tool in it.registry.select(["raw/ans*"])] == ["raw_answers"]
+
+
+async def test_without_a_prefix_its_tools_have_their_own_names() -> None:
+    assert {"answers", "raises"} <= {name async for name in _names_with_prefix("")}
+    assert {"r2_answers"} <= {name async for name in _names_with_prefix("r2")}
+
+
+async def _names_with_prefix(prefix: str) -> AsyncIterator[str]:
+    web = Web()
+    server = McpServer(ServerSpec("raw", StdioSpec(sys.executable, ("-S", str(RAW_MCP))), prefix=prefix), web)
+    registry = Registry()
+    registry.add_source(server)
+    await registry.open()
+    try:
+        for tool in registry.tools():
+            yield tool.name
+    finally:
+        await registry.close()
+        await web.close()
+
+
+async def test_only_the_tools_that_are_allowed_are_taken() -> None:
+    async with house(allowed_tools=("ech*", "pid")) as it:
+        assert it.names() == ["raw_echo", "raw_pid"]
+
+
+async def test_annotations_suggest_what_is_safe_and_the_config_knows_better() -> None:
+    async with house(policy=Policy(timeout=7)) as it:
+        policies = {tool.original: tool.tool.policy for tool in it.registry.tools()}
+        assert policies["answers"].safety is Safety.READ_ONLY
+        assert policies["dies"].safety is Safety.DESTRUCTIVE
+        assert policies["hangs"].safety is Safety.WRITE
+        assert policies["echo"] == Policy(timeout=7)
+    async with house(overrides={"safety": Safety.WRITE, "timeout": 3.0}) as it:
+        assert {(tool.tool.policy.safety, tool.tool.policy.timeout) for tool in it.registry.tools()} == {
+            (Safety.WRITE, 3)
+        }
+
+
+async def test_descriptions_hold_nothing_that_cannot_be_seen() -> None:
+    async with house() as it:
+        echo = it.registry.find("raw_echo")
+        assert echo is not None
+        assert echo.tool.description == "Says hello. Never mind."
+
+
+async def test_progress_is_reported_while_the_tool_runs() -> None:
+    async with house() as it:
+        assert await it.text("raw_progresses") == "done"
+        assert ("step 2", 1.0) in it.heard
+
+
+async def test_an_error_of_the_protocol_is_told_to_the_model() -> None:
+    async with house() as it:
+        assert await it.run("raw_refuses") == Failed("there is no such city")
+
+
+async def test_a_result_that_is_not_the_protocols_is_a_failure_and_not_a_crash() -> None:
+    async with house() as it:
+        outcome = await it.run("raw_strange")
+        assert isinstance(outcome, Failed)
+        assert "not one of the protocol's" in outcome.text
+        assert await it.text("raw_echo", a=1) == '{"a": 1}'
+
+
+async def test_noise_and_torn_lines_and_broken_text_do_no_harm() -> None:
+    async with house() as it:
+        assert await it.text("raw_half") == "lone ? surrogate, � broken byte"
+
+
+async def test_a_server_that_asks_us_for_a_completion_is_refused_and_goes_on() -> None:
+    async with house() as it:
+        answer = json.loads(await it.text("raw_asks"))
+        assert "error" in answer
+
+
+async def test_what_it_says_besides_answers_waits_for_its_reader_and_loses_nothing() -> None:
+    async with house() as it:
+        assert await it.text("raw_chatters") == "said it all"
+        assert await it.text("raw_echo") == "{}"
+
+
+async def test_integers_of_any_size_and_any_text_arrive() -> None:
+    async with house() as it:
+        given = {"n": 2**80, "text": '東京 \U0001f600 \n \\ "'}
+        assert json.loads(await it.text("raw_echo", **given)) == given
+
+
+async def test_many_calls_share_one_session() -> None:
+    async with house() as it:
+        pids = await asyncio.gather(*(it.text("raw_pid") for _ in range(50)))
+        assert len(set(pids)) == 1
+
+
+async def test_it_sees_a_clean_environment_and_what_the_operator_wrote_down(monkeypatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    async with house(env={"MINE": "yes"}) as it:
+        seen = json.loads(await it.text("raw_environment"))
+        assert seen["MINE"] == "yes"
+        assert seen["PATH"] == os.environ["PATH"]
+        assert "OPENAI_API_KEY" not in seen
+
+
+# Changes ------------------------------------------------------------------------------------------
+
+
+async def test_tools_are_listed_again_when_the_server_says_so_and_what_changed_is_told() -> None:
+    async with house() as it:
+        assert await it.text("raw_changes") == "changed"
+        await everything(lambda: "raw_fresh" in it.names())
+        assert it.changes == [("raw", "echo")]
+        assert await it.text("raw_fresh", a=1) == '{"a": 1}'
+
+
+async def test_tools_that_went_are_offered_no_longer() -> None:
+    async with house() as it:
+        await it.text("raw_renames")
+        await everything(lambda: it.names() == ["raw_other"])
+        assert it.changes == []
+
+
+async def test_a_restart_that_brings_the_same_tools_builds_nothing_anew() -> None:
+    async with house() as it:
+        before = it.server.tools()
+        os.kill(int(await it.text("raw_pid")), signal.SIGKILL)
+        await it.state(SourceState.DOWN)
+        await it.state(SourceState.READY)
+        assert it.server.tools() is before
+
+
+# Deaths -------------------------------------------------------------------------------------------
+
+
+async def test_a_server_that_dies_in_a_call_fails_it_with_a_clear_word_and_is_started_again() -> None:
+    async with house() as it:
+        first = await it.text("raw_pid")
+        outcome = await it.run("raw_dies")
+        assert isinstance(outcome, Failed)
+        assert outcome.kind is FailureKind.UNKNOWN
+        assert "may or may not have happened" in outcome.text
+        await everything(lambda: any(status.state is SourceState.DOWN for status in it.told))
+        await it.state(SourceState.READY)
+        assert await it.text("raw_pid") != first
+        down = next(status for status in it.told if status.state is SourceState.DOWN)
+        assert "it ended with code 3: out of paper" in down.error
+
+
+async def test_a_server_killed_from_outside_fails_every_call_under_way() -> None:
+    async with house(overrides={"safety": Safety.READ_ONLY}) as it:
+        pid = int(await it.text("raw_pid"))
+        calls = [asyncio.create_task(it.run("raw_hangs", city="Oslo")) for _ in range(3)]
+        await it.text("raw_echo")
+        os.kill(pid, signal.SIGKILL)
+        for call in calls:
+            outcome = await call
+            assert isinstance(outcome, Failed)
+            assert outcome.kind is FailureKind.UNAVAILABLE
+        await everything(lambda: any("it was ended by SIGKILL" in status.error for status in it.told))
+
+
+async def test_an_answer_written_just_before_the_end_is_still_heard() -> None:
+    async with house() as it:
+        assert await it.text("raw_last_words") == "goodbye"
+
+
+async def test_while_it_is_down_its_tools_say_so_and_are_not_offered() -> None:
+    async with house(delay=lambda failures: 60) as it:
+        box = it.toolbox()
+        await it.run("raw_dies")
+        await it.state(SourceState.DOWN)
+        outcome = await box.run(ready("raw_echo"), silent)
+        assert outcome == Failed(
+            "Not run: the tool's server, raw, cannot be reached at the moment.", FailureKind.UNAVAILABLE
+        )
+        assert it.names() == []
+
+
+async def test_a_server_that_cannot_start_is_shown_with_its_last_words() -> None:
+    async with house("fails", delay=lambda failures: 60) as it:
+        status = await it.state(SourceState.DOWN)
+        assert "it ended with code 1: no licence found" in status.error
+
+
+async def test_a_command_that_is_not_there_is_named() -> None:
+    async with house(transport=StdioSpec("no-such-server-anywhere"), delay=lambda failures: 60) as it:
+        status = await it.state(SourceState.DOWN)
+        assert "there is no" in status.error
+
+
+async def test_a_server_that_never_answers_is_ended_when_the_house_closes() -> None:
+    async with asyncio.timeout(20):
+        web = Web()
+        server = McpServer(ServerSpec("raw", StdioSpec(sys.executable, ("-S", str(RAW_MCP), "silent")), prefix=""), web)
+        opening = asyncio.create_task(server.open())
+        await everything(lambda: bool(_children_of_ours()))
+        [child] = _children_of_ours()
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        assert not is_alive(child)
+        await web.close()
+
+
+async def test_output_without_a_line_break_is_not_kept_and_ends_the_server() -> None:
+    async with house("endless", delay=lambda failures: 60) as it:
+        status = await it.state(SourceState.DOWN)
+        assert "without end and without a line break" in status.error
+
+
+# What they leave behind ---------------------------------------------------------------------------
+
+
+async def test_what_it_forked_is_ended_with_it_even_if_it_ignores_the_asking() -> None:
+    async with house() as it:
+        fork = int(await it.text("raw_forks"))
+        assert is_alive(fork)
+    await everything(lambda: not is_alive(fork))
+
+
+async def test_what_it_forked_is_ended_when_it_dies_by_itself() -> None:
+    async with house(delay=lambda failures: 60) as it:
+        fork = int(await it.text("raw_forks"))
+        await it.run("raw_dies")
+        await it.state(SourceState.DOWN)
+        await everything(lambda: not is_alive(fork))
+
+
+async def test_a_server_that_ignores_every_asking_is_killed() -> None:
+    async with house("stubborn") as it:
+        pid = int(await it.text("raw_pid"))
+    assert not is_alive(pid)
+
+
+async def test_closing_while_a_call_runs_fails_the_call() -> None:
+    async with house() as it:
+        call = asyncio.create_task(it.run("raw_hangs", city="Oslo"))
+        await it.text("raw_echo")
+    outcome = await call
+    assert isinstance(outcome, Failed)
+
+
+def _children_of_ours() -> list[int]:
+    return [
+        int(entry.name)
+        for entry in Path("/proc").glob("[0-9]*")
+        if (entry / "cmdline").exists() and b"raw_mcp.py" in _read(entry / "cmdline") and _parent(entry) == os.getpid()
+    ]
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _parent(entry: Path) -> int:
+    fields = _read(entry / "stat").rpartition(b")")[2].split()
+    return int(fields[1]) if len(fields) > 1 else 0
