@@ -134,9 +134,10 @@ class MetricsListener:
 
 
 def _findings(answer: TurnAccount) -> list[Finding]:
-    """Of the turn and of its calls."""
+    """Those about the turn, and each call's own. The turn names what it noticed about any of its calls once more."""
     calls = (call for call in (*answer.run, *answer.handed_back) if isinstance(call, ReadyCall))
-    return [*answer.findings, *(finding for call in calls for finding in call.findings)]
+    about_calls = [finding for call in calls for finding in call.findings]
+    return [*(finding for finding in answer.findings if finding not in about_calls), *about_calls]
 
 
 def _verdict(outcome: Outcome) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from app.chat.errors import BrokenOff, ChatError
-from app.chat.events import ModelEvent, ProviderError
+from app.chat.events import Finished, ModelEvent, ProviderError
 from app.chat.ports import Answer, Ask
 from app.upstream import errors, resolve
 from app.upstream.begun import has_begun
@@ -131,7 +131,7 @@ class _StreamedAnswer:
         self._secrets = secrets
         self._chunks = ChunkReader()
         self._begun = False
-        self._finished = False
+        self._reason = ""
         self._over = False
 
     def __aiter__(self) -> "_StreamedAnswer":
@@ -157,21 +157,22 @@ class _StreamedAnswer:
             if (report := _report_in(error)) is not None:
                 return self._reported(report)
             return self._failed(from_exception(error, self._secrets))
-        return self._chunks.read(self._checked(plain(chunk)))
+        return [*self._chunks.read(_without_reason(plain(chunk))), *self._received()]
 
-    def _checked(self, chunk: dict[str, Any]) -> dict[str, Any]:
-        """Take away a finish reason that litellm made up: the stream object tells whether one was received."""
-        choices = [choice for choice in chunk.get("choices") or () if choice.get("finish_reason")]
-        if choices and not (self._stream.received_finish_reason or self._stream.intermittent_finish_reason):
-            for choice in choices:
-                del choice["finish_reason"]
-        self._finished = self._finished or any(choice.get("finish_reason") for choice in choices)
-        return chunk
+    def _received(self) -> Sequence[ModelEvent]:
+        """The finish reasons as they were received. What stands in a chunk was mapped to OpenAI's five, a failed turn to
+        `stop` among them, or made up."""
+        received = self._stream.received_finish_reason or self._stream.intermittent_finish_reason
+        if not isinstance(received, str) or received == self._reason:
+            return ()
+        self._reason = received
+        return (Finished(received),)
 
     def _ended(self) -> Sequence[ModelEvent]:
         self._over = True
-        if self._finished:
-            return self._chunks.finish()
+        late = self._received()
+        if self._reason:
+            return [*late, *self._chunks.finish()]
         if not self._begun:
             raise errors.bad_answer("The model's provider sent an empty answer.")
         # A body without an end mark and one that is whole but names no reason look the same from here.
@@ -179,8 +180,9 @@ class _StreamedAnswer:
 
     def _failed(self, error: ChatError) -> Sequence[ModelEvent]:
         self._over = True
-        if self._finished:
-            return ()  # litellm raises over what follows a finished answer, too
+        late = self._received()
+        if self._reason:
+            return late  # litellm raises over what follows a finished answer, too
         if not self._begun:
             raise error
         raise BrokenOff(error.detail or error.message, transport_error=True) from error
@@ -344,6 +346,12 @@ def plain(value: Any) -> Any:
 def decoded(value: Any) -> Any:
     """litellm reads messages, so what came as bytes is read for it, and only for it."""
     return msgspec.json.decode(value) if isinstance(value, msgspec.Raw) else value
+
+
+def _without_reason(chunk: dict[str, Any]) -> dict[str, Any]:
+    for choice in chunk.get("choices") or ():
+        choice.pop("finish_reason", None)
+    return chunk
 
 
 def _restore_native_reason(choice: dict[str, Any]) -> None:

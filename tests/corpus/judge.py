@@ -62,7 +62,7 @@ def verdict(case: Case) -> list[str]:
     ]
     if "reasoning" in expected:
         differences += _differing("reasoning", shape(expected["reasoning"]), shape(turn.reasoning))
-    if "echo" in expected and not _is_within(expected["echo"], turn.assistant_message()):
+    if "echo" in expected and not is_within(expected["echo"], turn.assistant_message()):
         differences.append(f"echo: {_json(expected['echo'])} is not in {_json(turn.assistant_message())}")
     ids = [call.id for call in turn.calls]
     if len(set(ids)) < len(ids) or not all(ids):
@@ -137,12 +137,12 @@ def _differing(what: str, expected: Any, got: Any) -> list[str]:
     return [] if _json(expected) == _json(got) else [f"{what}: expected {_json(expected)}, got {_json(got)}"]
 
 
-def _is_within(part: Any, whole: Any) -> bool:
+def is_within(part: Any, whole: Any) -> bool:
     if isinstance(part, dict):
-        return isinstance(whole, dict) and all(key in whole and _is_within(part[key], whole[key]) for key in part)
+        return isinstance(whole, dict) and all(key in whole and is_within(part[key], whole[key]) for key in part)
     if isinstance(part, list):
         same_length = isinstance(whole, list) and len(part) == len(whole)
-        return same_length and all(itertools.starmap(_is_within, zip(part, whole, strict=True)))
+        return same_length and all(itertools.starmap(is_within, zip(part, whole, strict=True)))
     return _json(part) == _json(whole)
 
 

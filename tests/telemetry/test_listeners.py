@@ -174,3 +174,12 @@ def test_what_asking_in_a_prompt_added_is_logged_once_and_counted():
     assert (line["event"], line["format"], line["extra_tokens"]) == ("tools described in the prompt", "xml", 120)
     exposed = metrics.exposition()[0].decode()
     assert 'callgate_prompt_tokens_added_total{format="xml",model="m"} 120.0' in exposed
+
+
+def test_what_was_noticed_about_a_call_is_counted_once_for_each_call():
+    metrics = Metrics()
+    both = (Finding.TOOL_CALLS_WITH_STOP, Finding.ARGUMENTS_REPAIRED)
+    MetricsListener(metrics, "m").hear(TurnEnded(0, account(findings=both, run=(CLOCK, CLOCK))))
+    exposed = metrics.exposition()[0].decode()
+    assert 'callgate_findings_total{finding="tool_calls_with_stop",model="m"} 1.0' in exposed
+    assert 'callgate_findings_total{finding="arguments_repaired",model="m"} 2.0' in exposed

@@ -198,6 +198,21 @@ async def test_an_error_event_in_the_middle_is_part_of_the_turn_and_scrubbed():
     assert "planted" not in f"{reported}"
 
 
+@pytest.mark.parametrize(
+    ("finishes", "told"),
+    [
+        (["MALFORMED_FUNCTION_CALL"], ["MALFORMED_FUNCTION_CALL"]),
+        (["tool_calls", "stop"], ["tool_calls", "stop"]),
+        (["stop", "stop"], ["stop"]),
+        (["end_turn"], ["end_turn"]),
+    ],
+)
+async def test_a_streams_finish_reasons_are_the_providers_own(finishes, told):
+    chunks = [chunk({"content": "x"}), *(chunk(finish=finish) for finish in finishes)]
+    async with serving(streaming(*chunks)) as server:
+        assert reasons_of(await events(at(server), asking())) == told
+
+
 async def test_a_whole_answer_keeps_the_providers_own_finish_reason():
     async with serving(whole(completion("x", finish="insufficient_system_resource"))) as server:
         assert reasons_of(await events(at(server), asking(stream=False))) == ["insufficient_system_resource"]
@@ -478,13 +493,14 @@ async def test_fact_a_whole_answers_stop_with_calls_is_rewritten_without_a_trace
     assert "native_finish_reason" not in answer.choices[0].provider_specific_fields
 
 
-async def test_fact_an_unknown_reason_in_a_stream_is_rewritten(litellm):
-    """Why `reason_is_raw` is false: a failed turn looks like one that stopped."""
+async def test_fact_an_unknown_reason_in_a_stream_is_rewritten_and_the_stream_keeps_what_it_was(litellm):
+    """A failed turn looks like one that stopped, and its calls would run."""
     async with (
         serving(streaming(chunk({"content": "x"}), chunk(finish="MALFORMED_FUNCTION_CALL"))) as server,
         aclosing(await raw_stream(litellm, server)) as stream,
     ):
         reasons = [part.choices[0].finish_reason async for part in stream]
+        assert stream.received_finish_reason == "MALFORMED_FUNCTION_CALL"
     assert reasons[-1] == "stop"
 
 

@@ -1,0 +1,392 @@
+"""Every case of the corpus through real sockets: the case is what a provider sends, the served product is what answers.
+
+The tools are real as well: HTTP tools with the case's schemas, at a server that writes down what reaches it. The judge
+(`tests/corpus`) holds the turn builder and the readers to the cases; here it is shown that nothing between two sockets
+undoes that: what runs, what the client sees, what the model is told, and what the diagnostics say.
+"""
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import openai
+import pytest
+from aiohttp import web
+from openai import AsyncOpenAI
+
+from app.config.schema import Config
+from app.main import create_app
+from tests.corpus.judge import Case, cases, is_within
+from tests.harness.clients import openai_client
+from tests.harness.configs import config_dict
+from tests.harness.server import serve
+from tests.upstream import Reply, Shape, Upstream, case_reply, whole_body
+
+pytestmark = [pytest.mark.anyio, pytest.mark.leaves("litellm", why="litellm keeps its thread for logging")]
+
+CASES = list(cases())
+STREAMED = [case for case in CASES if "chunks" in case.data]
+WHOLE = [case for case in CASES if "message" in case.data]
+TEXT = [case for case in CASES if "format" in case.data]
+LANES = ("direct", "litellm")
+FINAL = "That is all."
+ASKING = [{"role": "user", "content": "Go on."}]
+TURN_FAILURES = {"stream_ended", "upstream_error", "content_filter"}
+
+
+# What is served -------------------------------------------------------------------------------------------------------
+
+
+class Workshop:
+    """The server behind the tools: writes down every call that really runs."""
+
+    def __init__(self) -> None:
+        self.runs: list[dict[str, Any]] = []
+
+    async def work(self, request: web.Request) -> web.Response:
+        self.runs.append({"name": request.match_info["tool"], "arguments": await request.json()})
+        return web.json_response({"done": len(self.runs)})
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    upstream: Upstream
+    workshop: Workshop
+    client: AsyncOpenAI
+
+
+@pytest.fixture(autouse=True)
+def _no_task_left() -> None:
+    """The servers stay for the whole file, with a task for each connection that is kept open."""
+
+
+@pytest.fixture(scope="module")
+async def house() -> AsyncIterator[House]:
+    workshop = Workshop()
+    shop = web.AppRunner(web.Application())
+    shop.app.router.add_post("/{tool}", workshop.work)
+    await shop.setup()
+    site = web.TCPSite(shop, "127.0.0.1", 0)
+    await site.start()
+    try:
+        async with Upstream() as upstream:
+            app = create_app(Config.model_validate(config(upstream.url, f"http://127.0.0.1:{shop.addresses[0][1]}")))
+            async with serve(app) as url, openai_client(url) as client:
+                yield House(upstream, workshop, client)
+    finally:
+        await shop.cleanup()
+
+
+def config(upstream_url: str, shop_url: str) -> dict[str, Any]:
+    functions = {tool["function"]["name"]: tool["function"] for case in CASES for tool in case.data["tools"]}
+    tools = [
+        {
+            "kind": "http",
+            "name": name,
+            "description": function["description"],
+            "method": "POST",
+            "url": f"{shop_url}/{name}",
+            "parameters": function["parameters"],
+            "allow_private": True,
+        }
+        for name, function in functions.items()
+    ]
+    whole = config_dict(upstream_url, tools=tools, loop={"max_parallel_calls": 1}, upstream={"retries": 0})
+    whole["model_list"] = [
+        {**entry, "litellm_params": {**entry["litellm_params"], "api_base": upstream_url, "api_key": "sk-upstream"}}
+        for case in CASES
+        for entry in entries(case)
+    ]
+    return whole
+
+
+def entries(case: Case) -> list[dict[str, Any]]:
+    names = [tool["function"]["name"] for tool in case.data["tools"]]
+    return [
+        {
+            "model_name": f"{case.id}-{lane}",
+            "litellm_params": {"model": f"openai/{case.id}"},
+            "lane": lane,
+            "tools": names,
+            "tool_calling": case.data.get("format", "native"),
+        }
+        for lane in LANES
+    ]
+
+
+# What comes of it -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Outcome:
+    """All that can be seen of one request from outside the product."""
+
+    runs: list[dict[str, Any]]
+    asked: list[dict[str, Any]]
+    """What the model was asked, request by request."""
+    text: str = ""
+    reasoning: str = ""
+    finish_reason: str | None = None
+    shown_calls: list[Any] = field(default_factory=list)
+    diagnostics: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def turn(self) -> dict[str, Any]:
+        """The turn that was the case's."""
+        first: dict[str, Any] = self.diagnostics["turns"][0]
+        return first
+
+    @property
+    def broken(self) -> list[dict[str, Any]]:
+        return [
+            {"name": call["name"], "reason": call["flaw"]} for call in self.turn["calls"] if call["verdict"] == "broken"
+        ]
+
+
+async def play(house: House, case: Case, reply: Reply, *, lane: str, stream: bool) -> Outcome:
+    seen, ran = len(house.upstream.requests), len(house.workshop.runs)
+    house.upstream.script(case.id, [reply, Reply(text=FINAL)])
+    outcome = Outcome([], [])
+    question: dict[str, Any] = {"model": f"{case.id}-{lane}", "messages": ASKING}
+    try:
+        await (_streamed if stream else _whole)(house.client, question, outcome)
+    except openai.APIError as error:
+        outcome.error = error.message
+    outcome.runs = house.workshop.runs[ran:]
+    outcome.asked = [request.body for request in list(house.upstream.requests)[seen:]]
+    return outcome
+
+
+async def _whole(client: AsyncOpenAI, question: dict[str, Any], outcome: Outcome) -> None:
+    answer = await client.chat.completions.create(**question)
+    [choice] = answer.choices
+    outcome.text = choice.message.content or ""
+    outcome.reasoning = (choice.message.model_extra or {}).get("reasoning_content") or ""
+    outcome.finish_reason = choice.finish_reason
+    outcome.shown_calls = list(choice.message.tool_calls or ())
+    outcome.diagnostics = (answer.model_extra or {})["x_callgate"]
+
+
+async def _streamed(client: AsyncOpenAI, question: dict[str, Any], outcome: Outcome) -> None:
+    async for chunk in await client.chat.completions.create(**question, stream=True):
+        for choice in chunk.choices:
+            outcome.text += choice.delta.content or ""
+            outcome.reasoning += (choice.delta.model_extra or {}).get("reasoning_content") or ""
+            outcome.finish_reason = choice.finish_reason or outcome.finish_reason
+            outcome.shown_calls += choice.delta.tool_calls or ()
+        outcome.diagnostics |= (chunk.model_extra or {}).get("x_callgate") or {}
+
+
+# What must hold -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Through:
+    """What a lane leaves of a case. The direct lane leaves all of it."""
+
+    why: str = ""
+    unnoticed: frozenset[str] = frozenset()
+    """Findings that cannot be made any more, because what they are about was mended on the way."""
+    broken: tuple[dict[str, str], ...] | None = None
+    """The broken calls, where they look different."""
+    lost: bool = False
+    """The calls never arrive; the turn is an answer without calls, and says so."""
+    again: bool = False
+    """The turn counts as broken off and is asked again."""
+    refused: bool = False
+    """The whole answer cannot be read; the client gets an error."""
+
+
+UNCHANGED = Through()
+LITELLM = {
+    "s007-message-instead-of-delta": Through("it drops a chunk that has `message` for `delta`", lost=True),
+    "s008-null-entries": Through("it drops the calls of a chunk it cannot build: a null entry", lost=True),
+    "s028-integer-id": Through("it drops the calls of a chunk it cannot build: a number for an id", lost=True),
+    "s040-args-object": Through("it writes an object as JSON text", frozenset({"arguments_repaired"})),
+    "s074-no-finish-clean-end": Through("a clean end without a reason and a cut one look the same", again=True),
+    "m005-stop-with-call": Through("it rewrites `stop` beside calls", frozenset({"tool_calls_with_stop"})),
+    "m009-finish-null": Through("it makes up a reason", frozenset({"missing_finish_reason"})),
+    "m020-arguments-dict": Through("it writes an object as JSON text", frozenset({"arguments_repaired"})),
+    "m025-array-arguments-value": Through("it cannot build a call with a list for arguments", refused=True),
+    "m034-id-missing": Through("it makes up an id", frozenset({"id_repaired"})),
+    "m045-multi-tool-use": Through(
+        "it unwraps parallel calls itself, and takes `functions.` away from each name",
+        frozenset({"parallel_unwrapped"}),
+        broken=({"name": "get_tides", "reason": "unknown_tool"},),
+    ),
+    "m049-content-parts": Through("it cannot build a message with a list for content", refused=True),
+}
+"""`docs/finish-reasons.md` says the same to users. In each of these cases no more runs than on the direct lane."""
+
+
+def through(case: Case, lane: str) -> Through:
+    return LITELLM.get(case.id, UNCHANGED) if lane == "litellm" else UNCHANGED
+
+
+def check(case: Case, outcome: Outcome, left: Through) -> None:
+    expect = case.data["expect"]
+    assert outcome.shown_calls == []
+    if left.lost or left.again or left.refused:
+        check_less(expect, outcome, left)
+    elif failure := failed_by(expect):
+        check_failed(expect, outcome, failure)
+    else:
+        check_settled(expect, outcome, left)
+
+
+def failed_by(expect: Mapping[str, Any]) -> str | None:
+    """Why nothing of the case's turn may run, if so."""
+    reasons = {call["reason"] for call in expect["incomplete"]} | set(expect["warnings"])
+    return next((reason for reason in sorted(TURN_FAILURES) if reason in reasons), None)
+
+
+def check_settled(expect: Mapping[str, Any], outcome: Outcome, left: Through) -> None:
+    """A turn that the provider finished: its whole calls ran, and the model was told of the others."""
+    broken = expect["incomplete"] if left.broken is None else list(left.broken)
+    assert as_json(outcome.runs) == as_json([plain(call) for call in expect["calls"]])
+    assert outcome.broken == broken
+    assert set(outcome.turn["findings"]) == set(expect["warnings"]) - left.unnoticed
+    assert ids_differ(expect["calls"], outcome) == []
+    again = bool(expect["calls"] or broken)
+    assert outcome.text == (joined(expect["content"], FINAL) if again else expect["content"])
+    assert outcome.finish_reason in ("stop", "length")
+    if "reasoning" in expect:
+        assert outcome.reasoning == expect["reasoning"]
+    assert len(outcome.asked) == (2 if again else 1)
+    if again:
+        check_told(expect, outcome, [call["reason"] for call in broken])
+
+
+def check_told(expect: Mapping[str, Any], outcome: Outcome, reasons: list[str]) -> None:
+    """What the model reads of its own turn: everything that has to come back, and what was wrong with its calls."""
+    said = outcome.asked[1]["messages"][len(ASKING) :]
+    results = [message["content"] for message in said if message["role"] == "tool"]
+    errors = [json.loads(result)["error"]["code"] for result in results if result.startswith('{"error"')]
+    assert errors == reasons
+    assert len(results) == len(reasons) + len(expect["calls"])
+    assert is_within(expect.get("echo", {}), said[0])
+
+
+def check_failed(expect: Mapping[str, Any], outcome: Outcome, failure: str) -> None:
+    """A turn that the provider did not finish: nothing ran. It is asked again while the client has seen nothing of it."""
+    assert outcome.runs == []
+    if failure == "content_filter":
+        assert outcome.finish_reason == "content_filter"
+        assert outcome.broken == expect["incomplete"]
+        assert set(outcome.turn["findings"]) == set(expect["warnings"])
+    elif outcome.error:
+        assert "nothing of it was run" in outcome.error
+        assert outcome.text == expect["content"]
+    else:
+        assert expect["content"] == ""
+        assert [retry["reason"] for retry in outcome.diagnostics["retries"]] == [failure]
+        assert (outcome.text, len(outcome.asked)) == (FINAL, 2)
+
+
+def check_less(expect: Mapping[str, Any], outcome: Outcome, left: Through) -> None:
+    """Less of the case arrived than was sent. Nothing of it runs, and it is said that something is missing."""
+    assert outcome.runs == []
+    if left.refused:
+        assert "502" in outcome.error
+    elif left.again:
+        assert [retry["reason"] for retry in outcome.diagnostics["retries"]] == ["stream_ended"]
+        assert outcome.text == FINAL
+    else:
+        assert outcome.turn["findings"] == ["finish_without_tool_calls"]
+        assert outcome.text == expect["content"]
+
+
+def ids_differ(calls: list[dict[str, Any]], outcome: Outcome) -> list[tuple[str, str]]:
+    """Of the calls whose id is known, those that have another one."""
+    ready = [call["id"] for call in outcome.turn["calls"] if call["verdict"] == "ready"]
+    assert len(set(ready)) == len(ready)
+    pairs = ((call["id"], id_) for call, id_ in zip(calls, ready, strict=True) if "id" in call)
+    return [(wanted, got) for wanted, got in pairs if wanted != got]
+
+
+def joined(before: str, after: str) -> str:
+    """Two turns as one text; blanks that stood before a call are no text."""
+    return f"{before}\n\n{after}" if before.strip() else after
+
+
+def plain(call: Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": call["name"], "arguments": call["arguments"]}
+
+
+def as_json(value: Any) -> str:
+    """Compared as JSON, where 1 and true and 1.0 are three different things."""
+    return json.dumps(value, sort_keys=True)
+
+
+# Native calls ---------------------------------------------------------------------------------------------------------
+
+
+# litellm's models do not know what providers put into them, and pydantic says so when they are written out.
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("case", STREAMED, ids=lambda case: case.id)
+async def test_a_stream_of_the_corpus_comes_to_what_it_says(house: House, case: Case, lane: str) -> None:
+    outcome = await play(house, case, case_reply(case.data), lane=lane, stream=True)
+    check(case, outcome, through(case, lane))
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("case", [case for case in WHOLE if case.data["tools"]], ids=lambda case: case.id)
+async def test_a_message_of_the_corpus_comes_to_what_it_says(house: House, case: Case, lane: str) -> None:
+    outcome = await play(house, case, case_reply(case.data), lane=lane, stream=False)
+    check(case, outcome, through(case, lane))
+
+
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("case", [case for case in WHOLE if not case.data["tools"]], ids=lambda case: case.id)
+async def test_a_call_where_nothing_is_on_offer_is_the_clients_to_see(house: House, case: Case, lane: str) -> None:
+    outcome = await play(house, case, case_reply(case.data), lane=lane, stream=False)
+    assert outcome.runs == []
+    assert len(outcome.asked) == 1
+    assert [call.function.name for call in outcome.shown_calls] == ["get_weather"]
+
+
+# Calls in the text ----------------------------------------------------------------------------------------------------
+
+LONE_THINK_TAGS = {"t031-hermes-lone-think-end": "They want Nice. </think> One second."}
+"""What a stream shows of reasoning that has no opening tag: by the time its end comes, the client has read it. Only a
+text that comes whole can be told apart."""
+
+
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("case", TEXT, ids=lambda case: case.id)
+async def test_a_text_of_the_corpus_comes_to_what_it_says(house: House, case: Case, lane: str, stream: bool) -> None:
+    outcome = await play(house, case, text_reply(case.data), lane=lane, stream=stream)
+    expect = case.data["expect"]
+    again = bool(expect["calls"] or expect["incomplete"])
+    assert outcome.shown_calls == []
+    assert as_json(outcome.runs) == as_json([plain(call) for call in expect["calls"]])
+    assert outcome.broken == expect["incomplete"]
+    assert set(outcome.turn["findings"]) == set(expect["warnings"])
+    shown = LONE_THINK_TAGS.get(case.id) if stream else None
+    assert collapsed(outcome.text) == collapsed(f"{shown or expect['content']} {FINAL if again else ''}")
+    if "reasoning" in expect and shown is None:
+        assert collapsed(outcome.reasoning) == collapsed(expect["reasoning"])
+    assert ids_differ(expect["calls"], outcome) == []
+    assert outcome.turn["asked_in_words"]["format"] == case.data["format"]
+    assert [request.get("tools") for request in outcome.asked] == [None] * (2 if again else 1)
+
+
+def text_reply(data: Mapping[str, Any]) -> Reply:
+    finish = data.get("finish_reason", "stop")
+    if "text" in data:
+        return Reply(text=data["text"], finish=finish, shape=Shape(piece=5))
+    deltas = [{"delta": {"content": piece}} for piece in data["text_chunks"]]
+    chunks = [
+        {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [{"index": 0, **choice}]}
+        for choice in (*deltas, {"delta": {}, "finish_reason": finish})
+    ]
+    return Reply(chunks=chunks, body=whole_body({"role": "assistant", "content": "".join(data["text_chunks"])}, finish))
+
+
+def collapsed(text: str) -> str:
+    return " ".join(text.split())
