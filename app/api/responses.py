@@ -97,6 +97,7 @@ class EventStream:
     def __init__(self, chat: Chat, writer: StreamWriter, headers: Headers, pulse: Pulse) -> None:
         self._chat, self._writer, self._headers, self._pulse = chat, writer, headers, pulse
         self._started = False
+        self._began = 0.0
         self._quiet_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._beat: asyncio.Task[None] | None = None
@@ -105,7 +106,9 @@ class EventStream:
         """The error it ended with, if any. Raises `ClientLeft` when the client did not wait for the end."""
         self._send = send
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(self._pulse.first, self._start_beat)
+        self._began = self._loop.time()
+        soonest = min(self._pulse.first, self._pulse.heartbeat)
+        self._timer = self._loop.call_at(self._began + soonest, self._start_beat)
         try:
             await unless_left(self._run(), receive)
             error = None
@@ -145,7 +148,7 @@ class EventStream:
 
     def _start_beat(self) -> None:
         now = self._loop.time()
-        due = self._quiet_since + self._pulse.heartbeat if self._started else now
+        due = self._quiet_since + self._pulse.heartbeat if self._started else self._began + self._pulse.first
         if due <= now:
             self._beat = self._loop.create_task(self._pass(self._writer.heartbeat()))
             due = now + self._pulse.heartbeat
