@@ -5,7 +5,7 @@ touch the others; a source that cannot be opened is listed, tried again, and its
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from app.tools.gates import Gates
 from app.tools.names import RESERVED_PREFIX, hashed_name, legal_name
 from app.tools.schema import SchemaError, compile_schema
 from app.tools.selection import ToolFilter, narrowed
+from app.tools.source_pool import SourcePool
 from app.tools.sources import Delay, Keeper, SourceState, SourceStatus, full_jitter
 
 FIRST_WAIT = 5.0
@@ -78,15 +79,21 @@ class Registry:
         delay: Delay = full_jitter,
         tell: Callable[[SourceStatus], None] | None = None,
         approval: ApprovalRule = SILENT,
+        pool: SourcePool | None = None,
     ) -> None:
-        """`approval` is the rule for tools of which neither their entry nor they themselves say anything."""
+        """`approval` is the rule for tools of which neither their entry nor they themselves say anything.
+
+        `pool` has sources that are open already; without one the registry opens all of its own, and `delay` and `tell`
+        are theirs.
+        """
         self.gates = gates or Gates()
         self._approval = approval
         self._approval_of: dict[tuple[str, str] | str, ApprovalRule] = {}
-        self._delay = delay
-        self._tell = tell or _nobody
+        self._pool = SourcePool(tell, delay=delay) if pool is None else pool
+        self._wanted: dict[str, tuple[Hashable, Source]] = {}
         self._fixed: dict[str, Tool] = {}
         self._keepers: dict[str, Keeper] = {}
+        self._given_back: set[str] = set()
         self._seen: list[tuple[str, tuple[Tool, ...]]] | None = None
         self._tools: tuple[HouseTool, ...] = ()
         self._quarantined: tuple[Quarantined, ...] = ()
@@ -103,18 +110,29 @@ class Registry:
             self._approval_of[CONFIG, tool.name] = approval
         self._seen = None
 
-    def add_source(self, source: Source, *, concurrency: int | None = None, approval: ApprovalRule = SILENT) -> None:
-        """Take in a source, which is opened with the registry. `concurrency` bounds its calls, all tools together."""
-        if source.name in self._keepers or source.name == CONFIG:
+    def add_source(
+        self,
+        source: Source,
+        *,
+        concurrency: int | None = None,
+        approval: ApprovalRule = SILENT,
+        identity: Hashable | None = None,
+    ) -> None:
+        """Take in a source, which is opened with the registry. `concurrency` bounds its calls, all tools together.
+
+        Where the pool has a source with the same `identity` open, that one is used and `source` never opened.
+        """
+        if source.name in self._wanted or source.name == CONFIG:
             raise ValueError(f"two sources are called {source.name!r}")
-        self._keepers[source.name] = Keeper(source, self._tell, delay=self._delay)
+        self._wanted[source.name] = (object() if identity is None else identity, source)
         self._approval_of[source.name] = approval
         self.gates.limit_source(source.name, concurrency)
 
     async def open(self, wait: float = FIRST_WAIT) -> None:
         """Start opening all sources, and wait a while for their first try. Those that fail do not fail the start."""
-        for keeper in self._keepers.values():
-            keeper.start()
+        # Borrowed here and not when they were added: a registry that is never opened has nothing to give back.
+        for name, (identity, source) in self._wanted.items():
+            self._keepers[name] = self._pool.borrow(identity, source)
         first = [asyncio.create_task(keeper.tried()) for keeper in self._keepers.values()]
         if not first:
             return
@@ -126,8 +144,10 @@ class Registry:
             await asyncio.wait(first)
 
     async def close(self) -> None:
-        """Close all sources, side by side."""
-        await asyncio.gather(*(keeper.stop() for keeper in self._keepers.values()))
+        """Give all sources back, side by side. Those that nobody else uses are closed."""
+        borrowed = [self._wanted[name][0] for name in self._keepers if name not in self._given_back]
+        self._given_back |= set(self._keepers)
+        await asyncio.gather(*(self._pool.give_back(identity) for identity in borrowed))
 
     def tools(self) -> tuple[HouseTool, ...]:
         """All tools as they are now, in the order of their names. Cheap while nothing changes."""
@@ -148,7 +168,14 @@ class Registry:
         return (*self._quarantined, *self._left_out())
 
     def sources(self) -> tuple[SourceStatus, ...]:
-        return tuple(keeper.status for keeper in self._keepers.values())
+        unopened = (
+            SourceStatus(it.name, it.kind) for name, (_, it) in self._wanted.items() if name not in self._keepers
+        )
+        return (*(keeper.status for keeper in self._keepers.values()), *unopened)
+
+    def handed_over(self) -> tuple[str, ...]:
+        """Sources that need not be opened, because they are open already. To be asked before the registry is opened."""
+        return tuple(sorted(name for name, (identity, _) in self._wanted.items() if self._pool.has(identity)))
 
     def _left_out(self) -> Iterator[Quarantined]:
         for name, keeper in sorted(self._keepers.items()):
@@ -241,10 +268,6 @@ class _AtHome:
 
     name: str
     address: str
-
-
-def _nobody(status: SourceStatus) -> None:
-    """Where nobody listens."""
 
 
 def whole_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
