@@ -650,9 +650,9 @@ class Config(Section):
         tuple[ModelEntry, ...], AfterValidator(_at_least_one), Field(json_schema_extra={"minItems": 1})
     ]
     """The models, as litellm has them."""
-    data_dir: str | None = None
+    data_dir: BesideFile | None = None
     """A folder for what has to survive the process: the ledger of tool runs, what keys have spent, and keys made by
-    `callgate keys create`. Without one nothing is written."""
+    `callgate keys create`; from the folder this file is in. Without one nothing is written."""
     tools: tuple[ToolEntry, ...] = ()
     """The tools of the house."""
     mcp_servers: Mapping[ServerName, McpServer] = Field(

@@ -1,0 +1,142 @@
+"""kill -9 under load, again and again: no call runs twice, the ledger is true, and the next process serves at once."""
+
+import asyncio
+import contextlib
+import itertools
+import random
+import signal
+import sqlite3
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.ledger.sqlite import FILE
+from tests.chaos import tools
+from tests.chaos.load import Shot, asking, gone, shoot
+from tests.chaos.scale import report, scaled
+from tests.harness.configs import as_yaml, config_dict
+from tests.harness.process import serving
+from tests.upstream import Call, Reply, Upstream
+from tests.upstream.records import RequestRecord
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(900)]
+
+ROUNDS = scaled(3, 50)
+AT_ONCE = 16
+BACK_WITHIN = scaled(30.0, 5.0)
+ORPHANS_GONE_WITHIN = 5.0
+SLEEPER = "86399.77"
+"""Seconds that no other process on this machine sleeps."""
+
+
+def answers(record: RequestRecord) -> Reply:
+    """Two turns of calls, each call with a label of its own, then an answer."""
+    label = next(str(message["content"]) for message in record.messages if message["role"] == "user")
+    if record.turn >= 2:
+        return Reply(text="done")
+    calls = [
+        Call(name, {"label": f"{label}/{record.turn}/{name}"}, id=f"call_{label}_{record.turn}_{name}")
+        for name in ("count", "count_in_thread")
+    ]
+    if record.turn == 1 and label.endswith("0"):
+        calls.append(Call("sleeper", {}, id=f"call_{label}_{record.turn}_sleeper"))
+    return Reply(calls=calls)
+
+
+def entry(name: str) -> dict[str, Any]:
+    return {"kind": "python", "function": f"{tools.__name__}:{name}", "safety": "write"}
+
+
+async def test_no_call_runs_twice_and_the_ledger_is_true_however_often_it_is_killed(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    upstream.script("m", answers)
+    marks, data = tmp_path / "marks", tmp_path / "data"
+    marks.touch()
+    sleeper = {
+        "kind": "command",
+        "name": "sleeper",
+        "description": "Sleeps.",
+        "argv": ["sleep", SLEEPER],
+        "timeout": 600,
+    }
+    listed = [entry("count"), entry("count_in_thread"), sleeper]
+    config = tmp_path / "config.yaml"
+    config.write_text(as_yaml(config_dict(upstream.url, tools=listed, data_dir=str(data))))
+    numbers = itertools.count()
+    chance = random.Random(7)
+    back: list[float] = []
+    answered = 0
+    for _ in range(ROUNDS):
+        began = time.monotonic()
+        async with serving(config, environment={tools.MARKS: str(marks)}) as child:
+            assert (await shoot(child.url, path="/health/ready")).status == 200
+            back.append(time.monotonic() - began)
+            shots: list[Shot] = []
+            load = [asyncio.create_task(_keep_asking(child.url, numbers, shots)) for _ in range(AT_ONCE)]
+            await asyncio.sleep(chance.uniform(0.3, 1.0))
+            child.signal(signal.SIGKILL)
+            await child.ended()
+            await gone(set(load))
+            answered += sum(shot.status == 200 for shot in shots)
+        await _no_orphan()
+        upstream.requests.clear()
+    async with serving(config, environment={tools.MARKS: str(marks)}) as child:
+        assert (await shoot(child.url, asking("last"))).status == 200
+        child.signal(signal.SIGTERM)
+        assert await child.ended() == 0
+    ran = Counter(marks.read_text().splitlines())
+    states = _ledger(data)
+    report(
+        "kill -9",
+        rounds=ROUNDS,
+        answered=answered,
+        calls_run=sum(ran.values()),
+        twice=sum(times > 1 for times in ran.values()),
+        states=dict(Counter(states.values())),
+        back_seconds=round(max(back), 2),
+    )
+    assert [label for label, times in ran.items() if times > 1] == []
+    assert answered
+    assert sum(ran.values()) > ROUNDS
+    recorded = {call.removeprefix("call_").replace("_", "/", 2): state for call, state in states.items()}
+    assert ran.keys() <= recorded.keys(), "whatever ran was written down before"
+    done = {label for label, state in recorded.items() if state == "done" and "sleeper" not in label}
+    assert done <= ran.keys(), "whatever the ledger calls done did run"
+    assert set(states.values()) <= {"done", "unknown"}
+    assert max(back) <= BACK_WITHIN
+
+
+async def _keep_asking(url: str, numbers: "itertools.count[int]", shots: list[Shot]) -> None:
+    while True:
+        shot = await shoot(url, asking(str(next(numbers))))
+        shots.append(shot)
+        if not shot.status:
+            return
+
+
+def _ledger(folder: Path) -> dict[str, str]:
+    """The state of each call. That a call stands in it once is what its primary key and this dict's size say."""
+    with contextlib.closing(sqlite3.connect(folder / FILE)) as database:
+        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        rows = database.execute("SELECT call_id, state FROM runs").fetchall()
+    assert len({call for call, _ in rows}) == len(rows), "no call was started twice"
+    return dict(rows)
+
+
+async def _no_orphan() -> None:
+    async with asyncio.timeout(ORPHANS_GONE_WITHIN):
+        while _sleepers():  # noqa: ASYNC110 - processes of a process that is gone tell nobody of their end
+            await asyncio.sleep(0.05)
+
+
+def _sleepers() -> list[str]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if SLEEPER.encode() in (folder / "cmdline").read_bytes():
+                found.append(folder.name)
+    return found

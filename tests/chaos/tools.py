@@ -1,0 +1,26 @@
+"""Tools that leave a mark in a file, so that another process can say afterwards what really ran, and how often."""
+
+import os
+from pathlib import Path
+
+MARKS = "COUNTING_FILE"
+
+
+async def count(label: str) -> str:
+    """Leaves a mark."""
+    _leave(label)
+    return f"counted {label}"
+
+
+def count_in_thread(label: str) -> str:
+    """Leaves a mark, from a thread."""
+    _leave(label)
+    return f"counted {label}"
+
+
+def _leave(label: str) -> None:
+    descriptor = os.open(Path(os.environ[MARKS]), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(descriptor, f"{label}\n".encode())
+    finally:
+        os.close(descriptor)
