@@ -1,0 +1,260 @@
+"""Models that cannot call functions, behind a real socket: they read our prompt, write their calls as text, and get on.
+
+The model here follows the prompt and nothing else: it looks up the tools and the form in what it was told, carries
+numbers from one result into the next call, and would say so if it were shown a tool natively.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+
+from app.main import create_app
+from tests.harness.clients import http_client, openai_client
+from tests.harness.configs import make_config
+from tests.harness.server import serve
+from tests.upstream import Call, Reply, Shape, Upstream
+from tests.upstream.records import RequestRecord
+
+pytestmark = pytest.mark.anyio
+
+BOTH = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+TASK = [{"role": "user", "content": "How warm is it in Lisbon, plus 4? Then say the number."}]
+TOOLS = ("get_weather", "add", "echo")
+ANSWER = "Let me look.\n\nNow I add.\n\nAnd I say it.\n\nThe number is 25."
+
+
+class TextOnlyModel:
+    """A model without native calls that does as the prompt says: three steps, each with the result of the one before."""
+
+    def __init__(self, piece: int = 3) -> None:
+        self._shape = Shape(piece=piece)
+        self.forms: list[str] = []
+
+    def __call__(self, request: RequestRecord) -> Reply:
+        if request.tool_names:
+            # It was never trained on tools: what it does not understand it leaves aside.
+            return Reply(text="I do not know what that is.", shape=self._shape)
+        messages = request.messages
+        assert not any(message["role"] == "tool" or "tool_calls" in message for message in messages)
+        prompt = str(messages[0]["content"])
+        form = self._form(prompt)
+        self.forms.append(form)
+        return Reply(text=self._step(form, _listed_tools(prompt), str(messages[-1]["content"])), shape=self._shape)
+
+    def _form(self, prompt: str) -> str:
+        _, _, example = prompt.partition("For example:")
+        return next(
+            form for form, mark in (("xml", "<invoke"), ("hermes", "<tool_call>"), ("json", "{")) if mark in example
+        )
+
+    def _step(self, form: str, tools: Mapping[str, Any], told: str) -> str:
+        result = _result(form, told)
+        if result is None:
+            return "Let me look.\n\n" + _written(form, tools["get_weather"], {"city": "Lisbon"})
+        if degrees := re.fullmatch(r"(\d+) C in Lisbon", result):
+            return "Now I add.\n\n" + _written(form, tools["add"], {"a": int(degrees[1]), "b": 4})
+        if result == "25":
+            return "And I say it.\n\n" + _written(form, tools["echo"], {"text": "25 degrees"})
+        return "The number is 25." if result == "25 degrees" else f"What is {result}?"
+
+
+def _listed_tools(prompt: str) -> dict[str, Any]:
+    listing, _, _ = prompt.partition("To call a tool")
+    found = [json.loads(match) for match in re.findall(r"\{.*\}", listing)]
+    functions = [each.get("function", each) for each in found]
+    return {function["name"]: function for function in functions}
+
+
+def _result(form: str, told: str) -> str | None:
+    """The latest result, as this form tells it."""
+    match form:
+        case "xml":
+            found = re.findall(r"<result name=[^>]*>\n(.*?)\n</result>", told, re.DOTALL)
+        case "hermes":
+            found = [json.loads(each)["content"] for each in re.findall(r"<tool_response>\n(.*)\n", told)]
+        case _:
+            found = re.findall(r"<tool_result[^>]*>\n(.*?)\n</tool_result>", told, re.DOTALL)
+    return str(found[-1]) if found else None
+
+
+def _written(form: str, tool: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
+    assert set(tool["parameters"]["required"]) <= set(arguments) <= set(tool["parameters"]["properties"])
+    name = tool["name"]
+    if form == "xml":
+        values = "".join(f'<parameter name="{key}">{value}</parameter>\n' for key, value in arguments.items())
+        return f'<function_calls>\n<invoke name="{name}">\n{values}</invoke>\n</function_calls>'
+    call = json.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>\n{call}\n</tool_call>" if form == "hermes" else call
+
+
+async def asked(client: AsyncOpenAI, model: str, *, stream: bool, **fields: Any) -> tuple[str, dict[str, Any], Any]:
+    """The text the client sees, the diagnostics, and the usage."""
+    question: dict[str, Any] = {"model": model, "messages": TASK, **fields}
+    if not stream:
+        answer = await client.chat.completions.create(**question)
+        [choice] = answer.choices
+        assert not choice.message.tool_calls
+        return choice.message.content or "", (answer.model_extra or {})["x_callgate"], answer.usage
+    text, usage = "", None
+    diagnostics: dict[str, Any] = {}
+    async for chunk in await client.chat.completions.create(
+        **question, stream=True, stream_options={"include_usage": True}
+    ):
+        for choice in chunk.choices:
+            assert not choice.delta.tool_calls
+            text += choice.delta.content or ""
+        diagnostics |= (chunk.model_extra or {}).get("x_callgate") or {}
+        usage = chunk.usage or usage
+    return text, diagnostics, usage
+
+
+def flaws(diagnostics: Mapping[str, Any]) -> list[str]:
+    return [call["flaw"] for turn in diagnostics["turns"] for call in turn["calls"] if "flaw" in call]
+
+
+@BOTH
+@pytest.mark.parametrize("format", ["xml", "json", "hermes"])
+async def test_a_task_of_three_steps_is_done_in_text_and_no_mark_is_ever_seen(
+    upstream: Upstream, format: str, stream: bool
+) -> None:
+    model = TextOnlyModel()
+    upstream.script("m", model)
+    config = make_config(upstream.url, tools=TOOLS, entry={"tool_calling": format})
+    async with serve(create_app(config)) as url, openai_client(url) as client, http_client(url) as plain:
+        text, diagnostics, usage = await asked(client, "m", stream=stream)
+        metrics = (await plain.get("/metrics")).text
+    assert text == ANSWER
+    assert model.forms == [format] * 4
+    assert flaws(diagnostics) == []
+    assert [[call["name"] for call in turn["calls"]] for turn in diagnostics["turns"]] == [
+        ["get_weather"],
+        ["add"],
+        ["echo"],
+        [],
+    ]
+    assert all(turn["findings"] == [] for turn in diagnostics["turns"])
+    added = [turn["asked_in_words"] for turn in diagnostics["turns"]]
+    assert {each["format"] for each in added} == {"litellm_json" if format == "json" else format}
+    assert all(each["extra_tokens"] > 100 for each in added)
+    assert f'format="{added[0]["format"]}",model="m"}} {float(sum(each["extra_tokens"] for each in added))}' in metrics
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens > 0
+
+
+@BOTH
+async def test_marks_that_arrive_letter_by_letter_are_never_seen(upstream: Upstream, stream: bool) -> None:
+    upstream.script("m", TextOnlyModel(piece=1))
+    config = make_config(upstream.url, tools=TOOLS, entry={"tool_calling": "xml"})
+    async with serve(create_app(config)) as url, openai_client(url) as client:
+        text, _, _ = await asked(client, "m", stream=stream)
+    assert text == ANSWER
+
+
+# Found out by itself --------------------------------------------------------------------------------------------------
+
+
+def probes(upstream: Upstream) -> list[Any]:
+    return [request for request in upstream.requests if request.tool_names == ["report_word"]]
+
+
+@BOTH
+async def test_a_model_that_ignores_tools_is_found_out_once_and_asked_in_words(
+    upstream: Upstream, stream: bool
+) -> None:
+    upstream.script("m", TextOnlyModel())
+    config = make_config(upstream.url, tools=TOOLS, entry={"tool_calling": "auto"})
+    async with serve(create_app(config)) as url, openai_client(url) as client:
+        for _ in range(2):
+            text, diagnostics, _ = await asked(client, "m", stream=stream)
+            assert text == ANSWER
+            assert diagnostics["turns"][0]["asked_in_words"]["format"] == "hermes"
+    assert len(probes(upstream)) == 1
+
+
+async def test_a_model_that_calls_natively_is_found_out_once_and_sent_its_tools(upstream: Upstream) -> None:
+    def native(request: RequestRecord) -> Reply:
+        if request.tool_names == ["report_word"]:
+            return Reply(calls=[Call("report_word", {"word": "ready"})])
+        if request.turn == 0:
+            return Reply(calls=[Call("get_weather", {"city": "Lisbon"})])
+        return Reply(text="21 degrees.")
+
+    upstream.script("m", native)
+    config = make_config(upstream.url, tools=TOOLS, entry={"tool_calling": "auto"})
+    async with serve(create_app(config)) as url, openai_client(url) as client:
+        for _ in range(2):
+            text, diagnostics, _ = await asked(client, "m", stream=True)
+            assert text == "21 degrees."
+            assert "asked_in_words" not in diagnostics["turns"][0]
+    assert len(probes(upstream)) == 1
+
+
+async def test_a_request_without_tools_costs_no_probe(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(text="Hello.")])
+    config = make_config(upstream.url, entry={"tool_calling": "auto"})
+    async with serve(create_app(config)) as url, openai_client(url) as client:
+        text, _, _ = await asked(client, "m", stream=False)
+    assert text == "Hello."
+    assert len(upstream.requests) == 1
+
+
+async def test_what_model_info_says_needs_no_probe(upstream: Upstream) -> None:
+    upstream.script("m", TextOnlyModel())
+    entry = {"tool_calling": "auto", "model_info": {"supports_function_calling": False}}
+    config = make_config(upstream.url, tools=TOOLS, entry=entry)
+    async with serve(create_app(config)) as url, openai_client(url) as client:
+        text, _, _ = await asked(client, "m", stream=True)
+    assert text == ANSWER
+    assert probes(upstream) == []
+
+
+# Enforced, and bounded ------------------------------------------------------------------------------------------------
+
+
+def schema_sent(request: RequestRecord) -> Any:
+    return request.body.get("response_format", {}).get("json_schema", {}).get("schema")
+
+
+async def test_a_demanded_call_is_enforced_where_the_server_can(upstream: Upstream) -> None:
+    replies: Sequence[Reply] = [
+        Reply(text='{"name": "get_weather", "arguments": {"city": "Oslo"}}'),
+        Reply(text="4 C."),
+    ]
+    upstream.script("m", replies)
+    entry = {"tool_calling": "json", "constrain_calls": "on"}
+    config = make_config(upstream.url, tools=TOOLS, entry=entry)
+    async with serve(create_app(config)) as url, openai_client(url) as client:
+        text, diagnostics, _ = await asked(client, "m", stream=True, tool_choice="required")
+    assert text == "4 C."
+    shapes = schema_sent(upstream.requests[0])["anyOf"]
+    assert [shape["properties"]["name"]["enum"] for shape in shapes] == [[name] for name in sorted(TOOLS)]
+    assert schema_sent(upstream.requests[1]) is None
+    assert flaws(diagnostics) == []
+
+
+@BOTH
+@pytest.mark.parametrize("calling", ["native", "hermes"])
+async def test_arguments_beyond_the_limit_are_told_to_the_model_and_not_run(
+    upstream: Upstream, calling: str, stream: bool
+) -> None:
+    text = "x" * 200_000
+    large = (
+        Reply(calls=[Call("echo", {"text": text})], shape=Shape(piece=4096))
+        if calling == "native"
+        else Reply(text=_written("hermes", ECHO, {"text": text}), shape=Shape(piece=4096))
+    )
+    upstream.script("m", [large, Reply(text="Too much, I see.")])
+    config = make_config(upstream.url, tools=TOOLS, entry={"tool_calling": calling}, limits={"argument_bytes": 100_000})
+    async with serve(create_app(config)) as url, openai_client(url) as client:
+        seen, diagnostics, _ = await asked(client, "m", stream=stream)
+    assert seen == "Too much, I see."
+    assert flaws(diagnostics) == ["arguments_too_large"]
+    told = json.dumps(upstream.requests[1].messages[-1])
+    assert "arguments_too_large" in told
+    assert len(told) < 2000
+
+
+ECHO = {"name": "echo", "parameters": {"required": ["text"], "properties": {"text": {"type": "string"}}}}
