@@ -180,7 +180,7 @@ def registry_of(
         approval = _approval_rule(entry.require_approval)
         try:
             if isinstance(entry, OpenApiTool):
-                registry.add_source(_open_api(entry, defaults, web), concurrency=entry.concurrency, approval=approval)
+                registry.add_source(_open_api(entry, defaults), concurrency=entry.concurrency, approval=approval)
                 continue
             for tool in _tools(entry, defaults, web, threads, processes):
                 registry.add(tool, approval=approval)
@@ -264,7 +264,7 @@ def _http_tool(entry: HttpTool, defaults: Policy, web: Web) -> Tool:
     )
 
 
-def _open_api(entry: OpenApiTool, defaults: Policy, web: Web) -> OpenApiSource:
+def _open_api(entry: OpenApiTool, defaults: Policy) -> OpenApiSource:
     api = Api(
         base_url=entry.base_url,
         auth={name: value.get_secret_value() for name, value in entry.auth.items()},
@@ -274,7 +274,7 @@ def _open_api(entry: OpenApiTool, defaults: Policy, web: Web) -> OpenApiSource:
         policy=replace(defaults, **{**_policy(entry), "concurrency": None}),  # of the API, all its tools together
         safety=None if entry.safety is None else Safety(entry.safety),
     )
-    return OpenApiSource(entry.name, web, api, entry.document)
+    return OpenApiSource(entry.name, api, entry.document)
 
 
 def _command_tool(entry: CommandTool, defaults: Policy, processes: Processes) -> Tool:

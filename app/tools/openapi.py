@@ -64,10 +64,14 @@ class OpenApiSource:
 
     kind = "openapi"
 
-    def __init__(self, name: str, web: Web, api: Api, place: str) -> None:
-        """`place` is the document's file or address. A file that cannot be used is a `BadDocument` at once."""
+    def __init__(self, name: str, api: Api, place: str, web: Callable[[], Web] = Web) -> None:
+        """`place` is the document's file or address. A file that cannot be used is a `BadDocument` at once.
+
+        `web` makes the connections, which are the source's own: it may be taken over by another runtime.
+        """
         self.name = name
-        self._web = web
+        self._make_web = web
+        self._web = web()
         self._api = api
         self._address = place if place.startswith(("http://", "https://")) else None
         self._tools: tuple[Tool, ...] = ()
@@ -76,9 +80,15 @@ class OpenApiSource:
             self._take(_in_file(Path(place), self._built))
 
     async def open(self) -> None:
-        if self._address is not None:
+        if self._address is None:
+            return
+        self._web = self._make_web()
+        try:
             text = await self._fetched(self._address)
             self._take(await asyncio.to_thread(self._built, text))
+        except BaseException:
+            await self._web.close()
+            raise
 
     def tools(self) -> tuple[Tool, ...]:
         return self._tools
@@ -88,7 +98,7 @@ class OpenApiSource:
         return self._left_out
 
     async def close(self) -> None:
-        """Nothing is held open: connections are the web's."""
+        await self._web.close()
 
     async def _fetched(self, address: str) -> str:
         request = Request("GET", httpx2.URL(address), {"Accept": "application/json, application/yaml;q=0.9, */*;q=0.5"})

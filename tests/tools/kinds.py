@@ -245,7 +245,7 @@ class OpenApi(Http):
             json.dump(document, file)
             file.flush()
             api = Api(rules=AddressRules(allow_private=True), policy=policy, safety=policy.safety)
-            [tool] = OpenApiSource("server", self.web, api, file.name).tools()
+            [tool] = OpenApiSource("server", api, file.name, lambda: self.web).tools()
         return tool
 
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from app.calls.outcome import Failed, FailureKind, Returned
 from app.tools.addresses import PUBLIC_ONLY, AddressRules
 from app.tools.executor import Safety, Tool
-from app.tools.http_client import Request, Web
+from app.tools.http_client import Request
 from app.tools.http_endpoint import BadArgument, HttpEndpoint
 from app.tools.openapi import Api, OpenApiSource, Selection
 from app.tools.openapi_document import BadDocument, Document, LeftOut
@@ -27,8 +27,6 @@ from tests.harness.server import serve
 from tests.tools.kinds import an_occasion, everything, ready
 
 SHOP = Path(__file__).parent / "openapi" / "shop.yaml"
-WEB = Web()
-"""Never connects in these tests, unless a test brings one of its own: requests are looked at before they are sent."""
 LOOPBACK = AddressRules(allow_private=True)
 
 
@@ -38,7 +36,7 @@ def source(document: Any = SHOP, tmp_path: Path | None = None, **said: Any) -> O
         file = tmp_path / "document.yaml"
         file.write_text(document if isinstance(document, str) else yaml.safe_dump(document))
         document = file
-    return OpenApiSource("shop", WEB, Api(**said), str(document))
+    return OpenApiSource("shop", Api(**said), str(document))
 
 
 def tool(name: str, found: OpenApiSource | None = None, **said: Any) -> Tool:
@@ -453,8 +451,7 @@ def stations() -> FastAPI:
 async def opened(
     place: str, rules: AddressRules = LOOPBACK, **said: Any
 ) -> AsyncIterator[tuple[Registry, OpenApiSource]]:
-    web = Web()
-    found = OpenApiSource("stations", web, Api(rules=rules, **said), place)
+    found = OpenApiSource("stations", Api(rules=rules, **said), place)
     registry = Registry(delay=lambda _: 0.01)
     registry.add_source(found)
     try:
@@ -463,7 +460,6 @@ async def opened(
             yield registry, found
     finally:
         await registry.close()
-        await web.close()
 
 
 @pytest.mark.anyio
@@ -521,10 +517,9 @@ async def test_a_document_at_an_address_that_is_refused_is_not_fetched(place):
 
 @pytest.mark.anyio
 async def test_a_tool_whose_server_is_refused_does_not_run():
-    web = Web()
-    found = OpenApiSource("shop", web, Api(base_url="http://127.0.0.1:9"), str(SHOP))
+    found = source(base_url="http://127.0.0.1:9")
     outcome = await tool("echo", found).executor.execute(ready("echo", body="x"), an_occasion())
-    await web.close()
+    await found.close()
     assert isinstance(outcome, Failed)
     assert outcome.kind is FailureKind.REFUSED
 
