@@ -69,7 +69,12 @@ def _merge(document: Document, found: Document) -> None:
         return
     own = next((name for name in BLOCKS if name in document.value), BLOCKS[0])
     ours = document.value.get(own) or {}
-    if not isinstance(servers, dict) or not isinstance(ours, dict):
+    if not isinstance(servers, dict):
+        document.problems.append(
+            Problem(found.values[block], ".".join(block), "should be a mapping of names to servers")
+        )
+        return
+    if not isinstance(ours, dict):
         return  # complained of when the config is checked
     for name in servers.keys() & ours.keys():
         spot = found.keys[(*block, name)]

@@ -22,7 +22,7 @@ TAIL_BYTES = 256
 """Of a message that was too long: servers in TypeScript write the id last."""
 
 _MODERN_META = "io.modelcontextprotocol/"
-_LAST_ID = re.compile(rb'"id"\s*:\s*"([^"\\]{1,64})"[^"]{0,64}\}\s*$')
+_LAST_ID = re.compile(rb'"id"\s*:\s*"([^"\\]{1,64})"\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,9 @@ class HttpMcp:
         return await _send(writer, _result(asked, greeting), more=f"Mcp-Session-Id: {session}\r\n")
 
     def _listed(self) -> list[dict[str, Any]]:
-        usual = {name: (CITY, f"It {name}.") for name in ("answers", "raises", "hangs", "floods", "binary")}
+        usual: dict[str, tuple[dict[str, Any], str]] = {
+            name: (CITY, f"It {name}.") for name in ("answers", "raises", "hangs", "floods", "binary")
+        }
         usual |= {name: (ANY, f"It {name}.") for name in ("progresses", "asks", "resumes", "echo")}
         return [
             {"name": name, "description": words, "inputSchema": schema}

@@ -1,0 +1,391 @@
+"""Servers over HTTP on loopback: sessions, addresses, headers, and everything a server may do in the middle."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from mcp.server import MCPServer
+from mcp.server.mcpserver import Context
+
+from app.calls.outcome import Failed, FailureKind, Outcome, Returned
+from app.tools.addresses import AddressRules
+from app.tools.http_client import Web
+from app.tools.mcp_http import HttpSpec, rules_for
+from app.tools.mcp_server import McpServer, ServerSpec
+from app.tools.registry import Registry
+from app.tools.sources import SourceState, SourceStatus
+from app.tools.toolbox import RequestToolbox
+from tests.harness.server import serve
+from tests.tools.kinds import everything, ready
+from tests.tools.servers.http_mcp import STREAM, Asked, HttpMcp, event
+
+pytestmark = pytest.mark.anyio
+
+HOME = AddressRules(allow_private=True)
+BOTH = pytest.mark.parametrize("events", [False, True], ids=["json", "events"])
+
+
+@dataclass(slots=True)
+class House:
+    registry: Registry
+    server: McpServer
+    told: list[SourceStatus]
+    heard: list[tuple[str, float | None]] = field(default_factory=list)
+
+    def names(self) -> list[str]:
+        return [tool.name for tool in self.registry.tools()]
+
+    async def run(self, name: str, **arguments: Any) -> Outcome:
+        box = RequestToolbox(self.registry.tools(), run_id="run_1", gates=self.registry.gates)
+        return await box.run(ready(name, **arguments), self._report)
+
+    async def state(self, state: SourceState) -> SourceStatus:
+        await everything(lambda: self.registry.sources()[0].state is state)
+        return self.registry.sources()[0]
+
+    async def was_down(self) -> None:
+        await everything(lambda: any(status.state is SourceState.DOWN for status in self.told))
+
+    async def _report(self, message: str, fraction: float | None = None) -> None:
+        self.heard.append((message, fraction))
+
+
+@contextlib.asynccontextmanager
+async def house(
+    url: str,
+    *,
+    rules: AddressRules = HOME,
+    headers: dict[str, str] | None = None,
+    sse: bool = False,
+    web: Web | None = None,
+    delay: Callable[[int], float] = lambda failures: 0.01,
+) -> AsyncIterator[House]:
+    web = web or Web()
+    spec = HttpSpec(url, headers or {}, sse=sse, rules=rules)
+    server = McpServer(ServerSpec("there", spec, prefix=""), web)
+    told: list[SourceStatus] = []
+    registry = Registry(delay=delay, tell=told.append)
+    registry.add_source(server)
+    async with asyncio.timeout(40):
+        await registry.open()
+        try:
+            yield House(registry, server, told)
+        finally:
+            await registry.close()
+            await web.close()
+
+
+# The call past the SDK ----------------------------------------------------------------------------
+
+
+@BOTH
+async def test_a_call_is_one_request_in_the_session_that_was_opened(events: bool) -> None:
+    async with HttpMcp(events=events).running() as http, house(http.url, headers={"Authorization": "Bearer b"}) as it:
+        assert await it.run("echo", a=1) == Returned('{"a": 1}')
+        [call] = http.calls()
+        assert call.headers["mcp-session-id"] in http.sessions
+        assert call.headers["mcp-protocol-version"] == "2025-06-18"
+        assert {asked.headers.get("authorization") for asked in http.asked} == {"Bearer b"}
+        assert {asked.headers.get("accept-encoding") for asked in http.asked} == {"identity"}
+
+
+async def test_progress_comes_through_while_the_tool_runs() -> None:
+    async with HttpMcp().running() as http, house(http.url) as it:
+        assert await it.run("progresses") == Returned("done")
+        assert it.heard == [("step 1", 0.5), ("step 2", 1.0)]
+
+
+async def test_a_server_that_asks_for_a_completion_in_the_middle_is_answered_no() -> None:
+    async with HttpMcp().running() as http, house(http.url) as it:
+        assert await it.run("asks") == Returned("never mind")
+        [reply] = [asked.message for asked in http.asked if "method" not in asked.message and asked.method == "POST"]
+        assert reply["id"] == 9
+        assert reply["error"]["code"] == -32601
+
+
+async def test_an_answer_whose_stream_ended_early_is_fetched_where_the_server_says() -> None:
+    async with HttpMcp().running() as http:
+        ids: list[str] = []
+
+        def instead(asked: Asked) -> bytes | None:
+            if asked.message.get("method") == "tools/call":
+                ids.append(asked.message["id"])
+            if asked.headers.get("last-event-id") == "place-1":
+                said = {"content": [{"type": "text", "text": "the rest"}]}
+                return STREAM + event({"jsonrpc": "2.0", "id": ids[0], "result": said})
+            return None
+
+        http.instead = instead
+        async with house(http.url) as it:
+            assert await it.run("resumes") == Returned("the rest")
+        assert len(http.calls()) == 1
+
+
+@pytest.mark.parametrize(
+    "answer, told",
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 4\r\n\r\nhi!\n", "text/html"),
+        (b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n[]", "not the protocol's"),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}",
+            "encoded",
+        ),
+        (b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n", "HTTP 202"),
+        (b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n", "HTTP 401"),
+        (b"HTTP/1.1 307 Temporary\r\nLocation: http://169.254.169.254/\r\nContent-Length: 0\r\n\r\n", "a redirect"),
+        (b"HTTP/1.1 500 Oh\r\nContent-Length: 5\r\n\r\nno...", "HTTP 500"),
+    ],
+)
+async def test_an_odd_answer_is_told_and_hurts_nobody_else(answer: bytes, told: str) -> None:
+    async with HttpMcp().running() as http, house(http.url) as it:
+        http.instead = lambda asked: answer if asked.message.get("method") == "tools/call" else None
+        outcome = await it.run("echo")
+        assert isinstance(outcome, Failed)
+        assert told in outcome.text
+        http.instead = lambda asked: None
+        assert await it.run("echo") == Returned("{}")
+        assert it.registry.sources()[0].failures == 0
+
+
+async def test_an_error_of_the_protocol_counts_whatever_the_status() -> None:
+    async with HttpMcp().running() as http, house(http.url) as it:
+        body = b'{"jsonrpc":"2.0","id":"c1","error":{"code":-32602,"message":"no such city"}}'
+        head = b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+        http.instead = lambda asked: head + body if asked.message.get("method") == "tools/call" else None
+        assert await it.run("echo") == Failed("no such city")
+
+
+async def test_a_server_that_is_busy_was_not_reached() -> None:
+    async with HttpMcp().running() as http, house(http.url) as it:
+        busy = b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n"
+        http.instead = lambda asked: busy if asked.message.get("method") == "tools/call" else None
+        outcome = await it.run("echo")
+        assert isinstance(outcome, Failed)
+        assert outcome.kind is FailureKind.UNAVAILABLE
+
+
+# Sessions -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("old_manners", [False, True], ids=["404", "400"])
+async def test_a_forgotten_session_is_made_again_and_the_call_repeated_on_it(old_manners: bool) -> None:
+    async with HttpMcp().running() as http, house(http.url) as it:
+        if old_manners:
+            body = b'{"jsonrpc":"2.0","id":null,"error":{"code":-32000,"message":"Bad Request: No valid session ID"}}'
+            head = b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(
+                body
+            )
+            dead = set(http.sessions)
+            http.instead = lambda asked: head + body if asked.headers.get("mcp-session-id") in dead else None
+        http.sessions.clear()
+        assert await it.run("echo", a=1) == Returned('{"a": 1}')
+        assert len(http.said("initialize")) == 2
+
+
+async def test_a_session_is_given_back_when_the_house_closes() -> None:
+    async with HttpMcp().running() as http:
+        async with house(http.url):
+            assert len(http.sessions) == 1
+        assert http.sessions == set()
+
+
+async def test_a_server_killed_in_a_call_fails_it_and_comes_back_with_its_tools() -> None:
+    http = HttpMcp()
+    await http.start()
+    port = int(http.url.split(":")[2].split("/")[0])
+    async with house(http.url) as it:
+        running = asyncio.create_task(it.run("hangs", city="Oslo"))
+        await http.begun.wait()
+        await http.stop()
+        outcome = await running
+        assert isinstance(outcome, Failed)
+        assert outcome.kind is FailureKind.UNKNOWN
+        await it.was_down()
+        assert it.names() == []
+        http.sessions.clear()
+        async with http.running(port):
+            await it.state(SourceState.READY)
+            assert await it.run("echo", a=2) == Returned('{"a": 2}')
+            await it.registry.close()
+
+
+async def test_one_broken_connection_fails_one_call_and_no_other() -> None:
+    async with HttpMcp().running() as http, house(http.url) as it:
+        hanging = asyncio.create_task(it.run("hangs", city="Oslo"))
+        await http.begun.wait()
+        http.instead = lambda asked: b"" if asked.message.get("method") == "tools/call" else None
+        outcome = await it.run("echo")
+        assert isinstance(outcome, Failed)
+        assert outcome.kind is FailureKind.UNKNOWN
+        http.instead = lambda asked: None
+        assert await it.run("echo") == Returned("{}")
+        assert not hanging.done()
+        assert len(http.said("initialize")) == 1
+        hanging.cancel()
+        await asyncio.wait([hanging])
+
+
+async def test_a_server_that_is_down_does_not_stop_the_start_and_is_tried_again() -> None:
+    http = HttpMcp()
+    await http.start()
+    url, port = http.url, int(http.url.split(":")[2].split("/")[0])
+    await http.stop()
+    async with house(url) as it:
+        await it.was_down()
+        assert "cannot be reached" in it.told[-1].error
+        async with http.running(port):
+            await it.state(SourceState.READY)
+            assert await it.run("echo") == Returned("{}")
+            await it.registry.close()
+
+
+async def test_tools_are_listed_again_when_the_server_says_so_on_its_own_stream() -> None:
+    async with HttpMcp().running() as http, house(http.url) as it:
+        await everything(lambda: bool(http.streams))
+        http.tools["fresh"] = ({"type": "object"}, "New.")
+        await http.tell({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
+        await everything(lambda: "fresh" in it.names())
+
+
+async def test_a_refusal_at_the_door_is_shown_with_its_status() -> None:
+    async with HttpMcp().running() as http:
+        http.instead = lambda asked: b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n"
+        async with house(http.url, delay=lambda failures: 60) as it:
+            status = await it.state(SourceState.DOWN)
+            assert "HTTP 401 Unauthorized" in status.error
+
+
+# Addresses ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url, allow_private, address, allowed",
+    [
+        ("http://127.0.0.1:9/mcp", None, "127.0.0.1", True),
+        ("http://localhost:9/mcp", None, "127.0.0.1", True),
+        ("http://[::1]:9/mcp", None, "::1", True),
+        ("http://10.1.2.3/mcp", None, "10.1.2.3", True),
+        ("http://tickets/mcp", None, "10.1.2.3", True),
+        ("http://tickets.internal/mcp", None, "10.1.2.3", True),
+        ("https://mcp.example.com/mcp", None, "10.1.2.3", False),
+        ("https://mcp.example.com/mcp", None, "1.1.1.1", True),
+        ("https://mcp.example.com/mcp", True, "10.1.2.3", True),
+        ("http://localhost:9/mcp", False, "127.0.0.1", False),
+        ("http://169.254.169.254/mcp", None, "169.254.169.254", False),
+        ("http://169.254.169.254/mcp", True, "169.254.169.254", False),
+        ("http://metadata.internal/mcp", None, "169.254.169.254", False),
+    ],
+)
+def test_what_a_url_may_lead_to(url: str, allow_private: bool | None, address: str, allowed: bool) -> None:
+    import ipaddress
+    from urllib.parse import urlsplit
+
+    rules = rules_for(url, allow_private=allow_private)
+    host = urlsplit(url).hostname or ""
+    assert (rules.refusal(host, ipaddress.ip_address(address)) is None) is allowed
+    assert rules.refusal("elsewhere.example.com", ipaddress.ip_address("10.9.9.9")) is not None
+
+
+async def test_a_public_name_that_leads_home_is_refused_before_anything_is_sent() -> None:
+    async def resolve(host: str, port: int) -> list[str]:
+        return ["127.0.0.1"]
+
+    async with HttpMcp().running() as http:
+        url = http.url.replace("127.0.0.1", "mcp.example.com")
+        async with house(url, rules=rules_for(url), web=Web(resolve=resolve), delay=lambda failures: 60) as it:
+            status = await it.state(SourceState.DOWN)
+            assert "mcp.example.com has a loopback address" in status.error
+        assert http.asked == []
+
+
+async def test_a_name_that_changes_its_mind_gains_nothing() -> None:
+    found = ["1.1.1.1"]
+
+    async def resolve(host: str, port: int) -> list[str]:
+        return ["127.0.0.1"] if host == "localhost" else found
+
+    async with HttpMcp().running() as http:
+        url = http.url.replace("127.0.0.1", "localhost")
+        async with house(url, rules=rules_for(url), web=Web(resolve=resolve)) as it:
+            assert await it.run("echo") == Returned("{}")
+            guard = it.server._session._link._http.connector._resolver  # type: ignore[union-attr]
+            found[:] = ["169.254.169.254"]
+            with pytest.raises(Exception, match="cloud metadata address"):
+                await guard.resolve("mcp.example.com", 80)
+
+
+async def test_a_redirect_is_followed_nowhere_not_even_at_home() -> None:
+    async with HttpMcp().running() as http:
+        where = b"HTTP/1.1 308 Moved\r\nLocation: " + http.url.encode() + b"/\r\nContent-Length: 0\r\n\r\n"
+        http.instead = lambda asked: where if asked.path == "/mcp" else None
+        async with house(http.url, delay=lambda failures: 60) as it:
+            status = await it.state(SourceState.DOWN)
+            assert "a redirect to" in status.error
+            assert "not followed" in status.error
+        assert {asked.path for asked in http.asked} == {"/mcp"}
+
+
+# Real servers of the SDK's, in both of its eras and over SSE ---------------------------------------
+
+
+def sdk_server() -> tuple[MCPServer, asyncio.Event]:
+    server = MCPServer("sdk")
+    change = asyncio.Event()
+
+    @server.tool()
+    async def add(a: int, b: int, context: Context) -> int:
+        """Adds two numbers."""
+        await context.report_progress(1, 2, "half way")
+        return a + b
+
+    @server.tool()
+    async def fail() -> str:
+        """Fails."""
+        raise ValueError("never shown")
+
+    return server, change
+
+
+async def test_a_server_of_the_newest_protocol_is_called_past_the_sdk_too() -> None:
+    server, _ = sdk_server()
+    async with serve(server.streamable_http_app()) as base, house(f"{base}/mcp") as it:
+        assert it.names() == ["add", "fail"]
+        assert await it.run("add", a=1, b=41) == Returned("42")
+        assert ("half way", 0.5) in it.heard
+        outcome = await it.run("fail")
+        assert isinstance(outcome, Failed)
+        assert outcome.kind is FailureKind.RAISED
+
+
+async def test_a_new_tool_of_a_server_of_the_newest_protocol_is_heard_of() -> None:
+    server, _ = sdk_server()
+
+    @server.tool()
+    async def grow(context: Context) -> str:
+        """Adds a tool."""
+
+        async def grown() -> str:
+            return "grown"
+
+        server.add_tool(grown, "grown", description="It was not there before.")
+        await context.notify_tools_changed()
+        return "ok"
+
+    async with serve(server.streamable_http_app()) as base, house(f"{base}/mcp") as it:
+        assert await it.run("grow") == Returned("ok")
+        await everything(lambda: "grown" in it.names())
+        assert await it.run("grown") == Returned("grown")
+
+
+async def test_a_server_over_sse_is_called_through_the_sdk() -> None:
+    server, _ = sdk_server()
+    async with serve(server.sse_app()) as base, house(f"{base}/sse", sse=True) as it:
+        assert await it.run("add", a=1, b=41) == Returned("42")
+        assert it.heard == [("half way", 0.5)]
+        await it.registry.close()
+    for task in asyncio.all_tasks():
+        if getattr(task.get_coro(), "__name__", "") == "_shutdown_watcher":
+            task.cancel()  # sse_starlette's, which would wait for a signal to the whole process

@@ -1,0 +1,75 @@
+"""What a model is told of a result: text, images, and a word about everything else."""
+
+from typing import Any
+
+import pytest
+
+from app.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
+from app.tools.mcp_results import outcome_of
+from app.tools.mcp_wire import Answer, RpcError, answer_from
+
+
+def told(*content: dict[str, Any], **more: Any) -> Outcome:
+    return outcome_of(answer_from({"content": list(content), **more}))
+
+
+TEXT = {"type": "text", "text": "21 C"}
+
+
+def test_text_is_text_in_its_order():
+    assert told(TEXT, {"type": "text", "text": "and rain", "annotations": {"audience": ["user"]}}) == Returned(
+        "21 C\nand rain"
+    )
+
+
+def test_structured_content_is_shown_where_nothing_was_said():
+    assert told(structuredContent={"degrees": 21, "wind": None}) == Returned('{"degrees":21,"wind":null}')
+    assert told(TEXT, structuredContent={"degrees": 21}) == Returned("21 C")
+    assert told() == Returned("")
+
+
+def test_images_are_images():
+    image = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
+    assert told(image, structuredContent={"a": 1}) == Returned("", images=(Image("image/png", "AAAA"),))
+    blob = {"type": "resource", "resource": {"uri": "file:///a.png", "blob": "AAAA", "mimeType": "image/png"}}
+    assert told(blob) == Returned("[file:///a.png]", images=(Image("image/png", "AAAA"),))
+
+
+@pytest.mark.parametrize(
+    "piece, words",
+    [
+        ({"type": "audio", "data": "AAAA", "mimeType": "audio/wav"}, "[audio/wav, 3 bytes, not shown]"),
+        ({"type": "resource", "resource": {"uri": "file:///a", "text": "inside"}}, "[file:///a]\ninside"),
+        (
+            {"type": "resource", "resource": {"uri": "", "blob": "AA=="}},
+            "[application/octet-stream, 1 bytes, not shown]",
+        ),
+        ({"type": "resource_link", "uri": "file:///a", "name": "a"}, "[a: file:///a]"),
+        ({"type": "hologram", "beam": 7}, "[hologram that cannot be shown]"),
+        ({"type": "image"}, "[image that cannot be shown]"),
+        ({}, "[something that cannot be shown]"),
+    ],
+)
+def test_everything_else_is_described(piece, words):
+    assert told(piece) == Returned(words)
+
+
+def test_a_failure_of_the_tool_is_a_failure():
+    assert told(TEXT, isError=True) == Failed("21 C")
+    assert told(isError=True) == Failed("The tool failed and did not say why.")
+
+
+def test_an_error_of_the_protocol_is_a_failure():
+    assert outcome_of(Answer(error=RpcError(-32602, "no such city"))) == Failed("no such city")
+    assert "-32000" in outcome_of(Answer(error=RpcError(-32000, ""))).text
+
+
+def test_a_tool_that_asks_a_person_is_refused():
+    outcome = told(resultType="input_required")
+    assert isinstance(outcome, Failed)
+    assert outcome.kind is FailureKind.REFUSED
+
+
+def test_what_was_not_kept_is_counted():
+    answer = answer_from({"content": [TEXT]})
+    assert outcome_of(Answer(answer.result, missing=7)) == Returned("21 C", cut_bytes=7)
