@@ -113,7 +113,9 @@ class OpenApiSource:
         self._tools, self._left_out = tuple(built[0]), tuple(built[1])
 
     def _built(self, text: str) -> tuple[list[Tool], list[tuple[str, str]]]:
-        document = Document.read(text, self._address)
+        return self._built_from(Document.read(text, self._address))
+
+    def _built_from(self, document: Document) -> tuple[list[Tool], list[tuple[str, str]]]:
         try:
             operations = list(document.operations())
         except LeftOut as error:

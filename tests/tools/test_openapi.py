@@ -1,6 +1,10 @@
 import asyncio
+import contextlib
+import copy
+import functools
 import json
-from collections.abc import AsyncIterator, Callable
+import operator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -8,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from fastapi import FastAPI
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -20,8 +24,8 @@ from app.tools.http_endpoint import BadArgument, HttpEndpoint
 from app.tools.openapi import Api, OpenApiSource, Selection
 from app.tools.openapi_document import BadDocument, Document, LeftOut
 from app.tools.openapi_schema import MAX_NODES, Schemas
-from app.tools.registry import Registry
-from app.tools.schema import compile_schema
+from app.tools.registry import Registry, whole_schema
+from app.tools.schema import SchemaError, compile_schema
 from app.tools.sources import SourceState
 from tests.harness.server import serve
 from tests.tools.kinds import an_occasion, everything, ready
@@ -419,6 +423,39 @@ def test_a_file_that_is_wrong_is_refused_with_its_name_and_the_reason(tmp_path, 
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(BadDocument, match=r"missing\.yaml: cannot be read: No such file"):
         source(tmp_path / "missing.yaml")
+
+
+JUNK: tuple[Any, ...] = (
+    None, 5, "", "x", "#/x", "{y}", [], {}, [None], {"a": 5}, True, "a\0b", "\ud800", 10**30, float("inf"),
+    {"$ref": 5}, {"$ref": "#"}, {"$ref": "#/paths"}, {"$ref": "#/components/schemas/Tree"}, {"in": "query"},
+)  # fmt: skip
+
+
+def places_in(node: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+        yield (*at, key)
+        yield from places_in(value, (*at, key))
+
+
+WHOLE: Any = Document.read(SHOP.read_text()).root
+PLACES = list(places_in(WHOLE))
+SOURCE = source(auth={"api_key": "k"})
+
+
+@given(st.lists(st.tuples(st.sampled_from(PLACES), st.sampled_from(JUNK)), min_size=1, max_size=3))
+@settings(max_examples=300, deadline=None)
+def test_whatever_stands_in_a_document_it_is_read_or_refused(changes):
+    root = copy.deepcopy(WHOLE)
+    for (*above, last), junk in changes:
+        with contextlib.suppress(KeyError, IndexError, TypeError):  # an earlier change took the place away
+            functools.reduce(operator.getitem, above, root)[last] = copy.deepcopy(junk)
+    try:
+        tools, _ = SOURCE._built_from(Document(root))
+    except BadDocument:
+        return
+    for each in tools:
+        with contextlib.suppress(SchemaError):
+            compile_schema(whole_schema(each.parameters))
 
 
 # Over the wire ------------------------------------------------------------------------------------

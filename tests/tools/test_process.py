@@ -29,6 +29,13 @@ from tests.tools.kinds import everything, processes_naming
 
 pytestmark = pytest.mark.anyio
 
+
+@pytest.fixture(scope="module", params=[False, True], ids=["asyncio", "uvloop"])
+def anyio_backend(request):
+    """Both event loops: descriptors are watched and children reaped without the help of either."""
+    return "asyncio", {"use_uvloop": request.param}
+
+
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
 LANDLOCK = pytest.mark.skipif(not landlock_abi(), reason="this kernel has no Landlock")
 
