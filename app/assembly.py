@@ -1,9 +1,12 @@
 """From the config's words to the rooms' values. The one place that reads `config.schema` and imports every room."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, assert_never
+
+from pydantic import SecretStr
 
 from app.auth.admission import Admission
 from app.auth.doorstep import Doorstep, doorstep
@@ -34,11 +37,11 @@ from app.tools.openapi import Api, OpenApiSource, Selection
 from app.tools.process import Limits, Paths, Processes
 from app.tools.python_function import NotATool, functions_at, python_tool
 from app.tools.registry import Registry
-from app.tools.sources import SourceStatus
+from app.tools.source_pool import SourcePool
 from app.tools.threads import ThreadPool
 from app.upstream.client import Client, Deadlines
 from app.upstream.lean_client import LeanClient
-from app.upstream.resolve import ModelEntry
+from app.upstream.resolve import LaneError, ModelEntry, check
 from app.upstream.retry import RetryPolicy
 
 POLICY_FIELDS = ("timeout", "concurrency", "max_result_bytes", "retries")
@@ -132,6 +135,17 @@ def retry_policy_of(config: Config) -> RetryPolicy:
     return RetryPolicy(tries=config.upstream.retries + 1)
 
 
+def model_entries(config: Config) -> list[ModelEntry]:
+    """The models. One that could never be asked is the operator's mistake and fails the start."""
+    entries = [model_entry(section, config) for section in config.model_list]
+    for index, entry in enumerate(entries):
+        try:
+            check(entry)
+        except LaneError as error:
+            raise BadModel(("model_list", index), entry.model_name, str(error)) from error
+    return entries
+
+
 def model_entry(section: ModelSection, config: Config) -> ModelEntry:
     patience = config.upstream
     return ModelEntry(
@@ -157,8 +171,21 @@ def _yes_or_no(said: Any) -> bool | None:
     return said if isinstance(said, bool) else None
 
 
-class BadTool(ValueError):
-    """An entry of `tools` from which no tool can be made, with its place and the reason. For the operator."""
+class BadEntry(ValueError):
+    """An entry of the config from which nothing can be made, with its place and the reason. For the operator."""
+
+    def __init__(self, path: tuple[str | int, ...], name: str | None, reason: str) -> None:
+        super().__init__(f"{'.'.join(map(str, path))}{f' ({name})' if name else ''}: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+class BadTool(BadEntry):
+    """An entry of `tools`."""
+
+
+class BadModel(BadEntry):
+    """An entry of `model_list`."""
 
 
 def registry_of(
@@ -168,31 +195,46 @@ def registry_of(
     processes: Processes,
     *,
     pins: Pins | None = None,
-    tell: Callable[[SourceStatus], None] | None = None,
+    pool: SourcePool | None = None,
 ) -> Registry:
     """The tools of the house. A tool that cannot be built is the operator's mistake and fails the start.
 
-    `pins` remembers what servers' tools looked like, and `tell` hears how servers are doing.
+    `pins` remembers what servers' tools looked like, and `pool` has the sources that are open already.
     """
-    registry = Registry(approval=_approval_rule(config.require_approval), tell=tell)
+    registry = Registry(approval=_approval_rule(config.require_approval), pool=pool)
     defaults = Policy(max_result_bytes=config.limits.tool_result_bytes)
     for index, entry in enumerate(config.tools):
         approval = _approval_rule(entry.require_approval)
         try:
             if isinstance(entry, OpenApiTool):
-                registry.add_source(_open_api(entry, defaults), concurrency=entry.concurrency, approval=approval)
+                source = _open_api(entry, defaults)
+                made_from = (_fingerprint(entry), defaults, _stamp_of(entry.document))
+                registry.add_source(source, concurrency=entry.concurrency, approval=approval, identity=made_from)
                 continue
             for tool in _tools(entry, defaults, web, threads, processes):
                 registry.add(tool, approval=approval)
                 registry.gates.limit_tool(tool.name, tool.policy.concurrency)
         except (ValueError, NotATool) as error:
-            raise BadTool(f"tools.{index}{f' ({entry.name})' if entry.name else ''}: {error}") from error
+            raise BadTool(("tools", index), entry.name, str(error)) from error
     for name, server in config.mcp_servers.items():
         if not server.disabled:
-            source = McpServer(_server_spec(name, server, defaults), web, pins)
-            approval = _approval_rule(server.require_approval)
-            registry.add_source(source, concurrency=server.concurrency, approval=approval)
+            registry.add_source(
+                McpServer(_server_spec(name, server, defaults), web, pins),
+                concurrency=server.concurrency,
+                approval=_approval_rule(server.require_approval),
+                identity=(name, _fingerprint(server), defaults),
+            )
     return registry
+
+
+def import_tools(config: Config) -> None:
+    """Import the modules that the config names, so that building the registry does not wait for them."""
+    for index, entry in enumerate(config.tools):
+        if isinstance(entry, PythonTool):
+            try:
+                functions_at(entry.function or entry.module or "")
+            except (ValueError, NotATool) as error:
+                raise BadTool(("tools", index), entry.name, str(error)) from error
 
 
 def _server_spec(name: str, section: McpSection, defaults: Policy) -> ServerSpec:
@@ -300,6 +342,37 @@ def _command_tool(entry: CommandTool, defaults: Policy, processes: Processes) ->
         kind="command",
         source=entry.argv[0] if isinstance(entry.argv[0], str) else " ".join(entry.argv[0]),
     )
+
+
+_NOT_OF_THE_SOURCE = {"require_approval", "concurrency", "disabled"}
+"""Settings of an entry that are kept to outside its source, so that changing them does not restart it."""
+
+
+def _fingerprint(entry: ToolSection) -> str:
+    """Says all that a source is made from, secrets included, and tells none of it."""
+    said = entry.model_dump(exclude=_NOT_OF_THE_SOURCE)
+    return sha256(repr(_revealed(said)).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _revealed(value: Any) -> Any:
+    match value:
+        case SecretStr():
+            return value.get_secret_value()
+        case Mapping():
+            return sorted((str(name), _revealed(inner)) for name, inner in value.items())
+        case list() | tuple():
+            return [_revealed(inner) for inner in value]
+        case _:
+            return value
+
+
+def _stamp_of(place: str) -> tuple[int, int] | None:
+    """Tells one state of a file from another; None for an address."""
+    try:
+        found = Path(place).stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
 
 
 def _approval_rule(lists: ApprovalLists | None) -> ApprovalRule:

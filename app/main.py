@@ -10,12 +10,12 @@ from app import __version__
 from app.api.door import Door
 from app.api.routes import add_routes
 from app.config.schema import Config
-from app.runtime import House
+from app.runtime import House, Reading
 
 
-def create_app(config: Config) -> FastAPI:
-    """The application for one config."""
-    house = House(config)
+def create_app(config: Config, reading: Reading | None = None) -> FastAPI:
+    """The application for one config; `reading` says how it can be read again while the application runs."""
+    house = House(config, reading)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -9,8 +9,9 @@ import contextlib
 import functools
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import msgspec
@@ -19,14 +20,17 @@ import structlog
 from app import assembly
 from app.auth.admission import Place
 from app.auth.key_store import KeyStore
-from app.auth.keys import Caller
+from app.auth.keys import Caller, check_exposure, is_loopback
 from app.auth.limits import Limiter, MemoryLimiter
 from app.auth.meter import FREE, Meter, Price
 from app.calls.outcome import Failed
 from app.calls.states import ReadyCall
 from app.chat.errors import ChatError
 from app.chat.ports import Model, Report, Toolbox
+from app.config.load import Loaded
+from app.config.problems import ConfigError, Problem, Spot
 from app.config.schema import Config
+from app.config.watch import changes
 from app.dialects.chosen import Choice
 from app.ledger.entry import Ledger, NoLedger
 from app.ledger.recorded import RecordedToolbox
@@ -43,6 +47,7 @@ from app.tools.http_client import Web
 from app.tools.process import Processes
 from app.tools.registry import HouseTool
 from app.tools.selection import ToolFilter, allowed_filter, narrowed, tool_filter
+from app.tools.source_pool import SourcePool
 from app.tools.sources import SourceState, SourceStatus
 from app.tools.threads import ThreadPool
 from app.tools.toolbox import Approve, RequestToolbox, only_named
@@ -69,6 +74,10 @@ class Lasting:
         self.limiter: Limiter = MemoryLimiter()
         self.servers = ToolServers(self.metrics)
         self.pins = assembly.pins_of(config, self.servers)
+        self.sources = SourcePool(functools.partial(_tell_of_source, self.servers))
+        self.web = Web()
+        self.threads = ThreadPool()
+        self.processes = Processes()
         self._config = config
 
     async def open(self) -> None:
@@ -81,6 +90,9 @@ class Lasting:
             audit.warning("runs of tools whose end nobody saw", count=ledger.found_unknown)
 
     async def close(self) -> None:
+        await self.web.close()
+        await self.processes.close()
+        self.threads.close()
         await self.limiter.close()
         await self.ledger.close()
         if self.keys is not None:
@@ -115,21 +127,13 @@ class Runtime:
         self._ledger = lasting.ledger
         self._keyring = assembly.keyring_of(config, lasting.keys)
         self._doorstep = assembly.doorstep_of(config, self._keyring)
-        self._threads = ThreadPool()
-        self._web = Web()
-        self._processes = Processes()
         self.registry = assembly.registry_of(
-            config,
-            self._web,
-            self._threads,
-            self._processes,
-            pins=lasting.pins,
-            tell=functools.partial(_tell_of_source, lasting.servers),
+            config, lasting.web, lasting.threads, lasting.processes, pins=lasting.pins, pool=lasting.sources
         )
         self._client = assembly.client_of(config)
         self._tool_calling = ToolCalling(_write_choice, config.limits.argument_bytes)
         self.catalogue = Catalogue(
-            [assembly.model_entry(section, config) for section in config.model_list],
+            assembly.model_entries(config),
             self._client,
             wrap=self._tool_calling.wrap,
             policy=assembly.retry_policy_of(config),
@@ -149,9 +153,6 @@ class Runtime:
     async def close(self) -> None:
         await self.registry.close()
         await self.catalogue.close()
-        await self._web.close()
-        await self._processes.close()
-        self._threads.close()
 
     def admit(self, headers: Mapping[str, str]) -> Caller:
         """Who asks, or a refusal. The one way in for every route."""
@@ -159,6 +160,10 @@ class Runtime:
         if refusal is not None:
             raise refusal
         return self._keyring.identify(headers)
+
+    def may_administer(self, caller: Caller) -> bool:
+        """Whether a caller may have the config read again. Without keys only this machine may."""
+        return caller.admin or (caller.anonymous and is_loopback(self.config.server.host))
 
     async def place(self, caller: Caller) -> Place:
         """A place for one request, or a refusal: 429 when its key has too many under way, 503 when all have."""
@@ -283,11 +288,52 @@ class Runtime:
         return entry
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the config can be read again."""
+
+    read: Callable[[], Loaded]
+    files: Callable[[], Sequence[Path]] = tuple
+    """The files whose change is a reason to."""
+    learn: Callable[[Loaded], None] = lambda loaded: None
+    """Hears of every config that was read, before it is used: its secrets must be known."""
+    heed: Callable[[Loaded], None] = lambda loaded: None
+    """Hears of a config that is in use from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What a move to another config came to."""
+
+    changed: tuple[str, ...]
+    """The blocks of the config that are not as they were."""
+    kept: tuple[str, ...]
+    """Tool servers and documents that went on as they were."""
+    opened: tuple[str, ...]
+    needs_restart: tuple[str, ...]
+
+    def facts(self) -> dict[str, list[str]]:
+        return {
+            "changed": list(self.changed),
+            "kept": list(self.kept),
+            "opened": list(self.opened),
+            "needs_restart": list(self.needs_restart),
+        }
+
+
 class House:
     """The current runtime, and the requests that still live in older ones."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, reading: Reading | None = None) -> None:
+        """`reading` says how the config can be read again; without it the house stays as it is."""
         self._config = config
+        self._first = config
+        self._reading = reading
+        self._moving = asyncio.Lock()
+        self._reloading = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._asked_to_reload = asyncio.Event()
+        self._errands: set[asyncio.Task[Any]] = set()
         self.lasting = Lasting(config)
         self.metrics = self.lasting.metrics
         self.opened_at = int(time.time())
@@ -296,6 +342,7 @@ class House:
         """Of the house and not of a runtime: what is kept outlives a move."""
         self.conversations = Conversations(self.store, config.store.conversation_seconds, new_call_id)
         self._tenancy: _Tenancy | None = None
+        self._minding: list[asyncio.Task[None]] = []
 
     @property
     def current(self) -> Runtime:
@@ -305,13 +352,24 @@ class House:
     async def __aenter__(self) -> Self:
         await self.lasting.open()
         self._tenancy = await _Tenancy.begin(Runtime(self._config, self.lasting))
+        if self._reading is not None:
+            self._loop = asyncio.get_running_loop()
+            self._minding = [asyncio.create_task(self._reload_when_asked(self._reading), name="reloading")]
+            if self._config.reload.watch and self._reading.files():
+                self._minding.append(asyncio.create_task(self._watch(self._reading), name="watching the config"))
         self.is_ready = True
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.is_ready = False
+        for task in self._minding:
+            task.cancel()
+        if self._minding:
+            await asyncio.wait(self._minding)
         if self._tenancy is not None:
             await self._tenancy.end()
+        if self._errands:
+            await asyncio.wait(self._errands)
         await self.lasting.close()
         await self.store.close()
 
@@ -321,6 +379,111 @@ class House:
         assert self._tenancy is not None, "the house is not open"
         with self._tenancy.lease() as runtime:
             yield runtime
+
+    def ask_to_reload(self) -> None:
+        """Have the config read again, soon. May be called from a signal handler or another thread."""
+        if self._loop is not None:  # before the house is open there is nothing that could be older than the file
+            self._loop.call_soon_threadsafe(self._asked_to_reload.set)
+
+    async def reload(self) -> Moved:
+        """Read the config again and move. Raises `ConfigError`, and then nothing has changed."""
+        if self._reading is None:
+            raise ConfigError([Problem(Spot("config"), "", "it was not read from anywhere that could be read again")])
+        # In a task of its own: whoever asked may leave half way.
+        task = asyncio.create_task(self._reload(self._reading), name="reload")
+        self._errands.add(task)
+        task.add_done_callback(self._is_done)
+        return await asyncio.shield(task)
+
+    async def move(self, config: Config) -> Moved:
+        """Live by another config from now on. What was leased before stays as it was until it is given back.
+
+        The new runtime is built and opened first; where that fails the error is raised, and nothing has changed.
+        """
+        async with self._moving:
+            assert self._tenancy is not None, "the house is not open"
+            await asyncio.to_thread(assembly.import_tools, config)  # modules of others may take their time
+            runtime = Runtime(config, self.lasting)
+            kept = runtime.registry.handed_over()
+            tenancy = await _Tenancy.begin(runtime)
+            old, self._tenancy = self._tenancy, tenancy
+            leaving = asyncio.create_task(old.end(), name="leaving a runtime")
+            self._errands.add(leaving)
+            leaving.add_done_callback(self._is_done)
+            moved = Moved(
+                changed=_changed(self._config, config),
+                kept=kept,
+                opened=tuple(sorted(it.name for it in runtime.registry.sources() if it.name not in kept)),
+                needs_restart=_needs_restart(self._first, config),
+            )
+            self._config = config
+            return moved
+
+    async def _reload(self, reading: Reading) -> Moved:
+        async with self._reloading:  # what is read last is what counts in the end
+            return await self._reloaded(reading)
+
+    async def _reloaded(self, reading: Reading) -> Moved:
+        try:
+            loaded = await asyncio.to_thread(reading.read)
+            reading.learn(loaded)  # before anything is built from it: what goes wrong then is written down
+            self._check_exposure(loaded)
+            try:
+                moved = await self.move(loaded.config)
+            except assembly.BadEntry as error:
+                raise loaded.complaint(error.path, error.reason) from error
+        except ConfigError as error:
+            self.metrics.reloads.of("refused").inc()
+            audit.error("config not reloaded", problems=[str(problem) for problem in error.problems])
+            raise
+        except Exception:
+            self.metrics.reloads.of("failed").inc()
+            audit.exception("config not reloaded")
+            raise
+        reading.heed(loaded)
+        self.metrics.reloads.of("done").inc()
+        audit.info("config reloaded", **moved.facts())
+        return moved
+
+    def _is_done(self, errand: "asyncio.Task[Any]") -> None:
+        self._errands.discard(errand)
+        if not errand.cancelled() and errand.exception() is not None and errand.get_name() != "reload":
+            audit.error("an old runtime did not close in order", exc_info=errand.exception())
+
+    def _check_exposure(self, loaded: Loaded) -> None:
+        """A reload must not open to everyone what others can reach."""
+        keys = len(loaded.config.keys) + (self.lasting.keys is not None and self.lasting.keys.in_use)
+        mistake = check_exposure(self._first.server.host, loaded.config.auth, keys)
+        if mistake is not None:
+            raise loaded.complaint(("keys",), mistake)
+
+    async def _reload_when_asked(self, reading: Reading) -> None:
+        while True:
+            await self._asked_to_reload.wait()
+            self._asked_to_reload.clear()
+            # It is written down where it happens, and the old runtime goes on; the next change is another chance.
+            with contextlib.suppress(Exception):
+                await self._reload(reading)
+
+    async def _watch(self, reading: Reading) -> None:
+        async for _ in changes(reading.files):
+            if self._config.reload.watch:
+                self._asked_to_reload.set()
+
+
+def _changed(old: Config, new: Config) -> tuple[str, ...]:
+    return tuple(name for name in Config.model_fields if getattr(old, name) != getattr(new, name))
+
+
+OF_THE_SERVER = ("host", "port", "connections", "header_bytes", "header_seconds", "body_seconds", "idle_seconds")
+OF_THE_HOUSE = ("data_dir", "store")
+"""What is opened once, for the life of the process."""
+
+
+def _needs_restart(running: Config, wanted: Config) -> tuple[str, ...]:
+    """Settings that were read and will only count after a restart."""
+    of_server = (f"server.{it}" for it in OF_THE_SERVER if getattr(running.server, it) != getattr(wanted.server, it))
+    return (*of_server, *(it for it in OF_THE_HOUSE if getattr(running, it) != getattr(wanted, it)))
 
 
 def new_call_id() -> str:
@@ -342,7 +505,12 @@ class _Tenancy:
     @classmethod
     async def begin(cls, runtime: Runtime) -> "_Tenancy":
         tenancy = cls(runtime)
-        await tenancy._opened
+        try:
+            await asyncio.shield(tenancy._opened)
+        except asyncio.CancelledError:
+            tenancy._life.cancel()
+            await asyncio.wait([tenancy._life])
+            raise
         return tenancy
 
     async def end(self) -> None:
@@ -364,9 +532,13 @@ class _Tenancy:
     async def _live(self) -> None:
         try:
             await self.runtime.open()
-        except BaseException as failure:  # noqa: BLE001 - whoever waits for the opening is told, whatever it was
-            self._opened.set_exception(failure)
+        except asyncio.CancelledError:
             await self.runtime.close()
+            self._opened.cancel()
+            raise
+        except BaseException as failure:  # noqa: BLE001 - whoever waits for the opening is told, whatever it was
+            await self.runtime.close()
+            self._opened.set_exception(failure)
             return
         self._opened.set_result(None)
         await self._leave.wait()

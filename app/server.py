@@ -19,6 +19,7 @@ from app.config.load import Loaded
 from app.config.schema import Server as ServerSection
 from app.edge import Edge, EdgeRules
 from app.main import create_app
+from app.runtime import Reading
 from app.telemetry import logs
 from app.telemetry.redaction import Redactor
 
@@ -33,18 +34,21 @@ AT_ONCE_SECONDS = 2.0
 """The same for all of it together after a second signal."""
 
 
-def serve(loaded: Loaded) -> int:
-    """Serve until told to stop. The exit code: 0 after an orderly end, 1 when it could not start, `CUT_OFF` when requests
+def serve(loaded: Loaded, read: Callable[[], Loaded] | None = None) -> int:
+    """Serve until told to stop; `read` reads the config again. The exit code: 0 after an orderly end, 1 when it could not start, `CUT_OFF` when requests
     were still running at the end of the drain, 128 and the signal's number when a second signal ended it at once."""
     config = loaded.config
-    logs.configure(Redactor(loaded.secrets), level=config.logging.level, format=config.logging.format)
+    redactor = Redactor(loaded.secrets)
+    logs.configure(redactor, level=config.logging.level, format=config.logging.format)
     listening = _listen(config.server.host, config.server.port)
     if listening is None:
         return 1
     # uvicorn listens from here to the end of its run; before and after it a signal must not be a death without a word.
     signal.signal(signal.SIGTERM, _ended_in_order)
     signal.signal(signal.SIGINT, _ended_in_order)
-    app = create_app(config)
+    app = create_app(config, None if read is None else _reading(loaded, read, redactor))
+    if read is not None:
+        signal.signal(signal.SIGHUP, lambda *_: app.state.house.ask_to_reload())
     edge = Edge(_edge_rules(config.server))
 
     def close_the_door() -> None:
@@ -138,6 +142,24 @@ def _leave_no_later_than(seconds: float, code: int) -> None:
     timer = threading.Timer(seconds, os._exit, (code,))
     timer.daemon = True
     timer.start()
+
+
+def _reading(loaded: Loaded, read: Callable[[], Loaded], redactor: Redactor) -> Reading:
+    """How the config is read again. What was masked once stays masked: old secrets are still in old requests."""
+    newest = loaded
+
+    def files() -> tuple[Path, ...]:
+        return newest.files
+
+    def learn(loaded: Loaded) -> None:
+        redactor.add(*loaded.secrets)
+
+    def heed(loaded: Loaded) -> None:
+        nonlocal newest
+        newest = loaded
+        logs.configure(redactor, level=loaded.config.logging.level, format=loaded.config.logging.format)
+
+    return Reading(read, files, learn, heed)
 
 
 def _edge_rules(server: ServerSection) -> EdgeRules:

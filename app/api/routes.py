@@ -8,6 +8,7 @@ from fastapi.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from app.api.admin import admin_routes
 from app.api.approvals import approval_routes
 from app.api.chat import ChatEndpoint
 from app.api.door import visit_of
@@ -25,6 +26,7 @@ def add_routes(app: FastAPI, house: House) -> Mapping[tuple[str, str], ASGIApp]:
         app.router.routes.append(Route(path, chat, methods=["POST"], name="create_chat_completion"))
     app.include_router(_models(house))
     app.include_router(approval_routes(house))
+    app.include_router(admin_routes(house))
     app.include_router(_health(house))
     app.exception_handler(404)(answer_http_exception)
     app.exception_handler(405)(answer_http_exception)

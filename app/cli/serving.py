@@ -18,11 +18,13 @@ def serve(
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
 ) -> None:
     """Serve until told to stop."""
-    loaded = read_config(config, {"server.host": host, "server.port": port, "logging.level": log_level})
+    flags = {"server.host": host, "server.port": port, "logging.level": log_level}
+    loaded = read_config(config, flags)
     check_exposure(loaded)
     from app import server
+    from app.config.load import load
 
-    raise typer.Exit(server.serve(loaded))
+    raise typer.Exit(server.serve(loaded, lambda: load(config, flags=flags)))
 
 
 def health(

@@ -44,6 +44,23 @@ class Loaded:
     secrets: frozenset[str] = field(repr=False)
     """Every secret that was met, to be masked wherever text leaves the house."""
 
+    spots: Mapping[tuple[str | int, ...], Spot] = field(default_factory=dict, repr=False)
+    """Where each setting stands."""
+
+    def complaint(self, path: tuple[str | int, ...], message: str) -> ConfigError:
+        """A mistake that shows only when something is made from a setting."""
+        source = _shown(self.path or DEFAULT_FILE)
+        spot = next((it for end in range(len(path), 0, -1) if (it := self.spots.get(path[:end]))), Spot(source))
+        return ConfigError([Problem(spot, ".".join(map(str, path)), message)])
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files whose change is a change of the config."""
+        if self.path is None:
+            return ()
+        servers = self.config.mcp_config
+        return (self.path,) if servers is None else (self.path, self.path.parent / Path(servers).expanduser())
+
     @property
     def folder(self) -> Path:
         """Where relative paths in the config start."""
@@ -73,7 +90,7 @@ def load(
         raise ConfigError([*document.problems, *problems_of(document, error)]) from None
     if document.problems:
         raise ConfigError(document.problems)
-    return Loaded(config, found, frozenset(filter(None, document.secrets)))
+    return Loaded(config, found, frozenset(filter(None, document.secrets)), {**document.keys, **document.values})
 
 
 def find(path: Path | str | None, environ: Mapping[str, str]) -> Path | None:

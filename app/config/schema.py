@@ -617,6 +617,13 @@ class Store(Section):
     """How many bytes memory holds."""
 
 
+class Reload(Section):
+    """Reading this file again while Callgate runs. SIGHUP and `POST /admin/reload` always do."""
+
+    watch: Switch = True
+    """Read it again when it changes."""
+
+
 class Logging(Section):
     """What is written to standard error."""
 
@@ -673,6 +680,8 @@ class Config(Section):
     """How patient Callgate is with models."""
     store: Store = Store()
     """Where what outlives a request is kept."""
+    reload: Reload = Reload()
+    """Reading this file again while Callgate runs."""
     logging: Logging = Logging()
     """What is written to standard error."""
 

@@ -112,8 +112,8 @@ async def test_a_client_that_leaves_takes_its_question_back(upstream: Upstream) 
         asking.cancel()
         await asyncio.wait([asking])
         async with asyncio.timeout(5):
-            while (await client.get("/v1/approvals")).json()["data"]:
-                await asyncio.sleep(0.01)  # noqa: ASYNC110 - as above
+            while (await client.get("/v1/approvals")).json()["data"]:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.01)
         late = await client.post(f"/v1/approvals/{asked['id']}", json={"decision": "approve"})
         assert late.json()["error"]["code"] == "approval_withdrawn"
 

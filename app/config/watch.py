@@ -1,0 +1,70 @@
+"""Noticing that a config file has changed, in whatever way: written in place, replaced, or a link turned elsewhere.
+
+Folders are watched and not files. An editor puts a new file in the old one's place, and Kubernetes mounts a file as a
+link into a folder that is itself a link, which it turns to another folder. What counts in the end is what is read.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+from watchfiles import awatch
+
+DEBOUNCE_MILLISECONDS: Final = 300
+"""A save is several events, and the first of them may show half a file."""
+_MAX_LINKS: Final = 40
+
+
+async def changes(files: Callable[[], Iterable[Path]]) -> AsyncIterator[None]:
+    """One item for each time that what is read from any of the files is something else.
+
+    `files` is asked again after each change: the new config may name another file.
+    """
+    seen = _digest(files())
+    stop = asyncio.Event()
+    try:
+        while True:
+            folders = folders_to_watch(files())
+            async for _ in awatch(*folders, recursive=False, debounce=DEBOUNCE_MILLISECONDS, step=50, stop_event=stop):
+                now = await asyncio.to_thread(_digest, files())
+                if now != seen:
+                    seen = now
+                    yield
+                if folders_to_watch(files()) != folders:
+                    break
+    finally:
+        stop.set()
+
+
+def folders_to_watch(files: Iterable[Path]) -> set[Path]:
+    """The folders in which something changes when one of the files does: where each link on the way lies, and the file."""
+    return {folder for file in files for folder in _folders_of(file.absolute()) if folder.is_dir()}
+
+
+def _folders_of(file: Path) -> set[Path]:
+    found: set[Path] = set()
+    waiting = [file]
+    for _ in range(_MAX_LINKS):  # links may lead in a ring
+        if not waiting:
+            break
+        at = waiting.pop()
+        found.add(at.parent)
+        for step in (at, *at.parents):
+            if step.is_symlink():
+                target = step.parent / step.readlink()
+                found.add(step.parent)
+                waiting.append(target / at.relative_to(step))
+    return found
+
+
+def _digest(files: Iterable[Path]) -> tuple[str | None, ...]:
+    return tuple(_digest_of(file) for file in files)
+
+
+def _digest_of(file: Path) -> str | None:
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError:
+        return None  # just being replaced, or gone; its coming back is a change again
