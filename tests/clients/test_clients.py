@@ -1,0 +1,31 @@
+"""Every client finds what it would find at OpenAI, while tools run behind it. One table: client by behaviour."""
+
+import pytest
+
+from tests.clients.behaviours import BEHAVIOURS, Behaviour, Scene
+from tests.clients.clients import CLIENTS, Client
+from tests.clients.driver import Driver
+from tests.clients.house import House
+from tests.harness.needs import needs
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+
+def _client(client: Client) -> object:
+    return pytest.param(client, marks=needs(f"client:{client.environment}"), id=client.name)
+
+
+every_client = pytest.mark.parametrize("driver", [_client(client) for client in CLIENTS], indirect=True)
+every_behaviour = pytest.mark.parametrize("behaviour", BEHAVIOURS, ids=lambda behaviour: behaviour.name)
+
+
+@every_behaviour
+@every_client
+async def test_client(driver: Driver, behaviour: Behaviour, house: House) -> None:
+    async with house.free() as provider:
+        await behaviour.play(Scene(driver, provider, house.url))
+
+
+@every_client
+async def test_a_client_has_the_version_that_its_lock_names(driver: Driver) -> None:
+    assert (await driver.ask("hello")).versions.items() >= driver.client.versions.items()

@@ -1,0 +1,67 @@
+"""`llm-comply` checks answers against OpenAI's own specification. Its chat checks run clean, without a warning."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from tests.clients.behaviours import KEY
+from tests.clients.environment import Environment
+from tests.clients.house import House
+from tests.harness.needs import needs
+from tests.upstream import Call, Reply
+from tests.upstream.records import RequestRecord
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, needs("client:llm-comply")]
+
+MODEL = "gpt-5"
+"""It checks reasoning only where the name promises some."""
+USAGE = {
+    "prompt_tokens": 9,
+    "completion_tokens": 7,
+    "total_tokens": 16,
+    "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0},
+    "completion_tokens_details": {"reasoning_tokens": 4, "audio_tokens": 0},
+}
+PATIENCE = 30.0
+
+
+async def test_its_chat_checks_run_clean(house: House) -> None:
+    async with house.free() as provider:
+        provider.script(MODEL, _answer)
+        report = await _checked(house.url)
+    notes = {
+        f"{result['name']}: {note}"
+        for result in report["results"]
+        for note in (*result.get("errors", ()), *result.get("warnings", ()))
+    }
+    assert not notes
+    assert [result["status"] for result in report["results"]] == ["passed"] * 9
+
+
+def _answer(request: RequestRecord) -> Reply:
+    if request.body.get("tool_choice") == "required":
+        return Reply(calls=[Call("get_weather", {"location": "San Francisco"})], usage=USAGE)
+    return Reply(text="One, two, three.", reasoning="They want it short.", usage=USAGE)
+
+
+async def _checked(url: str) -> Any:
+    options = ["--base-url", f"{url}/v1", "--api-key", KEY, "--model", MODEL, "--format", "openai-chat", "--json"]
+    process = await asyncio.create_subprocess_exec(
+        str(Environment("llm-comply").interpreter),
+        "-m",
+        "llm_comply.cli",
+        *options,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(PATIENCE):
+            said, log = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert said.strip(), log.decode(errors="replace")
+    return json.loads(said)
