@@ -19,6 +19,7 @@ from app.tools.http_client import Request, Web, ask
 from app.tools.http_endpoint import BadTemplate, HttpEndpoint, encoded
 from app.tools.openapi_document import BadDocument, Document, LeftOut, Operation
 from app.tools.openapi_operation import shape_of
+from app.tools.openapi_schema import Dictionary
 
 MAX_DOCUMENT_BYTES = 32 * 1024 * 1024
 """The largest public ones have half of that."""
@@ -121,12 +122,13 @@ class OpenApiSource:
         except LeftOut as error:
             raise BadDocument(str(error)) from None
         self._check(document, operations)
+        dictionary = Dictionary(document)
         tools: list[Tool] = []
         left_out: list[tuple[str, str]] = []
         for operation in operations:
             if self._api.selection.takes(operation):
                 try:
-                    tools.append(self._tool(document, operation))
+                    tools.append(self._tool(dictionary, operation))
                 except (LeftOut, BadTemplate) as error:
                     left_out.append((operation.name, f"{operation.title}: {error}"))
         if not tools:
@@ -146,12 +148,12 @@ class OpenApiSource:
                 known = ", ".join(document.schemes()) or "none"
                 raise BadDocument(f"`auth` names {name!r}, and its security schemes are: {known}")
 
-    def _tool(self, document: Document, operation: Operation) -> Tool:
-        api = self._api
+    def _tool(self, dictionary: Dictionary, operation: Operation) -> Tool:
+        api, document = self._api, dictionary.document
         credentials = document.credentials(operation, api.auth)
         headers = {"Accept": ACCEPTED, **api.headers, **credentials.headers}
         fixed = {f"header {name.lower()}" for name in headers} | {f"query {name}" for name in credentials.query}
-        shape = shape_of(document, operation, frozenset(fixed))
+        shape = shape_of(dictionary, operation, frozenset(fixed))
         shape = replace(shape, query=encoded(credentials.query.items()))
         base = (api.base_url or document.server(operation)).rstrip("/")
         address = f"{base}{shape.path}"

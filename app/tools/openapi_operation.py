@@ -11,8 +11,8 @@ from typing import Any
 from urllib.parse import quote
 
 from app.tools.http_endpoint import BadArgument, Parts, as_json, as_text
-from app.tools.openapi_document import Document, LeftOut, Operation
-from app.tools.openapi_schema import Schemas
+from app.tools.openapi_document import LeftOut, Operation
+from app.tools.openapi_schema import Dictionary, Schemas
 
 MAX_DESCRIPTION = 2_000
 """Characters. Some documents keep their whole manual there, and it is sent with every request."""
@@ -95,17 +95,17 @@ class Shape:
         )
 
 
-def shape_of(document: Document, operation: Operation, fixed: frozenset[str]) -> Shape:
+def shape_of(dictionary: Dictionary, operation: Operation, fixed: frozenset[str]) -> Shape:
     """The tool that an operation makes. `fixed` are headers and query parameters that the operator fills in."""
-    return _Shaping(document, operation, fixed).shape()
+    return _Shaping(dictionary, operation, fixed).shape()
 
 
 class _Shaping:
-    def __init__(self, document: Document, operation: Operation, fixed: frozenset[str]) -> None:
-        self._document = document
+    def __init__(self, dictionary: Dictionary, operation: Operation, fixed: frozenset[str]) -> None:
+        self._document = dictionary.document
         self._operation = operation
         self._fixed = fixed
-        self._schemas = Schemas(document)
+        self._schemas = Schemas(dictionary)
         self._properties: dict[str, Any] = {}
         self._required: list[str] = []
 

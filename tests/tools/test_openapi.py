@@ -23,7 +23,7 @@ from app.tools.http_client import Request
 from app.tools.http_endpoint import BadArgument, HttpEndpoint
 from app.tools.openapi import Api, OpenApiSource, Selection
 from app.tools.openapi_document import BadDocument, Document, LeftOut
-from app.tools.openapi_schema import MAX_NODES, Schemas
+from app.tools.openapi_schema import Dictionary, Schemas
 from app.tools.registry import Registry, whole_schema
 from app.tools.schema import SchemaError, compile_schema
 from app.tools.sources import SourceState
@@ -60,6 +60,9 @@ def query(**arguments: Any) -> str:
 def document(paths: dict[str, Any], **more: Any) -> dict[str, Any]:
     servers = [{"url": "https://api.example.com/v1"}]
     return {"openapi": "3.1.0", "info": {}, "servers": servers, "paths": paths, **more}
+
+
+SOURCE = source(auth={"api_key": "k"})
 
 
 # Operations as tools ------------------------------------------------------------------------------
@@ -189,6 +192,19 @@ def test_3_1_keeps_what_stands_beside_a_reference(tmp_path):
     assert one.parameters["$defs"] == {"Name": {"type": ["string", "null"]}}
 
 
+def test_a_long_chain_of_references_is_followed_to_its_end(tmp_path):
+    length = 300
+    schemas: dict[str, Any] = {
+        f"S{n}": {"properties": {"next": {"$ref": f"#/components/schemas/S{n + 1}"}}} for n in range(length)
+    }
+    schemas[f"S{length}"] = {"type": "integer"}
+    parameter = {"name": "n", "in": "query", "schema": {"$ref": "#/components/schemas/S0"}}
+    found = source(document({"/x": {"get": {"parameters": [parameter]}}}, components={"schemas": schemas}), tmp_path)
+    [one] = found.tools()
+    assert one.parameters["$defs"][f"S{length}"] == {"type": "integer"}
+    compile_schema(one.parameters)
+
+
 def test_two_schemas_whose_names_end_alike_stay_two(tmp_path):
     schemas = {"a": {"x": {"type": "string"}}, "b": {"x": {"type": "integer"}}}
     parameters = [{"name": at, "in": "query", "schema": {"$ref": f"#/x-schemas/{at}/x"}} for at in schemas]
@@ -200,7 +216,7 @@ def test_two_schemas_whose_names_end_alike_stay_two(tmp_path):
 @pytest.mark.parametrize("keyword", ["$id", "$dynamicRef"])
 def test_schemas_whose_references_mean_something_else_are_left_out(keyword):
     with pytest.raises(LeftOut):
-        Schemas(Document(document({}))).read({"type": "object", "properties": {"x": {keyword: "y"}}})
+        Schemas(Dictionary(Document(document({})))).read({"type": "object", "properties": {"x": {keyword: "y"}}})
 
 
 def test_a_schema_that_grows_without_end_is_left_out_soon(tmp_path):
@@ -218,7 +234,14 @@ paths:
     found = source(text, tmp_path)
     assert [each.name for each in found.tools()] == ["fine"]
     assert "too large" in dict(found.left_out())["bomb"]
-    assert MAX_NODES < 10**8
+
+
+def test_a_document_that_is_one_bomb_after_the_other_is_refused_as_a_whole(monkeypatch):
+    monkeypatch.setattr("app.tools.openapi_schema.MAX_ALL_NODES", 1000)
+    schema = {"anyOf": [{"type": "string"}] * 300}
+    paths = {f"/{n}": {"get": {"parameters": [{"name": "p", "in": "query", "schema": schema}]}} for n in range(9)}
+    with pytest.raises(BadDocument, match="too large"):
+        source()._built_from(Document(document(paths)))
 
 
 # Requests -----------------------------------------------------------------------------------------
@@ -439,7 +462,6 @@ def places_in(node: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 WHOLE: Any = Document.read(SHOP.read_text()).root
 PLACES = list(places_in(WHOLE))
-SOURCE = source(auth={"api_key": "k"})
 
 
 @given(st.lists(st.tuples(st.sampled_from(PLACES), st.sampled_from(JUNK)), min_size=1, max_size=3))
