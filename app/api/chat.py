@@ -17,8 +17,9 @@ from starlette.types import Receive, Scope, Send
 
 from app.api import legacy
 from app.api.door import Visit, visit_of
+from app.api.once import Ended, Once, Term
 from app.api.progress import progress_in
-from app.api.requests import ChatRequest, read_body, read_chat_request
+from app.api.requests import ChatRequest, check_encoding, read_body, read_chat_request
 from app.api.responses import BodyWriter, ClientLeft, EventStream, Pulse, StreamWriter, WholeAnswer
 from app.api.wire import (
     AnswerHead,
@@ -50,18 +51,34 @@ class ChatEndpoint:
 
     def __init__(self, house: House) -> None:
         self._house = house
+        self._once = Once(house.store)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         visit = visit_of(scope)
         visit.route = "chat"
-        assert visit.caller is not None, "the door lets nobody in without a caller"
-        with self._house.lease() as runtime:
-            limits = runtime.limits
-            body = await read_body(receive, limits.body_bytes)
-            request = read_chat_request(body, visit.headers, limits.messages, limits.json_depth)
-            run = Run(runtime, self._house.conversations, visit, request, visit.caller)
-            with structlog.contextvars.bound_contextvars(run_id=run.id):
-                await run.answer(receive, send)
+        caller = visit.caller
+        assert caller is not None, "the door lets nobody in without a caller"
+        config = self._house.current.config
+        limits = config.limits
+        check_encoding(visit.headers)
+        body = await read_body(receive, limits.body_bytes)
+        request = read_chat_request(body, visit.headers, limits.messages, limits.json_depth)
+
+        async def begin(receive: Receive, send: Send) -> Ended:
+            with self._house.lease() as runtime:
+                run = Run(runtime, self._house.conversations, visit, request, caller)
+                with structlog.contextvars.bound_contextvars(run_id=run.id):
+                    return await run.answer(receive, send)
+
+        key = visit.headers.get("idempotency-key")
+        if key is None:
+            await begin(receive, send)
+            return
+        try:
+            term = Term(limits.request_seconds, config.store.answer_seconds)
+            await self._once.answer(caller_key(caller), key, body, begin, term, receive, send)
+        except ClientLeft:
+            visit.notes["ending"] = "client_left"
 
 
 class Run:
@@ -79,15 +96,16 @@ class Run:
         visit.model = self._chats[0].model_name
         visit.notes |= {"model": request.model, "stream": request.stream, "run_id": self.id}
 
-    async def answer(self, receive: Receive, send: Send) -> None:
+    async def answer(self, receive: Receive, send: Send) -> Ended:
         answer = self._streamed() if self._request.stream else self._whole()
         try:
             error = await answer.send(receive, send)
         except ClientLeft:
             self._visit.notes["ending"] = "client_left"
-            return
+            return Ended(wrote=self._wrote, left=True)
         if error is not None:
             self._visit.notes |= {"error": error.code or error.type, "detail": error.detail}
+        return Ended(error, self._wrote)
 
     def hear(self, event: ChatEvent) -> None:
         match event:
@@ -195,7 +213,7 @@ class Conversation:
         messages: Sequence[Message] = request.messages
         tell = heard_by(self._listeners, tell)
         if engaged.has_house_tools:
-            messages = await self._conversations.made_whole(self._caller_key, messages)
+            messages = await self._conversations.made_whole(caller_key(self._caller), messages)
             tell = self._keeping(tell)
         await converse(
             Ask(messages, (), self._tool_choice(), request.params, request.stream),
@@ -220,18 +238,19 @@ class Conversation:
             if isinstance(event, CallsHandedBack):
                 if self._request.legacy:
                     event = _for_legacy(event, self._request.messages)
-                event = await self._conversations.keep(self._caller_key, event)
+                event = await self._conversations.keep(caller_key(self._caller), event)
             await tell(event)
 
         return keep_and_tell
 
-    @property
-    def _caller_key(self) -> str:
-        return "anonymous" if self._caller.anonymous else f"key {self._caller.name}"
-
     def _rules(self) -> Rules:
         rules = self._runtime.rules
         return rules if self._request.parallel else replace(rules, max_parallel_calls=1)
+
+
+def caller_key(caller: Caller) -> str:
+    """Whose something is that is kept: no key can be named so that it is taken for nobody's."""
+    return "anonymous" if caller.anonymous else f"key {caller.name}"
 
 
 def heard_by(listeners: Sequence[Listener], tell: Tell) -> Tell:

@@ -1,0 +1,234 @@
+"""`Idempotency-Key`: however often a request comes, it is run once, and everybody hears the same answer."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from app.auth.keys import hash_key
+from app.main import create_app
+from tests.harness import toolshed
+from tests.harness.clients import openai_client
+from tests.harness.configs import make_config
+from tests.harness.needs import needs
+from tests.harness.redis import redis_server
+from tests.harness.server import serve
+from tests.harness.wire import RawAnswer, raw_connection, raw_post
+from tests.upstream import Call, Cut, Hold, Pace, Reply, Upstream
+
+pytestmark = pytest.mark.anyio
+
+BOTH = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+ASKING = [{"role": "user", "content": "hello"}]
+KEY = {"idempotency-key": "order-7"}
+
+
+@contextlib.asynccontextmanager
+async def serving(provider: Upstream, *tools: str, **options: Any) -> AsyncIterator[str]:
+    config = make_config(provider.url, tools=tools or ("get_time", "send_mail"), **options)
+    async with serve(create_app(config)) as url:
+        yield url
+
+
+async def ask(url: str, stream: bool, headers: Any = KEY, **more: Any) -> RawAnswer:
+    return await raw_post(url, {"model": "m", "messages": ASKING, "stream": stream, **more}, headers=headers)
+
+
+def error_of(answer: RawAnswer) -> Any:
+    return json.loads(answer.body)["error"]
+
+
+@BOTH
+async def test_the_same_request_again_gets_the_same_bytes_and_runs_nothing(upstream: Upstream, stream: bool) -> None:
+    upstream.script("m", [Reply(calls=[Call("send_mail", {"to": "a", "text": "b"})]), Reply(text="Sent.")])
+    async with serving(upstream) as url:
+        first, second = await ask(url, stream), await ask(url, stream)
+    assert first.status == second.status == 200
+    assert first.body == second.body
+    assert second.headers["idempotent-replayed"] == "true"
+    assert first.headers["x-callgate-run"] == second.headers["x-callgate-run"]
+    assert first.headers["x-request-id"] != second.headers["x-request-id"]
+    assert first.headers["content-type"] == second.headers["content-type"]
+    assert len(upstream.requests) == 2
+
+
+@BOTH
+async def test_while_it_runs_a_second_request_joins_and_hears_it_from_its_beginning(
+    upstream: Upstream, stream: bool
+) -> None:
+    gate = asyncio.Event()
+    upstream.script("m", [Reply(text="one two three four", pace=Pace(hold=Hold(gate, after=2 if stream else 0)))])
+    async with serving(upstream) as url:
+        first = asyncio.create_task(ask(url, stream))
+        await upstream.requests.wait(1)
+        await upstream.requests[0].until_reached()
+        second = asyncio.create_task(ask(url, stream))
+        third = asyncio.create_task(ask(url, stream))
+        gate.set()
+        answers = await asyncio.gather(first, second, third)
+    assert len({answer.body for answer in answers}) == 1
+    assert len(upstream.requests) == 1
+
+
+@BOTH
+async def test_a_first_client_that_leaves_does_not_end_what_another_waits_for(upstream: Upstream, stream: bool) -> None:
+    upstream.script("m", [Reply(calls=[Call("wait_for_gate", {"label": "x"})]), Reply(text="Done.")])
+    body = {"model": "m", "messages": ASKING, "stream": stream}
+    async with (
+        toolshed.held() as running,
+        serving(upstream, "wait_for_gate") as url,
+        raw_connection(url) as second,
+    ):
+        async with raw_connection(url) as first:
+            await first.post("/v1/chat/completions", body, KEY)
+            await running.started.wait()
+            await second.post("/v1/chat/completions", body, KEY)
+            async with raw_connection(url) as later:
+                # once this is answered, what came before it has been heard
+                await later.post("/v1/chat/completions", {})
+                await later.answer()
+        running.gate.set()
+        answer = await second.answer()
+    assert b"Done." in answer.body
+    assert not running.cancelled.is_set()
+    assert len(upstream.requests) == 2
+
+
+@BOTH
+async def test_when_all_have_left_it_is_stopped_and_not_run_again_once_a_tool_wrote(
+    upstream: Upstream, stream: bool
+) -> None:
+    upstream.script("m", [Reply(calls=[Call("wait_for_gate")])])
+    body = {"model": "m", "messages": ASKING, "stream": stream}
+    async with toolshed.held() as running, serving(upstream, "wait_for_gate") as url:
+        async with raw_connection(url) as connection:
+            await connection.post("/v1/chat/completions", body, KEY)
+            await running.started.wait()
+        async with asyncio.timeout(5):
+            await running.cancelled.wait()
+        answer = await ask(url, stream)
+    assert (answer.status, error_of(answer)["code"]) == (409, "idempotency_key_interrupted")
+    assert answer.headers["x-should-retry"] == "false"
+    assert len(upstream.requests) == 1
+
+
+@BOTH
+async def test_when_all_have_left_before_a_tool_wrote_it_may_be_run_again(upstream: Upstream, stream: bool) -> None:
+    gate = asyncio.Event()
+    upstream.script("m", [Reply(text="never", pace=Pace(hold=Hold(gate, after=0))), Reply(text="second try")])
+    async with serving(upstream) as url:
+        async with raw_connection(url) as connection:
+            await connection.post("/v1/chat/completions", {"model": "m", "messages": ASKING, "stream": stream}, KEY)
+            await upstream.requests.wait(1)
+            await upstream.requests[0].until_reached()
+        await upstream.requests[0].until_closed()
+        answer = await ask(url, stream)
+    assert b"second" in answer.body
+    assert len(upstream.requests) == 2
+
+
+@BOTH
+async def test_another_body_under_the_same_key_is_refused(upstream: Upstream, stream: bool) -> None:
+    upstream.script("m", [Reply(text="hi")])
+    async with serving(upstream) as url, openai_client(url) as client:
+        await ask(url, stream)
+        with pytest.raises(openai.BadRequestError, match="same parameters") as caught:
+            await client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": "other"}], extra_headers={"Idempotency-Key": "order-7"}
+            )
+    assert caught.value.code == "idempotency_key_reused"
+    assert len(upstream.requests) == 1
+
+
+@BOTH
+async def test_a_failure_that_may_pass_is_not_kept(upstream: Upstream, stream: bool) -> None:
+    upstream.script("m", [Reply(status=500), Reply(text="better")])
+    async with serving(upstream, upstream={"retries": 0}) as url:
+        assert (await ask(url, stream)).status >= 500
+        answer = await ask(url, stream)
+    assert b"better" in answer.body
+
+
+@BOTH
+async def test_a_failure_after_a_tool_wrote_is_kept_and_not_run_again(upstream: Upstream, stream: bool) -> None:
+    upstream.script("m", [Reply(calls=[Call("send_mail", {"to": "a", "text": "b"})]), Reply(status=500)])
+    async with serving(upstream, upstream={"retries": 0}) as url:
+        first, second = await ask(url, stream), await ask(url, stream)
+    assert first.body == second.body
+    assert first.status == second.status
+    assert len(upstream.requests) == 2
+
+
+async def test_a_stream_that_broke_off_before_anything_was_written_may_be_asked_again(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(text="Once upon a time there was", fault=Cut(after=4)), Reply(text="whole")])
+    async with serving(upstream) as url:
+        assert "error" in (await ask(url, True)).chunks[-1]
+        assert (await ask(url, True)).data[-1] == "[DONE]"
+    assert len(upstream.requests) == 2
+
+
+@BOTH
+async def test_a_request_that_is_wrong_is_refused_alike_and_keeps_no_key(upstream: Upstream, stream: bool) -> None:
+    upstream.script("m", [Reply(text="hi")])
+    async with serving(upstream) as url:
+        assert (await ask(url, stream, temperature="hot")).status == 400
+        assert (await raw_post(url, {"model": "nobody", "messages": ASKING}, headers=KEY)).status == 404
+        assert (await ask(url, stream)).status == 200
+
+
+async def test_keys_are_each_callers_own(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(text="for alice"), Reply(text="for bob")])
+    keys = [{"name": name, "hash": hash_key(f"cg-{name}")} for name in ("alice", "bob")]
+    async with serving(upstream, auth="keys", keys=keys) as url:
+        answers = [
+            await ask(url, False, {**KEY, "authorization": f"Bearer cg-{who}"}) for who in ("alice", "bob", "alice")
+        ]
+    texts = [json.loads(answer.body)["choices"][0]["message"]["content"] for answer in answers]
+    assert texts == ["for alice", "for bob", "for alice"]
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256])
+async def test_a_key_that_is_none_is_refused(upstream: Upstream, key: str) -> None:
+    async with serving(upstream) as url:
+        answer = await ask(url, False, {"idempotency-key": key})
+    assert answer.status == 400
+
+
+@needs("redis-server", "module:redis")
+@BOTH
+async def test_with_redis_another_process_gives_the_same_answer(
+    upstream: Upstream, stream: bool, tmp_path: Path
+) -> None:
+    upstream.script("m", [Reply(text="once")])
+    async with redis_server(tmp_path) as redis_url:
+        kept = {"redis_url": redis_url}
+        async with serving(upstream, store=kept) as url:
+            first = await ask(url, stream)
+        async with serving(upstream, store=kept) as url:
+            second = await ask(url, stream)
+    assert first.body == second.body
+
+
+@needs("redis-server", "module:redis")
+async def test_with_redis_a_key_that_another_process_is_at_work_on_is_told_so(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    gate = asyncio.Event()
+    upstream.script("m", [Reply(text="once", pace=Pace(hold=Hold(gate, after=0)))])
+    async with redis_server(tmp_path) as redis_url:
+        kept = {"redis_url": redis_url}
+        async with serving(upstream, store=kept) as one, serving(upstream, store=kept) as other:
+            first = asyncio.create_task(ask(one, False))
+            await upstream.requests.wait(1)
+            refused = await ask(other, False)
+            gate.set()
+            answer = await first
+            again = await ask(other, False)
+    assert (refused.status, error_of(refused)["code"]) == (409, "idempotency_key_in_use")
+    assert refused.headers["retry-after"] == "1"
+    assert answer.body == again.body
