@@ -7,7 +7,6 @@ new runtime is built and opened first, and if that fails the old one simply stay
 import asyncio
 import contextlib
 import functools
-import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,8 @@ from app.auth.meter import FREE, Meter, Price
 from app.calls.outcome import Failed
 from app.calls.states import ReadyCall
 from app.chat.errors import ChatError
-from app.chat.ports import Model, Report, Toolbox
+from app.chat.ids import new_id
+from app.chat.ports import Model, Relay, Report, Toolbox
 from app.config.load import Loaded
 from app.config.problems import ConfigError, Problem, Spot
 from app.config.schema import Config
@@ -110,6 +110,8 @@ class Engaged:
     has_house_tools: bool
     sees_images: bool
     format_with_tools: bool = True
+    relay: Relay | None = None
+    """Where the request may pass straight through: there is no tool of the house in it."""
 
 
 class Runtime:
@@ -236,13 +238,15 @@ class Runtime:
             toolbox = self._recorded(toolbox, caller, run_id)
         else:
             toolbox = ClientsOnly(client_tools)
+        asked = self.catalogue.model(model)
         return Engaged(
             model_name=model if model in self._exact else WILDCARD,
-            model=self.catalogue.model(model),
+            model=asked,
             toolbox=toolbox,
             has_house_tools=bool(house),
             sees_images=self._sees_images.get(model, False),
             format_with_tools=entry.format_with_tools or not house,
+            relay=asked if not house and asked.can_pass_on(with_tools=bool(client_tools)) else None,
         )
 
     def listeners(self, model_name: str, run_id: str) -> tuple[Listener, ...]:
@@ -487,7 +491,7 @@ def _needs_restart(running: Config, wanted: Config) -> tuple[str, ...]:
 
 
 def new_call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
+    return new_id("call")
 
 
 class _Tenancy:

@@ -5,10 +5,10 @@ it would not tell us when the client leaves.
 """
 
 import asyncio
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -17,8 +17,10 @@ from starlette.types import Receive, Scope, Send
 
 from app.api import legacy
 from app.api.door import Visit, visit_of
+from app.api.errors import encode
 from app.api.once import Ended, Once, Term
 from app.api.progress import progress_in
+from app.api.relay import Passed, PassedBody, PassedStream
 from app.api.requests import ChatRequest, check_encoding, read_body, read_chat_request
 from app.api.responses import BodyWriter, ClientLeft, EventStream, Pulse, StreamWriter, WholeAnswer
 from app.api.wire import (
@@ -34,8 +36,9 @@ from app.auth.keys import Caller
 from app.chat.diagnosis import Diagnosis
 from app.chat.errors import ChatError
 from app.chat.events import CallsHandedBack, CallStarted, ChatEnded, ChatEvent, Heard
+from app.chat.ids import new_id
 from app.chat.loop import Rules, converse
-from app.chat.ports import Ask, Message, Tell
+from app.chat.ports import Ask, CannotPassOn, Message, Relay, Tell
 from app.runtime import House, Runtime, new_call_id
 from app.stores.conversations import Conversations
 
@@ -87,12 +90,17 @@ class Run:
     def __init__(
         self, runtime: Runtime, conversations: Conversations, visit: Visit, request: ChatRequest, caller: Caller
     ) -> None:
-        self.id = f"run_{secrets.token_hex(12)}"
+        self.id = new_id("run")
         self._runtime, self._visit, self._request = runtime, visit, request
         self._wrote = False
         self._caller = caller
         self._limit_headers: Mapping[str, str] = {}
-        self._chats = [Conversation(self, runtime, conversations, request, caller) for _ in range(request.n)]
+        self._tally: Callable[[], Listener] | None = None
+        self._new_chat = partial(Conversation, self, runtime, conversations, request, caller)
+        self._chats = [self._new_chat()]
+        self._relay = self._chats[0].relay
+        if self._relay is None:
+            self._open_all_choices()
         visit.model = self._chats[0].model_name
         visit.notes |= {"model": request.model, "stream": request.stream, "run_id": self.id}
 
@@ -116,23 +124,32 @@ class Run:
                 if ending.note:
                     self._visit.notes["note"] = ending.note
 
+    def _open_all_choices(self) -> None:
+        while len(self._chats) < self._request.n:
+            chat = self._new_chat()
+            if self._tally is not None:
+                chat.add_listener(self._tally())
+            self._chats.append(chat)
+
     def _streamed(self) -> EventStream:
-        head, diagnoses, request = self._head(), self._diagnoses(), self._request
-        writer: StreamWriter
-        if len(self._chats) == 1:
-            writer = ChunkWriter(head, diagnoses[0] if diagnoses else None, request.include_usage)
-        else:
-            writer = ChoicesChunkWriter(head, diagnoses, request.include_usage, len(self._chats))
+        writer = self._stream_writer() if self._relay is None else PassedStream(self._head())
         return EventStream(self._chat, writer, self._headers, _pulse(self._runtime))
 
     def _whole(self) -> WholeAnswer:
-        head, diagnoses = self._head(), self._diagnoses()
-        writer: BodyWriter
-        if len(self._chats) == 1:
-            writer = CompletionWriter(head, diagnoses[0] if diagnoses else None)
-        else:
-            writer = ChoicesWriter(head, diagnoses, len(self._chats))
+        writer = self._body_writer() if self._relay is None else PassedBody()
         return WholeAnswer(self._chat, writer, self._headers)
+
+    def _stream_writer(self) -> StreamWriter:
+        head, diagnoses, include_usage = self._head(), self._diagnoses(), self._request.include_usage
+        if len(self._chats) == 1:
+            return ChunkWriter(head, diagnoses[0] if diagnoses else None, include_usage)
+        return ChoicesChunkWriter(head, diagnoses, include_usage, len(self._chats))
+
+    def _body_writer(self) -> BodyWriter:
+        head, diagnoses = self._head(), self._diagnoses()
+        if len(self._chats) == 1:
+            return CompletionWriter(head, diagnoses[0] if diagnoses else None)
+        return ChoicesWriter(head, diagnoses, len(self._chats))
 
     async def _chat(self, tell: Callable[[Any], Awaitable[None]]) -> None:
         """All chats to their ends, within the time one request may take."""
@@ -148,8 +165,9 @@ class Run:
         request = self._request
         size = sum(memoryview(each).nbytes for each in (*request.messages, *request.tools))
         meter = await self._runtime.meter(self._caller, request.model, size, _longest_answer(request.params), request.n)
+        self._tally = meter.tally
         for chat in self._chats:
-            chat.add_listener(meter.tally())
+            chat.add_listener(self._tally())
         try:
             async with meter:
                 self._limit_headers = meter.headers
@@ -158,6 +176,34 @@ class Run:
             self._limit_headers = meter.headers
 
     async def _carry_all(self, tell: Callable[[Any], Awaitable[None]]) -> None:
+        if self._relay is not None:
+            await self._pass_on(self._relay, tell)
+        else:
+            await self._converse_all(tell)
+
+    async def _pass_on(self, relay: Relay, tell: Callable[[bytes], Awaitable[None]]) -> None:
+        try:
+            await Passed(relay, self._request, self._chats[0].listeners).carry(tell)
+        except CannotPassOn:
+            self._open_all_choices()
+            await self._read_after_all(tell)
+
+    async def _read_after_all(self, tell: Callable[[bytes], Awaitable[None]]) -> None:
+        """Once more, its answer read and written anew: it comes in another shape than was asked for."""
+        stream = self._stream_writer() if self._request.stream else None
+        body = self._body_writer() if stream is None else None
+
+        async def write(told: Any) -> None:
+            if body is not None:
+                body.write(told)
+            elif stream is not None and (data := stream.write(told)):
+                await tell(data)
+
+        await self._converse_all(write)
+        if body is not None:
+            await tell(encode(body.body()))
+
+    async def _converse_all(self, tell: Callable[[Any], Awaitable[None]]) -> None:
         if len(self._chats) == 1:
             await self._chats[0].carry(tell)
             return
@@ -202,16 +248,17 @@ class Conversation:
         )
         self.model_name = self._engaged.model_name
         self.diagnosis = Diagnosis(run.id)
-        self._listeners: Sequence[Listener] = (run, self.diagnosis, *runtime.listeners(self.model_name, run.id))
+        self.relay = self._engaged.relay
+        self.listeners: Sequence[Listener] = (run, self.diagnosis, *runtime.listeners(self.model_name, run.id))
 
     def add_listener(self, listener: Listener) -> None:
-        self._listeners = (*self._listeners, listener)
+        self.listeners = (*self.listeners, listener)
 
     async def carry(self, tell: Tell) -> None:
         """The chat from its question to its end, heard by all listeners."""
         request, engaged = self._request, self._engaged
         messages: Sequence[Message] = request.messages
-        tell = heard_by(self._listeners, tell)
+        tell = heard_by(self.listeners, tell)
         if engaged.has_house_tools:
             messages = await self._conversations.made_whole(caller_key(self._caller), messages)
             tell = self._keeping(tell)

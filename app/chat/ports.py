@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -51,6 +51,45 @@ class Model(Protocol):
     def name(self) -> str: ...
 
     def ask(self, ask: Ask) -> AbstractAsyncContextManager[Answer]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PassOn:
+    """A request that is passed through to a model as it came."""
+
+    fields: Mapping[str, msgspec.Raw]
+    """The body, field by field."""
+    stream: bool
+    include_usage: bool
+    """Whether the client asked for the usage of a stream."""
+
+
+class Passage(Protocol):
+    """An answer in its provider's own bytes: the one body, or whole events of a stream, the end mark last.
+
+    What it says of itself is known when it has ended. It raises `BrokenOff` when it breaks off.
+    """
+
+    @property
+    def usage(self) -> Mapping[str, Any] | None: ...
+
+    @property
+    def reasons(self) -> tuple[str, ...]: ...
+
+    def __aiter__(self) -> AsyncIterator[bytes]: ...
+
+
+@runtime_checkable
+class Relay(Protocol):
+    """A model that may be able to pass a request through. Errors before the first bytes are `ChatError`s."""
+
+    def can_pass_on(self, *, with_tools: bool) -> bool: ...
+
+    def pass_on(self, asked: PassOn) -> AbstractAsyncContextManager[Passage]: ...
+
+
+class CannotPassOn(Exception):
+    """The answer has another shape than was asked for; whoever asked has to have it read."""
 
 
 @dataclass(frozen=True, slots=True)

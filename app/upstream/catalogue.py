@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from app.chat.errors import ChatError
-from app.chat.ports import Answer, Ask, Model
+from app.chat.ports import Answer, Ask, Model, Passage, PassOn
 from app.upstream import litellm_model, resolve
 from app.upstream.client import Client
 from app.upstream.demo_model import DemoModel
-from app.upstream.direct_model import DirectModel
+from app.upstream.relay import RelayModel
 from app.upstream.resolve import ModelEntry
 from app.upstream.retry import Circumstances, Pool, Report, RetryBudget, RetryingModel, RetryPolicy
 
@@ -107,7 +107,7 @@ class Catalogue:
         if is_demo(entry):
             return DemoModel(entry.model_name)
         if entry.lane in {"auto", "direct"} and (endpoint := resolve.known_endpoint(entry)) is not None:
-            return DirectModel(entry.model_name, endpoint, self._client, entry.deadlines)
+            return RelayModel(entry.model_name, endpoint, self._client, entry.deadlines)
         return _Undecided(entry, self._client)
 
     def _unknown(self, name: str) -> ChatError:
@@ -137,6 +137,13 @@ class _Undecided:
         self._client = client
         self._settled: Model | None = None
 
+    def can_pass_on(self, *, with_tools: bool) -> bool:
+        return isinstance(self._settled, RelayModel) and self._settled.can_pass_on(with_tools=with_tools)
+
+    def pass_on(self, asked: PassOn) -> AbstractAsyncContextManager[Passage]:
+        assert isinstance(self._settled, RelayModel)
+        return self._settled.pass_on(asked)
+
     def ask(self, ask: Ask) -> AbstractAsyncContextManager[Answer]:
         return self._ask(ask) if self._settled is None else self._settled.ask(ask)
 
@@ -149,7 +156,7 @@ class _Undecided:
     async def _decide(self) -> Model:
         entry = self._entry
         if entry.lane in {"auto", "direct"} and (endpoint := await litellm_model.vouched_endpoint(entry)) is not None:
-            return DirectModel(entry.model_name, endpoint, self._client, entry.deadlines)
+            return RelayModel(entry.model_name, endpoint, self._client, entry.deadlines)
         # `translated` has no lane of its own yet; what litellm translates, litellm carries as well.
         return litellm_model.LiteLLMModel(entry.model_name, resolve.through_litellm(entry), entry.deadlines)
 

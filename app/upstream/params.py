@@ -7,6 +7,7 @@ and the rest goes into `extra_body`.
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from app.chat.ports import Ask
@@ -67,6 +68,11 @@ NAMED = frozenset(
 """What `acompletion` has named parameters for; it translates these for every provider."""
 
 
+ALWAYS_PASSED = frozenset({"model", "messages", "tools", "tool_choice", "stream", "stream_options"}) | IN_BODY
+"""What a request is made of; denied only as settings beside it."""
+
+
+@lru_cache(maxsize=1024)
 def is_denied(name: str) -> bool:
     lower = name.lower()
     return lower in DENIED or lower.startswith(DENIED_STARTS) or lower.endswith(DENIED_ENDS)

@@ -13,11 +13,11 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from types import TracebackType
-from typing import TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from app.chat.errors import BrokenOff, ChatError
 from app.chat.events import ModelEvent, ProviderError
-from app.chat.ports import Answer, Ask, Model
+from app.chat.ports import Answer, Ask, Model, Passage, PassOn, Relay
 from app.upstream import errors
 from app.upstream.begun import is_said
 
@@ -128,17 +128,32 @@ class RetryingModel:
     def ask(self, ask: Ask) -> AbstractAsyncContextManager[Answer]:
         return _Asking(self, ask)
 
+    def can_pass_on(self, *, with_tools: bool) -> bool:
+        """Whether all who may answer can pass the request through."""
+        for pool in self.pools:
+            for deployment in pool.deployments:
+                if not (isinstance(deployment, Relay) and deployment.can_pass_on(with_tools=with_tools)):
+                    return False
+        return True
 
-class _Asking:
-    """The context of one ask. Entering it waits for the first words, because only until then may it be asked again."""
+    def pass_on(self, asked: PassOn) -> AbstractAsyncContextManager[Passage]:
+        return _PassingOn(self, asked)
 
-    def __init__(self, model: RetryingModel, ask: Ask) -> None:
+
+Opened = TypeVar("Opened")
+
+
+class _Trying(Generic[Opened]):
+    """The context of one request. Entering it waits for the first words, because only until then may it be asked again."""
+
+    __slots__ = ("_attempt", "_model", "_open")
+
+    def __init__(self, model: RetryingModel) -> None:
         self._model = model
-        self._ask = ask
-        self._open: AbstractAsyncContextManager[Answer] | None = None
+        self._open: AbstractAsyncContextManager[Any] | None = None
         self._attempt = 0
 
-    async def __aenter__(self) -> Answer:
+    async def __aenter__(self) -> Opened:
         world = self._model.circumstances
         world.budget.count_request()
         give_up_at = world.clock() + self._model.policy.give_up_after
@@ -158,17 +173,9 @@ class _Asking:
         assert self._open is not None
         return await self._open.__aexit__(kind, error, trace)
 
-    async def _begin(self, deployment: Model) -> Answer:
+    async def _begin(self, deployment: Model) -> Opened:
         """Ask, and wait for the first words; whatever happens before them closes what was opened."""
-        opened = deployment.ask(self._ask)
-        answer = await opened.__aenter__()
-        try:
-            begun = await _Begun.wait_for(answer)
-        except BaseException as error:
-            await opened.__aexit__(type(error), error, error.__traceback__)
-            raise
-        self._open = opened
-        return begun
+        raise NotImplementedError
 
     async def _following(
         self, queue: "_Queue", failed: "_Candidate", failure: ChatError, give_up_at: float
@@ -197,6 +204,43 @@ class _Asking:
         policy = self._model.policy
         jitter = self._model.circumstances.random() * min(policy.longest_wait, policy.first_wait * 2.0 ** (asked - 1))
         return jitter if failure.retry_after is None else failure.retry_after + jitter
+
+
+class _Asking(_Trying[Answer]):
+    """One question."""
+
+    __slots__ = ("_ask",)
+
+    def __init__(self, model: RetryingModel, ask: Ask) -> None:
+        super().__init__(model)
+        self._ask = ask
+
+    async def _begin(self, deployment: Model) -> Answer:
+        opened = deployment.ask(self._ask)
+        answer = await opened.__aenter__()
+        try:
+            begun = await _Begun.wait_for(answer)
+        except BaseException as error:
+            await opened.__aexit__(type(error), error, error.__traceback__)
+            raise
+        self._open = opened
+        return begun
+
+
+class _PassingOn(_Trying[Passage]):
+    """One request that is passed through."""
+
+    __slots__ = ("_asked",)
+
+    def __init__(self, model: RetryingModel, asked: PassOn) -> None:
+        super().__init__(model)
+        self._asked = asked
+
+    async def _begin(self, deployment: Model) -> Passage:
+        opened = cast(Relay, deployment).pass_on(self._asked)
+        passage = await opened.__aenter__()  # waits for the first words by itself
+        self._open = opened
+        return passage
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,7 +166,7 @@ async def _whole(client: AsyncOpenAI, question: dict[str, Any], outcome: Outcome
     outcome.reasoning = (choice.message.model_extra or {}).get("reasoning_content") or ""
     outcome.finish_reason = choice.finish_reason
     outcome.shown_calls = list(choice.message.tool_calls or ())
-    outcome.diagnostics = (answer.model_extra or {})["x_callgate"]
+    outcome.diagnostics = (answer.model_extra or {}).get("x_callgate", {})
 
 
 async def _streamed(client: AsyncOpenAI, question: dict[str, Any], outcome: Outcome) -> None:

@@ -50,19 +50,27 @@ async def serving(provider: Upstream, *tools: str, **options: Any) -> AsyncItera
 
 
 @BOTH
-@pytest.mark.parametrize("tools", [("add",), ()], ids=["house tools", "none"])
-async def test_n_answers_are_n_chats_side_by_side(upstream: Upstream, stream: bool, tools: Any) -> None:
+async def test_n_answers_are_n_chats_side_by_side(upstream: Upstream, stream: bool) -> None:
     usage = {"prompt_tokens": 10, "completion_tokens": 1, "total_tokens": 11}
     turns = [Reply(calls=[Call("add", {"a": 1, "b": 2})], usage=usage), Reply(text="three", usage=usage)]
-    upstream.script("m", by_turn(turns if tools else turns[1:]))
-    config = make_config(upstream.url, tools=tools)
+    upstream.script("m", by_turn(turns))
+    config = make_config(upstream.url, tools=("add",))
     async with serve(create_app(config)) as url, openai_client(url) as client:
         answer = await Served(url, client).ask(stream, n=3)
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert {choice.message.content for choice in answer.choices} == {"three"}
     assert {choice.finish_reason for choice in answer.choices} == {"stop"}
-    assert answer.usage.total_tokens == 33 * len(turns if tools else turns[1:])
+    assert answer.usage.total_tokens == 33 * len(turns)
     assert all("n" not in request.body for request in upstream.requests)
+
+
+@BOTH
+async def test_without_tools_of_the_house_n_is_the_providers_to_honour(upstream: Upstream, stream: bool) -> None:
+    upstream.script("m", by_turn([Reply(text="three")]))
+    async with serve(create_app(make_config(upstream.url, tools=()))) as url, openai_client(url) as client:
+        answer = await Served(url, client).ask(stream, n=3)
+    assert answer.choices[0].message.content == "three"
+    assert [request.body["n"] for request in upstream.requests] == [3]
 
 
 async def test_a_stream_of_n_answers_has_one_finish_for_each_and_one_end(upstream: Upstream) -> None:

@@ -98,7 +98,7 @@ async def asked(client: AsyncOpenAI, model: str, *, stream: bool, **fields: Any)
         answer = await client.chat.completions.create(**question)
         [choice] = answer.choices
         assert not choice.message.tool_calls
-        return choice.message.content or "", (answer.model_extra or {})["x_callgate"], answer.usage
+        return choice.message.content or "", (answer.model_extra or {}).get("x_callgate", {}), answer.usage
     text, usage = "", None
     diagnostics: dict[str, Any] = {}
     async for chunk in await client.chat.completions.create(

@@ -1,0 +1,351 @@
+"""Passing an answer through: with no tool of the house on offer a request and its answer go on in their own bytes.
+
+Of a stream as much is read as decides something: what comes before its first words, its end mark, its finish reason, its
+usage, an error in the middle. Whatever else a provider sends is neither known here nor changed.
+"""
+
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from app.chat.errors import BrokenOff, ChatError
+from app.chat.events import ProviderError
+from app.chat.ports import CannotPassOn, PassOn
+from app.upstream import errors
+from app.upstream.begun import is_said
+from app.upstream.chunks import ChunkReader, read_completion
+from app.upstream.client import Response, TransportError
+from app.upstream.direct_model import ANSWER_BYTES, DONE, DirectModel, opened, read_json
+from app.upstream.params import ALWAYS_PASSED, is_denied
+from app.upstream.sse import BOM, EVENT_BYTES, SseReader, SseTooLarge, looks_like_keep_alive
+
+LOOKED_AT = (b"[DONE]", b'"usage":{', b'"usage": {', b'"finish_reason":"', b'"finish_reason": "', b'"error"')
+"""An event with none of these says nothing but words. Looking for them costs less than one look at the JSON."""
+END = b"data: [DONE]\n\n"
+
+_encode = msgspec.json.Encoder().encode
+
+
+class _Choice(msgspec.Struct):
+    finish_reason: str | None = None
+
+
+class _Outline(msgspec.Struct):
+    """What is read of a whole answer and of the events that are looked at."""
+
+    choices: list[_Choice] | None = None
+    usage: dict[str, Any] | None = None
+    error: Any = None
+
+
+_outline = msgspec.json.Decoder(_Outline)
+
+
+class RelayModel(DirectModel):
+    """A model of the direct lane that can also be passed a request through."""
+
+    keeps_to_shapes = True
+    """Until it answers in another shape than was asked for: from then on its answers are read."""
+
+    def can_pass_on(self, *, with_tools: bool) -> bool:
+        return self.keeps_to_shapes
+
+    def pass_on(self, asked: PassOn) -> "Passing":
+        return Passing(
+            self, self._client.post(self._endpoint.url, self._headers, self._passed(asked), self._deadlines), asked
+        )
+
+    @property
+    def secrets(self) -> Sequence[str]:
+        return self._endpoint.secrets
+
+    def _passed(self, asked: PassOn) -> bytes:
+        """The request as it came, with the provider's name for the model and without what could choose more than words."""
+        endpoint = self._endpoint
+        body: dict[str, Any] = {
+            name: value for name, value in asked.fields.items() if name in ALWAYS_PASSED or not is_denied(name)
+        }
+        body["model"] = endpoint.model
+        for name, value in endpoint.defaults.items():
+            body.setdefault(name, value)
+        if asked.stream and endpoint.include_usage and not asked.include_usage:
+            given = asked.fields.get("stream_options")
+            options = msgspec.json.decode(given) if given is not None else None
+            body["stream_options"] = {**(options or {}), "include_usage": True}
+        try:
+            return _encode(body)
+        except UnicodeEncodeError:
+            raise ChatError(400, "A message holds half of a surrogate pair, which no JSON text can carry.") from None
+
+
+class Passing:
+    """The context of one request that is passed through. Entered, its answer has begun: until then it may fail cleanly."""
+
+    def __init__(self, model: RelayModel, exchange: AbstractAsyncContextManager[Response], asked: PassOn) -> None:
+        self._model = model
+        self._exchange = exchange
+        self._asked = asked
+
+    async def __aenter__(self) -> "WholePassage | StreamPassage":
+        secrets = self._model.secrets
+        response = await opened(self._exchange, secrets)
+        try:
+            if self._asked.stream:
+                return await StreamPassage.begun(response, secrets, hide_usage=not self._asked.include_usage)
+            return await WholePassage.read(response, secrets)
+        except BaseException as error:
+            await self._exchange.__aexit__(type(error), error, error.__traceback__)
+            if isinstance(error, CannotPassOn):
+                self._model.keeps_to_shapes = False
+            if isinstance(error, TransportError):
+                raise errors.from_transport(error) from error
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._exchange.__aexit__(kind, error, trace)
+
+
+class WholePassage:
+    """One body, read to its end before a byte of it is passed on: one that is cut off must not look whole."""
+
+    def __init__(self, body: bytes, outline: _Outline) -> None:
+        self._body = body
+        self.usage: Mapping[str, Any] | None = outline.usage
+        self.reasons = tuple(choice.finish_reason for choice in outline.choices or () if choice.finish_reason)
+
+    @classmethod
+    async def read(cls, response: Response, secrets: Sequence[str]) -> "WholePassage":
+        body = (await response.read(ANSWER_BYTES)).removeprefix(BOM)
+        response.settle()
+        start = body.lstrip()[:1]
+        if start != b"{":
+            _refuse_what_is_no_answer(start, response)
+            raise CannotPassOn("a stream came where one body was asked for")
+        try:
+            outline = _outline.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            outline = _tolerantly(body)
+        if outline.error:
+            said = errors.read_error(outline.error)
+            raise errors.reported(said.message, {"error": outline.error}, response.headers, secrets=secrets)
+        if not outline.choices:
+            raise errors.bad_answer("The model's provider sent an empty answer.")
+        return cls(body, outline)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self._body
+
+
+def _tolerantly(body: bytes) -> _Outline:
+    """Of a body in an odd shape, whatever of it makes sense; nothing makes sense of one that is cut off."""
+    try:
+        found = read_json(body)
+    except ValueError:
+        raise errors.bad_answer("The model's provider sent an answer that is empty or cut off.") from None
+    events = read_completion(found)
+    failed = next((event for event in events if isinstance(event, ProviderError)), None)
+    choices = [_Choice()] if any(is_said(event) for event in events) else None
+    usage = found.get("usage") if isinstance(found, dict) else None
+    return _Outline(choices, usage if isinstance(usage, dict) else None, failed.body if failed else None)
+
+
+class StreamPassage:
+    """The events of a stream, whole ones only, so that nothing half is left in front of an error of ours."""
+
+    def __init__(self, response: Response, *, hide_usage: bool) -> None:
+        self._response = response
+        self._reads = aiter(response.chunks())
+        self._hide_usage = hide_usage
+        self._ready = b""
+        self._rest: list[bytes] = []
+        self._size = 0
+        self._done = False
+        self._rebuilt: SseReader | None = None
+        self.usage: Mapping[str, Any] | None = None
+        self.reasons: tuple[str, ...] = ()
+
+    @classmethod
+    async def begun(cls, response: Response, secrets: Sequence[str], *, hide_usage: bool) -> "StreamPassage":
+        """The stream once its first words are there. What is wrong with it before that is an error like any other."""
+        passage = cls(response, hide_usage=hide_usage)
+        sse, chunks = SseReader(), ChunkReader()
+        start = b""
+        while True:
+            try:
+                data = await passage._reads.__anext__()
+            except StopAsyncIteration:
+                raise errors.bad_answer("The model's provider sent an answer that is empty or cut off.") from None
+            if not start:
+                _check_start(data, response)
+            start += data
+            try:
+                said = _first_words(sse.feed(data), chunks, response, secrets)
+            except SseTooLarge as error:
+                raise errors.bad_answer(
+                    "The model's provider sent something that is not an answer.", str(error)
+                ) from None
+            if said:
+                passage._begin_with(start)
+                return passage
+
+    def __aiter__(self) -> "StreamPassage":
+        return self
+
+    async def __anext__(self) -> bytes:
+        while True:
+            data, self._ready = self._ready, b""
+            if not data:
+                if self._done:
+                    self._response.settle()
+                    raise StopAsyncIteration
+                try:
+                    data = await self._reads.__anext__()
+                except StopAsyncIteration:
+                    data = self._at_end()
+                except TransportError as error:
+                    if not self.reasons:
+                        raise BrokenOff(str(error), transport_error=True) from error
+                    data = self._at_end()
+            out = self._passed(data)
+            if out:
+                return out
+
+    def _begin_with(self, start: bytes) -> None:
+        if b"\r" in start or start.startswith(BOM):
+            self._rebuilt = SseReader()
+        self._ready = start
+
+    def _passed(self, data: bytes) -> bytes:
+        """What of this read goes on now."""
+        self._size += len(data)
+        if self._size > ANSWER_BYTES:
+            raise BrokenOff(f"the answer is longer than {ANSWER_BYTES} bytes", transport_error=True)
+        if self._rebuilt is not None:
+            data = _as_events(self._rebuilt.feed(data))
+        elif self._rest or not data.endswith(b"\n\n"):
+            data = self._whole_events(data)
+        for mark in LOOKED_AT:
+            if mark in data:
+                return self._looked_at(data)
+        return data
+
+    def _whole_events(self, data: bytes) -> bytes:
+        """Up to the end of the last whole event; the rest waits."""
+        self._rest.append(data)
+        if b"\n" not in data:
+            if sum(map(len, self._rest)) > EVENT_BYTES:
+                raise BrokenOff(f"an event is longer than {EVENT_BYTES} bytes", transport_error=True)
+            return b""
+        data = b"".join(self._rest)
+        end = data.rfind(b"\n\n")
+        whole, rest = (b"", data) if end < 0 else (data[: end + 2], data[end + 2 :])
+        self._rest = [rest] if rest else []
+        return whole
+
+    def _looked_at(self, data: bytes) -> bytes:
+        """Events that may say more than words, one by one."""
+        out: list[bytes] = []
+        for event in _EVENT_END.split(data):
+            if not event or self._done:
+                continue
+            payload = _payload_of(event)
+            if payload is not None and payload.strip() == DONE:
+                self._done = True
+                out.append(END)
+            elif payload is None or self._is_for_client(payload):
+                out.append(event + b"\n\n")
+        return b"".join(out)
+
+    def _is_for_client(self, payload: bytes) -> bool:
+        """Note what an event says of the answer as a whole; one that holds nothing but usage is for those who asked."""
+        try:
+            outline = _outline.decode(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return True
+        if outline.error:
+            raise errors.bad_answer("The model's provider reported an error in the middle of its answer.", again=False)
+        if outline.usage:
+            self.usage = outline.usage
+        for choice in outline.choices or ():
+            if choice.finish_reason and choice.finish_reason not in self.reasons:
+                self.reasons += (choice.finish_reason,)
+        return bool(outline.choices) or not outline.usage or not self._hide_usage
+
+    def _at_end(self) -> bytes:
+        """The body is over without its mark. It was finished if its model said so."""
+        rest = b"".join(self._rest).rstrip(b"\n")
+        if self._rebuilt is not None:
+            rest = _as_events(self._rebuilt.finish()).rstrip(b"\n")
+            self._rebuilt = None
+        self._rest = []
+        # A last event without its blank line counts if it is whole; one that was cut off says no more than the end does.
+        rest = rest + b"\n\n" if _is_whole(rest) else b""
+        if rest:
+            self._looked_at(rest)
+        if not self.reasons and not self._done:
+            raise BrokenOff("the body ended before its end mark", transport_error=False)
+        self._done = False
+        return rest if rest.endswith(END) else rest + END
+
+
+def _check_start(data: bytes, response: Response) -> None:
+    start = data.removeprefix(BOM).lstrip()[:1]
+    if start and start in b"{[":
+        raise CannotPassOn("one body came where a stream was asked for")
+    _refuse_what_is_no_answer(start, response)
+
+
+def _refuse_what_is_no_answer(start: bytes, response: Response) -> None:
+    kind = response.headers.get("content-type", "")
+    if start == b"<" or "html" in kind.lower():
+        raise errors.bad_answer("The model's provider sent something that is not an answer.", f"content-type {kind!r}")
+    if not start:
+        raise errors.bad_answer("The model's provider sent an empty answer.")
+
+
+def _first_words(payloads: Sequence[bytes], chunks: ChunkReader, response: Response, secrets: Sequence[str]) -> bool:
+    for payload in payloads:
+        if payload.strip() == DONE:
+            raise errors.bad_answer("The model's provider sent an empty answer.")
+        try:
+            chunk = read_json(payload)
+        except ValueError:
+            if looks_like_keep_alive(payload):
+                continue
+            raise errors.bad_answer("The model's provider sent something that is not an answer.") from None
+        for event in chunks.read(chunk):
+            if isinstance(event, ProviderError):
+                raise errors.reported(event.message, event.body, response.headers, secrets=secrets)
+            if is_said(event):
+                return True
+    return False
+
+
+def _is_whole(event: bytes) -> bool:
+    payload = _payload_of(event)
+    if payload is None:
+        return False
+    try:
+        read_json(payload)
+    except ValueError:
+        return payload.strip() == DONE
+    return True
+
+
+_EVENT_END = re.compile(rb"\n\n+")
+
+
+def _payload_of(event: bytes) -> bytes | None:
+    """The data of one event; None where it has none, as a comment has none."""
+    lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
+    return b"\n".join(lines) if lines else None
+
+
+def _as_events(payloads: Sequence[bytes]) -> bytes:
+    return b"".join(b"data: " + payload.replace(b"\n", b"\ndata: ") + b"\n\n" for payload in payloads)
