@@ -386,7 +386,9 @@ class House:
 
     def ask_to_reload(self) -> None:
         """Have the config read again, soon. May be called from a signal handler or another thread."""
-        if self._loop is not None:  # before the house is open there is nothing that could be older than the file
+        if self._loop is None:  # not open yet; it is looked at once it is
+            self._asked_to_reload.set()
+        else:
             self._loop.call_soon_threadsafe(self._asked_to_reload.set)
 
     async def reload(self) -> Moved:
@@ -470,9 +472,24 @@ class House:
                 await self._reload(reading)
 
     async def _watch(self, reading: Reading) -> None:
+        try:
+            await self._notice(reading)
+        except Exception:  # whatever the system's way of watching files fails with, requests go on
+            audit.exception("the config file is not watched any more; SIGHUP still has it read again")
+
+    async def _notice(self, reading: Reading) -> None:
+        if await asyncio.to_thread(_reads_otherwise, reading, self._config):
+            self._asked_to_reload.set()  # it changed while we were starting
         async for _ in changes(reading.files):
             if self._config.reload.watch:
                 self._asked_to_reload.set()
+
+
+def _reads_otherwise(reading: Reading, config: Config) -> bool:
+    try:
+        return reading.read().config != config
+    except ConfigError:
+        return True
 
 
 def _changed(old: Config, new: Config) -> tuple[str, ...]:

@@ -14,6 +14,9 @@ from watchfiles import awatch
 
 DEBOUNCE_MILLISECONDS: Final = 300
 """A save is several events, and the first of them may show half a file."""
+LOOK_MILLISECONDS: Final = 5000
+"""How often the files are looked at all the same: not every file system tells what happens in it, and what happened
+before the watch stood was told to nobody."""
 _MAX_LINKS: Final = 40
 
 
@@ -27,13 +30,23 @@ async def changes(files: Callable[[], Iterable[Path]]) -> AsyncIterator[None]:
     try:
         while True:
             folders = folders_to_watch(files())
-            async for _ in awatch(*folders, recursive=False, debounce=DEBOUNCE_MILLISECONDS, step=50, stop_event=stop):
+            watch = awatch(
+                *folders,
+                recursive=False,
+                debounce=DEBOUNCE_MILLISECONDS,
+                step=50,
+                stop_event=stop,
+                rust_timeout=LOOK_MILLISECONDS,
+                yield_on_timeout=True,
+            )
+            async for _ in watch:
                 now = await asyncio.to_thread(_digest, files())
                 if now != seen:
                     seen = now
                     yield
                 if folders_to_watch(files()) != folders:
                     break
+            await watch.aclose()
     finally:
         stop.set()
 
