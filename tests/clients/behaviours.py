@@ -12,8 +12,8 @@ from typing import Any
 from tests.clients.driver import Driver, Said
 from tests.harness import toolshed
 from tests.harness.wire import raw_connection
-from tests.upstream import Call, ErrorEvent, Hang, Reply, Upstream
-from tests.upstream.records import RequestRecord
+from tests.upstream import Call, ErrorEvent, Hang, Reply, Shape, Upstream
+from tests.upstream.records import RequestRecord, text_of
 
 KEY = "cg-clients-of-the-matrix"
 WRONG_KEY = "cg-somebody-else"
@@ -23,8 +23,11 @@ ONE_TURN = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
 TWO_TURNS = [20, 10, 30]
 WEATHER = Call("get_weather", {"city": "Oslo"})
 LOOKUP = Call("lookup_word", {"word": "crane"})
+OTHER_LOOKUP = Call("lookup_word", {"word": "bank"})
 RAN = [["lookup_word", {"word": "crane"}]]
+RAN_BOTH = [*RAN, ["lookup_word", {"word": "bank"}]]
 MEANING = "a bird with long legs"
+OTHER_MEANING = "the side of a river"
 PERSON = {"name": "Ada", "age": 36}
 PERSON_TEXT = '{"name": "Ada", "age": 36}'
 FIRST_WORDS = "So it begins, and then "
@@ -74,6 +77,8 @@ COLUMNS = {
     "own tools": "the client's tool loop: it is handed its call, runs it, and comes back; whole and streamed.",
     "house tools": "tools that run here: the client sees text and no call; alone, and before a call of its own.",
     "mixed": "a tool of the house and one of the client in one turn of the model; whole and streamed.",
+    "odd providers": "its tools, while the provider leaves out indexes and ids, and says `stop` where it calls.",
+    "half calls": "a call of its own that the model cut off is asked for again, and seen only once it is whole.",
     "slow tools": "a tool of the house that outlasts the heartbeat of a stream.",
     "errors": "401, 404, 400 and 429 as the client's own exceptions, and an error in the middle of a stream.",
     "written once": "a failure after a tool has written is not repeated by the client's own retries.",
@@ -147,6 +152,67 @@ async def own_tools_streamed(scene: Scene) -> None:
     await _own_tools(scene, stream=True)
 
 
+async def _two_of_them(scene: Scene, *, stream: bool) -> None:
+    """Two calls in one turn, with words before them."""
+    scene.provider.script("m", [Reply(text="Two words.", calls=[LOOKUP, OTHER_LOOKUP]), Reply(text="Found.")])
+    said = await scene.ask("tools", stream=stream)
+    assert (said.text, said.seen) == ("Found.", ["lookup_word"] * 2)
+    assert sorted(said.ran, key=str) == sorted(RAN_BOTH, key=str)
+    last = scene.provider.requests[-1]
+    crane, bank = last.tool_results.values()
+    assert MEANING in crane
+    assert OTHER_MEANING in bank
+    assert [text_of(message["content"]) for message in last.messages if message.get("tool_calls")] == ["Two words."]
+
+
+@behaviour("own tools")
+async def two_own_tools(scene: Scene) -> None:
+    await _two_of_them(scene, stream=False)
+
+
+@behaviour("own tools")
+async def two_own_tools_streamed(scene: Scene) -> None:
+    await _two_of_them(scene, stream=True)
+
+
+async def _odd_provider(scene: Scene, *, stream: bool) -> None:
+    """A provider that leaves out indexes and ids, says each name again and again, and ends with `stop`."""
+    shape = Shape(index="none", ids="none", one_chunk=True, comments=True, crlf=True, usage_everywhere=True)
+    odd = Reply(calls=[LOOKUP], finish="stop", shape=shape)
+    scene.provider.script("m", [odd, Reply(text="A bird.", finish="eos", shape=shape)], lax=True)
+    said = await scene.ask("tools", stream=stream)
+    assert (said.text, said.seen, said.ran) == ("A bird.", ["lookup_word"], RAN)
+    assert said.finish in ("stop", None)
+
+
+@behaviour("odd providers")
+async def odd_provider(scene: Scene) -> None:
+    await _odd_provider(scene, stream=False)
+
+
+@behaviour("odd providers")
+async def odd_provider_streamed(scene: Scene) -> None:
+    await _odd_provider(scene, stream=True)
+
+
+async def _half_a_call(scene: Scene, *, stream: bool) -> None:
+    """The model's call is cut off. It is asked again, and the client sees only the call that came whole."""
+    half = Reply(calls=[Call("lookup_word", '{"word": "cra')], finish="tool_calls")
+    scene.provider.script("m", [half, Reply(calls=[LOOKUP]), Reply(text="A bird.")])
+    said = await scene.ask("tools", stream=stream)
+    assert (said.text, said.seen, said.ran) == ("A bird.", ["lookup_word"], RAN)
+
+
+@behaviour("half calls")
+async def half_a_call(scene: Scene) -> None:
+    await _half_a_call(scene, stream=False)
+
+
+@behaviour("half calls")
+async def half_a_call_streamed(scene: Scene) -> None:
+    await _half_a_call(scene, stream=True)
+
+
 async def _house_tool(scene: Scene, *, stream: bool) -> None:
     """The client has its tool loop ready, and must find nothing to run."""
     scene.say(Reply(text="Let me see.", calls=[WEATHER]), Reply(text="It is 4 C."))
@@ -201,6 +267,28 @@ async def mixed(scene: Scene) -> None:
 @behaviour("mixed")
 async def mixed_streamed(scene: Scene) -> None:
     await _mixed(scene, stream=True)
+
+
+async def _mixed_twice(scene: Scene, *, stream: bool) -> None:
+    """Two mixed turns one after the other: the provider knows the whole history, in its order."""
+    replies = [Reply(calls=[WEATHER, LOOKUP]), Reply(calls=[OTHER_LOOKUP, WEATHER]), Reply(text="All found.")]
+    scene.provider.script("m", replies)
+    said = await scene.ask("tools", stream=stream)
+    assert (said.text, said.ran) == ("All found.", RAN_BOTH)
+    results = [*scene.provider.requests[-1].tool_results.values()]
+    weather = "4 C in Oslo"
+    assert len(results) == 4
+    assert all(part in result for part, result in zip([weather, MEANING, OTHER_MEANING, weather], results, strict=True))
+
+
+@behaviour("mixed")
+async def mixed_twice(scene: Scene) -> None:
+    await _mixed_twice(scene, stream=False)
+
+
+@behaviour("mixed")
+async def mixed_twice_streamed(scene: Scene) -> None:
+    await _mixed_twice(scene, stream=True)
 
 
 async def _slow_house_tool(scene: Scene, *, stream: bool) -> None:
@@ -293,6 +381,17 @@ async def too_many_requests(scene: Scene) -> None:
     scene.say(Reply(status=429, headers={"retry-after": "1"}, body={"error": error}))
     said = await scene.try_to("plain")
     _check_fault(scene, said, "429", message="", code="rate_limit_exceeded")
+
+
+@behaviour("errors")
+async def repeated_after_too_many_requests(scene: Scene) -> None:
+    """The client waits as long as it is told to, and then has its answer."""
+    error = {"message": "Slow down.", "type": "requests", "param": None, "code": "rate_limit_exceeded"}
+    full = Reply(status=429, headers={"retry-after": "1"}, body={"error": error})
+    scene.provider.script("m", [full, Reply(text="Here you are.")])
+    began = asyncio.get_running_loop().time()
+    assert (await scene.ask("plain", retries=1)).text == "Here you are."
+    assert asyncio.get_running_loop().time() - began > 0.9
 
 
 @behaviour("errors")

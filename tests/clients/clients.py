@@ -116,7 +116,7 @@ CLIENTS = (
         packages=("pydantic-ai-slim", "openai"),
         pointed="`OpenAIChatModel(name, provider=OpenAIProvider(base_url=..., api_key=...))`; `openai:` alone speaks the Responses API",
         errors=PYDANTIC_ERRORS,
-        cannot=NO_LIST,
+        cannot={**NO_LIST, "two_own_tools_streamed": "its `run_stream` takes the first words for the answer"},
     ),
     Client(
         name="vercel-openai",
@@ -170,6 +170,10 @@ CLIENTS = (
         errors=OPENAI_ERRORS,
         cannot={
             **NO_LIST,
+            **dict.fromkeys(
+                ("two_own_tools", "two_own_tools_streamed", "odd_provider", "odd_provider_streamed"), ONE_CALL
+            ),
+            **dict.fromkeys(("half_a_call", "half_a_call_streamed", "mixed_twice", "mixed_twice_streamed"), ONE_CALL),
             **dict.fromkeys(("own_tools", "own_tools_streamed", "house_tool", "house_tool_streamed"), ONE_CALL),
             **dict.fromkeys(("house_tool_then_own", "house_tool_then_own_streamed"), ONE_CALL),
             **dict.fromkeys(("mixed", "mixed_streamed", "slow_house_tool", "slow_house_tool_streamed"), ONE_CALL),

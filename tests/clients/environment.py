@@ -75,10 +75,11 @@ class Environment:
             if self.is_made:
                 return
             shutil.rmtree(self.folder, ignore_errors=True)
-            if self.name == NODE:
-                self._make_node()
-            else:
-                self._make_python()
+            try:
+                self._make_node() if self.name == NODE else self._make_python()
+            except NotMade:
+                shutil.rmtree(self.folder, ignore_errors=True)
+                raise
             (self.folder / ".made").touch()
             self._remove_older()
 
