@@ -24,8 +24,14 @@ _MAX_TEXT: Final = 16_384
 _MAX_INT_BITS: Final = 63
 """What every reader of JSON lines takes."""
 
-_QUIET: Final = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router", "aiohttp", "httpcore", "httpx", "mcp", "openai")
+_QUIET: Final = (
+    "LiteLLM", "LiteLLM Proxy", "LiteLLM Router", "aiohttp", "httpcore", "httpcore2", "httpx", "httpx2", "openai",
+)  # fmt: skip
 """Libraries that say at `info` what we say better, and at `debug` whole conversations: only their warnings count."""
+
+_SILENT: Final = ("client", "mcp")
+"""The MCP SDK writes a traceback for every connection that breaks, and with it what came over it. That a tool server
+went away, and why, is a line of ours."""
 
 _WITH_HANDLERS: Final = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
 
@@ -232,6 +238,8 @@ def _bridge(level: int) -> None:
     logging.captureWarnings(capture=True)
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
+    for name in _SILENT:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     for name in ("uvicorn", "uvicorn.error"):
         logging.getLogger(name).handlers.clear()
         logging.getLogger(name).propagate = True

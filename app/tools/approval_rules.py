@@ -1,5 +1,6 @@
 """Which tools' calls wait for a person's word: patterns from the config, held against a tool's name and its safety."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from app.tools.selection import Named, ToolFilter
@@ -17,10 +18,14 @@ class ApprovalRule:
     always: tuple[str, ...] = ()
     never: tuple[str, ...] = ()
 
-    def opinion(self, tool: Named, safety: str) -> bool | None:
-        """Whether calls of the tool wait; None where nothing is said of it. In a tie a person is asked."""
-        asked = max((_weight(pattern) for pattern in self.always if _names(pattern, tool, safety)), default=-1.0)
-        free = max((_weight(pattern) for pattern in self.never if _names(pattern, tool, safety)), default=-1.0)
+    def opinion(self, tool: Named, safety: str, *also: Named) -> bool | None:
+        """Whether calls of the tool wait; None where nothing is said of it. In a tie a person is asked.
+
+        `also` are other names of the tool, and count as much.
+        """
+        known = (tool, *also)
+        asked = max((_weight(pattern) for pattern in self.always if _names(pattern, known, safety)), default=-1.0)
+        free = max((_weight(pattern) for pattern in self.never if _names(pattern, known, safety)), default=-1.0)
         return None if asked == free == -1.0 else asked >= free
 
 
@@ -28,10 +33,10 @@ SILENT = ApprovalRule()
 """The rule of a place that says nothing."""
 
 
-def _names(pattern: str, tool: Named, safety: str) -> bool:
+def _names(pattern: str, known: Iterable[Named], safety: str) -> bool:
     if pattern.startswith(SAFETY_PREFIX):
         return pattern.removeprefix(SAFETY_PREFIX) == safety
-    return ToolFilter((pattern,)).admits(tool)
+    return any(ToolFilter((pattern,)).admits(tool) for tool in known)
 
 
 def _weight(pattern: str) -> float:

@@ -83,10 +83,21 @@ def rules_for(url: str, *, allow_private: bool | None = None) -> AddressRules:
     of the operator's own: a private address, `localhost`, a name without a dot. A public name that turns out to lead
     into the private network is refused. Link-local and metadata addresses are refused always.
     """
-    host = httpx2.URL(url).host
+    host = _host_of(url)
     if allow_private is None:
         allow_private = _is_home(host)
     return AddressRules(hosts=frozenset({host.lower().rstrip(".")})) if allow_private else PUBLIC_ONLY
+
+
+def _host_of(url: str) -> str:
+    try:
+        host = yarl.URL(url).host
+        httpx2.URL(url)  # the SDK's own reading, which must not fail later
+    except (ValueError, httpx2.InvalidURL) as error:
+        raise ValueError(f"not an address that can be used: {error}") from error
+    if not host:
+        raise ValueError("not an address that can be used: it names no host")
+    return host
 
 
 def _is_home(host: str) -> bool:
@@ -289,6 +300,8 @@ class HttpLink:
         self._send_aside(encoded(reply))
 
     def _send_aside(self, body: bytes) -> None:
+        if self.gone.done():
+            return
         task = asyncio.create_task(self._sent_aside(body), name="word to a tool server")
         self._aside.add(task)
         task.add_done_callback(self._aside.discard)
@@ -472,7 +485,7 @@ def _resolved(host: str, port: int, address: Address) -> ResolveResult:
 
 def _lean_client(web: Web, spec: HttpSpec) -> aiohttp.ClientSession:
     """aiohttp, because a call over it costs a quarter of what it costs over httpx2."""
-    host = httpx2.URL(spec.url).host
+    host = _host_of(spec.url)
     literal = _literal(host)
     refusal = spec.rules.refusal(host, literal) if literal is not None else None
     if refusal is not None:  # aiohttp asks no resolver about these

@@ -10,7 +10,10 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import cast
+
+from app.tools.sources import CannotOpen
 
 INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
 """What a child gets of our environment: enough to find programs and its home, and nothing that may be a secret."""
@@ -57,17 +60,22 @@ class Child(asyncio.SubprocessProtocol):
     @classmethod
     async def start(cls, spec: StdioSpec, heard: Callable[[bytes], None], ended: Callable[[str], None]) -> "Child":
         loop = asyncio.get_running_loop()
-        _, child = await loop.subprocess_exec(
-            lambda: cls(heard, ended),
-            spec.command,
-            *spec.args,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=environment(spec.env),
-            cwd=spec.cwd,
-            start_new_session=True,
-        )
+        try:
+            _, child = await loop.subprocess_exec(
+                lambda: cls(heard, ended),
+                spec.command,
+                *spec.args,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=environment(spec.env),
+                cwd=spec.cwd,
+                start_new_session=True,
+            )
+        except FileNotFoundError:
+            raise CannotOpen(_missing(spec)) from None
+        except OSError as error:
+            raise CannotOpen(f"{spec.command} cannot be run: {error.strerror}") from None
         return child
 
     def write(self, data: bytes) -> None:
@@ -193,6 +201,12 @@ def environment(configured: Mapping[str, str]) -> dict[str, str]:
     ours = {name: os.environ[name] for name in INHERITED if name in os.environ}
     # a value that starts like this was a shell function once, and some shells still run it
     return {name: value for name, value in ours.items() if not value.startswith("()")} | dict(configured)
+
+
+def _missing(spec: StdioSpec) -> str:
+    if spec.cwd is not None and not Path(spec.cwd).is_dir():
+        return f"there is no folder {spec.cwd}"
+    return f"there is no program {spec.command}"
 
 
 def _how(code: int) -> str:

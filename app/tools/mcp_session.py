@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from app import __version__
 from app.chat.ports import Report
 from app.tools.mcp_wire import Answer, Gone, NotSent, RpcError, Terms, Unreadable, answer_from
-from app.tools.sources import reason
+from app.tools.sources import CannotOpen, reason
 
 ASK_SECONDS = 20.0
 """For an answer to anything but a tool call: a greeting, a list."""
@@ -82,7 +82,7 @@ class Session:
             await self._abort()
             raise
         if not self._opened.done():
-            raise ConnectionError(self._why)
+            raise CannotOpen(self._why)
 
     async def lost(self) -> str:
         """Returns when the session is over, with the reason."""
@@ -164,8 +164,7 @@ class Session:
             await self._until_over(client)
         finally:
             if listening is not None:
-                listening.cancel()
-                await asyncio.wait([listening])
+                await _ended(listening)
 
     async def _until_over(self, client: Client) -> None:
         while not self._over.done():
@@ -182,7 +181,12 @@ class Session:
         cursor: str | None = None
         seen: set[str] = set()
         for _ in range(MAX_PAGES):
-            page = await client.list_tools(cursor=cursor)
+            try:
+                page = await client.list_tools(cursor=cursor)
+            except MCPError as error:
+                if error.code != types.METHOD_NOT_FOUND:
+                    raise
+                break  # a server may have other things to offer than tools
             tools += page.tools
             cursor = page.next_cursor
             if cursor is None or cursor in seen or len(tools) > MAX_TOOLS:
@@ -201,10 +205,10 @@ class Session:
                 async with client.listen(tools_list_changed=True) as events:
                     async for _ in events:
                         self.check()
-            except (ListenNotSupportedError, MCPError):
-                return
             except (SubscriptionLost, TimeoutError):
                 pass  # asked again below, and what was missed is listed
+            except (ListenNotSupportedError, MCPError, anyio.ClosedResourceError, anyio.BrokenResourceError):
+                return
             await asyncio.sleep(LISTEN_AGAIN_SECONDS)
             self.check()
 
@@ -228,6 +232,13 @@ class Session:
             await asyncio.wait([self._task], timeout=ABORT_SECONDS)
 
 
+async def _ended(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()  # seen: the session is over either way
+
+
 def _client_info() -> dict[str, str]:
     return {"name": CLIENT.name, "version": CLIENT.version}
 
@@ -243,6 +254,4 @@ def _words(error: BaseException) -> str:
         error = error.exceptions[0]
     if isinstance(error, MCPError):
         return error.message
-    if isinstance(error, FileNotFoundError):
-        return f"there is no {error.filename or 'such program'}"
     return reason(error)

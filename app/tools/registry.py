@@ -228,9 +228,7 @@ class Registry:
         """Whether its calls wait for approval: its entry says, else the tool itself, else the rule for all."""
         policy = taken.tool.policy
         of_entry = self._approval_of.get((taken.source, taken.original)) or self._approval_of.get(taken.source, SILENT)
-        said = of_entry.opinion(taken, policy.safety)
-        if said is None:
-            said = of_entry.opinion(_AtHome(taken.original, taken.address), policy.safety)
+        said = of_entry.opinion(taken, policy.safety, _AtHome(taken.original, taken.address))
         if said is None:
             said = policy.require_approval or self._approval.opinion(taken, policy.safety)
         return bool(said)

@@ -40,6 +40,8 @@ class SourceStatus:
     error: str = ""
     failures: int = 0
     """Failed tries since it was last well."""
+    seconds: float | None = None
+    """How long opening it took, the last time it could be opened."""
 
 
 @runtime_checkable
@@ -113,8 +115,11 @@ class Keeper:
     async def _once(self) -> None:
         """Open it, stay with it as long as it lives, close it; and after a failure wait a while."""
         self._say(SourceState.OPENING, self.status.error)
+        clock = asyncio.get_running_loop().time
+        began = clock()
         failure = await self._opened()
         if failure is None:
+            self.status = replace(self.status, seconds=clock() - began)
             failure = await self._stay()
         if failure is None:
             return
@@ -190,11 +195,17 @@ class Keeper:
         self._tell(self.status)
 
 
+class CannotOpen(Exception):
+    """Raised by a source that knows why, in words for people."""
+
+
 def reason(error: BaseException | None) -> str:
     """The first thing that went wrong, out of however many groups it is wrapped in."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     message = str(error)
+    if isinstance(error, CannotOpen):
+        return message
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 

@@ -169,7 +169,7 @@ def test_what_is_below_the_level_is_not_written_and_the_level_can_change(lines):
     assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["heard", "heard too"]
 
 
-@pytest.mark.parametrize("name", ["httpx", "LiteLLM", "mcp.client"])
+@pytest.mark.parametrize("name", ["httpx", "httpx2", "LiteLLM"])
 def test_talkative_libraries_are_heard_only_when_they_warn(name):
     stream = io.StringIO()
     configure(Redactor(), level="debug", format="json", stream=stream)
@@ -178,6 +178,16 @@ def test_talkative_libraries_are_heard_only_when_they_warn(name):
     logging.getLogger(name).warning("trouble")
 
     assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["trouble"]
+
+
+@pytest.mark.parametrize("name", ["mcp.client.streamable_http", "client"])
+def test_the_mcp_sdk_is_not_heard_because_tool_servers_have_lines_of_ours(name):
+    stream = io.StringIO()
+    configure(Redactor(), level="debug", format="json", stream=stream)
+
+    logging.getLogger(name).error("Error in post_writer")
+
+    assert stream.getvalue() == ""
 
 
 def test_a_library_that_brings_its_own_handlers_is_written_once(lines):

@@ -167,6 +167,26 @@ async def test_a_server_that_is_busy_was_not_reached() -> None:
         assert outcome.kind is FailureKind.UNAVAILABLE
 
 
+async def test_a_tool_whose_arguments_are_headers_too_is_called_through_the_sdk() -> None:
+    http = HttpMcp(
+        tools={"headed": ({"type": "object", "properties": {"a": {"type": "string", "x-mcp-header": "A"}}}, "x")}
+    )
+    async with http.running(), house(http.url) as it:
+        assert await it.run("headed", a="b") == Returned('{"a": "b"}')
+        [call] = http.calls()
+        assert isinstance(call.message["id"], int), "the SDK's ids are numbers, and ours are not"
+
+
+async def test_a_server_without_tools_is_open_all_the_same() -> None:
+    async with HttpMcp().running() as http:
+        body = b'{"jsonrpc":"2.0","id":3,"error":{"code":-32601,"message":"Method not found"}}'
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+        http.instead = lambda asked: head + body if asked.message.get("method") == "tools/list" else None
+        async with house(http.url) as it:
+            await it.state(SourceState.READY)
+            assert it.names() == []
+
+
 # Sessions -----------------------------------------------------------------------------------------
 
 

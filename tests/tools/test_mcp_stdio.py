@@ -280,13 +280,27 @@ async def test_while_it_is_down_its_tools_say_so_and_are_not_offered() -> None:
 async def test_a_server_that_cannot_start_is_shown_with_its_last_words() -> None:
     async with house("fails", delay=lambda failures: 60) as it:
         status = await it.state(SourceState.DOWN)
-        assert "it ended with code 1: no licence found" in status.error
+        assert status.error == "it ended with code 1: no licence found"
 
 
 async def test_a_command_that_is_not_there_is_named() -> None:
     async with house(transport=StdioSpec("no-such-server-anywhere"), delay=lambda failures: 60) as it:
         status = await it.state(SourceState.DOWN)
-        assert "there is no" in status.error
+        assert status.error == "there is no program no-such-server-anywhere"
+
+
+async def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    gone = str(tmp_path / "gone")
+    async with house(transport=StdioSpec(sys.executable, cwd=gone), delay=lambda failures: 60) as it:
+        status = await it.state(SourceState.DOWN)
+        assert status.error == f"there is no folder {gone}"
+
+
+async def test_a_program_that_may_not_be_run_is_named(tmp_path: Path) -> None:
+    (tmp_path / "server").write_text("#!/bin/sh\n")
+    async with house(transport=StdioSpec(str(tmp_path / "server")), delay=lambda failures: 60) as it:
+        status = await it.state(SourceState.DOWN)
+        assert status.error == f"{tmp_path}/server cannot be run: Permission denied"
 
 
 async def test_a_server_that_never_answers_is_ended_when_the_house_closes() -> None:

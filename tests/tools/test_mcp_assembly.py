@@ -1,0 +1,99 @@
+"""From the config's words to servers with tools: what an entry says reaches the registry, the gates and the metrics."""
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.config.schema import Config
+from app.runtime import House
+from app.tools.executor import Safety
+from app.tools.registry import HouseTool, Registry
+from app.tools.sources import SourceState
+from app.tools.toolbox import RequestToolbox
+from tests.tools.kinds import RAW_MCP, everything, ready, silent
+
+pytestmark = pytest.mark.anyio
+
+RAW: dict[str, Any] = {"command": sys.executable, "args": ["-S", str(RAW_MCP)]}
+
+
+def config(servers: dict[str, Any], **more: Any) -> Config:
+    models = [{"model_name": "m", "litellm_params": {"model": "demo/demo"}, "tools": ["*"]}]
+    return Config.model_validate({"model_list": models, "mcpServers": servers, "auth": "off", **more})
+
+
+@contextlib.asynccontextmanager
+async def house(servers: dict[str, Any], **more: Any) -> AsyncIterator[House]:
+    async with asyncio.timeout(40), House(config(servers, **more)) as opened:
+        yield opened
+
+
+def tools(opened: House) -> dict[str, HouseTool]:
+    return {tool.name: tool for tool in opened.current.registry.tools()}
+
+
+async def call(registry: Registry, name: str) -> None:
+    await RequestToolbox(registry.tools(), run_id="r", gates=registry.gates).run(ready(name), silent)
+
+
+def counted(opened: House, metric: str) -> list[str]:
+    text = opened.metrics.exposition()[0].decode()
+    return [line for line in text.splitlines() if line.startswith(metric) and not line.startswith(f"{metric}_created")]
+
+
+async def test_what_an_entry_says_of_its_tools_is_their_policy() -> None:
+    said = {**RAW, "timeout": 9, "max_result_bytes": 500, "retries": 2, "safety": "read_only", "concurrency": 3}
+    async with house({"one": said, "two": {**RAW, "prefix": ""}, "three": {**RAW, "disabled": True}}) as opened:
+        found = tools(opened)
+        one, two = found["one_echo"].tool.policy, found["echo"].tool.policy
+        assert (one.timeout, one.max_result_bytes, one.retries, one.safety) == (9, 500, 2, Safety.READ_ONLY)
+        assert (one.concurrency, two.concurrency) == (None, None)
+        assert [gate.places for gate in opened.current.registry.gates.on_the_way_to("one_echo", "one")] == [3]
+        assert two.max_result_bytes == opened.current.limits.tool_result_bytes
+        assert sorted({tool.source for tool in found.values()}) == ["one", "two"]
+
+
+async def test_approval_is_asked_for_by_a_servers_own_names_and_by_those_models_know() -> None:
+    asked = {"always": ["ec*", "raw_pid", "safety:destructive"]}
+    async with house({"raw": {**RAW, "require_approval": asked}}) as opened:
+        waiting = {tool.original for tool in tools(opened).values() if tool.tool.policy.require_approval}
+        assert waiting == {"echo", "pid", "dies"}
+    async with house({"raw": {**RAW, "require_approval": {"always": ["*"], "never": ["echo"]}}}) as opened:
+        free = {tool.original for tool in tools(opened).values() if not tool.tool.policy.require_approval}
+        assert free == {"echo"}
+
+
+async def test_names_of_servers_that_are_no_names_of_tools_are_made_legal() -> None:
+    async with house({"io.github/my server": {**RAW, "allowed_tools": ["echo"]}}) as opened:
+        assert list(tools(opened)) == ["io_github_my_server_echo"]
+        assert [tool.name for tool in opened.current.registry.select(["io.github/my server/echo"])] == [
+            "io_github_my_server_echo"
+        ]
+
+
+async def test_a_server_that_fails_and_a_tool_that_changes_are_counted(tmp_path: Path) -> None:
+    servers = {"good": RAW, "bad": {"command": "no-such-server-anywhere"}}
+    async with house(servers, data_dir=str(tmp_path)) as opened:
+        registry = opened.current.registry
+        await call(registry, "good_changes")
+        await everything(lambda: "good_fresh" in tools(opened))
+        assert counted(opened, "callgate_tool_changes_total") == ['callgate_tool_changes_total{server="good"} 1.0']
+        [failures] = counted(opened, "callgate_tool_server_failures_total")
+        assert failures.startswith('callgate_tool_server_failures_total{server="bad"}')
+        states = {status.name: status.state for status in registry.sources()}
+        assert states["good"] is SourceState.READY
+        assert states["bad"] in {SourceState.DOWN, SourceState.OPENING}
+    async with house({"good": RAW}, data_dir=str(tmp_path)) as opened:
+        assert counted(opened, "callgate_tool_changes_total") == ['callgate_tool_changes_total{server="good"} 1.0']
+
+
+async def test_a_secret_of_a_server_is_in_nobodys_repr() -> None:
+    said = config({"a": {"url": "https://mcp.example.com/?key=s3cret", "headers": {"Authorization": "Bearer s3cret"}}})
+    assert "s3cret" not in repr(said)
+    async with house({"raw": {**RAW, "env": {"TOKEN": "s3cret"}}}) as opened:
+        assert "s3cret" not in repr(opened.current.registry.tools())
