@@ -53,6 +53,7 @@ from app.tools.threads import ThreadPool
 from app.tools.toolbox import Approve, RequestToolbox, only_named
 from app.upstream.catalogue import Catalogue
 from app.upstream.prices import costs_of
+from app.upstream.passing import Passage, model_in, passage_for
 from app.upstream.resolve import ModelEntry
 from app.upstream.tool_calling import ToolCalling
 
@@ -205,6 +206,24 @@ class Runtime:
         self._entry(name, caller)
 
     def engage(
+    async def passage(self, model: str) -> Passage | None:
+        """The way to a model's provider for what is no chat, or None when there is none."""
+        return await passage_for(self.catalogue.entry(model), self._client)
+
+    def model_in_form(self, body: bytes, content_type: str) -> str | None:
+        return model_in(body, content_type)
+
+    def counted_name(self, model: str) -> str:
+        """What a model is counted under: the configured name, for the rest of a wildcard's name is the client's."""
+        return model if model in self._exact else WILDCARD
+
+    def tool_list(self, caller: Caller) -> list[dict[str, Any]]:
+        """The tools a caller may use, for people; an operator also sees those that cannot be used, and why."""
+        listed = [tool_facts(tool) for tool in narrowed(self.registry.tools(), [ToolFilter(caller.tools)])]
+        if self.may_administer(caller):
+            listed += map(quarantined_facts, self.registry.quarantined())
+        return listed
+
         self,
         model: str,
         caller: Caller,
@@ -240,7 +259,7 @@ class Runtime:
             toolbox = ClientsOnly(client_tools)
         asked = self.catalogue.model(model)
         return Engaged(
-            model_name=model if model in self._exact else WILDCARD,
+            model_name=self.counted_name(model),
             model=asked,
             toolbox=toolbox,
             has_house_tools=bool(house),

@@ -7,14 +7,15 @@ richer hides the client's leaving from what is inside.
 import asyncio
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bind_contextvars
 
+from app.api.cors import METHODS, cors_headers, preflight_headers
 from app.api.errors import as_chat_error, encode
-from app.api.responses import send_whole
+from app.api.responses import send_whole, start_message
 from app.auth.keys import Caller
 from app.chat.errors import ChatError
 from app.chat.ids import new_id
@@ -70,17 +71,26 @@ class Door:
             return
         visit = Visit(read_headers(scope))
         scope["visit"] = visit
-        id_header = (b"x-request-id", visit.request_id.encode())
+        marks = [(b"x-request-id", visit.request_id.encode())]
+        if "origin" in visit.headers:
+            marks += encoded(cors_headers(visit.headers, self._origins))
+        if len(scope["path"]) > 1 and scope["path"].endswith("/"):
+            scope["path"] = scope["path"].rstrip("/") or "/"
 
         async def send_marked(message: Message) -> None:
             if message["type"] == "http.response.start":
                 visit.status = message["status"]
-                message["headers"] = [*message.get("headers", ()), id_header]
+                message["headers"] = [*message.get("headers", ()), *marks]
             await send(message)
 
         # Never unbound: a server runs each request in a context of its own, which ends with it.
         bind_contextvars(request_id=visit.request_id)
         try:
+            if scope["method"] == "OPTIONS":
+                await self._answer_options(visit, send_marked)
+                return
+            if scope["method"] == "HEAD":
+                scope = {**scope, "method": "GET"}  # the server sends the head of what is answered to a GET
             if scope["path"] not in OPEN_PATHS:
                 visit.caller = self._house.current.admit(visit.headers)
             inner = self._straight.get((scope["method"], scope["path"]), self._app)
@@ -96,6 +106,24 @@ class Door:
             await self._refuse(_shutting_down(), visit, send_marked)
         finally:
             self._note(scope, visit)
+
+    @property
+    def _origins(self) -> Sequence[str]:
+        return self._house.current.config.server.cors_origins
+
+    async def _answer_options(self, visit: Visit, send: Send) -> None:
+        """What may be asked, and by whose pages. A browser asks without a key."""
+        fields = {"allow": METHODS}
+        if "access-control-request-method" in visit.headers:
+            allowed = preflight_headers(visit.headers, self._origins)
+            if allowed is None:
+                message = (
+                    "This web page may not call this server. Add its origin to `server.cors_origins` if it should."
+                )
+                raise ChatError(403, message, type="permission_error", code="origin_not_allowed")
+            fields = allowed
+        await send(start_message(204, fields))
+        await send({"type": "http.response.body", "body": b""})
 
     async def _refuse(self, error: ChatError, visit: Visit, send: Send) -> None:
         visit.notes.setdefault("error", error.code or error.type)
@@ -123,6 +151,10 @@ class Door:
 def read_headers(scope: Scope) -> dict[str, str]:
     """Header values by lower-case name; of a repeated one the last counts."""
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+def encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
 
 def _shutting_down() -> ChatError:

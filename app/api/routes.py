@@ -13,6 +13,7 @@ from app.api.approvals import approval_routes
 from app.api.chat import ChatEndpoint
 from app.api.door import visit_of
 from app.api.errors import answer_chat_error, answer_failure, answer_http_exception, encode, envelope_schema
+from app.api.passing import PATHS, PassingEndpoint
 from app.chat.errors import ChatError
 from app.runtime import House
 
@@ -25,6 +26,10 @@ def add_routes(app: FastAPI, house: House) -> Mapping[tuple[str, str], ASGIApp]:
     for path in CHAT_PATHS:
         app.router.routes.append(Route(path, chat, methods=["POST"], name="create_chat_completion"))
     app.include_router(_models(house))
+    for path in PATHS:
+        passing = PassingEndpoint(house, path)
+        for start in ("/v1", ""):
+            app.router.routes.append(Route(start + path, passing, methods=["POST"], name=f"pass_on {path}"))
     app.include_router(approval_routes(house))
     app.include_router(admin_routes(house))
     app.include_router(_health(house))

@@ -1,0 +1,39 @@
+"""Which web pages' scripts may read our answers, said to browsers in the headers they ask for."""
+
+from collections.abc import Collection, Mapping
+
+METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
+EXPOSED = (
+    "x-request-id, x-callgate-run, retry-after, retry-after-ms, x-should-retry, "
+    "x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
+    "x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
+)
+REMEMBERED_SECONDS = 600
+
+
+def allowed_origin(origin: str, origins: Collection[str]) -> str | None:
+    """What `Access-Control-Allow-Origin` says to this page, or None for nothing."""
+    if "*" in origins:
+        return "*"
+    wanted = origin.strip().lower()
+    return origin if any(wanted == one.strip().rstrip("/").lower() for one in origins) else None
+
+
+def cors_headers(headers: Mapping[str, str], origins: Collection[str]) -> dict[str, str]:
+    """For an answer to a page's script; nothing where the page may not read it."""
+    allowed = allowed_origin(headers.get("origin", ""), origins)
+    if allowed is None:
+        return {}
+    return {"access-control-allow-origin": allowed, "access-control-expose-headers": EXPOSED, "vary": "Origin"}
+
+
+def preflight_headers(headers: Mapping[str, str], origins: Collection[str]) -> dict[str, str] | None:
+    """What more there is for a browser that asks before it sends; None when the page may not."""
+    if allowed_origin(headers.get("origin", ""), origins) is None:
+        return None
+    return {
+        "access-control-allow-methods": METHODS,
+        # A page that may call may send any header: SDKs send a dozen of their own.
+        "access-control-allow-headers": headers.get("access-control-request-headers", "*"),
+        "access-control-max-age": str(REMEMBERED_SECONDS),
+    }

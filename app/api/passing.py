@@ -1,0 +1,139 @@
+"""The routes that are no chats, passed on to the provider of the model they name; without one they are a 404."""
+
+import json
+import re
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from app.api.door import Visit, visit_of
+from app.api.requests import check_encoding, read_body
+from app.api.responses import STREAM_HEADERS, ClientLeft, start_message, unless_left
+from app.api.strict_json import read_fields
+from app.auth.keys import Caller
+from app.chat.errors import ChatError
+from app.chat.events import ChatEnded, Ending, EndingKind, TurnStarted
+from app.runtime import House, Runtime
+
+PATHS = (
+    "/embeddings",
+    "/completions",
+    "/responses",
+    "/moderations",
+    "/rerank",
+    "/images/generations",
+    "/images/edits",
+    "/images/variations",
+    "/audio/speech",
+    "/audio/transcriptions",
+    "/audio/translations",
+)
+"""What follows `/v1`."""
+TAIL_BYTES = 65_536
+"""How much of the end of an answer is looked at for its usage, which providers write last."""
+
+_USAGE = re.compile(rb'"usage"\s*:\s*(?=\{)')
+_objects = json.JSONDecoder()
+
+
+class PassingEndpoint:
+    """Passes one kind of request on."""
+
+    def __init__(self, house: House, path: str) -> None:
+        self._house, self._path = house, path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        visit = visit_of(scope)
+        visit.route = "passed_on"
+        assert visit.caller is not None, "the door lets nobody in without a caller"
+        check_encoding(visit.headers)
+        with self._house.lease() as runtime:
+            body = await read_body(receive, runtime.limits.body_bytes)
+            asked = await self._asked(runtime, visit, visit.caller, body)
+            try:
+                with await runtime.place_at(asked.model):
+                    await unless_left(asked.answer(send), receive)
+            except ClientLeft:
+                visit.notes["ending"] = "client_left"
+
+    async def _asked(self, runtime: Runtime, visit: Visit, caller: Caller, body: bytes) -> "_Asked":
+        content_type = visit.headers.get("content-type", "")
+        is_form = content_type.lower().startswith("multipart/form-data")
+        fields = {} if is_form else read_fields(body, runtime.limits.json_depth)
+        model = runtime.model_in_form(body, content_type) if is_form else _model(fields)
+        if not model:
+            raise ChatError(400, "you must provide a model parameter", param="model", code="missing_required_parameter")
+        runtime.check_model(model, caller)
+        passage = await runtime.passage(model)
+        visit.model = runtime.counted_name(model)
+        visit.notes["model"] = model
+        if passage is None:
+            raise ChatError(
+                404,
+                f"The model `{model}` cannot be asked at {self._path}: its provider has no API of this shape.",
+                param="model",
+                code="unsupported_route",
+            )
+        way = passage.form(self._path, content_type, body) if is_form else passage.json(self._path, fields)
+        return _Asked(runtime, caller, model, len(body), way)
+
+
+class _Asked:
+    """One request on its way, held to what its key may use."""
+
+    def __init__(
+        self, runtime: Runtime, caller: Caller, model: str, size: int, way: AbstractAsyncContextManager[Any]
+    ) -> None:
+        self.model = model
+        self._runtime, self._caller, self._size, self._way = runtime, caller, size, way
+
+    async def answer(self, send: Send) -> None:
+        if not self._caller.allowance.is_metered:
+            await self._pass_on(send, {})
+            return
+        meter = await self._runtime.meter(self._caller, self.model, self._size, None, 1)
+        tally = meter.tally()
+        async with meter:
+            tally.hear(TurnStarted(0, tools_offered=False))  # counts as estimated unless the answer says what it cost
+            usage = usage_in(await self._pass_on(send, meter.headers))
+            if usage is not None:
+                tally.hear(ChatEnded(Ending(EndingKind.ANSWERED, "stop"), usage))
+
+    async def _pass_on(self, send: Send, headers: Mapping[str, str]) -> bytes:
+        """The answer, part by part. Returns the end of it."""
+        tail = b""
+        async with self._way as answer:
+            is_stream = answer.content_type.lower().startswith("text/event-stream")
+            fields = {"content-type": answer.content_type, **headers}
+            await send(start_message(200, {**STREAM_HEADERS, **fields} if is_stream else fields))
+            async for part in answer.parts():
+                tail = (tail + part)[-TAIL_BYTES:]
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return tail
+
+
+def usage_in(tail: bytes) -> dict[str, Any] | None:
+    """The last usage in the end of an answer, in the words of chat completions."""
+    for found in reversed(list(_USAGE.finditer(tail))):
+        try:
+            usage, _ = _objects.raw_decode(tail[found.end() :].decode("utf-8", "replace"))
+        except ValueError:
+            continue
+        prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
+        completion = usage.get("completion_tokens", usage.get("output_tokens", 0))
+        if isinstance(prompt, int):
+            return {"prompt_tokens": prompt, "completion_tokens": completion}
+    return None
+
+
+def _model(fields: Mapping[str, msgspec.Raw]) -> str | None:
+    try:
+        return msgspec.json.decode(fields.get("model", b"null"), type=str | None)
+    except msgspec.ValidationError:
+        raise ChatError(
+            400, "Invalid type for 'model': expected a string.", param="model", code="invalid_type"
+        ) from None

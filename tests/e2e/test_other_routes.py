@@ -1,0 +1,318 @@
+"""What is no chat is passed on to the model's provider or is a 404; every route refuses strangers; browsers are told
+what their pages may do."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import openai
+import pytest
+
+from app.auth.keys import hash_key
+from app.main import create_app
+from tests.harness.clients import http_client, openai_client
+from tests.harness.configs import make_config
+from tests.harness.server import serve
+from tests.harness.wire import raw_connection, raw_post
+
+pytestmark = pytest.mark.anyio
+
+KEYS = [{"name": "alice", "hash": hash_key("cg-alice")}]
+
+
+@dataclass
+class Provider:
+    """An API that takes what it is sent and answers with what it was told to."""
+
+    status: int = 200
+    content_type: str = "application/json"
+    parts: tuple[bytes, ...] = (b"{}",)
+    gate: asyncio.Event | None = None
+    paths: list[str] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            for kind in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{kind}.complete"})
+            return
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        self.paths.append(scope["path"])
+        self.headers.append({name.decode(): value.decode() for name, value in scope["headers"]})
+        self.bodies.append(body)
+        head = [(b"content-type", self.content_type.encode()), (b"x-secret", b"internal")]
+        await send({"type": "http.response.start", "status": self.status, "headers": head})
+        for part in self.parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        if self.gate is not None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            self.left.set()
+        await send({"type": "http.response.body", "body": b""})
+
+    @property
+    def asked(self) -> Any:
+        return json.loads(self.bodies[-1])
+
+
+@contextlib.asynccontextmanager
+async def passing(provider: Provider, **options: Any) -> AsyncIterator[str]:
+    entry = {"litellm_params": {"model": "openai/provider-name", "api_base": "PUT", "api_key": "sk-operator"}}
+    async with serve(provider) as upstream:
+        entry["litellm_params"]["api_base"] = f"{upstream}/v1"
+        config = make_config("unused", entry=entry, **options)
+        async with serve(create_app(config)) as url:
+            yield url
+
+
+# Passed on ------------------------------------------------------------------------------------------------------------
+
+
+async def test_embeddings_go_to_the_models_provider_under_its_name_and_with_its_key() -> None:
+    answer = {
+        "object": "list",
+        "data": [{"object": "embedding", "index": 0, "embedding": [0.5, 0.25]}],
+        "model": "provider-name",
+        "usage": {"prompt_tokens": 3, "total_tokens": 3},
+    }
+    provider = Provider(parts=(json.dumps(answer).encode(),))
+    async with passing(provider) as url, openai_client(url) as client:
+        found = await client.embeddings.create(model="m", input="hello", encoding_format="float", dimensions=2)
+    assert found.data[0].embedding == [0.5, 0.25]
+    assert provider.paths == ["/v1/embeddings"]
+    assert provider.asked == {"model": "provider-name", "input": "hello", "encoding_format": "float", "dimensions": 2}
+    assert provider.headers[0]["authorization"] == "Bearer sk-operator"
+    assert "sk-test" not in json.dumps(provider.headers)
+
+
+async def test_a_stream_is_passed_on_byte_for_byte_as_it_comes() -> None:
+    parts = (b'event: response.created\ndata: {"type":', b'"response.created"}\n\n', b"data: [DONE]\n\n")
+    provider = Provider(content_type="text/event-stream", parts=parts)
+    async with passing(provider) as url:
+        answer = await raw_post(url, {"model": "m", "input": "hi", "stream": True}, path="/v1/responses")
+    assert (answer.status, answer.body) == (200, b"".join(parts))
+    assert answer.headers["content-type"] == "text/event-stream"
+    assert answer.headers["x-accel-buffering"] == "no"
+    assert "x-secret" not in answer.headers
+    assert provider.asked["stream"] is True
+
+
+async def test_audio_comes_back_as_bytes() -> None:
+    provider = Provider(content_type="audio/mpeg", parts=(b"\xff\xfb\x00", b"\x01\x02"))
+    async with passing(provider) as url, openai_client(url) as client:
+        speech = await client.audio.speech.create(model="m", input="hello", voice="alloy")
+    assert speech.content == b"\xff\xfb\x00\x01\x02"
+    assert provider.paths == ["/v1/audio/speech"]
+
+
+async def test_a_form_with_a_file_keeps_all_of_it_but_the_models_name() -> None:
+    provider = Provider(parts=(b'{"text": "hello"}',))
+    recorded = b'RIFF\r\n--no-boundary\r\n\x00 name="model"\r\n\r\nnot a field'
+    async with passing(provider) as url, openai_client(url) as client:
+        heard = await client.audio.transcriptions.create(model="m", file=("a.wav", recorded), language="en")
+    assert heard.text == "hello"
+    body = provider.bodies[0]
+    assert recorded in body
+    assert b'name="model"\r\n\r\nprovider-name\r\n' in body
+    assert b'name="language"\r\n\r\nen\r\n' in body
+
+
+@pytest.mark.parametrize("path", ["completions", "moderations", "rerank", "images/generations"])
+async def test_the_others_are_passed_on_too_with_and_without_v1(path: str) -> None:
+    provider = Provider()
+    async with passing(provider) as url:
+        for start in ("/v1/", "/"):
+            answer = await raw_post(url, {"model": "m", "prompt": "x"}, path=start + path)
+            assert (answer.status, answer.body) == (200, b"{}")
+    assert provider.paths == [f"/v1/{path}"] * 2
+
+
+async def test_nothing_in_the_body_chooses_an_address_or_a_key() -> None:
+    provider = Provider()
+    async with passing(provider) as url:
+        body = {
+            "model": "m",
+            "input": "x",
+            "api_base": "http://evil",
+            "api_key": "k",
+            "extra_headers": {"a": "b"},
+            "user": "u",
+        }
+        await raw_post(url, body, path="/v1/embeddings")
+    assert provider.asked == {"model": "provider-name", "input": "x", "user": "u"}
+
+
+async def test_a_providers_refusal_is_told_in_our_shape_without_its_secrets() -> None:
+    error = {"error": {"message": "Incorrect API key provided: sk-operator", "type": "x", "param": None, "code": "c"}}
+    provider = Provider(status=401, parts=(json.dumps(error).encode(),))
+    async with passing(provider) as url, openai_client(url) as client:
+        with pytest.raises(openai.InternalServerError) as caught:
+            await client.embeddings.create(model="m", input="hello")
+    assert "sk-operator" not in str(caught.value)
+
+
+async def test_a_client_that_leaves_closes_the_provider() -> None:
+    provider = Provider(content_type="text/event-stream", parts=(b"data: 1\n\n",), gate=asyncio.Event())
+    async with passing(provider) as url:
+        async with raw_connection(url) as connection:
+            await connection.post("/v1/completions", {"model": "m", "prompt": "x", "stream": True})
+            await connection.until(b"data: 1")
+        async with asyncio.timeout(2):
+            await provider.left.wait()
+
+
+async def test_what_it_cost_counts_against_the_keys_budget() -> None:
+    usage = {"object": "list", "data": [], "model": "x", "usage": {"prompt_tokens": 900, "total_tokens": 900}}
+    provider = Provider(parts=(json.dumps(usage).encode(),))
+    keys = [{**KEYS[0], "tokens_per_minute": 1000}]
+    async with passing(provider, auth="keys", keys=keys) as url, openai_client(url, api_key="cg-alice") as client:
+        await client.embeddings.create(model="m", input="hello", encoding_format="float")
+        with pytest.raises(openai.RateLimitError):
+            await client.embeddings.create(model="m", input="hello " * 200, encoding_format="float")
+
+
+# Not passed on --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_model_without_such_an_api_is_a_404_that_says_so() -> None:
+    config = make_config("http://127.0.0.1:1", entry={"litellm_params": {"model": "demo/demo"}, "lane": "auto"})
+    async with serve(create_app(config)) as url, openai_client(url) as client:
+        with pytest.raises(openai.NotFoundError) as caught:
+            await client.embeddings.create(model="m", input="hello")
+        assert caught.value.code == "unsupported_route"
+        with pytest.raises(openai.NotFoundError) as caught:
+            await client.embeddings.create(model="nobody", input="hello")
+        assert caught.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize("body", [{}, {"model": 7}, {"model": ""}, [], b"{", b'{"model":"m","model":"n"}'])
+async def test_what_is_no_request_is_a_400(body: Any) -> None:
+    async with passing(Provider()) as url:
+        answer = await raw_post(url, body, path="/v1/embeddings")
+    assert answer.status == 400
+    assert set(json.loads(answer.body)["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_a_form_without_a_model_is_a_400() -> None:
+    async with passing(Provider()) as url, http_client(url) as client:
+        answer = await client.post("/v1/audio/transcriptions", files={"file": ("a.wav", b"x")})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")
+
+
+# Everywhere -----------------------------------------------------------------------------------------------------------
+
+ROUTES = [
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/chat/completions"),
+    ("POST", "/v1/embeddings"),
+    ("POST", "/v1/responses"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/m"),
+    ("GET", "/metrics"),
+    ("GET", "/openapi.json"),
+    ("GET", "/nowhere"),
+]
+
+
+@pytest.mark.parametrize("key", [{}, {"authorization": "Bearer cg-bob"}, {"x-api-key": "cg-alic"}])
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+async def test_every_route_refuses_strangers(method: str, path: str, key: dict[str, str]) -> None:
+    async with passing(Provider(), auth="keys", keys=KEYS) as url, http_client(url) as client:
+        answer = await client.request(method, path, headers=key)
+    assert answer.status_code == 401
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("path", ["/v1/models/", "/v1/models/m/", "/health/live/"])
+async def test_a_slash_at_the_end_means_nothing(path: str) -> None:
+    async with passing(Provider()) as url, http_client(url) as client:
+        answer = await client.get(path)
+        chat = await client.post("/v1/chat/completions/", json={})
+    assert answer.status_code == 200
+    assert chat.json()["error"]["param"] == "model"
+
+
+async def test_a_head_is_the_head_of_a_get() -> None:
+    async with passing(Provider()) as url, http_client(url) as client:
+        head, get = await client.head("/v1/models"), await client.get("/v1/models")
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"] == get.headers["content-type"]
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "deflate"])
+async def test_a_compressed_body_is_a_415(encoding: str) -> None:
+    async with passing(Provider()) as url:
+        for path in ("/v1/chat/completions", "/v1/embeddings"):
+            answer = await raw_post(url, b"\x1f\x8b", path=path, headers={"content-encoding": encoding})
+            assert (answer.status, json.loads(answer.body)["error"]["code"]) == (415, "unsupported_encoding")
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
+async def test_json_under_another_name_is_json(content_type: str) -> None:
+    provider = Provider()
+    async with passing(provider) as url, http_client(url) as client:
+        answer = await client.post(
+            "/v1/embeddings", content=b'{"model":"m","input":"x"}', headers={"content-type": content_type}
+        )
+    assert answer.status_code == 200
+
+
+# Browsers -------------------------------------------------------------------------------------------------------------
+
+PAGE = "https://chat.example.com"
+ASKS = {
+    "origin": PAGE,
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "authorization, x-stainless-lang",
+}
+
+
+async def test_a_page_that_may_call_is_told_so_without_a_key_and_can_read_the_answers() -> None:
+    options = {"auth": "keys", "keys": KEYS, "server": {"cors_origins": [PAGE]}}
+    async with passing(Provider(), **options) as url, http_client(url) as client:
+        asked = await client.options("/v1/chat/completions", headers=ASKS)
+        models = await client.get("/v1/models", headers={"origin": PAGE, "authorization": "Bearer cg-alice"})
+        refused = await client.get("/v1/models", headers={"origin": PAGE})
+    assert (asked.status_code, asked.content) == (204, b"")
+    assert asked.headers["access-control-allow-origin"] == PAGE
+    assert "POST" in asked.headers["access-control-allow-methods"]
+    assert asked.headers["access-control-allow-headers"] == ASKS["access-control-request-headers"]
+    for answer in (models, refused):
+        assert answer.headers["access-control-allow-origin"] == PAGE
+        assert "x-request-id" in answer.headers["access-control-expose-headers"]
+        assert answer.headers["vary"] == "Origin"
+    assert (models.status_code, refused.status_code) == (200, 401)
+
+
+async def test_any_page_may_call_where_the_config_says_so() -> None:
+    async with passing(Provider(), server={"cors_origins": ["*"]}) as url, http_client(url) as client:
+        asked = await client.options("/v1/chat/completions", headers=ASKS)
+        models = await client.get("/v1/models", headers={"origin": PAGE})
+    assert asked.headers["access-control-allow-origin"] == "*"
+    assert models.headers["access-control-allow-origin"] == "*"
+
+
+async def test_another_page_is_refused_in_words_it_cannot_read() -> None:
+    options = {"auth": "keys", "keys": KEYS, "server": {"cors_origins": ["https://other.example.com"]}}
+    async with passing(Provider(), **options) as url, http_client(url) as client:
+        asked = await client.options("/v1/chat/completions", headers=ASKS)
+        models = await client.get("/v1/models", headers={"origin": PAGE, "authorization": "Bearer cg-alice"})
+    assert (asked.status_code, asked.json()["error"]["code"]) == (403, "origin_not_allowed")
+    assert "access-control-allow-origin" not in {**asked.headers, **models.headers}
+
+
+async def test_options_without_a_page_says_what_can_be_asked() -> None:
+    async with passing(Provider(), auth="keys", keys=KEYS) as url, http_client(url) as client:
+        answer = await client.options("/v1/chat/completions")
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert "POST" in answer.headers["allow"]
