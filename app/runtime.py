@@ -52,8 +52,8 @@ from app.tools.sources import SourceState, SourceStatus
 from app.tools.threads import ThreadPool
 from app.tools.toolbox import Approve, RequestToolbox, only_named
 from app.upstream.catalogue import Catalogue
-from app.upstream.prices import costs_of
 from app.upstream.passing import Passage, model_in, passage_for
+from app.upstream.prices import costs_of
 from app.upstream.resolve import ModelEntry
 from app.upstream.tool_calling import ToolCalling
 
@@ -205,7 +205,6 @@ class Runtime:
         """Refuse a model that is not there or not for this caller. A model one may not ask does not exist for one."""
         self._entry(name, caller)
 
-    def engage(
     async def passage(self, model: str) -> Passage | None:
         """The way to a model's provider for what is no chat, or None when there is none."""
         return await passage_for(self.catalogue.entry(model), self._client)
@@ -217,13 +216,7 @@ class Runtime:
         """What a model is counted under: the configured name, for the rest of a wildcard's name is the client's."""
         return model if model in self._exact else WILDCARD
 
-    def tool_list(self, caller: Caller) -> list[dict[str, Any]]:
-        """The tools a caller may use, for people; an operator also sees those that cannot be used, and why."""
-        listed = [tool_facts(tool) for tool in narrowed(self.registry.tools(), [ToolFilter(caller.tools)])]
-        if self.may_administer(caller):
-            listed += map(quarantined_facts, self.registry.quarantined())
-        return listed
-
+    def engage(
         self,
         model: str,
         caller: Caller,

@@ -25,11 +25,11 @@ def add_routes(app: FastAPI, house: House) -> Mapping[tuple[str, str], ASGIApp]:
     chat = ChatEndpoint(house)
     for path in CHAT_PATHS:
         app.router.routes.append(Route(path, chat, methods=["POST"], name="create_chat_completion"))
-    app.include_router(_models(house))
     for path in PATHS:
         passing = PassingEndpoint(house, path)
         for start in ("/v1", ""):
             app.router.routes.append(Route(start + path, passing, methods=["POST"], name=f"pass_on {path}"))
+    app.include_router(_models(house))
     app.include_router(approval_routes(house))
     app.include_router(admin_routes(house))
     app.include_router(_health(house))
