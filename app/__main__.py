@@ -4,10 +4,12 @@ import os
 
 import typer
 
+from app.cli.approvals import approvals
 from app.cli.checking import check
 from app.cli.keys import keys
 from app.cli.runs import runs
 from app.cli.serving import health, serve
+from app.cli.tools import tools
 
 app = typer.Typer(
     name="callgate",
@@ -18,6 +20,8 @@ app = typer.Typer(
 )
 for command in (serve, check, health, runs):
     app.command()(command)
+app.add_typer(tools, name="tools")
+app.add_typer(approvals, name="approvals")
 app.add_typer(keys, name="keys")
 
 

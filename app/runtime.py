@@ -44,6 +44,7 @@ from app.tools.approvals import Approvals, Settled
 from app.tools.clients_only import ClientsOnly
 from app.tools.executor import Tool
 from app.tools.http_client import Web
+from app.tools.listing import quarantined_facts, tool_facts
 from app.tools.process import Processes
 from app.tools.registry import HouseTool
 from app.tools.selection import ToolFilter, allowed_filter, narrowed, tool_filter
@@ -215,6 +216,13 @@ class Runtime:
     def counted_name(self, model: str) -> str:
         """What a model is counted under: the configured name, for the rest of a wildcard's name is the client's."""
         return model if model in self._exact else WILDCARD
+
+    def tool_list(self, caller: Caller) -> list[dict[str, Any]]:
+        """The tools a caller may use, for people; an operator also sees those that cannot be used, and why."""
+        listed = [tool_facts(tool) for tool in narrowed(self.registry.tools(), [ToolFilter(caller.tools)])]
+        if self.may_administer(caller):
+            listed += map(quarantined_facts, self.registry.quarantined())
+        return listed
 
     def engage(
         self,
@@ -486,7 +494,7 @@ class House:
     async def _watch(self, reading: Reading) -> None:
         try:
             await self._notice(reading)
-        except Exception:  # whatever the system's way of watching files fails with, requests go on
+        except Exception:  # noqa: BLE001 - whatever the system's way of watching files fails with, requests go on
             audit.exception("the config file is not watched any more; SIGHUP still has it read again")
 
     async def _notice(self, reading: Reading) -> None:

@@ -15,6 +15,7 @@ from app.api.door import visit_of
 from app.api.errors import answer_chat_error, answer_failure, answer_http_exception, encode, envelope_schema
 from app.api.passing import PATHS, PassingEndpoint
 from app.chat.errors import ChatError
+from app.api.tools import tool_routes
 from app.runtime import House
 
 CHAT_PATHS = ("/v1/chat/completions", "/chat/completions")
@@ -30,6 +31,7 @@ def add_routes(app: FastAPI, house: House) -> Mapping[tuple[str, str], ASGIApp]:
         for start in ("/v1", ""):
             app.router.routes.append(Route(start + path, passing, methods=["POST"], name=f"pass_on {path}"))
     app.include_router(_models(house))
+    app.include_router(tool_routes(house))
     app.include_router(approval_routes(house))
     app.include_router(admin_routes(house))
     app.include_router(_health(house))

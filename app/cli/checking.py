@@ -2,11 +2,33 @@
 
 import typer
 
-from app.cli.shared import ConfigOption, check_exposure, read_config
+from app.cli.shared import WRONG, ConfigOption, check_exposure, give_up, read_config
 
 
 def check(config: ConfigOption = None) -> None:
-    """Read the config and say what is wrong with it, without asking anybody anything."""
+    """Read the config, import its tools, compile their schemas, and say what is wrong, without asking anybody anything.
+
+    Exit code 0 when all is well, 1 when a tool cannot be used, 2 when the config cannot.
+    """
     loaded = read_config(config)
     check_exposure(loaded)
-    typer.echo(f"{loaded.path or 'the built-in config'}: fine")
+    from app import assembly
+    from app.cli.house_tools import built_tools, keep_quiet
+    from app.tools.http_client import Web
+    from app.tools.process import Processes
+    from app.tools.threads import ThreadPool
+
+    keep_quiet(loaded)
+    try:
+        models = assembly.model_entries(loaded.config)
+    except assembly.BadEntry as error:
+        raise give_up(loaded.complaint(error.path, error.reason)) from None
+    registry = built_tools(loaded, Web(), ThreadPool(), Processes())
+    tools, sources, broken = registry.tools(), registry.sources(), registry.quarantined()
+    for it in broken:
+        typer.echo(f"tool {it.name} cannot be used: {it.reason}", err=True)
+    names = len({entry.model_name for entry in models})
+    counts = f"{names} model(s), {len(tools)} tool(s), {len(sources)} source(s) of tools that were not asked"
+    typer.echo(f"{loaded.path or 'the built-in config'}: {'fine' if not broken else 'not fine'}; {counts}")
+    if broken:
+        raise typer.Exit(WRONG)

@@ -1,0 +1,127 @@
+"""`callgate tools` and `callgate check`, as an operator runs them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.harness.configs import tool_entry
+from tests.harness.process import ROOT
+from tests.tools.kinds import RAW_MCP
+
+MODELS = [{"model_name": "demo", "litellm_params": {"model": "demo/demo"}}]
+BROKEN = {"type": "object", "properties": {"a": {"$ref": "https://example.com/a.json"}}}
+
+
+def http_tool(**more: Any) -> dict[str, Any]:
+    return {"kind": "http", "name": "web", "description": "d", "url": "http://127.0.0.1:1/", **more}
+
+
+def callgate(*arguments: str, config: dict[str, Any] | None = None, folder: Path) -> "subprocess.CompletedProcess[str]":
+    (folder / "config.yaml").write_text(yaml.safe_dump({"model_list": MODELS, **(config or {})}))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("CALLGATE_")}
+    return subprocess.run(
+        [sys.executable, "-m", "app", *arguments, "--config", str(folder / "config.yaml")],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        env={**environment, "PYTHONPATH": str(ROOT)},
+    )
+
+
+def test_tools_are_listed_with_what_they_cost_and_what_is_wrong(tmp_path):
+    server = {"command": sys.executable, "args": ["-S", str(RAW_MCP)], "prefix": "raw", "allowed_tools": ["echo"]}
+    gone = {"command": "/no/such/program"}
+    config = {
+        "tools": [
+            tool_entry("add"),
+            {**tool_entry("send_mail"), "require_approval": "always"},
+            http_tool(parameters=BROKEN),
+        ],
+        "mcp_servers": {"raw": server, "gone": gone},
+    }
+    ran = callgate("tools", "list", "--json", config=config, folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    tools = {tool["name"]: tool for tool in found["tools"]}
+    assert set(tools) == {"add", "raw_echo", "send_mail"}
+    assert (tools["add"]["kind"], tools["add"]["source"], tools["add"]["safety"]) == ("python", "config", "read_only")
+    assert [name for name, tool in tools.items() if tool["require_approval"]] == ["send_mail"]
+    assert 20 < tools["add"]["prompt_tokens"] < 200
+    [broken] = found["quarantined"]
+    assert broken["name"] == "web"
+    assert "never fetched" in broken["reason"]
+    sources = {source["name"]: source for source in found["sources"]}
+    assert sources["raw"]["state"] == "ready"
+    assert sources["raw"]["open_ms"] > 0
+    assert sources["gone"]["state"] in {"down", "opening"}
+    assert sources["gone"]["error"]
+
+
+def test_people_get_a_table(tmp_path):
+    ran = callgate("tools", "list", config={"tools": [tool_entry("add")]}, folder=tmp_path)
+    assert ran.stdout.splitlines()[0].split() == ["NAME", "KIND", "SOURCE", "STATE", "SAFETY", "TOKENS"]
+    assert ran.stdout.splitlines()[1].split()[:4] == ["add", "python", "config", "ready"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["add", '{"a": 40, "b": 2}'], 0, "42"),
+        (["get_time"], 0, "12:00"),
+        (["get_weather", '{"city": "Atlantis"}'], 1, "No weather station"),
+        (["add", '{"a": 40, "b"'], 3, "truncated"),
+        (["add", '{"a": 40}'], 3, "schema_mismatch"),
+        (["ad", "{}"], 3, "did_you_mean"),
+        (["send_mail", '{"to": "a", "text": "b"}'], 1, "needs approval"),
+        (["send_mail", '{"to": "a", "text": "b"}', "--yes"], 1, "mailbox is full"),
+    ],
+)
+def test_a_call_by_hand_goes_the_way_of_a_models_call_and_the_exit_code_tells(tmp_path, arguments, code, words):
+    names = ("add", "get_time", "get_weather", "send_mail")
+    config = {"tools": [tool_entry(name) for name in names], "require_approval": {"always": ["send_*"]}}
+    ran = callgate("tools", "call", *arguments, config=config, folder=tmp_path)
+    assert ran.returncode == code, ran.stderr
+    assert words in (ran.stdout if code == 0 else ran.stderr)
+
+
+def test_programs_get_the_outcome_as_json(tmp_path):
+    ran = callgate(
+        "tools", "call", "echo", '{"text": "hi"}', "--json", config={"tools": [tool_entry("echo")]}, folder=tmp_path
+    )
+    assert json.loads(ran.stdout) == {"outcome": "returned", "text": "hi", "cut_bytes": 0}
+
+
+# check ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_config_that_is_fine_is_counted(tmp_path):
+    ran = callgate("check", config={"tools": [tool_entry("add")]}, folder=tmp_path)
+    assert ran.returncode == 0
+    assert ": fine; 1 model(s), 1 tool(s), 0 source(s)" in ran.stdout
+
+
+def test_a_module_that_cannot_be_imported_is_told_with_its_place(tmp_path):
+    ran = callgate("check", config={"tools": [{"kind": "python", "module": "no_such_module"}]}, folder=tmp_path)
+    assert ran.returncode == 2
+    assert f"{tmp_path / 'config.yaml'}:6:3: tools.0: " in ran.stderr
+
+
+def test_a_model_that_could_never_be_asked_is_told_with_its_place(tmp_path):
+    models = [{"model_name": "m", "litellm_params": {"model": "x/y"}, "lane": "direct"}]
+    ran = callgate("check", config={"model_list": models}, folder=tmp_path)
+    assert ran.returncode == 2
+    assert "model_list.0: lane is direct" in ran.stderr
+
+
+def test_a_schema_that_cannot_be_compiled_is_told(tmp_path):
+    ran = callgate("check", config={"tools": [http_tool(parameters=BROKEN)]}, folder=tmp_path)
+    assert ran.returncode == 1
+    assert "tool web cannot be used" in ran.stderr
