@@ -1,0 +1,157 @@
+"""Six secrets are planted and everything that can go wrong is made to go wrong; none of them may be found anywhere."""
+
+import asyncio
+import contextlib
+import json
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.auth.keys import hash_key
+from tests.chaos.load import asking, shoot
+from tests.harness.configs import as_yaml, config_dict
+from tests.harness.process import Child, serving
+from tests.upstream import Call, Cut, ErrorEvent, Hang, Html, Malformed, Reply, Reset, Upstream, by_turn
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+CLIENT_KEY = "canary-client-4f1c9e7a2b"
+UPSTREAM_KEY = "canary-upstream-93be07d1c5"
+TOOL_HEADER = "canary-header-5a8d22e6f0"
+IN_ENVIRONMENT = "canary-environment-b17c40a9d3"
+IN_CONFIG = "canary-config-e0625f8c1a"
+IN_MESSAGE = "canary-message-7d94ab31fe"
+CANARIES = (CLIENT_KEY, UPSTREAM_KEY, TOOL_HEADER, IN_ENVIRONMENT, IN_CONFIG, IN_MESSAGE)
+
+LEAKY = f"Incorrect API key provided: {UPSTREAM_KEY}. Sent headers: Authorization: Bearer {UPSTREAM_KEY}"
+"""What a provider's error may look like."""
+BROKEN_REPLIES: dict[str, Reply] = {
+    "401": Reply(
+        status=401, body={"error": {"message": LEAKY, "type": "invalid_request_error", "code": "invalid_api_key"}}
+    ),
+    "400": Reply(status=400, body={"error": {"message": LEAKY, "type": "invalid_request_error", "code": None}}),
+    "404": Reply(status=404, body=LEAKY),
+    "429": Reply(status=429, body={"error": {"message": LEAKY, "type": "rate_limit_error", "code": None}}),
+    "500": Reply(status=500, body=LEAKY),
+    "503": Reply(status=503, body={"error": LEAKY}),
+    "200 with an error": Reply(body={"error": {"message": LEAKY}}),
+    "an error inside": Reply(text="hello there", fault=ErrorEvent(after=2, message=LEAKY)),
+    "cut": Reply(text="hello there", fault=Cut(after=2)),
+    "reset": Reply(text="hello there", fault=Reset(after=1)),
+    "html": Reply(fault=Html()),
+    "malformed": Reply(text="hello there", fault=Malformed(after=1)),
+}
+TOOLS: dict[str, Call] = {
+    "good": Call("lookup", {"q": "plain"}),
+    "fails": Call("gone", {"q": "plain"}),
+    "refused": Call("private", {}),
+    "raises": Call("send_mail", {"to": "somebody", "text": "something"}),
+    "broken": Call("lookup", '{"q": "pla'),
+    "command": Call("child", {}),
+    "unknown": Call("nobody", {}),
+}
+
+
+def http_tool(name: str, url: str, **more: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {"q": {"type": "string"}}}
+    headers = {"Authorization": f"Bearer {TOOL_HEADER}", "X-Config": IN_CONFIG}
+    return {
+        "kind": "http",
+        "name": name,
+        "description": "d",
+        "url": url,
+        "headers": headers,
+        "parameters": parameters,
+        **more,
+    }
+
+
+@contextlib.asynccontextmanager
+async def started(upstream: Upstream, folder: Path) -> AsyncIterator[Child]:
+    tools: list[Any] = [
+        http_tool("lookup", f"{upstream.root}/nowhere", allow_private=True),
+        http_tool("gone", "http://127.0.0.1:1/", allow_private=True),
+        http_tool("private", "http://169.254.169.254/"),
+        {"kind": "command", "name": "child", "description": "d", "argv": ["false"], "env": {"TOKEN": "${CANARY}"}},
+        "send_mail",
+    ]
+    config = config_dict(
+        upstream.url,
+        models=[*BROKEN_REPLIES, *TOOLS, "hang"],
+        tools=tools,
+        auth="keys",
+        keys=[{"name": "alice", "hash": hash_key(CLIENT_KEY), "requests_per_minute": 10_000}],
+        data_dir=str(folder / "data"),
+        upstream={"retries": 0, "first_byte_seconds": 1},
+        logging={"level": "debug", "format": "json"},
+    )
+    for entry in config["model_list"]:
+        entry["litellm_params"]["api_key"] = UPSTREAM_KEY
+    file = folder / "config.yaml"
+    file.write_text(as_yaml(config))
+    async with serving(file, environment={"CANARY": IN_ENVIRONMENT}) as child:
+        yield child
+
+
+async def test_none_is_found_in_logs_metrics_answers_or_files(tmp_path: Path) -> None:
+    upstream = Upstream()
+    answers: list[bytes] = []
+    async with contextlib.AsyncExitStack() as stack:
+        await upstream.open()
+        stack.push_async_callback(upstream.close)
+        for name, reply in BROKEN_REPLIES.items():
+            upstream.script(name, [reply], repeat_last=True)
+        for name, call in TOOLS.items():
+            upstream.script(name, by_turn([Reply(calls=[call]), Reply(text="done")]))
+        upstream.script("hang", [Reply(fault=Hang())], repeat_last=True)
+        child = await stack.enter_async_context(started(upstream, tmp_path))
+        key = {"authorization": f"Bearer {CLIENT_KEY}"}
+        for model in (*BROKEN_REPLIES, *TOOLS, "hang", "no such model"):
+            for stream in (True, False):
+                shot = await shoot(
+                    child.url, asking(f"my password is {IN_MESSAGE}", model=model, stream=stream), headers=key
+                )
+                assert shot.status, model
+                answers.append(shot.body)
+        bad: list[tuple[Any, dict[str, str]]] = [
+            (asking(IN_MESSAGE, n="x"), key),
+            (asking(IN_MESSAGE, messages=[{"role": "root", "content": IN_MESSAGE}]), key),
+            (asking(IN_MESSAGE), {"authorization": f"Bearer {CLIENT_KEY}x"}),
+            (asking(IN_MESSAGE), {"authorization": f"Basic {CLIENT_KEY}"}),
+            (asking(IN_MESSAGE), {}),
+            ([IN_MESSAGE], key),
+        ]
+        for body, headers in bad:
+            shot = await shoot(child.url, body, headers=headers)
+            assert 400 <= shot.status < 500
+            answers.append(shot.body)
+        for path in ("/metrics", "/v1/models", "/openapi.json", "/health/ready", "/nowhere"):
+            answers.append((await shoot(child.url, path=path, headers=key)).body)
+        leaving = asyncio.create_task(shoot(child.url, asking(IN_MESSAGE, model="hang"), headers=key))
+        seen = len(upstream.requests)
+        await upstream.requests.wait(seen + 1)
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        child.signal(signal.SIGTERM)
+        assert await child.ended() == 0
+        sent = [json.dumps(dict(record.headers)) + record.raw.decode(errors="replace") for record in upstream.requests]
+    everywhere = {
+        "the log": child.log,
+        "the answers": "\n".join(answer.decode(errors="replace") for answer in answers),
+        "the files": "\n".join(
+            file.read_bytes().decode("latin-1") for file in sorted((tmp_path / "data").rglob("*")) if file.is_file()
+        ),
+    }
+    found = [f"{canary} in {place}" for place, text in everywhere.items() for canary in CANARIES if canary in text]
+    assert not found
+    to_models = "\n".join(sent)
+    assert UPSTREAM_KEY in to_models, "the model's own key goes to the model, or this test tests nothing"
+    assert IN_MESSAGE in to_models
+    assert not [canary for canary in (CLIENT_KEY, TOOL_HEADER, IN_ENVIRONMENT, IN_CONFIG) if canary in to_models]
+    lines = [line for line in child.lines if line.startswith("{")]
+    assert len(lines) > 50
+    for line in lines:
+        json.loads(line)
