@@ -24,6 +24,7 @@ from app.tools.process import (
     Processes,
     TooLong,
     Why,
+    _Child,
 )
 from tests.tools.kinds import everything, processes_naming
 
@@ -161,9 +162,16 @@ async def test_a_flood_of_errors_is_ended():
     assert ended.why is Why.STDERR
 
 
-async def test_what_stands_in_the_pipe_at_the_end_is_read():
-    ended = await run(python("import os; os.write(1, b'x' * 60_000); os._exit(0)"))
-    assert len(ended.stdout) == 60_000
+async def test_what_stands_in_the_pipe_at_the_end_is_read(tmp_path):
+    gate = tmp_path / "gate"
+    script = f"while [ ! -e {gate} ]; do sleep 0.01; done; head -c 50000 /dev/zero"
+    async with opened() as processes:
+        running = asyncio.create_task(processes.run(shell(script), 100_000))
+        await everything(lambda: processes.running == 1)
+        [child] = processes._running
+        asyncio.get_running_loop().remove_reader(child._out)  # as if its turn had not come before the end's
+        gate.touch()
+        assert len((await running).stdout) == 50_000
 
 
 # Ending -------------------------------------------------------------------------------------------
@@ -269,11 +277,34 @@ async def test_when_we_are_killed_outright_the_command_ends(tmp_path):
         await everything(lambda: processes_naming(str(mark)) == [])
 
 
+TWO_OF_A_GROUP = """
+import os, signal, sys
+if os.fork() == 0:
+    open(sys.argv[1], "w").close()
+while True:
+    signal.pause()
+"""
+
+
 async def test_when_its_launcher_is_killed_the_command_ends_and_its_fate_is_unknown(tmp_path):
     mark = tmp_path / "no-parent"
-    script = f"trap '' TERM; touch {mark}; sleep 1000 & while :; do wait; done"
     async with opened() as processes:
-        running = asyncio.create_task(processes.run(shell(script), 1000))
+        running = asyncio.create_task(processes.run(python(TWO_OF_A_GROUP, str(mark)), 1000))
+        await everything(mark.exists)
+        assert len(processes_naming(str(mark))) == 3
+        [child] = processes._running
+        child._launcher.kill()
+        with pytest.raises(Lost):
+            await running
+        await everything(lambda: processes_naming(str(mark)) == [])
+
+
+async def test_the_command_itself_dies_with_its_launcher_whoever_else_is_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(_Child, "_kill_group", lambda *_: None)
+    mark = tmp_path / "alone"
+    script = "import signal, sys; open(sys.argv[1], 'w').close(); signal.pause()"
+    async with opened() as processes:
+        running = asyncio.create_task(processes.run(python(script, str(mark)), 1000))
         await everything(mark.exists)
         [child] = processes._running
         child._launcher.kill()
