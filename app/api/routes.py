@@ -14,9 +14,9 @@ from app.api.chat import ChatEndpoint
 from app.api.door import visit_of
 from app.api.errors import answer_chat_error, answer_failure, answer_http_exception, encode, envelope_schema
 from app.api.passing import PATHS, PassingEndpoint
-from app.chat.errors import ChatError
 from app.api.tools import tool_routes
-from app.runtime import House
+from app.chat.errors import ChatError
+from app.runtime import House, Runtime
 
 CHAT_PATHS = ("/v1/chat/completions", "/chat/completions")
 
@@ -64,7 +64,7 @@ def _models(house: House) -> APIRouter:
         visit_of(request.scope).route = "models"
         assert caller is not None
         house.current.check_model(model, caller)
-        return _json(_model(house, model))
+        return _json(_model(house, model) | _how_it_calls(house.current, model))
 
     return router
 
@@ -96,6 +96,16 @@ def _model(house: House, name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": house.opened_at, "owned_by": "callgate"}
 
 
+def _how_it_calls(runtime: Runtime, name: str) -> dict[str, Any]:
+    """How each deployment is asked for its calls: null while nobody had to find out."""
+    if not runtime.diagnostics:
+        return {}
+    ways = [
+        choice and {"format": choice.format, "decided_by": choice.decided_by} for choice in runtime.tool_calling(name)
+    ]
+    return {"x_callgate": {"tool_calling": ways}}
+
+
 def _json(value: Any, status: int = 200) -> Response:
     return Response(encode(value), status, media_type="application/json")
 
@@ -108,6 +118,8 @@ def _describe_chat(app: FastAPI) -> None:
         if app.openapi_schema is None:
             document = described()
             document["paths"]["/v1/chat/completions"] = {"post": _chat_operation()}
+            for path in PATHS:
+                document["paths"][f"/v1{path}"] = {"post": _passing_operation(path)}
             app.openapi_schema = document
         return app.openapi_schema
 
@@ -136,7 +148,6 @@ def _chat_operation() -> dict[str, Any]:
             "tools": {"type": ["array", "null"], "items": {"type": "object"}},
         },
     }
-    error = {"content": {"application/json": {"schema": envelope_schema()}}}
     answers = {
         "200": {
             "description": "A chat.completion, or a stream of chat.completion.chunk events.",
@@ -146,21 +157,44 @@ def _chat_operation() -> dict[str, Any]:
             },
         }
     }
-    errors = {
-        "400": "The request is not valid; `param` names the field.",
-        "401": "The key is missing or wrong.",
-        "403": "The key may not do this.",
-        "404": "No such model.",
-        "413": "The body is too large.",
-        "429": "Too many requests.",
-        "502": "The model's provider failed.",
-        "503": "Over capacity.",
-        "504": "It took too long.",
-    }
     return {
         "tags": ["chat"],
         "operationId": "create_chat_completion",
         "summary": "Answer a chat, running the tools of the house on the way",
         "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
-        "responses": answers | {status: {"description": text, **error} for status, text in errors.items()},
+        "responses": answers | _error_answers(),
     }
+
+
+def _passing_operation(path: str) -> dict[str, Any]:
+    body = {
+        "type": "object",
+        "required": ["model"],
+        "additionalProperties": True,
+        "properties": {"model": {"type": "string", "minLength": 1}},
+    }
+    return {
+        "tags": ["passed on"],
+        "operationId": "pass_on" + path.replace("/", "_"),
+        "summary": "Passed on to the provider of the model it names",
+        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
+        "responses": {"200": {"description": "What the provider answered."}} | _error_answers(),
+    }
+
+
+def _error_answers() -> dict[str, Any]:
+    error = {"content": {"application/json": {"schema": envelope_schema()}}}
+    errors = {
+        "400": "The request is not valid; `param` names the field.",
+        "401": "The key is missing or wrong.",
+        "403": "The key may not do this.",
+        "404": "No such model.",
+        "409": "A request with this Idempotency-Key is under way, or was left half done.",
+        "413": "The body is too large.",
+        "415": "The body is compressed.",
+        "429": "Too many requests.",
+        "502": "The model's provider failed.",
+        "503": "Over capacity.",
+        "504": "It took too long.",
+    }
+    return {status: {"description": text, **error} for status, text in errors.items()}

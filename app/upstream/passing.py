@@ -73,6 +73,10 @@ class Passage:
         headers = {"Content-Type": content_type, **self.endpoint.headers}
         try:
             async with self.client.post(url, headers, body, self.deadlines) as response:
+                if response.status in {404, 405}:
+                    # Not every provider has every route, which for a chat would be a mistake of the operator's.
+                    message = f"The model's provider has nothing at {path}, or does not know what was asked for."
+                    raise ChatError(404, message, code="unsupported_route")
                 if response.status >= 300:
                     raise await self._refusal(response)
                 yield Answer(response.headers.get("content-type", "application/octet-stream"), response)

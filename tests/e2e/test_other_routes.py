@@ -160,6 +160,12 @@ async def test_a_providers_refusal_is_told_in_our_shape_without_its_secrets() ->
     assert "sk-operator" not in str(caught.value)
 
 
+async def test_a_route_that_the_provider_does_not_have_is_a_404() -> None:
+    async with passing(Provider(status=404, parts=(b"no",))) as url:
+        answer = await raw_post(url, {"model": "m", "query": "x"}, path="/v1/rerank")
+    assert (answer.status, json.loads(answer.body)["error"]["code"]) == (404, "unsupported_route")
+
+
 async def test_a_client_that_leaves_closes_the_provider() -> None:
     provider = Provider(content_type="text/event-stream", parts=(b"data: 1\n\n",), gate=asyncio.Event())
     async with passing(provider) as url:
