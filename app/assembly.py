@@ -258,7 +258,7 @@ def _transport(section: McpSection) -> StdioSpec | HttpSpec:
     return HttpSpec(
         section.url,
         {name: value.get_secret_value() for name, value in section.headers.items()},
-        sse=section.type == "sse",
+        sse=None if section.type is None else section.type == "sse",
         rules=rules_for(section.url, allow_private=section.allow_private),
     )
 

@@ -485,7 +485,7 @@ class McpServer(ToolSection):
     """An MCP server, as other programs write it, and what Callgate adds to it."""
 
     type: ServerKind | None = Field(None, validation_alias=AliasChoices("type", "transport"))
-    """How it is spoken to; told by `command` or `url` where it is not set. `sse` has to be said."""
+    """How it is spoken to; found out where it is not set."""
     command: Annotated[str, Field(min_length=1)] | None = None
     """The program that is the server. It is started with a clean environment and ended with all it started."""
     args: tuple[Annotated[str, BeforeValidator(_plain_text)], ...] = ()

@@ -60,6 +60,7 @@ MAX_RESUMPTIONS = 5
 RESUME_SECONDS = 1.0
 LONGEST_RESUME_SECONDS = 15.0
 METHOD_NOT_FOUND = -32601
+_NO_POST = frozenset({400, 404, 405})
 _JSON = "application/json"
 _EVENTS = "text/event-stream"
 _HOME_SUFFIXES = (".internal", ".local", ".lan", ".localhost", ".home.arpa", ".svc")
@@ -72,7 +73,8 @@ class HttpSpec:
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    sse: bool = False
+    sse: bool | None = None
+    """Whether it speaks the older SSE; None where that is to be found out."""
     rules: AddressRules = PUBLIC_ONLY
 
 
@@ -121,7 +123,7 @@ class HttpLink:
     lean = True
 
     def __init__(self, spec: HttpSpec, web: Web) -> None:
-        self._spec = spec
+        self.spec = spec
         self._url = yarl.URL(spec.url)
         self._tap = Tap(web, spec.rules, self._lost)
         self._web = web
@@ -142,11 +144,16 @@ class HttpLink:
     def trouble(self, words: str) -> None:
         self._tap.trouble = words
 
+    @property
+    def may_be_older(self) -> bool:
+        """Whether the server would not take a POST, as those that only know SSE do not, and nobody said what it knows."""
+        return self.spec.sse is None and self._tap.status in _NO_POST
+
     def agreed(self, terms: Terms, check: Callable[[], None]) -> None:
         self._terms = terms
         self._check = check
         self._headers = {
-            **self._spec.headers,
+            **self.spec.headers,
             "Accept": f"{_JSON}, {_EVENTS}",
             "Accept-Encoding": "identity",
             "Content-Type": _JSON,
@@ -157,10 +164,10 @@ class HttpLink:
             self._headers["Mcp-Session-Id"] = self._tap.session_id
 
     async def __aenter__(self) -> Any:
-        self._client = _lean_client(self._web, self._spec)
+        self._client = _lean_client(self._web, self.spec)
         self._stack.push_async_callback(self._client.close)
-        client = await self._stack.enter_async_context(_sdk_client(self._tap, self._spec))
-        transport = streamable_http_client(self._spec.url, http_client=client, max_sse_event_size=MAX_MESSAGE_BYTES)
+        client = await self._stack.enter_async_context(_sdk_client(self._tap, self.spec))
+        transport = streamable_http_client(self.spec.url, http_client=client, max_sse_event_size=MAX_MESSAGE_BYTES)
         return await self._stack.enter_async_context(transport)
 
     async def __aexit__(
@@ -321,7 +328,7 @@ class SseLink:
     lean = False
 
     def __init__(self, spec: HttpSpec, web: Web) -> None:
-        self._spec = spec
+        self.spec = spec
         self._tap = Tap(web, spec.rules, self._lost, stream_is_life=True)
         self._stack = AsyncExitStack()
         self.gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -342,9 +349,9 @@ class SseLink:
 
     async def __aenter__(self) -> Any:
         def client(*_: Any, **__: Any) -> httpx2.AsyncClient:
-            return _sdk_client(self._tap, self._spec)
+            return _sdk_client(self._tap, self.spec)
 
-        return await self._stack.enter_async_context(sse_client(self._spec.url, httpx_client_factory=client))
+        return await self._stack.enter_async_context(sse_client(self.spec.url, httpx_client_factory=client))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -373,6 +380,8 @@ class Tap(httpx2.AsyncBaseTransport):
         self._lost = lost
         self._stream_is_life = stream_is_life
         self.session_id = ""
+        self.status = 0
+        """Of the last answer."""
         self.trouble = ""
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -386,6 +395,7 @@ class Tap(httpx2.AsyncBaseTransport):
             if request.method == "GET":
                 self._lost(self.trouble)
             raise
+        self.status = response.status_code
         if response.is_redirect or response.status_code >= 400:
             self.trouble = _refusal(response)
         if response.is_redirect:

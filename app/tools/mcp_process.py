@@ -21,6 +21,8 @@ EXIT_SECONDS = 1.0
 """For a server whose input was closed, which is how the protocol asks it to end."""
 TERMINATE_SECONDS = 1.0
 KILL_SECONDS = 0.5
+HASTY_SECONDS = 0.3
+"""For a server that was told to end before it was in service: nothing is under way in it."""
 LOOK_SECONDS = 0.01
 """Between two looks at a process group: the system tells only of our own child, not of what it forked."""
 LAST_WORDS_SECONDS = 0.2
@@ -60,9 +62,10 @@ class Child(asyncio.SubprocessProtocol):
     @classmethod
     async def start(cls, spec: StdioSpec, heard: Callable[[bytes], None], ended: Callable[[str], None]) -> "Child":
         loop = asyncio.get_running_loop()
+        child = cls(heard, ended)
         try:
-            _, child = await loop.subprocess_exec(
-                lambda: cls(heard, ended),
+            await loop.subprocess_exec(
+                lambda: child,
                 spec.command,
                 *spec.args,
                 stdin=asyncio.subprocess.PIPE,
@@ -76,6 +79,9 @@ class Child(asyncio.SubprocessProtocol):
             raise CannotOpen(_missing(spec)) from None
         except OSError as error:
             raise CannotOpen(f"{spec.command} cannot be run: {error.strerror}") from None
+        except asyncio.CancelledError:
+            child.kill()  # it may run already, and then nobody else knows of it
+            raise
         return child
 
     def write(self, data: bytes) -> None:
@@ -100,15 +106,17 @@ class Child(asyncio.SubprocessProtocol):
         """Keep what it said besides the protocol: when it fails, this is why."""
         self._said = (self._said + words)[-SAID_BYTES:]
 
-    async def stop(self) -> None:
-        """End it and all that it forked. Takes no longer than the three waits together."""
+    async def stop(self, *, in_haste: bool = False) -> None:
+        """End it and all that it forked. Takes no longer than the three waits together, and in haste half a second."""
         try:
             if (pipe := self._pipe(0)) is not None:
                 pipe.close()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(EXIT_SECONDS):
-                    await self._exited.wait()
-            if not self._signalled(signal.SIGTERM) or await self._group_gone(TERMINATE_SECONDS):
+            if not in_haste:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(EXIT_SECONDS):
+                        await self._exited.wait()
+            patience = HASTY_SECONDS if in_haste else TERMINATE_SECONDS
+            if not self._signalled(signal.SIGTERM) or await self._group_gone(patience):
                 self.pid = 0  # from now on the number may be somebody else's
             elif self._signalled(signal.SIGKILL):
                 await self._group_gone(KILL_SECONDS)

@@ -23,6 +23,7 @@ from app.tools.mcp_results import outcome_of
 from app.tools.mcp_session import Link, Session
 from app.tools.mcp_stdio import StdioLink
 from app.tools.mcp_wire import Answer, Forgotten, Gone, NotSent, Unreadable
+from app.tools.sources import CannotOpen
 
 REOPEN_SECONDS = 10.0
 """How long a call waits for a new session when the server has forgotten the old one."""
@@ -56,11 +57,16 @@ class McpServer:
         self._session: Session | None = None
         self._tools: tuple[Tool, ...] = ()
         self._reopened = asyncio.Event()
+        self._speaks_sse = False
 
     async def open(self) -> None:
-        session = Session(self._link(), self._listed)
-        await session.open()
-        self._session = session
+        link = self._link()
+        try:
+            self._session = await self._opened(link)
+        except CannotOpen as refusal:
+            if not (isinstance(link, HttpLink) and link.may_be_older):
+                raise
+            self._session = await self._opened_over_sse(link.spec, refusal)
         self._reopened.set()
 
     def tools(self) -> tuple[Tool, ...]:
@@ -102,10 +108,24 @@ class McpServer:
         match self._spec.transport:
             case StdioSpec() as spec:
                 return StdioLink(spec)
-            case HttpSpec(sse=True) as spec:
+            case HttpSpec() as spec if spec.sse or self._speaks_sse:
                 return SseLink(spec, self._web)
             case HttpSpec() as spec:
                 return HttpLink(spec, self._web)
+
+    async def _opened(self, link: Link) -> Session:
+        session = Session(link, self._listed)
+        await session.open()
+        return session
+
+    async def _opened_over_sse(self, spec: HttpSpec, refusal: CannotOpen) -> Session:
+        """As the protocol has it for an address that takes no POST. What fails then is told as it failed first."""
+        try:
+            session = await self._opened(SseLink(spec, self._web))
+        except CannotOpen:
+            raise refusal from None
+        self._speaks_sse = True
+        return session
 
     def _listed(self, tools: tuple[types.Tool, ...]) -> None:
         spec = self._spec

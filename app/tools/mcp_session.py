@@ -79,7 +79,7 @@ class Session:
         try:
             await asyncio.wait([self._opened, self._task], return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            await self._abort()
+            await self._abort(STOP_SECONDS)
             raise
         if not self._opened.done():
             raise CannotOpen(self._why)
@@ -94,7 +94,7 @@ class Session:
         if self._task is None:
             return
         await asyncio.wait([self._task], timeout=STOP_SECONDS)
-        await self._abort()
+        await self._abort(ABORT_SECONDS)
 
     def check(self) -> None:
         """List the tools again: to see whether the server is still there, or because it says that they changed."""
@@ -219,14 +219,14 @@ class Session:
             self._over.set_result(None)
         self._stirred.set()
 
-    async def _abort(self) -> None:
+    async def _abort(self, patience: float) -> None:
         """Cancel the task, once, and let it go if it does not end."""
         assert self._task is not None
         if self._task.done() or self._aborted:
             return
         self._aborted = True
         self._task.cancel()
-        await asyncio.wait([self._task], timeout=STOP_SECONDS)
+        await asyncio.wait([self._task], timeout=patience)
         if not self._task.done():
             self._link.kill()
             await asyncio.wait([self._task], timeout=ABORT_SECONDS)

@@ -94,10 +94,10 @@ class StdioLink:
         self._writing = asyncio.create_task(self._write(out), name="input of a tool server")
         return for_sdk, from_sdk
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if self._child is not None:
-                await self._child.stop()
+                await self._child.stop(in_haste=kind is not None)
         finally:
             self.kill()
             if self._writing is not None:

@@ -59,7 +59,7 @@ async def house(
     *,
     rules: AddressRules = HOME,
     headers: dict[str, str] | None = None,
-    sse: bool = False,
+    sse: bool | None = None,
     web: Web | None = None,
     delay: Callable[[int], float] = lambda failures: 0.01,
 ) -> AsyncIterator[House]:
@@ -270,6 +270,16 @@ async def test_tools_are_listed_again_when_the_server_says_so_on_its_own_stream(
         await everything(lambda: "fresh" in it.names())
 
 
+@pytest.mark.parametrize("sse", [False, None], ids=["said", "not said"])
+async def test_a_server_that_takes_no_post_and_speaks_no_sse_is_told_as_it_failed_first(sse: bool | None) -> None:
+    async with HttpMcp().running() as http:
+        http.instead = lambda asked: b"HTTP/1.1 405 Method Not Allowed\r\nContent-Length: 0\r\n\r\n"
+        async with house(http.url, sse=sse, delay=lambda failures: 60) as it:
+            status = await it.state(SourceState.DOWN)
+            assert "HTTP 405" in status.error
+        assert ("GET" in {asked.method for asked in http.asked}) is (sse is None)
+
+
 async def test_a_refusal_at_the_door_is_shown_with_its_status() -> None:
     async with HttpMcp().running() as http:
         http.instead = lambda asked: b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n"
@@ -400,9 +410,10 @@ async def test_a_new_tool_of_a_server_of_the_newest_protocol_is_heard_of() -> No
         assert await it.run("grown") == Returned("grown")
 
 
-async def test_a_server_over_sse_is_called_through_the_sdk() -> None:
+@pytest.mark.parametrize("sse", [True, None], ids=["said", "found out"])
+async def test_a_server_over_sse_is_called_through_the_sdk(sse: bool | None) -> None:
     server, _ = sdk_server()
-    async with serve(server.sse_app()) as base, house(f"{base}/sse", sse=True) as it:
+    async with serve(server.sse_app()) as base, house(f"{base}/sse", sse=sse) as it:
         assert await it.run("add", a=1, b=41) == Returned("42")
         assert it.heard == [("half way", 0.5)]
         await it.registry.close()

@@ -27,6 +27,12 @@ from tests.tools.kinds import RAW_MCP, everything, ready, silent
 pytestmark = pytest.mark.anyio
 
 
+@pytest.fixture(scope="module", params=[False, True], ids=["asyncio", "uvloop"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
+    """Both loops: they watch over children in ways of their own, and the product runs on the second."""
+    return "asyncio", {"use_uvloop": request.param}
+
+
 @dataclass(slots=True)
 class House:
     """A registry with one server in it."""
@@ -55,6 +61,11 @@ class House:
         """Returns when the server is in this state."""
         await everything(lambda: self.registry.sources()[0].state is state)
         return self.registry.sources()[0]
+
+    async def opened_after(self, session: object) -> None:
+        """Returns when the server is there again, in another session."""
+        await everything(lambda: self.server._session not in (None, session))
+        await self.state(SourceState.READY)
 
     async def _report(self, message: str, fraction: float | None = None) -> None:
         self.heard.append((message, fraction))
@@ -224,9 +235,9 @@ async def test_tools_that_went_are_offered_no_longer() -> None:
 async def test_a_restart_that_brings_the_same_tools_builds_nothing_anew() -> None:
     async with house() as it:
         before = it.server.tools()
+        session = it.server._session
         os.kill(int(await it.text("raw_pid")), signal.SIGKILL)
-        await it.state(SourceState.DOWN)
-        await it.state(SourceState.READY)
+        await it.opened_after(session)
         assert it.server.tools() is before
 
 
@@ -313,8 +324,34 @@ async def test_a_server_that_never_answers_is_ended_when_the_house_closes() -> N
         opening.cancel()
         with pytest.raises(asyncio.CancelledError):
             await opening
-        assert not is_alive(child)
+        await everything(lambda: not is_alive(child))
         await web.close()
+
+
+async def test_a_house_that_closes_while_a_server_opens_leaves_no_process() -> None:
+    web = Web()
+    registry = Registry()
+    registry.add_source(
+        McpServer(ServerSpec("raw", StdioSpec(sys.executable, ("-S", str(RAW_MCP), "silent")), prefix=""), web)
+    )
+    async with asyncio.timeout(20):
+        await registry.open(wait=0)
+        await everything(lambda: bool(_children_of_ours()))
+        [child] = _children_of_ours()
+        await registry.close()
+        assert not is_alive(child)
+    await web.close()
+
+
+async def test_restarts_leave_no_open_files() -> None:
+    async with house() as it:
+        await it.text("raw_pid")
+        before = _open_files()
+        for _ in range(5):
+            session = it.server._session
+            os.kill(int(await it.text("raw_pid")), signal.SIGKILL)
+            await it.opened_after(session)
+        assert _open_files() <= before
 
 
 async def test_output_without_a_line_break_is_not_kept_and_ends_the_server() -> None:
@@ -353,6 +390,10 @@ async def test_closing_while_a_call_runs_fails_the_call() -> None:
         await it.text("raw_echo")
     outcome = await call
     assert isinstance(outcome, Failed)
+
+
+def _open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def _children_of_ours() -> list[int]:
