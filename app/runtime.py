@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -60,6 +60,8 @@ from app.upstream.tool_calling import ToolCalling
 
 audit = structlog.get_logger("callgate.audit")
 
+REMEMBERED_SELECTIONS = 1024
+"""Clients may ask for any names, so there must be a bound."""
 WILDCARD = "wildcard"
 """What is counted for a model that only a wildcard names: the rest of the name is the client's."""
 
@@ -143,6 +145,9 @@ class Runtime:
             policy=assembly.retry_policy_of(config),
         )
         self._exact = frozenset(self.catalogue.names())
+        self._known_tools: tuple[HouseTool, ...] = ()
+        self._names: frozenset[str] = frozenset()
+        self._narrowed: dict[Any, tuple[HouseTool, ...]] = {}
         self._places = assembly.concurrency_of(config)
         self._prices: dict[str, Price] = {}
         self._infos = {section.model_name: section.model_info for section in config.model_list}
@@ -239,13 +244,7 @@ class Runtime:
         entry = self._entry(model, caller)
         house: tuple[HouseTool, ...] = ()
         if tool_choice != "none" and entry.tools:
-            filters = [
-                ToolFilter(entry.tools),
-                ToolFilter(caller.tools),
-                tool_filter(wanted_tools),
-                allowed_filter(allowed),
-            ]
-            house = narrowed(self.registry.tools(), filters)
+            house = self._tools_for(entry.tools, caller.tools, wanted_tools, allowed)
         toolbox: Toolbox
         if house:
             toolbox = RequestToolbox(
@@ -270,11 +269,37 @@ class Runtime:
         )
 
     def listeners(self, model_name: str, run_id: str) -> tuple[Listener, ...]:
-        names = {tool.name for tool in self.registry.tools()}
         return (
             LogListener(run_id, content=self.config.logging.content),
-            MetricsListener(self.metrics, model_name, names),
+            MetricsListener(self.metrics, model_name, self._tool_names()),
         )
+
+    def _tools_for(
+        self, entrys: tuple[str, ...], callers: tuple[str, ...], wanted: str | None, allowed: frozenset[str] | None
+    ) -> tuple[HouseTool, ...]:
+        """What is left of all tools, remembered until they change: requests of one client narrow them alike."""
+        tools = self._all_tools()
+        asked = (entrys, callers, wanted, allowed)
+        found = self._narrowed.get(asked)
+        if found is None:
+            if len(self._narrowed) >= REMEMBERED_SELECTIONS:
+                self._narrowed.clear()
+            filters = [ToolFilter(entrys), ToolFilter(callers), tool_filter(wanted), allowed_filter(allowed)]
+            found = self._narrowed[asked] = narrowed(tools, filters)
+        return found
+
+    def _tool_names(self) -> frozenset[str]:
+        self._all_tools()
+        return self._names
+
+    def _all_tools(self) -> tuple[HouseTool, ...]:
+        """All tools as they are now; what was worked out from them is forgotten when they have changed."""
+        tools = self.registry.tools()
+        if tools is not self._known_tools:
+            self._known_tools = tools
+            self._names = frozenset(tool.name for tool in tools)
+            self._narrowed = {}
+        return tools
 
     def _recorded(self, toolbox: Toolbox, caller: Caller, run_id: str) -> Toolbox:
         """Whatever is run stands in the ledger, if there is one."""
@@ -397,12 +422,10 @@ class House:
         await self.lasting.close()
         await self.store.close()
 
-    @contextlib.contextmanager
-    def lease(self) -> Iterator[Runtime]:
+    def lease(self) -> "_Lease":
         """The current runtime, to be used until the block ends even if the house moves meanwhile."""
         assert self._tenancy is not None, "the house is not open"
-        with self._tenancy.lease() as runtime:
-            yield runtime
+        return _Lease(self._tenancy)
 
     def ask_to_reload(self) -> None:
         """Have the config read again, soon. May be called from a signal handler or another thread."""
@@ -531,6 +554,21 @@ def new_call_id() -> str:
     return new_id("call")
 
 
+class _Lease:
+    """One tenant of a runtime, while the block lasts."""
+
+    __slots__ = ("_tenancy",)
+
+    def __init__(self, tenancy: "_Tenancy") -> None:
+        self._tenancy = tenancy
+
+    def __enter__(self) -> Runtime:
+        return self._tenancy.move_in()
+
+    def __exit__(self, *_: object) -> None:
+        self._tenancy.move_out()
+
+
 class _Tenancy:
     """One runtime's life, opened and closed inside one task of its own, because tool servers insist on that."""
 
@@ -559,16 +597,15 @@ class _Tenancy:
         self._leave.set()
         await self._life
 
-    @contextlib.contextmanager
-    def lease(self) -> Iterator[Runtime]:
+    def move_in(self) -> Runtime:
         self._tenants += 1
         self._empty.clear()
-        try:
-            yield self.runtime
-        finally:
-            self._tenants -= 1
-            if not self._tenants:
-                self._empty.set()
+        return self.runtime
+
+    def move_out(self) -> None:
+        self._tenants -= 1
+        if not self._tenants:
+            self._empty.set()
 
     async def _live(self) -> None:
         try:

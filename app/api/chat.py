@@ -153,12 +153,11 @@ class Run:
 
     async def _chat(self, tell: Callable[[Any], Awaitable[None]]) -> None:
         """All chats to their ends, within the time one request may take."""
-        async with _Deadline(self._runtime.limits.request_seconds):
-            with await self._runtime.place_at(self._request.model):
-                if self._caller.allowance.is_metered:
-                    await self._chat_metered(tell)
-                else:
-                    await self._carry_all(tell)
+        with _Deadline(self._runtime.limits.request_seconds), await self._runtime.place_at(self._request.model):
+            if self._caller.allowance.is_metered:
+                await self._chat_metered(tell)
+            else:
+                await self._carry_all(tell)
 
     async def _chat_metered(self, tell: Callable[[Any], Awaitable[None]]) -> None:
         """The chats, held to what the key may use: an estimate is reserved before and settled after them."""
@@ -183,7 +182,7 @@ class Run:
 
     async def _pass_on(self, relay: Relay, tell: Callable[[bytes], Awaitable[None]]) -> None:
         try:
-            await Passed(relay, self._request, self._chats[0].listeners).carry(tell)
+            await Passed(relay, self._request, self._chats[0].listeners_to_a_passage).carry(tell)
         except CannotPassOn:
             self._open_all_choices()
             await self._read_after_all(tell)
@@ -253,6 +252,11 @@ class Conversation:
 
     def add_listener(self, listener: Listener) -> None:
         self.listeners = (*self.listeners, listener)
+
+    @property
+    def listeners_to_a_passage(self) -> Sequence[Listener]:
+        """Nobody is shown a diagnosis of what is passed through."""
+        return [listener for listener in self.listeners if listener is not self.diagnosis]
 
     async def carry(self, tell: Tell) -> None:
         """The chat from its question to its end, heard by all listeners."""
@@ -344,22 +348,31 @@ def _pulse(runtime: Runtime) -> Pulse:
 
 
 class _Deadline:
-    """The wall-clock limit of a request, as an error the client understands."""
+    """The wall-clock limit of a request, as an error the client understands. It costs a third of `asyncio.timeout`."""
+
+    __slots__ = ("_cancelled_before", "_passed", "_seconds", "_task", "_timer")
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._timeout = asyncio.timeout(seconds)
+        self._passed = False
 
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task: asyncio.Task[Any] = task
+        self._cancelled_before = task.cancelling()
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._pass)
 
-    async def __aexit__(self, kind: type[BaseException] | None, failure: BaseException | None, trace: object) -> None:
-        try:
-            await self._timeout.__aexit__(kind, failure, trace)  # type: ignore[arg-type]
-        except TimeoutError:
+    def __exit__(self, kind: type[BaseException] | None, failure: BaseException | None, trace: object) -> None:
+        self._timer.cancel()
+        if self._passed and self._task.uncancel() <= self._cancelled_before and kind is asyncio.CancelledError:
             raise ChatError(
                 504,
                 f"The request took longer than {self._seconds:g} seconds.",
                 type="server_error",
                 code="request_timeout",
             ) from None
+
+    def _pass(self) -> None:
+        self._passed = True
+        self._task.cancel()

@@ -4,8 +4,9 @@ Messages and the client's tools are checked for their outline and never turned i
 of history must cost a scan and a copy.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -40,6 +41,15 @@ class _Call(msgspec.Struct):
 class _Message(msgspec.Struct):
     role: Literal["developer", "system", "user", "assistant", "tool", "function"]
     content: str | list[_Part] | None = None
+    tool_calls: list[_Call] | None = None
+    tool_call_id: str | None = None
+
+
+class _PlainMessage(msgspec.Struct):
+    """A message whose content stays text. Reading it is what a long history costs most."""
+
+    role: Literal["developer", "system", "user", "assistant", "tool", "function"]
+    content: msgspec.Raw = msgspec.Raw(b"null")
     tool_calls: list[_Call] | None = None
     tool_call_id: str | None = None
 
@@ -104,7 +114,14 @@ class _Outline(msgspec.Struct):
     response_format: dict[str, Any] | None = None
 
 
+class _PlainOutline(_Outline):
+    """The same, for bodies whose messages all say what they say in one text."""
+
+    messages: list[_PlainMessage]  # type: ignore[assignment]
+
+
 _outline = msgspec.json.Decoder(_Outline)
+_plain_outline = msgspec.json.Decoder(_PlainOutline)
 _items = msgspec.json.Decoder(list[msgspec.Raw])
 _metadata = msgspec.json.Decoder(_Metadata)
 _objects = msgspec.json.Decoder(dict[str, Any])
@@ -117,10 +134,10 @@ class ChatRequest:
     """One question of a client's."""
 
     model: str
-    messages: tuple[msgspec.Raw, ...]
+    messages: Sequence[msgspec.Raw]
     stream: bool
     include_usage: bool
-    tools: tuple[msgspec.Raw, ...]
+    tools: Sequence[msgspec.Raw]
     tool_choice: str | dict[str, Any] | None
     parallel: bool
     n: int
@@ -136,6 +153,39 @@ class ChatRequest:
     """The choice that is left once the tools are cut down to those."""
     legacy: bool = False
     """It came with `functions`, and is answered with `function_call`."""
+
+
+class Items(Sequence[msgspec.Raw]):
+    """The items of an array, taken apart when somebody looks at them: a request that is passed on is never looked at."""
+
+    __slots__ = ("_items", "_take_apart")
+
+    def __init__(self, take_apart: Callable[[], Sequence[msgspec.Raw]]) -> None:
+        """`take_apart` gives at least one item."""
+        self._take_apart = take_apart
+        self._items: Sequence[msgspec.Raw] | None = None
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def __iter__(self) -> Iterator[msgspec.Raw]:
+        return iter(self._all())
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._all()[place]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self._all()) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _all(self) -> Sequence[msgspec.Raw]:
+        if self._items is None:
+            self._items = self._take_apart()
+        return self._items
 
 
 def read_chat_request(body: bytes, headers: Mapping[str, str], max_messages: int, max_depth: int = 100) -> ChatRequest:
@@ -173,10 +223,10 @@ def read_chat_request(body: bytes, headers: Mapping[str, str], max_messages: int
         raise _wrong("metadata.tool_events", f"Unknown tool events {wanted[:40]!r}; use one of {', '.join(DIALECTS)}.")
     return ChatRequest(
         model=outline.model,
-        messages=tuple(_items.decode(fields["messages"])),
+        messages=Items(partial(_items.decode, fields["messages"])),
         stream=bool(outline.stream),
         include_usage=bool(outline.stream_options and outline.stream_options.include_usage),
-        tools=_tools(fields["tools"], outline.tools) if outline.tools else (),
+        tools=Items(partial(_tools, fields["tools"], outline.tools)) if outline.tools else (),
         tool_choice=_objects_or_text(fields["tool_choice"]) if outline.tool_choice is not None else None,
         parallel=outline.parallel_tool_calls is not False,
         n=n,
@@ -220,11 +270,26 @@ async def read_body(receive: Receive, limit: int) -> bytes:
 
 def _checked(body: bytes) -> _Outline:
     try:
+        plain = _plain_outline.decode(body)
+        if all(map(_says_one_text, plain.messages)):
+            return plain
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass  # the same mistake is found below, and named as it has always been
+    try:
         return _outline.decode(body)
     except msgspec.ValidationError as error:
         raise _from_validation(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise invalid_json(str(error)) from None
+
+
+def _says_one_text(message: _PlainMessage) -> bool:
+    """Or says nothing where nothing has to be said."""
+    first = memoryview(message.content)[0]
+    return first == _QUOTE or (first == _NULL and message.role in ("assistant", "tool", "function"))
+
+
+_QUOTE, _NULL = b'"n'
 
 
 def _from_validation(text: str) -> ChatError:
@@ -243,7 +308,7 @@ def _quoted(text: str, start: str) -> str:
     return text[len(start) :].split("`", 1)[0] if text.startswith(start) else ""
 
 
-def _check_message(index: int, message: _Message) -> None:
+def _check_message(index: int, message: _Message | _PlainMessage) -> None:
     where = f"messages[{index}]"
     if message.role == "tool" and not message.tool_call_id:
         raise _wrong(

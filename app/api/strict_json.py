@@ -4,8 +4,6 @@ what one of them sees and another does not is a way around a check; so a body th
 
 import json
 import re
-from array import array
-from itertools import accumulate
 
 import msgspec
 
@@ -14,10 +12,11 @@ from app.chat.errors import ChatError
 Fields = dict[str, msgspec.Raw]
 
 _STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
-"""One level down or up, as signed bytes."""
-_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_ROUND = bytes.maketrans(b"[{]}", b"(())")
+_NOT_MARKS = bytes(set(range(256)) - set(b'[]{}"'))
 _SPACE = b" \t\r\n"
+_AROUND = len('"":,')
+"""What stands around the shortest spelling of a key; the last field has a brace for a comma."""
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 
 _fields = msgspec.json.Decoder(Fields)
@@ -53,20 +52,42 @@ def invalid_json(why: str) -> ChatError:
 
 
 def _check_depth(body: bytes, limit: int) -> None:
-    if body.count(b"[") + body.count(b"{") <= limit:
-        return  # as most bodies: too few brackets to be too deep, wherever they stand
-    # Without escapes every other piece between quotes is a string.
-    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    brackets = b"".join(plain.split(b'"')[::2]).translate(_STEPS, _NOT_BRACKETS)
-    if max(accumulate(array("b", brackets)), default=0) > limit:
+    if _has_few_brackets(body, limit):
+        return  # as most bodies: too few to be too deep, wherever they stand
+    # Without escapes every other piece between quotes is a string; nothing but brackets and quotes matters any more,
+    # and two quotes without a bracket between them do not either.
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
+    marks = plain.translate(None, _NOT_MARKS).replace(b'""', b"")
+    brackets = b"".join(marks.split(b'"')[::2]).translate(_ROUND)
+    # Each round takes away the innermost brackets, wherever they are.
+    for _ in range(limit):
+        if not brackets:
+            return
+        brackets = brackets.replace(b"()", b"")
+    if brackets:
         raise ChatError(
             400, f"The JSON body of your request is nested deeper than {limit} levels.", code="json_too_deep"
         )
 
 
+def _has_few_brackets(body: bytes, limit: int) -> bool:
+    """Found one by one: looking for the next is much faster than looking at every byte to count them."""
+    left = limit
+    for bracket in b"{[":
+        place = body.find(bracket)
+        while place >= 0:
+            left -= 1
+            if left < 0:
+                return False
+            place = body.find(bracket, place + 1)
+    return True
+
+
 def _repeated_key(body: bytes, fields: Fields) -> str | None:
     """The reader keeps the last of equal keys. So the text is walked along the fields: where a value does not stand
     that the reader has, an earlier one was dropped."""
+    if len(body) == 1 + sum(len(key) + _AROUND + memoryview(value).nbytes for key, value in fields.items()):
+        return None  # without white space between them, these fields fill the whole body
     place, seen = _past(body, body.index(b"{") + 1), set[str]()
     while body[place] == 0x22:
         string = _STRINGS.match(body, place)

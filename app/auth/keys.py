@@ -197,7 +197,7 @@ def _unauthorized(message: str, code: str | None) -> ChatError:
 
 
 def _any_matches(globs: tuple[str, ...], name: str) -> bool:
-    return any(glob in ("*", name) or _compiled(glob).match(name) is not None for glob in globs)
+    return "*" in globs or any(glob == name or _compiled(glob).match(name) is not None for glob in globs)
 
 
 @lru_cache(maxsize=4096)

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, cast
 
 import msgspec
 
@@ -79,13 +79,17 @@ class Passage(Protocol):
     def __aiter__(self) -> AsyncIterator[bytes]: ...
 
 
-@runtime_checkable
 class Relay(Protocol):
     """A model that may be able to pass a request through. Errors before the first bytes are `ChatError`s."""
 
     def can_pass_on(self, *, with_tools: bool) -> bool: ...
 
     def pass_on(self, asked: PassOn) -> AbstractAsyncContextManager[Passage]: ...
+
+
+def relay_in(model: Model) -> Relay | None:
+    """The model as a relay, if it is one. A look at its attributes, because it is taken for every request."""
+    return cast(Relay, model) if hasattr(model, "can_pass_on") else None
 
 
 class CannotPassOn(Exception):
@@ -105,10 +109,15 @@ class Plan:
 class Toolbox(Protocol):
     """The tools of one request."""
 
-    offer: Offer
-    """Every tool the gate may let through, the client's included."""
-    schemas: Sequence[msgspec.Raw]
-    """What the model is offered, encoded."""
+    @property
+    def offer(self) -> Offer:
+        """Every tool the gate may let through, the client's included."""
+        ...
+
+    @property
+    def schemas(self) -> Sequence[msgspec.Raw]:
+        """What the model is offered, encoded."""
+        ...
 
     def plan(self, calls: Sequence[Call]) -> Plan: ...
 

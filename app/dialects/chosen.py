@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from app.chat.errors import BrokenOff, ChatError
 from app.chat.events import ModelEvent
-from app.chat.ports import Answer, Ask, Model, Passage, PassOn, Relay
+from app.chat.ports import Answer, Ask, Model, Passage, PassOn, relay_in
 from app.dialects.families import NATIVE, PROBE, control_ask, format_for, judge_probe, probe_ask, tool_calling_for
 
 REFUSED = frozenset({400, 404, 415, 422, 501, 502})
@@ -98,15 +98,16 @@ class ChosenModel:
         self._model = model
         self._in_words = in_words
         self._settled: Model | None = None
+        self._relay = relay_in(model)
 
     def can_pass_on(self, *, with_tools: bool) -> bool:
         """Requests without tools go to it as they are while nothing is decided, and to a native one at any time."""
         native = self._settled is self._model or (self._settled is None and not with_tools)
-        return native and isinstance(self._model, Relay) and self._model.can_pass_on(with_tools=with_tools)
+        return native and self._relay is not None and self._relay.can_pass_on(with_tools=with_tools)
 
     def pass_on(self, asked: PassOn) -> AbstractAsyncContextManager[Passage]:
-        assert isinstance(self._model, Relay)
-        return self._model.pass_on(asked)
+        assert self._relay is not None
+        return self._relay.pass_on(asked)
 
     def ask(self, ask: Ask) -> AbstractAsyncContextManager[Answer]:
         return self._ask(ask) if self._settled is None else self._settled.ask(ask)

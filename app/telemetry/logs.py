@@ -4,6 +4,8 @@ Lines are JSON for machines, or coloured text on a terminal. Request and run ids
 variables, which whoever has them binds. The server's own access log is off: the API writes one line for each request.
 """
 
+import asyncio
+import atexit
 import logging
 import sys
 import threading
@@ -200,21 +202,50 @@ def _on_one_line(logger: WrappedLogger, method: str, event: EventDict) -> EventD
 
 
 class _Lines:
-    """What structlog hands finished lines to."""
+    """What structlog hands finished lines to.
+
+    Lines that come in one turn of the event loop are written together at its end: a write gives the interpreter lock away,
+    and under load that costs more than making the line.
+    """
 
     _lock: Final = threading.Lock()
+    _waiting: Final[list[tuple[TextIO | None, str]]] = []
 
     def __init__(self, name: str | None, stream: TextIO | None) -> None:
         self.name = name
         self._stream = stream
 
     def msg(self, line: str) -> None:
-        stream = self._stream or sys.stderr
-        with self._lock:
-            stream.write(line + "\n")
-            stream.flush()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # another thread, or no server
+            self._take_down(line)
+            self.write_all()
+            return
+        if self._take_down(line):
+            loop.call_soon(self.write_all)
 
     debug = info = warning = error = critical = fatal = msg
+
+    def _take_down(self, line: str) -> bool:
+        """Whether it is the first that waits."""
+        with self._lock:
+            self._waiting.append((self._stream, line))
+            return len(self._waiting) == 1
+
+    @classmethod
+    def write_all(cls) -> None:
+        with cls._lock:
+            lines = cls._waiting[:]
+            cls._waiting.clear()
+            streams = dict.fromkeys(stream for stream, _ in lines)
+            for each in streams:
+                stream = each or sys.stderr
+                stream.write("".join(f"{line}\n" for belongs, line in lines if belongs is each))
+                stream.flush()
+
+
+atexit.register(_Lines.write_all)
 
 
 def _factory(stream: TextIO | None) -> Callable[..., _Lines]:

@@ -15,9 +15,22 @@ class ClientsOnly:
     """Judges nothing, because nothing is run: whole or broken, a call is the client's."""
 
     def __init__(self, client: Sequence[msgspec.Raw]) -> None:
-        box = RequestToolbox((), client, run_id="")
-        self.offer: Offer = box.offer
-        self.schemas = box.schemas
+        self._client = client
+        self._box: RequestToolbox | None = None
+
+    @property
+    def offer(self) -> Offer:
+        return self._opened().offer
+
+    @property
+    def schemas(self) -> Sequence[msgspec.Raw]:
+        return self._opened().schemas
+
+    def _opened(self) -> RequestToolbox:
+        """Made when it is looked into; a request that is passed on never is."""
+        if self._box is None:
+            self._box = RequestToolbox((), self._client, run_id="")
+        return self._box
 
     def plan(self, calls: Sequence[Call]) -> Plan:
         return Plan(ours=(), theirs=tuple(calls), broken=())

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from app.chat.errors import BrokenOff, ChatError
 from app.chat.events import ModelEvent, ProviderError
-from app.chat.ports import Answer, Ask, Model, Passage, PassOn, Relay
+from app.chat.ports import Answer, Ask, Model, Passage, PassOn, Relay, relay_in
 from app.upstream import errors
 from app.upstream.begun import is_said
 
@@ -132,7 +132,8 @@ class RetryingModel:
         """Whether all who may answer can pass the request through."""
         for pool in self.pools:
             for deployment in pool.deployments:
-                if not (isinstance(deployment, Relay) and deployment.can_pass_on(with_tools=with_tools)):
+                relay = relay_in(deployment)
+                if relay is None or not relay.can_pass_on(with_tools=with_tools):
                     return False
         return True
 
