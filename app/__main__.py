@@ -6,7 +6,9 @@ import typer
 
 from app.cli.approvals import approvals
 from app.cli.checking import check
+from app.cli.doctor import doctor
 from app.cli.keys import keys
+from app.cli.models import models
 from app.cli.runs import runs
 from app.cli.serving import health, serve
 from app.cli.tools import tools
@@ -18,7 +20,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, check, health, runs):
+for command in (serve, check, doctor, models, health, runs):
     app.command()(command)
 app.add_typer(tools, name="tools")
 app.add_typer(approvals, name="approvals")

@@ -1,0 +1,93 @@
+"""`callgate doctor` and `callgate models`, as an operator runs them."""
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.main import create_app
+from tests.harness.configs import as_yaml, config_dict, make_config
+from tests.harness.process import ROOT
+from tests.harness.server import serve
+from tests.tools.kinds import RAW_MCP
+from tests.upstream import Upstream
+
+pytestmark = pytest.mark.anyio
+
+BROKEN = {"type": "object", "properties": {"a": {"$ref": "https://example.com/a.json"}}}
+
+
+async def callgate(*arguments: str, config: dict[str, Any], folder: Path) -> tuple[int, str]:
+    file = folder / "config.yaml"
+    file.write_text(as_yaml(config))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "app", *arguments, "--config", str(file),
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    async with asyncio.timeout(50):
+        out, err = await process.communicate()
+    assert b"Traceback" not in err, err.decode()
+    return process.returncode or 0, out.decode()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+async def test_a_house_that_is_well(upstream: Upstream, tmp_path: Path) -> None:
+    server = {"command": sys.executable, "args": ["-S", str(RAW_MCP)]}
+    config = config_dict(upstream.url, tools=["add"], mcp_servers={"raw": server}, server={"port": free_port()})
+    code, out = await callgate("doctor", "--json", config=config, folder=tmp_path)
+    told = json.loads(out)
+    checks = {check["what"]: check for check in told["checks"]}
+    assert (code, told["ok"]) == (0, True)
+    assert checks["model m"]["lane"] == "direct"
+    assert checks["model m"]["tool_calling"] == "native"
+    assert checks["model m"]["status"] in {"ok", "warn"}
+    assert checks["source raw"]["status"] == "ok"
+    assert checks["source raw"]["ms"] > 0
+    assert checks["tools"]["status"] == "ok"
+
+
+async def test_whatever_is_wrong_is_told_and_the_exit_code_says_so(tmp_path: Path) -> None:
+    broken = {"kind": "http", "name": "web", "description": "d", "url": "http://127.0.0.1:1/", "parameters": BROKEN}
+    config = config_dict("http://127.0.0.1:1/v1", tools=[broken], mcp_servers={"gone": {"command": "/no/such"}})
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config["server"] = {"port": taken.getsockname()[1]}
+        code, out = await callgate("doctor", config=config, folder=tmp_path)
+    assert code == 1
+    failed = [line for line in out.splitlines() if line.startswith("FAIL")]
+    assert [line.split(":")[0] for line in failed] == [
+        f"FAIL  port {config['server']['port']}",
+        "FAIL  model m",
+        "FAIL  source gone",
+        "FAIL  tool web",
+    ]
+
+
+async def test_a_port_with_callgate_on_it_already_is_no_failure(upstream: Upstream, tmp_path: Path) -> None:
+    async with serve(create_app(make_config(upstream.url))) as url:
+        config = config_dict(upstream.url, server={"port": int(url.rpartition(":")[2])})
+        code, out = await callgate("doctor", config=config, folder=tmp_path)
+    assert code == 0
+    assert "a server is running on 127.0.0.1 already" in out
+
+
+async def test_models_are_listed_with_their_ways_and_nobody_is_asked(upstream: Upstream, tmp_path: Path) -> None:
+    config = config_dict(upstream.url, models=["one"], entry={"tool_calling": "hermes"})
+    demo = {"model_name": "demo", "litellm_params": {"model": "demo/demo"}}
+    config["model_list"] += [demo]
+    _, out = await callgate("models", "--json", config=config, folder=tmp_path)
+    one, other = json.loads(out)
+    assert (one["name"], one["lane"], one["tool_calling"]) == ("one", "direct", "hermes")
+    assert one["host"] in upstream.url
+    assert (other["name"], other["lane"], other["host"]) == ("demo", "demo", None)
+    assert list(upstream.requests) == []
+    _, table = await callgate("models", config=config, folder=tmp_path)
+    assert [line.split()[0] for line in table.splitlines()] == ["NAME", "one", "demo"]
