@@ -174,6 +174,17 @@ async def test_a_model_that_ignores_tools_is_found_out_once_and_asked_in_words(
     assert len(probes(upstream)) == 1
 
 
+async def test_what_was_found_out_of_a_model_is_told_beside_it(upstream: Upstream) -> None:
+    upstream.script("m", TextOnlyModel())
+    config = make_config(upstream.url, tools=TOOLS, entry={"tool_calling": "auto"})
+    async with serve(create_app(config)) as url, openai_client(url) as client:
+        before = await client.models.retrieve("m")
+        await asked(client, "m", stream=True)
+        after = await client.models.retrieve("m")
+    assert (before.model_extra or {})["x_callgate"] == {"tool_calling": [None]}
+    assert (after.model_extra or {})["x_callgate"] == {"tool_calling": [{"format": "hermes", "decided_by": "probe"}]}
+
+
 async def test_a_model_that_calls_natively_is_found_out_once_and_sent_its_tools(upstream: Upstream) -> None:
     def native(request: RequestRecord) -> Reply:
         if request.tool_names == ["report_word"]:
