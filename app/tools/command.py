@@ -237,14 +237,23 @@ def _read(ended: Ended) -> Returned:
             if ended.missing:
                 return Returned(described(mime_type, size, "too large"), cut_bytes=ended.missing)
             return Returned("", images=(image(data, mime_type),))
-    text = decoded(data, None)
+    text = _as_text(data)
     if text is None:
         return Returned(described("application/octet-stream", size))
     return Returned(text, cut_bytes=ended.missing)
 
 
+def _as_text(data: bytes) -> str | None:
+    """Text is text though a few of its bytes are none: a name in another encoding does not make a listing unreadable."""
+    text = decoded(data, None)
+    if text is not None or b"\0" in data:
+        return text
+    mended = data.decode("utf-8", "replace")
+    return mended if mended.count("\ufffd") * 10 <= len(mended) else None
+
+
 def _with_excerpt(how: str, ended: Ended) -> str:
-    text = (decoded(_whole(ended.stderr), None) or decoded(ended.stdout[-EXCERPT_CHARS:], None) or "").strip()
+    text = (_as_text(_whole(ended.stderr)) or _as_text(_whole(ended.stdout[-EXCERPT_CHARS:])) or "").strip()
     return f"{how}: {text[-EXCERPT_CHARS:]}" if text else f"{how}."
 
 

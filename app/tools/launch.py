@@ -133,6 +133,8 @@ def _become(parent: int, tell: int, settings: list[tuple[str, str]], program: st
             step = "Landlock"
             _restrict(program, settings)
         step = program
+        if ("lc_ctype", "given") not in settings:
+            os.environ.pop("LC_CTYPE", None)  # Python adds it by itself where the locale is C
         os.execve(program, argv, os.environ)  # noqa: S606 - there is no shell in this, which is the point
     except BaseException as error:  # noqa: BLE001 - a second copy of the launcher must never go on from here
         said = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else repr(error)

@@ -6,6 +6,7 @@ opens. What an operation asks for that we do not do leaves that operation out, w
 
 import asyncio
 import fnmatch
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from app.tools.addresses import PUBLIC_ONLY, AddressRules
 from app.tools.executor import USUAL, Policy, Safety, Tool
 from app.tools.http_client import Request, Web, ask
 from app.tools.http_endpoint import BadTemplate, HttpEndpoint, encoded
+from app.tools.names import MAX_LENGTH
 from app.tools.openapi_document import BadDocument, Document, LeftOut, Operation
 from app.tools.openapi_operation import shape_of
 from app.tools.openapi_schema import Dictionary
@@ -26,6 +28,8 @@ MAX_DOCUMENT_BYTES = 32 * 1024 * 1024
 ACCEPTED = "application/json, text/plain;q=0.9, */*;q=0.5"
 """Many servers have a page for people, and give it to whoever does not say otherwise."""
 
+_ILLEGAL = re.compile(r"[^A-Za-z0-9_-]+")
+_USER = re.compile(r"//[^/@]*@")
 _SAFETY = {"GET": Safety.READ_ONLY, "HEAD": Safety.READ_ONLY, "DELETE": Safety.DESTRUCTIVE}
 
 
@@ -172,7 +176,8 @@ class OpenApiSource:
             executor=executor,
             policy=replace(api.policy, safety=api.safety or _SAFETY.get(operation.method, Safety.WRITE)),
             kind=self.kind,
-            source=f"{operation.method} {address}",
+            source=f"{operation.method} {_USER.sub('//', address)}",
+            wanted=_ILLEGAL.sub("_", operation.name)[:MAX_LENGTH],
         )
 
 

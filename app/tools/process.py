@@ -294,6 +294,8 @@ def _settings(command: Command) -> Iterator[str]:
     yield f"cwd={command.cwd}"
     for name in ("cpu_seconds", "memory_bytes", "file_bytes", "open_files", "processes"):
         yield f"{name}={getattr(limits, name)}"
+    if "LC_CTYPE" in command.env:
+        yield "lc_ctype=given"
     if command.paths is not None:
         yield "landlock=on"
         yield from (f"read={path}" for path in command.paths.read)

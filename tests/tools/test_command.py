@@ -237,6 +237,19 @@ async def test_what_stopped_it_is_told(text, limits, words):
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        (b"one, two, caf\xe9, four", "one, two, caf\ufffd, four"),
+        (bytes(range(128, 256)), "[application/octet-stream, 128 bytes, not shown]"),
+        (b"a\0b", "[application/octet-stream, 3 bytes, not shown]"),
+    ],
+)
+async def test_text_with_a_few_bytes_that_are_none_is_text(written, read):
+    assert await outcome_of(*script(f"import sys; sys.stdout.buffer.write({written!r})")) == Returned(read)
+
+
+@pytest.mark.anyio
 async def test_a_picture_is_shown():
     outcome = await outcome_of(*script(f"import sys; sys.stdout.buffer.write({PIXEL!r})"))
     assert outcome == Returned("", images=(Image("image/png", base64.b64encode(PIXEL).decode()),))

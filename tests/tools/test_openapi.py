@@ -601,6 +601,24 @@ async def test_a_document_from_the_net_does_not_say_who_gets_the_credentials():
 
 
 @pytest.mark.anyio
+async def test_names_that_are_not_legal_are_cleaned_as_long_as_they_stay_apart(tmp_path):
+    names = ("users/get", "users.get", "teams/list", "x" * 80)
+    file = tmp_path / "names.yaml"
+    file.write_text(json.dumps(document({f"/{at}": {"get": {"operationId": name}} for at, name in enumerate(names)})))
+    async with opened(str(file)) as (registry, _):
+        found = {each.original: each.name for each in registry.tools()}
+    assert found["teams/list"] == "teams_list"
+    assert found["x" * 80] == "x" * 64
+    assert found["users/get"].startswith("users_get_")
+    assert found["users/get"] != found["users.get"]
+
+
+def test_a_password_in_an_address_is_sent_and_not_shown():
+    one = tool("echo", base_url="https://me:pass@shop.example")
+    assert one.source == "POST https://shop.example/echo"
+
+
+@pytest.mark.anyio
 async def test_what_is_left_out_is_listed_with_the_tools_that_cannot_be_offered():
     async with opened(str(SHOP)) as (registry, _):
         listed = {each.name: each for each in registry.quarantined()}

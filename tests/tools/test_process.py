@@ -102,6 +102,24 @@ async def test_its_environment_is_what_it_was_given_and_nothing_else():
     }
 
 
+@pytest.mark.parametrize("given", [{}, {"LANG": "C"}, {"LANG": "C", "LC_CTYPE": "C.UTF-8"}, {"LC_ALL": "POSIX"}])
+async def test_what_python_would_add_to_the_environment_is_not_there(given):
+    ended = await run(Command("/usr/bin/env", ("env",), "/", given))
+    assert dict(line.split("=", 1) for line in ended.stdout.decode().splitlines()) == given
+
+
+@pytest.mark.parametrize("locale", [{}, {"LANG": "C"}, {"LC_ALL": "C"}, {"LANG": "C.UTF-8"}])
+async def test_arguments_arrive_as_they_are_in_any_locale(locale):
+    words = ("å", "漢字", "\U0001f600", " ", "")
+    ended = await run(Command("/usr/bin/printf", ("printf", "[%s]", *words), "/", locale))
+    assert ended.stdout.decode() == "".join(f"[{word}]" for word in words)
+
+
+async def test_where_there_are_no_files_in_memory_stdin_is_one_on_disk(monkeypatch):
+    monkeypatch.delattr(os, "memfd_create")
+    assert (await run(shell("cat", stdin=b"from a file"))).stdout == b"from a file"
+
+
 async def test_it_runs_where_it_is_told_with_no_descriptors_but_its_three(tmp_path):
     ended = await run(python("import os; print(os.getcwd(), sorted(os.listdir('/proc/self/fd')))", cwd=str(tmp_path)))
     folder, _, files = ended.stdout.decode().partition(" ")
