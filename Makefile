@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test check format bench clients lock image clean
+.PHONY: help serve test chaos check format bench clients lock image clean
 
 PORT   ?=
 CONFIG ?=
@@ -31,6 +31,11 @@ serve: .venv/.runtime ## serve on 127.0.0.1:8000, or as the config says (PORT=80
 
 test: .venv/.dev ## run all the tests (ARGS="tests/calls -k truncated")
 	@$(PY) -m pytest $(ARGS)
+
+chaos: .venv/.dev ## overload, drain, kill -9, soak, cancellation, bad requests, at full length; figures in build/chaos.jsonl
+	@mkdir -p build && rm -f build/chaos.jsonl
+	@CALLGATE_CHAOS=long CALLGATE_CHAOS_FIGURES=build/chaos.jsonl $(PY) -m pytest tests/chaos tests/edge $(ARGS)
+	@cat build/chaos.jsonl
 
 check: .venv/.dev ## lint, formatting, types, and who may import whom
 	@$(PY) -m ruff check .

@@ -11,7 +11,7 @@ import itertools
 import json
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from tests.chaos.load import asking
 from tests.chaos.scale import LONG, report, scaled
 from tests.harness.configs import make_config
 from tests.harness.sweep import Steps, counting
-from tests.upstream import Call, Reply, Upstream, by_turn
+from tests.upstream import Call, Pace, Reply, Upstream, by_turn
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -136,7 +136,8 @@ async def opened(upstream: Upstream, folder: Path) -> AsyncIterator[tuple[FastAP
 async def test_nothing_is_left_wherever_a_request_ends(
     upstream: Upstream, tmp_path: Path, shape: str, mode: str, way: str
 ) -> None:
-    upstream.script("m", by_turn(SHAPES[shape]))
+    # each event by itself, so that there are places between them
+    upstream.script("m", by_turn([replace(reply, pace=Pace(between=0.001)) for reply in SHAPES[shape]]))
     body = json.dumps(asking("hello", stream=mode == "streamed")).encode()
     async with opened(upstream, tmp_path) as (app, house):
         with counting():

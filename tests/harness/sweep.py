@@ -69,6 +69,7 @@ def _counted(
     if steps is None:
         return asyncio.Task(work, loop=loop, **options)  # type: ignore[arg-type]
     task: asyncio.Task[Any] = asyncio.Task(_stepped(work, steps), loop=loop, **options)
+    task.add_done_callback(lambda _: work.close())  # one that was cancelled before it began was never taken up
     steps.tasks.add(task)
     return task
 
