@@ -1,0 +1,70 @@
+"""One way in for every route: whatever the application has, now or later, nobody comes in without a key."""
+
+import re
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from app.api.door import OPEN_PATHS
+from app.auth.keys import mint_key
+from app.config.schema import Config
+from app.main import create_app
+from tests.harness.clients import http_client
+from tests.harness.server import serve
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+ALICE, ALICE_HASH = mint_key()
+MODEL = {"model_name": "demo", "litellm_params": {"model": "demo/demo"}}
+CONFIG = {"model_list": [MODEL], "keys": [{"name": "alice", "hash": ALICE_HASH, "models": ["other"], "tools": []}]}
+FILLED = "x"
+
+
+def routes(app: FastAPI) -> list[tuple[str, str]]:
+    """Every method and path, with something in the place of parameters."""
+    found = set()
+    for route in _all(app.routes):
+        path = re.sub(r"\{[^}]*\}", FILLED, str(getattr(route, "path", "/")))
+        found |= {(method, path) for method in getattr(route, "methods", None) or {"GET"}}
+    return sorted(found)
+
+
+def _all(listed):
+    for route in listed:
+        yield route
+        yield from _all(getattr(route, "routes", None) or ())
+
+
+@pytest.mark.parametrize("key", [None, "wrong", ALICE[:-1]])
+async def test_no_route_answers_without_the_right_key(key: str | None) -> None:
+    app = create_app(Config.model_validate(CONFIG))
+    listed = routes(app)
+    assert ("POST", "/v1/chat/completions") in listed
+    assert len(listed) > 8
+    async with serve(app) as url, http_client(url) as client:
+        for method, path in [*listed, ("GET", "/"), ("GET", "/nowhere"), ("POST", "/admin/reload")]:
+            for shown in {path, path + "/", path.upper(), "/" + path, path + "?x=/health/live"} - set(OPEN_PATHS):
+                if path in OPEN_PATHS and shown.partition("?")[0] in OPEN_PATHS:
+                    continue
+                answer = await _asked(client, method, shown, key)
+                assert answer.status_code == 401, (method, shown)
+                if method != "HEAD":
+                    assert answer.json()["error"]["code"] in (None, "invalid_api_key"), (method, shown)
+
+
+async def test_with_another_key_no_route_gives_what_is_not_that_keys(caplog: pytest.LogCaptureFixture) -> None:
+    app = create_app(Config.model_validate(CONFIG))
+    async with serve(app) as url, http_client(url) as client:
+        asked = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+        chat = await client.post("/v1/chat/completions", json=asked, headers={"authorization": f"Bearer {ALICE}"})
+        assert (chat.status_code, chat.json()["error"]["code"]) == (404, "model_not_found")
+        one = await _asked(client, "GET", "/v1/models/demo", ALICE)
+        assert one.status_code == 404
+        assert (await _asked(client, "GET", "/v1/models", ALICE)).json()["data"] == []
+        assert (await _asked(client, "POST", "/admin/reload", ALICE)).status_code in {401, 403, 404}
+
+
+async def _asked(client: httpx.AsyncClient, method: str, path: str, key: str | None) -> httpx.Response:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    return await client.request(method, path, headers=headers, content=b"{}" if method == "POST" else None)
