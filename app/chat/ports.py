@@ -39,7 +39,10 @@ class Answer(Protocol):
     It ends normally when the body ended with its end mark, and raises `BrokenOff` when the body broke off.
     """
 
-    reason_is_raw: bool
+    @property
+    def reason_is_raw(self) -> bool:
+        """Whether finish reasons are the provider's own. To be asked at the end, which may be when it is known."""
+        ...
 
     def __aiter__(self) -> AsyncIterator[Sequence[ModelEvent]]: ...
 

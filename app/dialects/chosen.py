@@ -53,27 +53,28 @@ class Way:
         self._failures = 0
 
     async def choose(self, model: Model, *, may_probe: bool) -> Choice:
-        """The choice. Requests that come while it is being made wait for it, and share it even where it failed."""
+        """The choice. Requests that come while the model is probed wait for it, and share it even where it failed;
+        those that may not probe do not need it badly enough to wait."""
         if self.choice is None:
+            await self._look_up()
+        if self.choice is None and may_probe:
             failures = self._failures
             async with self._lock:
                 # One that was cancelled while it asked has decided nothing; the next in line then asks.
                 if not self._is_answered(failures):
-                    await self._decide(model, may_probe=may_probe)
+                    await self._probe(model)
         return self.choice or UNDECIDED
 
     def _is_answered(self, failures: int) -> bool:
         """Whether somebody else has decided, or failed to, since this number was read."""
         return self.choice is not None or self._failures != failures
 
-    async def _decide(self, model: Model, *, may_probe: bool) -> None:
+    async def _look_up(self) -> None:
         supports = await self._witness()
         way = tool_calling_for(self._model_name, supports)
         if way != PROBE:
             format = NATIVE if way == NATIVE else self._format
             self._settle(Choice(format, "family" if supports is None else "litellm"))
-        elif may_probe:
-            await self._probe(model)
 
     async def _probe(self, model: Model) -> None:
         try:
@@ -85,8 +86,9 @@ class Way:
             self._settle(Choice(NATIVE if can else self._format, "probe"))
 
     def _settle(self, choice: Choice) -> None:
-        self.choice = choice
-        self._told(choice)
+        if self.choice is None:
+            self.choice = choice
+            self._told(choice)
 
 
 class ChosenModel:

@@ -290,7 +290,7 @@ class _Begun:
     """An answer whose first words are there; what came before them is given out first."""
 
     def __init__(self, answer: Answer) -> None:
-        self.reason_is_raw = answer.reason_is_raw
+        self._answer = answer
         self._batches = aiter(answer)
         self._held: list[Sequence[ModelEvent]] = []
 
@@ -311,6 +311,10 @@ class _Begun:
             raise errors.bad_answer("The model's provider broke its answer off.", str(error)) from error
         begun._held.reverse()
         return begun
+
+    @property
+    def reason_is_raw(self) -> bool:
+        return self._answer.reason_is_raw  # asked late: an answer may know it only at its end
 
     def __aiter__(self) -> AsyncIterator[Sequence[ModelEvent]]:
         return self

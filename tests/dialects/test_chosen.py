@@ -124,8 +124,9 @@ async def test_a_request_without_tools_is_never_worth_a_probe():
 )
 async def test_what_is_known_is_not_asked(name, word, expected):
     chosen = Chosen(Scripted(AssertionError("nobody needs to be asked")), name, word)
-    for ask in (WITHOUT_TOOLS, ASK):
-        await chosen.ask(ask)
+    async with asyncio.TaskGroup() as group:
+        for ask in (WITHOUT_TOOLS, ASK, ASK):
+            group.create_task(chosen.ask(ask))
     assert chosen.told == [expected]
     assert chosen.inner.probed == []
 
@@ -139,6 +140,18 @@ async def test_requests_that_come_while_it_is_being_found_out_share_one_probe():
         chosen.inner.gate.set()
     assert [task.result() for task in asking] == ["hermes"] * 5
     assert len(chosen.inner.probed) == 1
+
+
+async def test_a_request_without_tools_does_not_wait_for_a_probe():
+    chosen = Chosen(Scripted(PROSE))
+    chosen.inner.gate.clear()
+    async with asyncio.timeout(5):
+        probing = asyncio.create_task(chosen.ask())
+        await chosen.inner.probing.wait()
+        assert await chosen.ask(WITHOUT_TOOLS) == "native"
+        assert not probing.done()
+        chosen.inner.gate.set()
+        assert await probing == "hermes"
 
 
 async def test_requests_that_waited_for_a_probe_that_failed_do_not_each_try_it_again():

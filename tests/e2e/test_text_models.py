@@ -13,7 +13,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from app.main import create_app
-from tests.harness.clients import http_client, openai_client
+from tests.harness.clients import http_client, openai_client, streamed, whole
 from tests.harness.configs import make_config
 from tests.harness.server import serve
 from tests.upstream import Call, Reply, Shape, Upstream
@@ -220,6 +220,45 @@ async def test_what_model_info_says_needs_no_probe(upstream: Upstream) -> None:
         text, _, _ = await asked(client, "m", stream=True)
     assert text == ANSWER
     assert probes(upstream) == []
+
+
+# The client's own tools -----------------------------------------------------------------------------------------------
+
+BAROMETER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The client's own barometer.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+
+
+@BOTH
+async def test_a_clients_own_call_is_handed_back_as_a_call_and_its_answer_is_told_in_text(
+    upstream: Upstream, stream: bool
+) -> None:
+    upstream.script("m", TextOnlyModel())
+    config = make_config(upstream.url, entry={"tool_calling": "xml"})
+    async with serve(create_app(config)) as url, openai_client(url) as client:
+        question: dict[str, Any] = {"model": "m", "messages": TASK, "tools": [BAROMETER]}
+        message = await accumulated(client, question, stream=stream)
+        [call] = message["tool_calls"]
+        assert message["content"] == "Let me look."
+        assert json.loads(call["function"]["arguments"]) == {"city": "Lisbon"}
+        answer = {"role": "tool", "tool_call_id": call["id"], "content": "25 degrees"}
+        question["messages"] = [*TASK, message, answer]
+        last = await accumulated(client, question, stream=stream)
+    assert last["content"] == "The number is 25."
+    assert not last.get("tool_calls")
+
+
+async def accumulated(client: AsyncOpenAI, question: dict[str, Any], *, stream: bool) -> dict[str, Any]:
+    """The assistant's message, as the official client puts it together."""
+    answer = await (streamed if stream else whole)(client, **question)
+    [choice] = answer.choices
+    assert choice.finish_reason == ("tool_calls" if choice.message.tool_calls else "stop")
+    return choice.message.model_dump(include={"role", "content", "tool_calls"}, exclude_none=True)
 
 
 # Enforced, and bounded ------------------------------------------------------------------------------------------------

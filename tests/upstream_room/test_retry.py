@@ -110,6 +110,13 @@ async def test_an_answer_that_begins_is_given_out_from_its_first_batch(world):
     assert (one.asked, one.open, world.told) == (1, 0, [])
 
 
+async def test_how_raw_the_finish_reason_is_is_known_as_late_as_inside(world):
+    async with world.model(Scripted(ANSWER)).ask(asking()) as answer:
+        assert answer.reason_is_raw
+        answer._answer.reason_is_raw = False
+        assert not answer.reason_is_raw
+
+
 @pytest.mark.parametrize(
     "failure",
     [
