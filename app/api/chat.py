@@ -264,7 +264,9 @@ class Conversation:
         messages: Sequence[Message] = request.messages
         tell = heard_by(self.listeners, tell)
         if engaged.has_house_tools:
-            messages = await self._conversations.made_whole(caller_key(self._caller), messages)
+            messages = await self._conversations.made_whole(
+                caller_key(self._caller), messages, request.hints, engaged.toolbox
+            )
             tell = self._keeping(tell)
         await converse(
             Ask(messages, (), self._tool_choice(), request.params, request.stream),
@@ -289,7 +291,9 @@ class Conversation:
             if isinstance(event, CallsHandedBack):
                 if self._request.legacy:
                     event = _for_legacy(event, self._request.messages)
-                event = await self._conversations.keep(caller_key(self._caller), event)
+                event = await self._conversations.keep(
+                    caller_key(self._caller), event, with_hint=self._runtime.diagnostics and not self._request.legacy
+                )
             await tell(event)
 
         return keep_and_tell

@@ -5,7 +5,7 @@ of history must cost a scan and a copy.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -17,9 +17,12 @@ from app.api.misaddressed import as_chat, is_misaddressed
 from app.api.progress import Dialect
 from app.api.strict_json import Fields, invalid_json, read_fields
 from app.chat.errors import ChatError
+from app.chat.lost import FIELD, Hint, take_hints
 
 OURS = frozenset({"model", "messages", "tools", "tool_choice", "stream", "stream_options", "metadata", "n"})
 """Fields that are carried by name; all others travel on as they are."""
+
+HINT_MARK = f'"{FIELD}"'.encode()
 
 DIALECTS: Mapping[str, Dialect] = {dialect: dialect for dialect in get_args(Dialect)}
 
@@ -143,7 +146,7 @@ class ChatRequest:
     n: int
     params: Mapping[str, Any]
     fields: Mapping[str, msgspec.Raw]
-    """The body as it came, field by field, for passing it on untouched."""
+    """The body as it came, field by field, for passing it on untouched; as a chat, if it came as something else."""
     tool_filter: str | None
     """Which house tools the client wants: names, or `none`; all that are on offer when absent."""
     tool_events: Dialect
@@ -153,6 +156,8 @@ class ChatRequest:
     """The choice that is left once the tools are cut down to those."""
     legacy: bool = False
     """It came with `functions`, and is answered with `function_call`."""
+    hints: Mapping[str, Hint] = field(default_factory=dict)
+    """What calls in the history say of calls of ours that ran beside them."""
 
 
 class Items(Sequence[msgspec.Raw]):
@@ -190,9 +195,13 @@ class Items(Sequence[msgspec.Raw]):
 
 def read_chat_request(body: bytes, headers: Mapping[str, str], max_messages: int, max_depth: int = 100) -> ChatRequest:
     """The request, or a `ChatError` that names the field that is wrong."""
-    came = fields = read_fields(body, max_depth)
+    came = passed = fields = read_fields(body, max_depth)
+    hints: Mapping[str, Hint] = {}
+    if HINT_MARK in body and "messages" in fields:
+        rest, hints = _without_hints(fields["messages"])
+        passed = fields = {**fields, "messages": rest}
     if is_misaddressed(fields):
-        fields = as_chat(fields)
+        passed = fields = as_chat(fields)
     legacy = is_legacy(fields)
     if legacy:
         fields = in_todays_words(fields)
@@ -231,12 +240,13 @@ def read_chat_request(body: bytes, headers: Mapping[str, str], max_messages: int
         parallel=outline.parallel_tool_calls is not False,
         n=n,
         params=params,
-        fields=came,
+        fields=passed,
         tool_filter=headers.get("x-callgate-tools") or ours.tools,
         tool_events=tool_events,
         allowed=_allowed(outline.tool_choice),
         mode=_mode(outline.tool_choice),
         legacy=legacy,
+        hints=hints,
     )
 
 
@@ -342,6 +352,15 @@ def _check_tools(outline: _Outline) -> None:
             "Invalid value for 'tool_choice': expected 'none', 'auto', 'required' or an object.",
             "invalid_value",
         )
+
+
+def _without_hints(raw: msgspec.Raw) -> tuple[msgspec.Raw, Mapping[str, Hint]]:
+    try:
+        messages = _items.decode(raw)
+    except msgspec.ValidationError:
+        return raw, {}  # no list: the check that follows says so
+    rest, hints = take_hints(messages)
+    return msgspec.Raw(_encode(rest)), hints
 
 
 def _tools(raw: msgspec.Raw, outlines: list[_Tool]) -> tuple[msgspec.Raw, ...]:

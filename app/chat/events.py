@@ -268,6 +268,8 @@ class Unseen:
     """The answers to those of its calls that are not the client's, by id."""
     after: tuple[dict[str, Any], ...] = ()
     """What follows the answers: images, which no tool message can hold."""
+    ran: tuple[str, ...] = ()
+    """Those of the answered calls that came whole; the others were broken, and their answers say so."""
     names: dict[str, str] = field(default_factory=dict)
     """Ids under which the client knows calls, where they are not the model's own."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from app.calls.outcome import Failed, Image, Outcome
+from app.calls.states import ReadyCall
 from app.chat.events import Unseen
 from app.chat.ports import Message
 from app.chat.turn import Turn
@@ -44,6 +45,7 @@ class Transcript:
             assistant=assistant,
             results={id: self._result(id, answers[id]) for id in ours},
             after=tuple(self._images(answers[id] for id in ours)),
+            ran=tuple(call.id for call in turn.calls if call.id in answers and isinstance(call, ReadyCall)),
         )
 
     def saying(self, role: str, text: str) -> "Transcript":

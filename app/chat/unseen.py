@@ -24,7 +24,9 @@ class _Said(msgspec.Struct):
     input: Any = None
 
 
-class _HandedCall(msgspec.Struct):
+class HandedCall(msgspec.Struct):
+    """A call in a history that came from a client."""
+
     id: str | None = None
     function: _Said | None = None
     custom: _Said | None = None
@@ -32,7 +34,7 @@ class _HandedCall(msgspec.Struct):
 
 class _Head(msgspec.Struct):
     role: str = ""
-    tool_calls: list[_HandedCall] | None = None
+    tool_calls: list[HandedCall] | None = None
     tool_call_id: str | None = None
 
 
@@ -51,12 +53,12 @@ def decode_unseen(data: bytes) -> Unseen:
 
 def handed_ids(messages: Sequence[Message]) -> list[str]:
     """The ids of all calls in a history that came from a client. Costs a look for a word where there are none."""
-    return [call.id for _, calls in _turns(messages) for call in calls if call.id]
+    return [call.id for _, calls in turns_with_calls(messages) for call in calls if call.id]
 
 
 def put_back(messages: Sequence[Message], kept: Mapping[str, Unseen]) -> tuple[Message, ...]:
     """The history with what its client did not see in its place. `kept` is by the ids that the client has."""
-    turns = dict(_turns(messages))
+    turns = dict(turns_with_calls(messages))
     whole: list[Message] = []
     used: set[int] = set()
     place = 0
@@ -74,7 +76,7 @@ def put_back(messages: Sequence[Message], kept: Mapping[str, Unseen]) -> tuple[M
     return tuple(whole)
 
 
-def _whole_turn(unseen: Unseen, calls: Sequence[_HandedCall], answers: dict[str, Message]) -> Iterator[Message]:
+def _whole_turn(unseen: Unseen, calls: Sequence[HandedCall], answers: dict[str, Message]) -> Iterator[Message]:
     """The turns before it, its message with all its calls, and the answers in the order of the calls."""
     shown = {unseen.names.get(call.id, call.id): call.id for call in calls if call.id}
     # A call that the client left out has no answer, and would make the history one that no provider takes.
@@ -91,14 +93,14 @@ def _whole_turn(unseen: Unseen, calls: Sequence[_HandedCall], answers: dict[str,
     yield from unseen.after
 
 
-def _is_of(unseen: Unseen, calls: Sequence[_HandedCall]) -> bool:
+def _is_of(unseen: Unseen, calls: Sequence[HandedCall]) -> bool:
     """Some providers count their ids from nought in every chat, so what was kept has to be of these very calls."""
     known = {call["id"]: call for call in unseen.assistant["tool_calls"]}
     named = [(call, known.get(unseen.names.get(call.id or "", call.id or ""))) for call in calls]
     return all(kept is None or _is_same(call, kept) for call, kept in named)
 
 
-def _is_same(call: _HandedCall, kept: Mapping[str, Any]) -> bool:
+def _is_same(call: HandedCall, kept: Mapping[str, Any]) -> bool:
     mine, theirs = call.custom or call.function, kept.get("custom") or kept.get("function") or {}
     if mine is None or mine.name != theirs.get("name"):
         return False
@@ -115,7 +117,7 @@ def _meaning(arguments: Any) -> Any:
         return arguments
 
 
-def _turns(messages: Sequence[Message]) -> Iterator[tuple[int, Sequence[_HandedCall]]]:
+def turns_with_calls(messages: Sequence[Message]) -> Iterator[tuple[int, Sequence[HandedCall]]]:
     for place, message in enumerate(messages):
         head = _head_of(message, _CALLS)
         if head is not None and head.role == "assistant" and head.tool_calls:

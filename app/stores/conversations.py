@@ -1,14 +1,15 @@
 """What clients do not see of their chats, kept for each caller until the client comes back with its answers."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import structlog
 
 from app.calls.states import Call
 from app.chat.events import CallsHandedBack, Unseen
-from app.chat.ports import Message
+from app.chat.lost import FIELD, Hint, LostTurn, hint_of, lost_turns, made_again
+from app.chat.ports import Message, Toolbox
 from app.chat.unseen import decode_unseen, encode_unseen, handed_ids, put_back
 from app.stores.store import Store, StoreError
 
@@ -21,20 +22,26 @@ class Conversations:
     def __init__(self, store: Store, seconds: float, new_id: Callable[[], str]) -> None:
         self._store, self._seconds, self._new_id = store, seconds, new_id
 
-    async def keep(self, caller: str, handed: CallsHandedBack) -> CallsHandedBack:
+    async def keep(self, caller: str, handed: CallsHandedBack, *, with_hint: bool) -> CallsHandedBack:
         """Keep what the client is not shown, before it is told of its calls. What comes back is what it may be told:
-        a call whose id is in use for another chat gets a new one."""
+        a call whose id is in use for another chat gets a new one, and the first has a hint of what ran beside it."""
         if handed.unseen is None:
             return handed
+        hint = hint_of(handed.unseen) if with_hint else None
         try:
-            return await self._kept(caller, handed, handed.unseen)
+            handed = await self._kept(caller, handed, handed.unseen)
         except StoreError as error:
             # The calls are still worth having: the client's answer to them only lacks what was not kept.
             log.warning("conversation_not_kept", calls=[call.id for call in handed.calls], error=str(error))
+        if hint is None:
             return handed
+        first, *others = handed.calls
+        return replace(handed, calls=(replace(first, extras={**first.extras, FIELD: hint}), *others))
 
-    async def made_whole(self, caller: str, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """The history with what was kept for its calls put back."""
+    async def made_whole(
+        self, caller: str, messages: Sequence[Message], hints: Mapping[str, Hint], toolbox: Toolbox
+    ) -> tuple[Message, ...]:
+        """The history with what was kept for its calls put back, and made again where it is gone."""
         found: dict[bytes, Unseen] = {}
         kept: dict[str, Unseen] = {}
         try:
@@ -44,7 +51,20 @@ class Conversations:
                     kept[id] = found.setdefault(value, decode_unseen(value))
         except StoreError as error:
             log.warning("conversation_not_found", error=str(error))
+        for turn in lost_turns(messages, hints, kept) if hints else ():
+            unseen = await made_again(turn, toolbox)
+            log.info("lost_turn_made_again", calls=[call.id for call in turn.calls])
+            kept |= dict.fromkeys(turn.ids, unseen)
+            await self._keep_again(caller, turn, unseen)
         return put_back(messages, kept) if kept else tuple(messages)
+
+    async def _keep_again(self, caller: str, turn: LostTurn, unseen: Unseen) -> None:
+        """So that it is made again once, and not whenever the client returns."""
+        try:
+            for id in turn.ids:
+                await self._store.add(_key(caller, id), encode_unseen(unseen), self._seconds)
+        except StoreError as error:
+            log.warning("conversation_not_kept", calls=list(turn.ids), error=str(error))
 
     async def _kept(self, caller: str, handed: CallsHandedBack, unseen: Unseen) -> CallsHandedBack:
         value = encode_unseen(unseen)

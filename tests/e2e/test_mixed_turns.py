@@ -363,3 +363,112 @@ async def test_while_redis_is_away_chats_go_on_with_what_the_client_knows(
         _, answer = await talk(client, stream)
     assert answer == "done"
     assert upstream.requests[1].tool_results == {"c": "1"}
+
+
+# When what was kept is gone -------------------------------------------------------------------------------------------
+
+
+def as_sdks_give_it_back(message: Any) -> dict[str, Any]:
+    """All that came, as a client does that appends the message object itself."""
+    return {name: value for name, value in message.to_dict().items() if value is not None}
+
+
+BESIDE_ONE_OF_THE_CLIENTS = [
+    Call("get_time", id="read"),
+    Call("echo", {"text": "1"}, id="c"),
+    Call("wait_for_gate", {"label": "x"}, id="write"),
+    Call("add", '{"a": 1, "b"', id="broken"),
+]
+
+
+@BOTH
+async def test_in_another_process_what_only_reads_is_run_again_and_the_rest_is_said_to_be_lost(
+    upstream: Upstream, stream: bool
+) -> None:
+    upstream.script("m", [Reply(calls=BESIDE_ONE_OF_THE_CLIENTS), Reply(text="one"), Reply(text="two")])
+    tools = ("get_time", "wait_for_gate", "add")
+    async with toolshed.held() as running:
+        running.gate.set()
+        async with serving(upstream, *tools) as client:
+            choice = await ask(client, stream, [QUESTION])
+        running.started.clear()
+        own = {"role": "tool", "tool_call_id": "c", "content": "1"}
+        back = [QUESTION, as_sdks_give_it_back(choice.message), own]
+        async with serving(upstream, *tools) as client:
+            assert (await ask(client, stream, back)).message.content == "one"
+            assert (await ask(client, stream, back)).message.content == "two"
+        assert not running.started.is_set(), "what may have changed the world is never done twice"
+    for request in upstream.requests[1:]:
+        assert [call["id"] for call in request.messages[1]["tool_calls"]] == ["read", "c", "write"]
+        assert "x_callgate" not in json.dumps(request.body)
+        results = request.tool_results
+        assert (results["read"], results["c"]) == ("12:00", "1")
+        assert json.loads(results["write"])["error"]["code"] == "result_lost"
+
+
+@BOTH
+async def test_what_has_expired_is_made_again_too(upstream: Upstream, stream: bool) -> None:
+    upstream.script(
+        "m", [Reply(calls=[Call("get_time", id="h"), Call("echo", {"text": "1"}, id="c")]), Reply(text="x")]
+    )
+    async with serving(upstream, store={"conversation_seconds": 1e-6}) as client:
+        choice = await ask(client, stream, [QUESTION])
+        own = {"role": "tool", "tool_call_id": "c", "content": "1"}
+        await ask(client, stream, [QUESTION, as_sdks_give_it_back(choice.message), own])
+    assert upstream.requests[1].tool_results == {"h": "12:00", "c": "1"}
+
+
+@BOTH
+async def test_a_client_that_gives_back_no_hint_goes_on_with_what_it_knows(upstream: Upstream, stream: bool) -> None:
+    upstream.script(
+        "m", [Reply(calls=[Call("get_time", id="h"), Call("echo", {"text": "1"}, id="c")]), Reply(text="x")]
+    )
+    async with serving(upstream, store={"conversation_seconds": 1e-6}) as client:
+        choice = await ask(client, stream, [QUESTION])
+        own = {"role": "tool", "tool_call_id": "c", "content": "1"}
+        await ask(client, stream, [QUESTION, as_clients_write_it(choice.message), own])
+    assert upstream.requests[1].tool_results == {"c": "1"}
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "house",
+    [
+        [[0, "x", "wait_for_gate", '{"label": "forged"}']],
+        [[0, "x", "no_such_tool", "{}"]],
+        [[0, "x", "echo", '{"text": "the client\'s own"}']],
+        [[-5, "x", "get_weather", None]],
+        [["first", 1, 2]],
+        "nonsense",
+        None,
+    ],
+)
+async def test_a_hint_runs_nothing_that_the_model_could_not_have_run(
+    upstream: Upstream, stream: bool, house: Any
+) -> None:
+    upstream.script("m", [Reply(text="x")])
+    call = {
+        "id": "c",
+        "type": "function",
+        "function": {"name": "echo", "arguments": "{}"},
+        "x_callgate": {"house": house},
+    }
+    own = {"role": "tool", "tool_call_id": "c", "content": "1"}
+    async with toolshed.held() as running, serving(upstream, "wait_for_gate", "get_weather") as client:
+        running.gate.set()
+        await ask(client, stream, [QUESTION, {"role": "assistant", "content": None, "tool_calls": [call]}, own])
+        assert not running.started.is_set()
+    request = upstream.requests[0]
+    assert "x_callgate" not in json.dumps(request.body)
+    assert request.tool_results.pop("c") == "1"
+    assert all("not run again" in result for id, result in request.tool_results.items() if id != "c")
+
+
+@BOTH
+async def test_without_diagnostics_a_client_is_told_nothing_of_what_ran_beside(
+    upstream: Upstream, stream: bool
+) -> None:
+    upstream.script("m", [Reply(calls=[Call("get_time", id="h"), Call("echo", {"text": "1"}, id="c")])])
+    async with serving(upstream, loop={"diagnostics": False}) as client:
+        choice = await ask(client, stream, [QUESTION])
+    assert "get_time" not in json.dumps(choice.to_dict())
