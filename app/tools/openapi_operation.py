@@ -26,6 +26,7 @@ TEXT = re.compile(r"text/plain\s*(?:;|\Z)", re.IGNORECASE)
 _PLACE = re.compile(r"\{([^{}]+)\}")
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_.-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _OURS = frozenset({
     "accept", "accept-encoding", "authorization", "content-type",
     "host", "content-length", "transfer-encoding", "connection", "cookie", "te", "trailer", "upgrade", "expect",
@@ -167,6 +168,8 @@ class _Shaping:
 
     def _parameter(self, place: str, name: str, node: Mapping[str, Any]) -> Parameter:
         schema, as_json_text = self._schema_of(name, node)
+        if place in ("header", "cookie") and not _TOKEN.fullmatch(name):
+            raise LeftOut(f"its parameter {name[:40]!r} cannot be the name of a {place}")
         style = str(node.get("style", _USUAL_STYLES[place]))
         explode = node.get("explode", style == "form")
         self._check_style(place, name, style, schema)
@@ -254,10 +257,11 @@ def _is_all_properties(schema: Mapping[str, Any]) -> bool:
 
 
 def _preferred(content: Mapping[str, Any]) -> tuple[str, Any]:
+    """The media type that we write, of those that are taken. Its own parameters are left away: we write UTF-8."""
     for kind in (JSON, FORM, TEXT):
         for media_type, media in content.items():
             if kind.match(media_type):
-                return media_type, media
+                return media_type.partition(";")[0].strip(), media
     # `*/*` leaves the choice to us
     for media_type, media in content.items():
         if media_type in ("*/*", "application/*"):

@@ -282,6 +282,21 @@ def test_a_value_that_would_leave_its_header_is_not_sent(value):
         request(tool("listOrders"), **{"X-Trace": value})
 
 
+@pytest.mark.parametrize("place", ["header", "cookie"])
+@pytest.mark.parametrize("name", ["X\r\nEvil: 1", "a b", "a;b", "", "é"])
+def test_a_name_that_would_leave_its_header_leaves_the_operation_out(tmp_path, place, name):
+    parameters = [{"name": name, "in": place, "schema": {"type": "string"}}]
+    found = source(document({"/x": {"get": {"parameters": parameters}}, "/y": {"get": {}}}), tmp_path)
+    assert [each.name for each in found.tools()] == ["get_y"]
+    assert f"cannot be the name of a {place}" in dict(found.left_out())["get_x"]
+
+
+def test_a_media_type_brings_no_words_of_its_own(tmp_path):
+    content = {"application/json; v=1\r\nX-Evil: 1": {"schema": {"type": "object"}}}
+    found = source(document({"/x": {"post": {"requestBody": {"content": content}}}}), tmp_path)
+    assert request(found.tools()[0], body={}).headers["Content-Type"] == "application/json"
+
+
 def test_a_form_is_written_as_one():
     made = request(tool("search"), q="a b&c", tags=["x", "y"])
     assert made.content == b"q=a%20b%26c&tags=x&tags=y"
