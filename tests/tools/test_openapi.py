@@ -7,11 +7,11 @@ import operator
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import yaml
-from fastapi import FastAPI
+from fastapi import Cookie, FastAPI, Form, Header, Query
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
@@ -554,6 +554,61 @@ async def test_a_fastapi_app_is_used_by_its_own_document():
         outcome = await reading.executor.execute(ready("reading", city="São Paulo", unit="kelvin"), an_occasion())
         assert isinstance(outcome, Returned)
         assert json.loads(outcome.text) == {"city": "São Paulo", "unit": "kelvin", "found": False}
+
+
+class Box(BaseModel):
+    label: str
+    inner: list["Box"] = []
+
+
+def echoing() -> FastAPI:
+    """Answers with what it read out of each part of a request."""
+    app = FastAPI()
+
+    @app.post("/e/{place}", operation_id="everything")
+    async def everything(
+        place: str,
+        box: Box,
+        one: str,
+        several: Annotated[list[str], Query()],
+        maybe: Annotated[int | None, Query()] = None,
+        x_word: Annotated[str, Header()] = "",
+        crumb: Annotated[str, Cookie()] = "",
+    ) -> dict[str, Any]:
+        return {**locals(), "box": box.model_dump()}
+
+    @app.post("/f", operation_id="fields")
+    async def fields(one: Annotated[str, Form()], several: Annotated[list[str], Form()]) -> dict[str, Any]:
+        return locals()
+
+    return app
+
+
+NASTY = ("a b", "a+b", "a%2Fb", "ä漢\U0001f600", "&=?#;,:@", "\"'<>\\", "null", "{x}", "-", "[1]", "x" * 5000)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("word", NASTY, ids=range(len(NASTY)))
+async def test_a_server_reads_what_the_model_wrote(word):
+    async with serve(echoing()) as url, opened(f"{url}/openapi.json") as (registry, _):
+        everything, fields = (each.tool for each in registry.tools())
+        said: dict[str, Any] = {
+            "place": word, "one": word, "several": [word, "", word], "maybe": 7,
+            "label": word, "inner": [{"label": word, "inner": []}],
+            "x-word": "plain", "crumb": "plain",
+        }  # fmt: skip
+        assert everything.check(said) is None
+        outcome = await everything.executor.execute(ready("everything", **said), an_occasion())
+        assert isinstance(outcome, Returned), outcome
+        assert json.loads(outcome.text) == {
+            "place": word, "one": word, "several": [word, "", word], "maybe": 7, "x_word": "plain", "crumb": "plain",
+            "box": {"label": word, "inner": [{"label": word, "inner": []}]},
+        }  # fmt: skip
+        form = {"one": word, "several": [word, "b"]}
+        assert fields.check(form) is None
+        outcome = await fields.executor.execute(ready("fields", **form), an_occasion())
+        assert isinstance(outcome, Returned), outcome
+        assert json.loads(outcome.text) == form
 
 
 @pytest.mark.anyio
