@@ -19,7 +19,7 @@ import signal
 import struct
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 GRACE_SECONDS = 0.3
 """Between being asked to end and being ended. Less than what a cancelled tool is waited for."""
@@ -254,21 +254,32 @@ def _signal_group(pid: int, number: int) -> None:
 
 def _descendants() -> Iterator[int]:
     """All that came of this process, as far as /proc says; those that lost their parents count as our children."""
+    children = _listed if os.path.exists(f"/proc/self/task/{os.getpid()}/children") else _looked_for()
     found = [os.getpid()]
     while found:
-        children = list(_children(found.pop()))
-        found += children
-        yield from children
+        more = list(children(found.pop()))
+        found += more
+        yield from more
 
 
-def _children(pid: int) -> Iterator[int]:
+def _listed(pid: int) -> Iterator[int]:
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
-        return  # it ended, or there is no /proc
+        return  # it ended
     for thread in threads:
         with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:
             yield from map(int, file.read().split())
+
+
+def _looked_for() -> Callable[[int], Iterable[int]]:
+    """Where the kernel keeps no lists of children: every process says who its parent is."""
+    children: dict[int, list[int]] = {}
+    for name in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+            parent = int(file.read().rpartition(b")")[2].split()[1])
+            children.setdefault(parent, []).append(int(name))
+    return lambda pid: children.get(pid, ())
 
 
 # Landlock -----------------------------------------------------------------------------------------
