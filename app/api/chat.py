@@ -92,7 +92,6 @@ class Run:
     ) -> None:
         self.id = new_id("run")
         self._runtime, self._visit, self._request = runtime, visit, request
-        self._wrote = False
         self._caller = caller
         self._limit_headers: Mapping[str, str] = {}
         self._tally: Callable[[], Listener] | None = None
@@ -110,15 +109,15 @@ class Run:
             error = await answer.send(receive, send)
         except ClientLeft:
             self._visit.notes["ending"] = "client_left"
-            return Ended(wrote=self._wrote, left=True)
+            return Ended(wrote=self._visit.wrote, left=True)
         if error is not None:
             self._visit.notes |= {"error": error.code or error.type, "detail": error.detail}
-        return Ended(error, self._wrote)
+        return Ended(error, self._visit.wrote)
 
     def hear(self, event: ChatEvent) -> None:
         match event:
             case CallStarted(writes=True):
-                self._wrote = True
+                self._visit.wrote = True
             case ChatEnded(ending=ending):
                 self._visit.notes["ending"] = str(ending.kind)
                 if ending.note:
@@ -223,7 +222,7 @@ class Run:
 
     def _headers(self, error: ChatError | None = None) -> Mapping[str, str]:
         headers = {"x-callgate-run": self.id, **self._limit_headers}
-        if self._wrote:
+        if self._visit.wrote:
             # Clients repeat a failed request by themselves. What a tool has written must not be written twice.
             headers["x-should-retry"] = "false"
         return headers

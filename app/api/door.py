@@ -39,7 +39,7 @@ log = Log("callgate.access")
 class Visit:
     """One request, from the door's point of view. Whoever handles it may add notes for the log line."""
 
-    __slots__ = ("caller", "headers", "model", "notes", "request_id", "route", "started", "status")
+    __slots__ = ("caller", "headers", "model", "notes", "request_id", "route", "started", "status", "wrote")
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         given = headers.get("x-request-id", "")
@@ -50,6 +50,8 @@ class Visit:
         """What the request is counted under; never what the client wrote."""
         self.model = ""
         self.status = 0
+        self.wrote = False
+        """A tool that may change the world has been started, so a client must not repeat the request by itself."""
         self.started = time.perf_counter()
         self.notes: dict[str, Any] = {}
 
@@ -129,6 +131,8 @@ class Door:
         visit.notes.setdefault("error", error.code or error.type)
         if not visit.status:
             headers = {"www-authenticate": "Bearer"} if error.status == 401 else {}
+            if visit.wrote:
+                headers["x-should-retry"] = "false"
             await send_whole(send, error.status, encode(error.envelope()), headers, error)
 
     def _note(self, scope: Scope, visit: Visit) -> None:

@@ -1,0 +1,66 @@
+"""The door: what it still has to say when the handling of a request ends in the middle."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from app.main import create_app
+from tests.harness import toolshed
+from tests.harness.configs import make_config
+from tests.upstream import Call, Reply, Upstream
+
+pytestmark = pytest.mark.anyio
+
+
+class Exchange:
+    """One request as a server hands it over, and what was sent back."""
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        self.sent: list[Any] = []
+        self.scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/chat/completions",
+            "raw_path": b"/v1/chat/completions",
+            "query_string": b"",
+            "headers": [(b"host", b"localhost")],
+        }
+        self._body = json.dumps(body).encode()
+        self._read = False
+
+    async def receive(self) -> Any:
+        if self._read:
+            await asyncio.Event().wait()
+        self._read = True
+        return {"type": "http.request", "body": self._body}
+
+    async def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    @property
+    def status(self) -> int:
+        return int(self.sent[0]["status"])
+
+    @property
+    def headers(self) -> dict[bytes, bytes]:
+        return dict(self.sent[0]["headers"])
+
+
+@pytest.mark.parametrize(("safety", "retry"), [("write", b"false"), ("read_only", None)])
+async def test_a_request_that_is_cut_off_by_the_end_of_the_server_is_not_repeated_once_a_tool_wrote(
+    upstream: Upstream, safety: str, retry: bytes | None
+) -> None:
+    upstream.script("m", [Reply(calls=[Call("wait_for_gate")])])
+    tool = {"kind": "python", "function": "tests.harness.toolshed:wait_for_gate", "safety": safety}
+    made = create_app(make_config(upstream.url, tools=[tool]))
+    exchange = Exchange({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+    async with toolshed.held() as running, made.router.lifespan_context(made):
+        handling = asyncio.create_task(made(exchange.scope, exchange.receive, exchange.send))
+        await running.started.wait()
+        handling.cancel()
+        await asyncio.wait([handling])
+    assert exchange.status == 503
+    assert exchange.headers.get(b"x-should-retry") == retry
+    assert running.cancelled.is_set()
