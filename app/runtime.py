@@ -26,7 +26,7 @@ from app.calls.outcome import Failed
 from app.calls.states import ReadyCall
 from app.chat.errors import ChatError
 from app.chat.ids import new_id
-from app.chat.ports import Model, Relay, Report, Toolbox
+from app.chat.ports import Message, Model, Relay, Report, Toolbox
 from app.config.load import Loaded
 from app.config.problems import ConfigError, Problem, Spot
 from app.config.schema import Config
@@ -46,6 +46,7 @@ from app.tools.executor import Tool
 from app.tools.http_client import Web
 from app.tools.listing import quarantined_facts, tool_facts
 from app.tools.process import Processes
+from app.tools.read_more import Leftovers, PagedToolbox, Shelf
 from app.tools.registry import HouseTool
 from app.tools.selection import ToolFilter, allowed_filter, narrowed, tool_filter
 from app.tools.source_pool import SourcePool
@@ -79,6 +80,7 @@ class Lasting:
         self.servers = ToolServers(self.metrics)
         self.pins = assembly.pins_of(config, self.servers)
         self.sources = SourcePool(functools.partial(_tell_of_source, self.servers))
+        self.leftovers = Leftovers()
         self.web = Web()
         self.threads = ThreadPool()
         self.processes = Processes()
@@ -113,6 +115,8 @@ class Engaged:
     toolbox: Toolbox
     has_house_tools: bool
     sees_images: bool
+    recall: Callable[[Sequence[Message]], None]
+    """To be told of the history that was put back, which may name results that are kept."""
     format_with_tools: bool = True
     relay: Relay | None = None
     """Where the request may pass straight through: there is no tool of the house in it."""
@@ -131,6 +135,7 @@ class Runtime:
         self.limiter = lasting.limiter
         self._admission = lasting.admission
         self._ledger = lasting.ledger
+        self._leftovers = lasting.leftovers
         self._keyring = assembly.keyring_of(config, lasting.keys)
         self._doorstep = assembly.doorstep_of(config, self._keyring)
         self.registry = assembly.registry_of(
@@ -246,6 +251,7 @@ class Runtime:
         if tool_choice != "none" and entry.tools:
             house = self._tools_for(entry.tools, caller.tools, wanted_tools, allowed)
         toolbox: Toolbox
+        shelf = Shelf(self._leftovers, caller.name, run_id)
         if house:
             toolbox = RequestToolbox(
                 house,
@@ -253,8 +259,9 @@ class Runtime:
                 run_id=run_id,
                 gates=self.registry.gates,
                 approve=self._asking(caller, run_id),
+                on_cut=shelf.keep,
             )
-            toolbox = self._recorded(toolbox, caller, run_id)
+            toolbox = PagedToolbox(self._recorded(toolbox, caller, run_id), shelf, self.config.limits.tool_result_bytes)
         else:
             toolbox = ClientsOnly(client_tools)
         asked = self.catalogue.model(model)
@@ -263,6 +270,7 @@ class Runtime:
             model=asked,
             toolbox=toolbox,
             has_house_tools=bool(house),
+            recall=shelf.recall,
             sees_images=self._sees_images.get(model, False),
             format_with_tools=entry.format_with_tools or not house,
             relay=asked if not house and asked.can_pass_on(with_tools=bool(client_tools)) else None,

@@ -266,6 +266,7 @@ class Conversation:
             messages = await self._conversations.made_whole(
                 caller_key(self._caller), messages, request.hints, engaged.toolbox
             )
+            engaged.recall(messages)
             tell = self._keeping(tell)
         await converse(
             Ask(messages, (), self._tool_choice(), request.params, request.stream),

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from app.calls.offer import Offer, OfferedTool
-from app.calls.outcome import Failed, FailureKind, Outcome
+from app.calls.outcome import Failed, FailureKind, Outcome, Returned
 from app.calls.states import BrokenCall, Call, Flaw, ReadyCall
 from app.chat.ports import Plan, Report
 from app.tools.executor import Occasion, Safety, Tool
@@ -67,8 +67,10 @@ class RequestToolbox:
         gates: Gates | None = None,
         approve: Approve | None = None,
         on_run: Callable[[RunAccount], None] | None = None,
+        on_cut: Callable[[Returned, int], Returned] | None = None,
         delay: Callable[[int], float] = full_jitter,
     ) -> None:
+        """`on_cut` is given a result that is too long, and the bytes it may take, and says what the model gets."""
         theirs = _by_name(client)
         self._theirs = frozenset(theirs)
         self._house = _set_apart(house, theirs)
@@ -76,6 +78,7 @@ class RequestToolbox:
         self._gates = gates or Gates()
         self._approve = approve
         self._on_run = on_run
+        self._on_cut = on_cut
         self._delay = delay
         self._turn = -1
         self.offer: Offer = _LazyOffer(self._house, theirs)
@@ -115,13 +118,19 @@ class RequestToolbox:
         refusal = await self._admitted(run, places)
         entered = clock()
         try:
-            outcome = bounded(refusal or await run.outcome(places), entry.tool.policy.max_result_bytes)
+            outcome = self._bounded(refusal or await run.outcome(places), entry.tool.policy.max_result_bytes)
         finally:
             places.give_back()
         if self._on_run is not None:
             account = RunAccount(entry.tool, entry.source, outcome, run.tries, entered - began, clock() - entered)
             self._on_run(account)
         return outcome
+
+    def _bounded(self, whole: Outcome, max_bytes: int) -> Outcome:
+        outcome = bounded(whole, max_bytes)
+        if self._on_cut is None or isinstance(whole, Failed) or isinstance(outcome, Failed) or not outcome.cut_bytes:
+            return outcome
+        return replace(self._on_cut(whole, max_bytes), images=outcome.images)
 
     async def _admitted(self, run: "_Run", places: Places) -> Failed | None:
         """None when the run may begin, its places taken; else why it may not."""

@@ -1,0 +1,75 @@
+"""A result that is too long, read on by the model through the chat."""
+
+import re
+from typing import Any
+
+import pytest
+
+from app.main import create_app
+from tests.harness.clients import http_client
+from tests.harness.configs import make_config
+from tests.harness.server import serve
+from tests.upstream import Call, Reply, Upstream
+
+pytestmark = pytest.mark.anyio
+
+LONG = "".join(f"{number:05d} " for number in range(500))
+CLIENT_TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+POINTER = re.compile(r'read_more \{"id": "(kept_[0-9a-f]{24})", "offset": (\d+)\}')
+
+
+def offered(request: Any) -> list[str]:
+    return [tool["function"]["name"] for tool in request.body["tools"]]
+
+
+def last(request: Any) -> str:
+    return str(request.body["messages"][-1]["content"])
+
+
+async def test_the_model_is_offered_the_rest_and_gets_it(upstream: Upstream) -> None:
+    def reads_on(request: Any) -> Reply:
+        said = last(request)
+        if request.body["messages"][-1]["role"] == "user":
+            return Reply(calls=[Call("echo", {"text": LONG})])
+        if found := POINTER.search(said):
+            return Reply(calls=[Call("read_more", {"id": found[1], "offset": int(found[2])})])
+        if found := re.search(r"read on with offset (\d+)", said):
+            id = POINTER.search(str(request.body["messages"]))
+            assert id is not None
+            return Reply(calls=[Call("read_more", {"id": id[1], "offset": int(found[1])})])
+        return Reply(text="All read.")
+
+    upstream.script("m", reads_on)
+    config = make_config(upstream.url, tools=["echo"], limits={"tool_result_bytes": 1000}, loop={"max_iterations": 20})
+    async with serve(create_app(config)) as url, http_client(url) as client:
+        question = {"model": "m", "messages": [{"role": "user", "content": "go"}]}
+        answer = (await client.post("/v1/chat/completions", json=question)).json()
+    assert answer["choices"][0]["message"]["content"] == "All read."
+    assert offered(upstream.requests[0]) == ["echo"]
+    assert offered(upstream.requests[1]) == ["echo", "read_more"]
+    results = [m["content"] for m in upstream.requests[-1].body["messages"] if m["role"] == "tool"]
+    found = POINTER.search(results[0])
+    assert found is not None
+    pages = [result.rpartition("\n[Bytes ")[0] for result in results[1:]]
+    assert "".join(pages) == LONG[int(found[2]) :]
+    assert all(len(result.encode()) <= 1000 for result in results)
+
+
+async def test_after_a_mixed_turn_the_rest_can_still_be_read(upstream: Upstream) -> None:
+    upstream.script(
+        "m",
+        [
+            Reply(calls=[Call("echo", {"text": LONG}, id="call_ours"), Call("look", {}, id="call_theirs")]),
+            Reply(text="Fine."),
+        ],
+    )
+    config = make_config(upstream.url, tools=["echo"], limits={"tool_result_bytes": 1000})
+    async with serve(create_app(config)) as url, http_client(url) as client:
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "go"}]
+        question = {"model": "m", "tools": [CLIENT_TOOL], "messages": messages}
+        message = (await client.post("/v1/chat/completions", json=question)).json()["choices"][0]["message"]
+        [call] = message["tool_calls"]
+        messages += [message, {"role": "tool", "tool_call_id": call["id"], "content": "seen"}]
+        await client.post("/v1/chat/completions", json=question)
+    assert offered(upstream.requests[0]) == ["look", "echo"]
+    assert offered(upstream.requests[1]) == ["look", "echo", "read_more"]

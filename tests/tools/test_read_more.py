@@ -1,0 +1,209 @@
+import json
+import re
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.calls.outcome import Failed, Outcome, Returned
+from app.calls.states import BrokenCall
+from app.tools.executor import Policy
+from app.tools.read_more import MAX_KEPT, SECONDS, Leftovers, PagedToolbox, Shelf
+from app.tools.registry import Registry
+from app.tools.toolbox import RequestToolbox
+from tests.fakes import AnsweringTool, ready, silent, tool
+
+pytestmark = pytest.mark.anyio
+
+POINTER = re.compile(r"\[The rest is kept for a while: (\S+) (\{.*\}) reads on\.\]\Z")
+PAGE = 1000
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def paged(
+    answer: Outcome | str,
+    *,
+    leftovers: Leftovers | None = None,
+    client: list[msgspec.Raw] | None = None,
+    name: str = "long",
+) -> tuple[PagedToolbox, Shelf]:
+    registry = Registry()
+    registry.add(tool(name, AnsweringTool(answer), policy=Policy(max_result_bytes=PAGE)))
+    shelf = Shelf(leftovers or Leftovers(), "ann", "run_1")
+    box = RequestToolbox(registry.tools(), client or [], run_id="run_1", on_cut=shelf.keep)
+    return PagedToolbox(box, shelf, PAGE), shelf
+
+
+def pointer_in(outcome: Outcome) -> tuple[str, dict[str, object]]:
+    found = POINTER.search(outcome.text)
+    assert found is not None, outcome.text[-300:]
+    return found[1], json.loads(found[2])
+
+
+async def read_all(box: PagedToolbox, first: Outcome) -> str:
+    """What a model knows that reads on until the end."""
+    name, arguments = pointer_in(first)
+    offset = arguments["offset"]
+    assert isinstance(offset, int)
+    text = first.text.encode()[:offset].decode()
+    while True:
+        page = await box.run(ready(name, arguments), silent)
+        assert isinstance(page, Returned), page
+        assert len(page.text.encode()) <= PAGE
+        body, _, note = page.text.rpartition("\n[Bytes ")
+        text += body
+        more = re.search(r"read on with offset (\d+)", note)
+        if more is None:
+            return text
+        arguments = {**arguments, "offset": int(more[1])}
+
+
+@pytest.mark.parametrize("text", ["x" * 5000, "é" * 3000, "a\n" * 4000, "𝄞b" * 1500, "[... " * 900])
+async def test_a_model_that_reads_on_gets_the_whole_result(text):
+    box, _ = paged(text)
+    first = await box.run(ready("long"), silent)
+    assert isinstance(first, Returned)
+    assert len(first.text.encode()) <= PAGE
+    assert 0 < first.cut_bytes < len(text.encode())
+    assert await read_all(box, first) == text
+
+
+async def test_it_is_offered_only_once_there_is_something_to_read():
+    box, _ = paged("y" * 5000)
+    assert "read_more" not in box.offer
+    assert len(box.schemas) == 1
+    await box.run(ready("long"), silent)
+    assert "read_more" in box.offer
+    assert json.loads(bytes(box.schemas[1]))["function"]["name"] == "read_more"
+    plan = box.plan(
+        [ready("read_more", {"id": "x"}, "call_1"), ready("long", {}, "call_2"), ready("nope", {}, "call_3")]
+    )
+    assert [call.name for call in plan.ours] == ["read_more", "long"]
+    assert [call.name for call in plan.broken] == ["nope"]
+    assert not box.writes(ready("read_more"))
+
+
+async def test_a_result_that_fits_keeps_nothing():
+    box, shelf = paged("short")
+    assert (await box.run(ready("long"), silent)).text == "short"
+    assert not shelf
+    assert "read_more" not in box.offer
+
+
+async def test_a_failure_that_is_long_is_cut_and_not_kept():
+    box, shelf = paged(Failed("no " * 1000))
+    assert isinstance(await box.run(ready("long"), silent), Failed)
+    assert not shelf
+
+
+async def test_before_it_is_offered_a_call_of_it_is_of_no_tool():
+    box, _ = paged("y" * 5000)
+    plan = box.plan([ready("read_more", {"id": "x"})])
+    assert plan.ours == ()
+    assert isinstance(plan.broken[0], BrokenCall)
+
+
+async def test_a_tool_of_that_name_keeps_it_and_so_does_a_clients():
+    box, _ = paged("z" * 5000, name="read_more")
+    name, _ = pointer_in(await box.run(ready("read_more"), silent))
+    assert name == "callgate__read_more"
+    theirs = msgspec.Raw(b'{"type":"function","function":{"name":"read_more","parameters":{}}}')
+    other, _ = paged("z" * 5000, client=[theirs])
+    first = await other.run(ready("long"), silent)
+    assert pointer_in(first)[0] == "callgate__read_more"
+    assert other.is_clients("read_more")
+    assert await read_all(other, first) == "z" * 5000
+
+
+async def test_what_was_never_read_is_said_to_be_missing_at_the_end():
+    box, _ = paged(Returned("w" * 3000, cut_bytes=7_000_000))
+    first = await box.run(ready("long"), silent)
+    name, arguments = pointer_in(first)
+    last = await box.run(ready(name, {**arguments, "offset": 2900}), silent)
+    assert "at least 7000000 bytes more, which were never read" in last.text
+
+
+async def test_an_answer_of_which_only_the_unread_part_is_missing_offers_nothing_to_read():
+    box, shelf = paged(Returned("w" * 100, cut_bytes=500))
+    first = await box.run(ready("long"), silent)
+    assert "at least 500 bytes left out" in first.text
+    assert not shelf
+
+
+@pytest.mark.parametrize("arguments", [{"id": "kept_0"}, {"id": "kept_" + "0" * 24}])
+async def test_an_id_that_was_not_given_is_refused(arguments):
+    box, _ = paged("y" * 5000)
+    await box.run(ready("long"), silent)
+    assert isinstance(await box.run(ready("read_more", arguments), silent), Failed)
+
+
+async def test_beyond_the_end_there_is_nothing():
+    box, _ = paged("y" * 5000)
+    name, arguments = pointer_in(await box.run(ready("long"), silent))
+    refused = await box.run(ready(name, {**arguments, "offset": 5000}), silent)
+    assert isinstance(refused, Failed)
+    assert "5000 bytes are kept" in refused.text
+
+
+async def test_the_same_result_again_has_the_same_words_so_that_going_in_circles_is_seen():
+    box, _ = paged("y" * 5000)
+    assert await box.run(ready("long"), silent) == await box.run(ready("long"), silent)
+
+
+# Whose it is, and for how long ----------------------------------------------------------------------------------------
+
+
+async def test_another_conversation_of_the_same_caller_reads_only_what_its_history_names():
+    leftovers = Leftovers()
+    box, _ = paged("y" * 5000, leftovers=leftovers)
+    first = await box.run(ready("long"), silent)
+    _, arguments = pointer_in(first)
+    later = Shelf(leftovers, "ann", "run_2")
+    assert isinstance(later.page(str(arguments["id"]), 0, PAGE), Failed)
+    later.recall([{"role": "tool", "content": first.text}, msgspec.Raw(b'{"role":"user","content":"go on"}')])
+    assert isinstance(later.page(str(arguments["id"]), 0, PAGE), Returned)
+    strangers = Shelf(leftovers, "bob", "run_3")
+    strangers.recall([{"role": "tool", "content": first.text}])
+    assert not strangers
+    assert isinstance(strangers.page(str(arguments["id"]), 0, PAGE), Failed)
+
+
+async def test_what_was_kept_is_forgotten_after_a_while():
+    clock = Clock()
+    box, shelf = paged("y" * 5000, leftovers=Leftovers(now=clock))
+    name, arguments = pointer_in(await box.run(ready("long"), silent))
+    assert shelf
+    clock.now = SECONDS + 1
+    assert not shelf
+    late = await box.run(ready(name, arguments), silent)
+    assert isinstance(late, Failed)
+    assert "not kept any more" in late.text
+
+
+def test_the_oldest_goes_first_when_there_is_too_much():
+    leftovers = Leftovers(max_bytes=1000)
+    ids = [leftovers.keep("ann", "r", letter * 400, 0) for letter in "abc"]
+    assert [leftovers.find("ann", id) is not None for id in ids] == [False, True, True]
+    many = Leftovers()
+    for number in range(MAX_KEPT + 10):
+        many.keep("ann", "r", str(number), 0)
+    assert many.count == MAX_KEPT
+
+
+@given(st.text(min_size=1), st.integers(min_value=0, max_value=4000), st.integers(min_value=1, max_value=600))
+def test_any_page_of_any_text_is_whole_letters(text, offset, size):
+    leftovers = Leftovers()
+    shelf = Shelf(leftovers, "ann", "r")
+    id = leftovers.keep("ann", "r", text, 0)
+    shelf.recall([{"role": "tool", "content": id}])
+    page = shelf.page(id, offset, size)
+    if isinstance(page, Returned):
+        assert page.text.rpartition("\n[Bytes ")[0] in text.encode("utf-8", "replace").decode()
