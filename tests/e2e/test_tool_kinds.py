@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from app.tools.http_client import Web
 from app.tools.process import Processes
 from app.tools.threads import ThreadPool
 from tests.harness.clients import openai_client
-from tests.harness.configs import make_config
+from tests.harness.configs import as_yaml, config_dict, make_config
+from tests.harness.process import serving
 from tests.harness.server import serve
 from tests.tools.kinds import everything, processes_naming
 from tests.upstream import Call, Reply, Upstream
@@ -123,6 +125,37 @@ async def test_when_the_client_leaves_the_command_ends(upstream: Upstream, tmp_p
         asking.cancel()
         await asyncio.wait([asking])
         await everything(lambda: not processes_naming(str(mark)))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_however_the_server_ends_its_commands_end_with_it(
+    upstream: Upstream, tmp_path: Path, number: signal.Signals
+) -> None:
+    mark = tmp_path / "running"
+    script = """
+import os, signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+    open(sys.argv[1], "w").close()
+signal.pause()
+"""
+    upstream.script("m", [Reply(calls=[Call("wait", {})])])
+    entry = {
+        "kind": "command",
+        "name": "wait",
+        "description": "Waits.",
+        "argv": [sys.executable, "-I", "-S", "-c", script, str(mark)],
+    }
+    config = tmp_path / "config.yaml"
+    config.write_text(as_yaml(config_dict(upstream.url, tools=[entry], server={"drain_seconds": 0.1})))
+    async with serving(config) as server, asyncio.timeout(50):
+        asking = asyncio.create_task(answer_of(server.url, stream=True))
+        await everything(mark.exists)
+        server.signal(number)
+        await everything(lambda: not processes_naming(str(mark)))
+        asking.cancel()
+        await asyncio.wait([asking])
 
 
 @pytest.mark.parametrize(
