@@ -42,11 +42,11 @@ from app.tools.mcp_wire import (
     Unreadable,
     answer_in,
     answer_in_part,
-    call_request,
     cancellation,
     encoded,
     progress_of,
     read_message,
+    request,
 )
 
 MAX_CONNECTIONS = 100
@@ -193,12 +193,12 @@ class HttpLink:
 
     # A call past the SDK --------------------------------------------------------------------------
 
-    async def call(self, name: str, arguments: Mapping[str, Any], report: Report) -> Answer:
+    async def ask(self, method: str, params: Mapping[str, Any], report: Report) -> Answer:
         if self.gone.done():
             raise NotSent("the connection was closed")
         id = f"c{next(self._ids)}"
         try:
-            return await self._called(id, name, arguments, report)
+            return await self._asked(id, method, params, report)
         except asyncio.CancelledError:
             if not self._terms.modern:  # from 2026-07-28 on, hanging up says the same
                 self._send_aside(cancellation(id))
@@ -216,11 +216,13 @@ class HttpLink:
             self._check()
             raise Gone from error
 
-    async def _called(self, id: str, name: str, arguments: Mapping[str, Any], report: Report) -> Answer:
+    async def _asked(self, id: str, method: str, params: Mapping[str, Any], report: Report) -> Answer:
         headers = self._headers
         if self._terms.modern:
-            headers = {**headers, "Mcp-Method": "tools/call", "Mcp-Name": encode_header_value(name)}
-        body = call_request(id, name, arguments, self._terms)
+            headers = {**headers, "Mcp-Method": method}
+            if "name" in params:
+                headers["Mcp-Name"] = encode_header_value(params["name"])
+        body = request(id, method, params, self._terms)
         async with self._http.post(self._url, data=body, headers=headers, allow_redirects=False) as response:
             if response.status != 200:
                 return await self._refused(response, id)
@@ -344,8 +346,8 @@ class SseLink:
     def agreed(self, terms: Terms, check: Callable[[], None]) -> None:
         """What was agreed is the SDK's to keep."""
 
-    async def call(self, name: str, arguments: Mapping[str, Any], report: Report) -> Answer:
-        raise AssertionError("calls over SSE go through the SDK")
+    async def ask(self, method: str, params: Mapping[str, Any], report: Report) -> Answer:
+        raise AssertionError("what is asked over SSE goes through the SDK")
 
     async def __aenter__(self) -> Any:
         def client(*_: Any, **__: Any) -> httpx2.AsyncClient:
@@ -398,6 +400,8 @@ class Tap(httpx2.AsyncBaseTransport):
         self.status = response.status_code
         if response.is_redirect or response.status_code >= 400:
             self.trouble = _refusal(response)
+        elif response.is_success:
+            self.trouble = ""
         if response.is_redirect:
             await response.aclose()
             return _error_response(request, self.trouble)

@@ -6,11 +6,13 @@ requests and go over the link, or through the client where the link has no way o
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import anyio
 import mcp_types as types
+import msgspec
 from mcp.client import Client, Transport
 from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
 from mcp.shared.exceptions import MCPError
@@ -41,7 +43,7 @@ class Link(Transport, Protocol):
     """A way to a server: a transport for the SDK, and what a session needs besides."""
 
     lean: bool
-    """Whether `call` goes past the SDK."""
+    """Whether it has a way of its own, past the SDK: `ask`."""
     gone: "asyncio.Future[str]"
     """Done when the server cannot be reached over this link any more, with the reason; empty if we closed it."""
     trouble: str
@@ -51,7 +53,7 @@ class Link(Transport, Protocol):
         """The terms of the session, and whom to tell that the tools, or the server itself, need a look."""
         ...
 
-    async def call(self, name: str, arguments: Mapping[str, Any], report: Report) -> Answer: ...
+    async def ask(self, method: str, params: Mapping[str, Any], report: Report) -> Answer: ...
 
     def kill(self) -> None: ...
 
@@ -106,7 +108,7 @@ class Session:
         if self._ended.is_set() or self._client is None:
             raise NotSent("the session has ended")
         if lean and self._link.lean:
-            return await self._link.call(name, arguments, report)
+            return await self._link.ask("tools/call", {"name": name, "arguments": arguments}, report)
         return await self._call_through_sdk(self._client, name, arguments, report)
 
     async def _call_through_sdk(
@@ -181,18 +183,36 @@ class Session:
         cursor: str | None = None
         seen: set[str] = set()
         for _ in range(MAX_PAGES):
-            try:
-                page = await client.list_tools(cursor=cursor)
-            except MCPError as error:
-                if error.code != types.METHOD_NOT_FOUND:
-                    raise
-                break  # a server may have other things to offer than tools
-            tools += page.tools
-            cursor = page.next_cursor
+            found, cursor = await self._page(client, cursor)
+            tools += found
             if cursor is None or cursor in seen or len(tools) > MAX_TOOLS:
                 break
             seen.add(cursor)
         self._listed(tuple(tools[:MAX_TOOLS]))
+
+    async def _page(self, client: Client, cursor: str | None) -> tuple[list[types.Tool], str | None]:
+        try:
+            page = await client.list_tools(cursor=cursor)
+        except MCPError as error:
+            if error.code != types.METHOD_NOT_FOUND:
+                raise
+            return [], None  # a server may have other things to offer than tools
+        except ValidationError:
+            if not self._link.lean:
+                raise
+            return await self._lenient_page(cursor)
+        return page.tools, page.next_cursor
+
+    async def _lenient_page(self, cursor: str | None) -> tuple[list[types.Tool], str | None]:
+        """The SDK refuses a whole list for one odd tool. Here each stands for itself, and the registry judges it."""
+        async with asyncio.timeout(ASK_SECONDS):
+            answer = await self._link.ask("tools/list", {} if cursor is None else {"cursor": cursor}, _nobody)
+        page = _pages.decode(answer.raw)
+        tools: list[types.Tool] = []
+        for raw in page.tools:
+            with contextlib.suppress(ValidationError):  # nothing that could be called by a name
+                tools.append(types.Tool.model_validate_json(bytes(raw)))
+        return tools, page.next_cursor
 
     async def _heard(self, message: object) -> None:
         if isinstance(message, types.ToolListChangedNotification):
@@ -230,6 +250,18 @@ class Session:
         if not self._task.done():
             self._link.kill()
             await asyncio.wait([self._task], timeout=ABORT_SECONDS)
+
+
+class _Page(msgspec.Struct):
+    tools: list[msgspec.Raw]
+    next_cursor: str | None = msgspec.field(default=None, name="nextCursor")
+
+
+_pages = msgspec.json.Decoder(_Page)
+
+
+async def _nobody(message: str, fraction: float | None = None) -> None:
+    """A report that nobody hears."""
 
 
 async def _ended(task: "asyncio.Task[None]") -> None:

@@ -30,12 +30,12 @@ from app.tools.mcp_wire import (
     Waiting,
     answer_in,
     answer_in_part,
-    call_request,
     cancellation,
     id_in_head,
     id_in_tail,
     progress_of,
     read_message,
+    request,
 )
 
 MAX_FOR_SDK = 256
@@ -67,13 +67,13 @@ class StdioLink:
     def agreed(self, terms: Terms, check: Callable[[], None]) -> None:
         self._terms = terms
 
-    async def call(self, name: str, arguments: Mapping[str, Any], report: Report) -> Answer:
+    async def ask(self, method: str, params: Mapping[str, Any], report: Report) -> Answer:
         if self._child is None or self.gone.done():
             raise NotSent("the process has ended")
         id = f"c{next(self._ids)}"
         waiting = self._waiting[id] = Waiting()
         try:
-            self._child.write(call_request(id, name, arguments, self._terms) + b"\n")
+            self._child.write(request(id, method, params, self._terms) + b"\n")
             return await waiting.answer(report)
         except asyncio.CancelledError:
             self._tell_cancelled(id)
@@ -95,6 +95,7 @@ class StdioLink:
         return for_sdk, from_sdk
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._ended("")  # from here on its end is our doing
         try:
             if self._child is not None:
                 await self._child.stop(in_haste=kind is not None)

@@ -121,6 +121,8 @@ class Answer:
     error: RpcError | None = None
     missing: int = 0
     """Bytes of the message that were not kept."""
+    raw: bytes = field(default=b"", repr=False, compare=False)
+    """The result as it came, for those who asked for something else than a tool's result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,15 +136,8 @@ _result = msgspec.json.Decoder(Result)
 _progress = msgspec.json.Decoder(_Progress)
 
 
-def call_request(id: str, name: str, arguments: Mapping[str, Any], terms: Terms) -> bytes:
-    return encoded(
-        {
-            "jsonrpc": "2.0",
-            "id": id,
-            "method": "tools/call",
-            "params": {"name": name, "arguments": arguments, "_meta": terms.meta(id)},
-        }
-    )
+def request(id: str, method: str, params: Mapping[str, Any], terms: Terms) -> bytes:
+    return encoded({"jsonrpc": "2.0", "id": id, "method": method, "params": {**params, "_meta": terms.meta(id)}})
 
 
 def cancellation(id: str) -> bytes:
@@ -179,7 +174,7 @@ def answer_in(message: Message) -> Answer:
     if message.error is not None:
         return Answer(error=message.error)
     try:
-        return Answer(_result.decode(message.result))
+        return Answer(_result.decode(message.result), raw=bytes(message.result))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Unreadable("The tool's server sent a result that is not one of the protocol's.") from error
 
@@ -225,7 +220,7 @@ def progress_of(message: Message) -> tuple[int | str | None, Progress] | None:
 
 
 class Waiting:
-    """A call under way: fed by whoever reads, awaited by whoever called. Only the latest progress is kept."""
+    """A call under way: fed by whoever reads, awaited by whoever called. The latest progress counts, and the first answer."""
 
     __slots__ = ("_answer", "_error", "_news", "_progress")
 
@@ -240,7 +235,7 @@ class Waiting:
         self._wake()
 
     def answered(self, answer: Answer) -> None:
-        self._answer = answer
+        self._answer = self._answer or answer
         self._wake()
 
     def failed(self, error: Exception) -> None:

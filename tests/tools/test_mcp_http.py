@@ -158,6 +158,39 @@ async def test_an_error_of_the_protocol_counts_whatever_the_status() -> None:
         assert await it.run("echo") == Failed("no such city")
 
 
+async def test_a_list_that_is_too_long_keeps_the_server_down_and_our_memory_free() -> None:
+    async with HttpMcp().running() as http:
+        body = b'{"jsonrpc":"2.0","id":3,"result":{"tools":[],"x":"' + b"x" * (9 * 1024 * 1024) + b'"}}'
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+        http.instead = lambda asked: head + body if asked.message.get("method") == "tools/list" else None
+        async with house(http.url, delay=lambda failures: 60) as it:
+            status = await it.state(SourceState.DOWN)
+            assert "more than 8388608 bytes" in status.error
+
+
+async def test_a_call_given_up_in_the_newest_protocol_is_hung_up_on() -> None:
+    server, _ = sdk_server()
+    begun, stopped = asyncio.Event(), asyncio.Event()
+
+    @server.tool()
+    async def wait() -> str:
+        """Waits for ever."""
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+        return ""
+
+    async with serve(server.streamable_http_app()) as base, house(f"{base}/mcp") as it:
+        call = asyncio.create_task(it.run("wait"))
+        await begun.wait()
+        call.cancel()
+        await asyncio.wait([call], timeout=1)
+        assert call.cancelled()
+        await stopped.wait()
+
+
 async def test_a_server_that_is_busy_was_not_reached() -> None:
     async with HttpMcp().running() as http, house(http.url) as it:
         busy = b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n"

@@ -19,6 +19,7 @@ from app.tools.http_client import Web
 from app.tools.mcp_descriptors import Pins
 from app.tools.mcp_process import StdioSpec
 from app.tools.mcp_server import McpServer, ServerSpec
+from app.tools.mcp_session import MAX_TOOLS
 from app.tools.registry import Registry
 from app.tools.sources import SourceState, SourceStatus
 from app.tools.toolbox import RequestToolbox
@@ -214,6 +215,32 @@ async def test_it_sees_a_clean_environment_and_what_the_operator_wrote_down(monk
         assert "OPENAI_API_KEY" not in seen
 
 
+async def test_an_answer_given_twice_or_to_nobody_is_dropped() -> None:
+    async with house() as it:
+        assert await it.text("raw_twice") == "first"
+        assert await it.text("raw_echo", a=1) == '{"a": 1}'
+
+
+async def test_a_list_without_end_is_read_as_far_as_is_sensible() -> None:
+    async with house("endless_list") as it:
+        assert await it.text("raw_echo") == "{}"
+        assert len(it.registry.quarantined()) < MAX_TOOLS
+
+
+async def test_tools_that_cannot_be_used_are_listed_with_the_reason_and_touch_no_others() -> None:
+    async with house("odd_list") as it:
+        reasons = {each.name: each.reason for each in it.registry.quarantined()}
+        assert set(reasons) == {"raw_odd", "raw_far", "answers"}
+        assert "two tools of this name" in reasons["answers"]
+        assert await it.text("raw_answers", city="Oslo")
+
+
+async def test_a_server_of_an_unknown_version_is_refused() -> None:
+    async with house("ancient", delay=lambda failures: 60) as it:
+        status = await it.state(SourceState.DOWN)
+        assert "1999-01-01" in status.error
+
+
 # Changes ------------------------------------------------------------------------------------------
 
 
@@ -239,6 +266,36 @@ async def test_a_restart_that_brings_the_same_tools_builds_nothing_anew() -> Non
         os.kill(int(await it.text("raw_pid")), signal.SIGKILL)
         await it.opened_after(session)
         assert it.server.tools() is before
+
+
+async def test_a_server_of_the_newest_protocol_tells_of_new_tools_over_its_pipes_too(tmp_path: Path) -> None:
+    script = tmp_path / "server.py"
+    script.write_text(GROWING)
+    async with house(transport=StdioSpec(sys.executable, (str(script),))) as it:
+        await it.state(SourceState.READY)
+        assert it.server._session is not None
+        assert await it.text("raw_grow") == "ok"
+        await everything(lambda: "raw_grown" in it.names())
+        assert await it.text("raw_grown") == "grown"
+
+
+GROWING = """
+from mcp.server import MCPServer
+from mcp.server.mcpserver import Context
+
+server = MCPServer("growing")
+
+@server.tool()
+async def grow(context: Context) -> str:
+    async def grown() -> str:
+        return "grown"
+
+    server.add_tool(grown, "grown", description="It was not there before.")
+    await context.notify_tools_changed()
+    return "ok"
+
+server.run("stdio")
+"""
 
 
 # Deaths -------------------------------------------------------------------------------------------
@@ -269,6 +326,21 @@ async def test_a_server_killed_from_outside_fails_every_call_under_way() -> None
             assert isinstance(outcome, Failed)
             assert outcome.kind is FailureKind.UNAVAILABLE
         await everything(lambda: any("it was ended by SIGKILL" in status.error for status in it.told))
+
+
+async def test_a_server_that_closes_its_output_and_lives_on_is_ended_and_started_again(
+    anyio_backend: tuple[str, dict[str, bool]],
+) -> None:
+    if anyio_backend[1]["use_uvloop"]:
+        pytest.skip("uvloop leaves a second copy of the output open in the child: such a server's calls time out")
+    async with house() as it:
+        session, pid = it.server._session, int(await it.text("raw_pid"))
+        outcome = await it.run("raw_closes")
+        assert isinstance(outcome, Failed)
+        assert outcome.kind is FailureKind.UNKNOWN
+        await it.opened_after(session)
+        assert not is_alive(pid)
+        assert any("it closed its output" in status.error for status in it.told)
 
 
 async def test_an_answer_written_just_before_the_end_is_still_heard() -> None:
@@ -339,7 +411,7 @@ async def test_a_house_that_closes_while_a_server_opens_leaves_no_process() -> N
         await everything(lambda: bool(_children_of_ours()))
         [child] = _children_of_ours()
         await registry.close()
-        assert not is_alive(child)
+        await everything(lambda: not is_alive(child))
     await web.close()
 
 

@@ -22,11 +22,11 @@ from app.tools.mcp_wire import (
     Waiting,
     answer_in,
     answer_in_part,
-    call_request,
     id_in_head,
     id_in_tail,
     progress_of,
     read_message,
+    request,
 )
 
 
@@ -181,9 +181,11 @@ def test_progress_is_a_word_and_a_fraction_where_there_is_one(params, told):
 
 
 def test_a_request_says_who_asks_only_where_the_protocol_wants_it():
-    old = json.loads(call_request("c1", "echo", {"a": 1}, Terms("2025-06-18", modern=False)))
+    old = json.loads(
+        request("c1", "tools/call", {"name": "echo", "arguments": {"a": 1}}, Terms("2025-06-18", modern=False))
+    )
     assert old["params"] == {"name": "echo", "arguments": {"a": 1}, "_meta": {"progressToken": "c1"}}
-    new = json.loads(call_request("c1", "echo", {}, Terms("2026-07-28", modern=True, client={"name": "callgate"})))
+    new = json.loads(request("c1", "tools/list", {}, Terms("2026-07-28", modern=True, client={"name": "callgate"})))
     assert new["params"]["_meta"]["io.modelcontextprotocol/protocolVersion"] == "2026-07-28"
     assert new["params"]["_meta"]["io.modelcontextprotocol/clientInfo"] == {"name": "callgate"}
 

@@ -29,6 +29,7 @@ TOOLS: dict[str, dict[str, Any]] = {
     "answers": CITY, "raises": CITY, "hangs": CITY, "floods": CITY, "binary": CITY,
     "dies": ANY, "forks": ANY, "pid": ANY, "environment": ANY, "progresses": ANY, "changes": ANY, "renames": ANY,
     "refuses": ANY, "strange": ANY, "half": ANY, "asks": ANY, "echo": ANY, "last_words": ANY, "chatters": ANY,
+    "closes": ANY, "twice": ANY,
 }  # fmt: skip
 
 words = sys.argv[1:]
@@ -134,6 +135,12 @@ def call(id: object, name: str, arguments: dict[str, Any], token: object) -> Non
             send({"id": 77, "method": "sampling/createMessage", "params": {"messages": [], "maxTokens": 1}})
             answers.wait(5)
             result(id, text(json.dumps(answer)))
+        case "closes":
+            os.close(1)
+        case "twice":
+            result(id, text("first"))
+            result(id, text("second"))
+            result("c999", text("nobody's"))
         case "chatters":
             for number in range(5000):
                 send({"method": "notifications/message", "params": {"level": "info", "data": number}})
@@ -161,14 +168,24 @@ def handle(message: dict[str, Any]) -> None:
                 {
                     "id": id,
                     "result": {
-                        "protocolVersion": "2025-06-18",
+                        "protocolVersion": "1999-01-01" if "ancient" in words else "2025-06-18",
                         "capabilities": {"tools": {"listChanged": True}},
                         "serverInfo": {"name": "raw", "version": "1"},
                     },
                 }
             )
-        case "tools/list":
-            send({"id": id, "result": {"tools": listed()}})
+        case "tools/list" if "unlisted" not in words:
+            result = {"tools": listed()}
+            if "endless_list" in words:
+                result["nextCursor"] = str(time.monotonic_ns())
+            if "odd_list" in words:
+                odd = {"name": "odd", "description": "Odd.", "inputSchema": {"type": "object", "required": 5}}
+                result["tools"] += [
+                    odd,
+                    {**odd, "name": "far", "inputSchema": {"$ref": "http://example.com/x"}},
+                    listed()[0],
+                ]
+            send({"id": id, "result": result})
         case "tools/call":
             token = (params.get("_meta") or {}).get("progressToken")
             job = (id, params["name"], params.get("arguments") or {}, token)
