@@ -59,6 +59,8 @@ class Body:
     argument: str | None
     properties: Mapping[str, str]
     """Arguments and the properties that they stand for, where there is no single one."""
+    styles: Mapping[str, str]
+    """Of a form's fields, where the document says one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,12 +228,12 @@ class _Shaping:
         required = node.get("required") is True
         whole = self._schemas.followed(schema)
         if required and not TEXT.match(media_type) and _is_all_properties(whole):
-            return Body(media_type, None, dict(self._body_properties(whole)))
+            return Body(media_type, None, dict(self._body_properties(whole)), _styles(media))
         if FORM.match(media_type) and whole.get("type") not in ("object", None):
             raise LeftOut("its form is no object")
         argument = self._argument(BODY, "request")
         self._add(argument, {"type": "string"} if TEXT.match(media_type) else schema, node, required=required)
-        return Body(media_type, argument, {})
+        return Body(media_type, argument, {}, _styles(media))
 
     def _body_properties(self, whole: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         read = self._schemas.read(whole)
@@ -254,6 +256,12 @@ def _is_all_properties(schema: Mapping[str, Any]) -> bool:
         and bool(schema["properties"])
         and schema.get("additionalProperties", False) is False
     )
+
+
+def _styles(media: Any) -> dict[str, str]:
+    encoding = media.get("encoding") if isinstance(media, Mapping) else None
+    fields = encoding.items() if isinstance(encoding, Mapping) else ()
+    return {str(name): str(said["style"]) for name, said in fields if isinstance(said, Mapping) and "style" in said}
 
 
 def _preferred(content: Mapping[str, Any]) -> tuple[str, Any]:
@@ -302,8 +310,9 @@ def _deep(parameter: Parameter, name: str, value: Any) -> Iterator[str]:
             for key, each in value.items():
                 yield from _deep(parameter, f"{name}[{key}]", each)
         case list():
-            for each in value:
-                yield from _deep(parameter, name, each)
+            # The specification is silent. Servers that read brackets read these.
+            for at, each in enumerate(value):
+                yield from _deep(parameter, f"{name}[{at if isinstance(each, dict) else ''}]", each)
         case None:
             return
         case _:
@@ -350,23 +359,24 @@ def _content(body: Body | None, arguments: Mapping[str, Any]) -> bytes | None:
         value = arguments[body.argument]
     if JSON.match(body.media_type):
         return as_json(value)
-    text = _form(value) if FORM.match(body.media_type) else as_text(value)
+    text = _form(value, body.styles) if FORM.match(body.media_type) else as_text(value)
     try:
         return text.encode()
     except UnicodeEncodeError:
         raise BadArgument("the body is not valid text") from None
 
 
-def _form(value: Any) -> str:
+def _form(value: Any, styles: Mapping[str, str]) -> str:
     if not isinstance(value, dict):
         raise BadArgument("the body must be an object")
-    fields = (
-        Parameter(name, name, "query", "form", explode=True, as_json=isinstance(each, dict))
-        for name, each in value.items()
-    )
     return "&".join(
-        part
-        for field, each in zip(fields, value.values(), strict=True)
-        if each is not None
-        for part in _query(field, each)
+        part for name, each in value.items() if each is not None for part in _query(_field(name, each, styles), each)
     )
+
+
+def _field(name: str, value: Any, styles: Mapping[str, str]) -> Parameter:
+    """A field is written as a query parameter is; an object is JSON, unless the document says otherwise."""
+    style = styles.get(name, "form")
+    known = style in _DELIMITERS or style == "deepObject"
+    whole = isinstance(value, dict) and name not in styles
+    return Parameter(name, name, "query", style if known else "form", explode=style == "form", as_json=whole)

@@ -4,6 +4,7 @@ import copy
 import functools
 import json
 import operator
+import urllib.parse
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -257,7 +258,7 @@ def test_a_document_that_is_one_bomb_after_the_other_is_refused_as_a_whole(monke
         ({"pipes": ["a|b", "c"]}, "pipes=a%7Cb%7Cc"),
         (
             {"filter": {"color": "red", "size": {"min": 2}, "tags": ["x", "y"], "none": None}},
-            "filter%5Bcolor%5D=red&filter%5Bsize%5D%5Bmin%5D=2&filter%5Btags%5D=x&filter%5Btags%5D=y",
+            "filter%5Bcolor%5D=red&filter%5Bsize%5D%5Bmin%5D=2&filter%5Btags%5D%5B%5D=x&filter%5Btags%5D%5B%5D=y",
         ),
         ({"page": {"size": 2, "after": "x&y=z"}}, "size=2&after=x%26y%3Dz"),
         ({"range": {"from": 1, "to": 2}}, "range=from,1,to,2"),
@@ -301,6 +302,12 @@ def test_a_form_is_written_as_one():
     made = request(tool("search"), q="a b&c", tags=["x", "y"])
     assert made.content == b"q=a%20b%26c&tags=x&tags=y"
     assert made.headers["Content-Type"] == "application/x-www-form-urlencoded"
+
+
+def test_an_object_in_a_form_is_json_unless_the_document_says_otherwise():
+    made = request(tool("search"), q="x", near={"city": "Oslo"}, meta={"a": {"b": 1}, "c": [{"d": 2}]}, tags=None)
+    assert made.content is not None
+    assert urllib.parse.unquote(made.content.decode()) == 'q=x&near={"city":"Oslo"}&meta[a][b]=1&meta[c][0][d]=2'
 
 
 def test_a_text_is_sent_as_it_is():
