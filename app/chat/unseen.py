@@ -145,6 +145,7 @@ def _head_of(message: Message, mark: bytes) -> _Head | None:
         return None  # goes on as it came; what is wrong with it is the provider's to say
 
 
-def _under(model_id: str, answer: Message) -> dict[str, Any]:
+def _under(model_id: str, answer: Message) -> Message:
     fields = _fields.decode(answer) if isinstance(answer, msgspec.Raw) else answer
-    return {**fields, "tool_call_id": model_id}
+    # Encoded as a whole: nobody further on looks for undecoded pieces inside a message.
+    return msgspec.Raw(msgspec.json.encode({**fields, "tool_call_id": model_id}))

@@ -1,0 +1,75 @@
+"""Requests from before there were tools, in today's words."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from app.api import legacy
+from app.api.requests import ChatRequest, read_chat_request
+from app.chat.errors import ChatError
+
+FUNCTION = {"name": "f", "description": "Does.", "parameters": {"type": "object"}}
+USER = {"role": "user", "content": "hi"}
+
+
+def read(**fields: Any) -> ChatRequest:
+    return read_chat_request(msgspec.json.encode({"model": "m", "messages": [USER], **fields}), {}, 100)
+
+
+def plain(messages: Any) -> list[Any]:
+    return [msgspec.json.decode(message) for message in messages]
+
+
+def test_functions_become_tools_and_the_body_itself_stays_as_it_came() -> None:
+    request = read(functions=[FUNCTION], function_call="auto")
+    assert plain(request.tools) == [{"type": "function", "function": FUNCTION}]
+    assert request.tool_choice == "auto"
+    assert request.legacy
+    assert request.fields.keys() == {"model", "messages", "functions", "function_call"}
+    assert "functions" not in request.params
+
+
+@pytest.mark.parametrize(
+    ("given", "choice"),
+    [("none", "none"), ({"name": "f"}, {"type": "function", "function": {"name": "f"}}), (None, None)],
+)
+def test_a_choice_keeps_its_meaning(given: Any, choice: Any) -> None:
+    assert read(functions=[FUNCTION], function_call=given).tool_choice == choice
+
+
+def test_calls_and_their_results_get_ids_that_belong_together() -> None:
+    said = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
+    result = {"role": "function", "name": "f", "content": "1"}
+    messages = plain(read(functions=[FUNCTION], messages=[USER, said, result, said, result]).messages)
+    ids = [message["tool_calls"][0]["id"] for message in messages if message["role"] == "assistant"]
+    assert [message["tool_call_id"] for message in messages if message["role"] == "tool"] == ids
+    assert len(set(ids)) == 2
+    assert messages[0] == USER
+
+
+def test_an_id_follows_from_everything_before_it_and_from_nothing_else() -> None:
+    raw = [msgspec.Raw(b'{"role":"user","content":"hi"}')]
+    spaced = [msgspec.Raw(b'{ "content": "hi", "role": "user", "name": "x" }')]
+    first = legacy.call_id(raw, "f", "{}")
+    assert legacy.call_id(spaced, "f", "{}") == legacy.call_id([USER], "f", "{}") == first
+    assert (
+        len({first, legacy.call_id([], "f", "{}"), legacy.call_id(raw, "g", "{}"), legacy.call_id(raw, "f", "{ }")})
+        == 4
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"functions": "f"},
+        {"functions": [7]},
+        {"functions": [{}]},
+        {"functions": [FUNCTION], "function_call": "always"},
+        {"functions": [FUNCTION], "function_call": {}},
+    ],
+)
+def test_what_is_wrong_is_a_400(fields: dict[str, Any]) -> None:
+    with pytest.raises(ChatError) as caught:
+        read(**fields)
+    assert caught.value.status == 400

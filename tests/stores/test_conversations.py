@@ -1,0 +1,89 @@
+"""What clients do not see is kept for each of them, under ids that are theirs alone."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from app.calls.states import ReadyCall
+from app.chat.events import CallsHandedBack, Unseen
+from app.stores.conversations import Conversations
+from app.stores.memory import MemoryStore
+from app.stores.store import StoreError
+from tests.chat.test_unseen import answer, call, plain, raw, said
+from tests.fakes import ShelfToolbox, counter
+
+pytestmark = pytest.mark.anyio
+
+OWN = ReadyCall("c", "echo", {}, "{}")
+UNSEEN = Unseen((), said(call("h", "clock"), call("c")), {"h": answer("h", "ours")}, ran=("h",))
+HANDED = CallsHandedBack((OWN,), UNSEEN)
+
+
+def conversations(store: Any = None) -> Conversations:
+    return Conversations(MemoryStore(100, 100_000) if store is None else store, 60.0, counter("fresh"))
+
+
+async def returned(kept: Conversations, caller: str, id: str = "c") -> list[Any]:
+    back = [raw(said(call(id))), raw(answer(id))]
+    return plain(await kept.made_whole(caller, back, {}, ShelfToolbox({"echo"})))
+
+
+WHOLE = [UNSEEN.assistant, answer("h", "ours"), answer("c")]
+AS_IT_CAME = [said(call("c")), answer("c")]
+
+
+async def test_what_was_kept_for_a_caller_is_put_back_again_and_again() -> None:
+    kept = conversations()
+    assert await kept.keep("alice", HANDED, with_hint=False) == HANDED
+    assert [await returned(kept, "alice") for _ in range(2)] == [WHOLE, WHOLE]
+    assert await returned(kept, "bob") == AS_IT_CAME
+
+
+async def test_nothing_is_kept_where_the_client_has_seen_everything() -> None:
+    store = MemoryStore(100, 100_000)
+    handed = CallsHandedBack((OWN,))
+    assert await conversations(store).keep("alice", handed, with_hint=True) is handed
+    assert len(store) == 0
+
+
+async def test_an_id_that_another_chat_has_is_handed_out_anew() -> None:
+    kept = conversations()
+    other = replace(UNSEEN, results={"h": answer("h", "of another chat")})
+    first = await kept.keep("alice", HANDED, with_hint=False)
+    second = await kept.keep("alice", CallsHandedBack((OWN,), other), with_hint=False)
+    assert (first.calls[0].id, second.calls[0].id) == ("c", "fresh_1")
+    assert (await returned(kept, "alice"))[1]["content"] == "ours"
+    [assistant, ours, own] = await returned(kept, "alice", "fresh_1")
+    assert ours["content"] == "of another chat"
+    assert (assistant, own["tool_call_id"]) == (UNSEEN.assistant, "c")
+
+
+async def test_the_same_chat_asked_again_keeps_its_id() -> None:
+    kept = conversations()
+    await kept.keep("alice", HANDED, with_hint=False)
+    assert (await kept.keep("alice", HANDED, with_hint=False)).calls[0].id == "c"
+
+
+async def test_the_first_call_carries_the_hint() -> None:
+    handed = await conversations().keep("alice", HANDED, with_hint=True)
+    assert handed.calls[0].extras == {"x_callgate": {"house": [[0, "h", "clock", "{}"]]}}
+
+
+class BrokenStore(MemoryStore):
+    """Cannot be reached."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 1)
+
+    async def get(self, key: str, *, renew: float | None = None) -> bytes | None:
+        raise StoreError("away")
+
+    async def add(self, key: str, value: bytes, seconds: float) -> bool:
+        raise StoreError("away")
+
+
+async def test_a_store_that_is_away_costs_what_was_not_seen_and_nothing_else() -> None:
+    kept = conversations(BrokenStore())
+    assert (await kept.keep("alice", HANDED, with_hint=False)).calls == (OWN,)
+    assert await returned(kept, "alice") == AS_IT_CAME
