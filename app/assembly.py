@@ -1,10 +1,10 @@
 """From the config's words to the rooms' values. The one place that reads `config.schema` and imports every room."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 from pydantic import SecretStr
 
@@ -27,13 +27,7 @@ from app.tools.addresses import AddressRules
 from app.tools.approval_rules import SILENT, ApprovalRule
 from app.tools.command import CommandLine
 from app.tools.executor import Policy, Safety, Tool
-from app.tools.http_client import Web
-from app.tools.http_endpoint import HttpEndpoint
 from app.tools.mcp_descriptors import Pins
-from app.tools.mcp_http import HttpSpec, rules_for
-from app.tools.mcp_process import StdioSpec
-from app.tools.mcp_server import McpServer, ServerSpec, legal_prefix
-from app.tools.openapi import Api, OpenApiSource, Selection
 from app.tools.process import Limits, Paths, Processes
 from app.tools.python_function import NotATool, functions_at, python_tool
 from app.tools.registry import Registry
@@ -43,6 +37,15 @@ from app.upstream.client import Client, Deadlines
 from app.upstream.lean_client import LeanClient
 from app.upstream.resolve import LaneError, ModelEntry, check
 from app.upstream.retry import RetryPolicy
+
+# What speaks HTTP or MCP for tools takes half a second and thirty megabytes to load, and is loaded where the config has such
+# a tool.
+if TYPE_CHECKING:
+    from app.tools.http_client import Web
+    from app.tools.mcp_http import HttpSpec
+    from app.tools.mcp_process import StdioSpec
+    from app.tools.mcp_server import ServerSpec
+    from app.tools.openapi import OpenApiSource
 
 POLICY_FIELDS = ("timeout", "concurrency", "max_result_bytes", "retries")
 
@@ -190,7 +193,7 @@ class BadModel(BadEntry):
 
 def registry_of(
     config: Config,
-    web: Web,
+    web: "Web | Callable[[], Web]",
     threads: ThreadPool,
     processes: Processes,
     *,
@@ -218,13 +221,19 @@ def registry_of(
             raise BadTool(("tools", index), entry.name, str(error)) from error
     for name, server in config.mcp_servers.items():
         if not server.disabled:
+            from app.tools.mcp_server import McpServer
+
             registry.add_source(
-                McpServer(_server_spec(name, server, defaults), web, pins),
+                McpServer(_server_spec(name, server, defaults), _made(web), pins),
                 concurrency=server.concurrency,
                 approval=_approval_rule(server.require_approval),
                 identity=(name, _fingerprint(server), defaults),
             )
     return registry
+
+
+def _made(web: "Web | Callable[[], Web]") -> "Web":
+    return web() if callable(web) else web
 
 
 def import_tools(config: Config) -> None:
@@ -237,7 +246,9 @@ def import_tools(config: Config) -> None:
                 raise BadTool(("tools", index), entry.name, str(error)) from error
 
 
-def _server_spec(name: str, section: McpSection, defaults: Policy) -> ServerSpec:
+def _server_spec(name: str, section: McpSection, defaults: Policy) -> "ServerSpec":
+    from app.tools.mcp_server import ServerSpec, legal_prefix
+
     said = _policy(section)
     said.pop("concurrency", None)  # of the server, all its tools together
     return ServerSpec(
@@ -250,7 +261,10 @@ def _server_spec(name: str, section: McpSection, defaults: Policy) -> ServerSpec
     )
 
 
-def _transport(section: McpSection) -> StdioSpec | HttpSpec:
+def _transport(section: McpSection) -> "StdioSpec | HttpSpec":
+    from app.tools.mcp_http import HttpSpec, rules_for
+    from app.tools.mcp_process import StdioSpec
+
     if section.command is not None:
         env = {name: value.get_secret_value() for name, value in section.env.items()}
         return StdioSpec(section.command, section.args, env, section.cwd)
@@ -264,7 +278,11 @@ def _transport(section: McpSection) -> StdioSpec | HttpSpec:
 
 
 def _tools(
-    entry: PythonTool | HttpTool | CommandTool, defaults: Policy, web: Web, threads: ThreadPool, processes: Processes
+    entry: PythonTool | HttpTool | CommandTool,
+    defaults: Policy,
+    web: "Web | Callable[[], Web]",
+    threads: ThreadPool,
+    processes: Processes,
 ) -> Iterator[Tool]:
     match entry:
         case PythonTool():
@@ -278,14 +296,16 @@ def _tools(
                     overrides=_policy(entry),
                 )
         case HttpTool():
-            yield _http_tool(entry, defaults, web)
+            yield _http_tool(entry, defaults, _made(web))
         case CommandTool():
             yield _command_tool(entry, defaults, processes)
         case _:
             assert_never(entry)
 
 
-def _http_tool(entry: HttpTool, defaults: Policy, web: Web) -> Tool:
+def _http_tool(entry: HttpTool, defaults: Policy, web: "Web") -> Tool:
+    from app.tools.http_endpoint import HttpEndpoint
+
     executor = HttpEndpoint(
         web,
         method=entry.method,
@@ -306,7 +326,9 @@ def _http_tool(entry: HttpTool, defaults: Policy, web: Web) -> Tool:
     )
 
 
-def _open_api(entry: OpenApiTool, defaults: Policy) -> OpenApiSource:
+def _open_api(entry: OpenApiTool, defaults: Policy) -> "OpenApiSource":
+    from app.tools.openapi import Api, OpenApiSource, Selection
+
     api = Api(
         base_url=entry.base_url,
         auth={name: value.get_secret_value() for name, value in entry.auth.items()},

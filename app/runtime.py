@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 import structlog
@@ -43,7 +43,6 @@ from app.telemetry.tool_servers import ToolServers
 from app.tools.approvals import Approvals, Settled
 from app.tools.clients_only import ClientsOnly
 from app.tools.executor import Tool
-from app.tools.http_client import Web
 from app.tools.listing import quarantined_facts, tool_facts
 from app.tools.process import Processes
 from app.tools.read_more import Leftovers, PagedToolbox, Shelf
@@ -60,6 +59,9 @@ from app.upstream.resolve import ModelEntry
 from app.upstream.tool_calling import ToolCalling
 
 audit = structlog.get_logger("callgate.audit")
+
+if TYPE_CHECKING:
+    from app.tools.http_client import Web
 
 REMEMBERED_SELECTIONS = 1024
 """Clients may ask for any names, so there must be a bound."""
@@ -81,10 +83,18 @@ class Lasting:
         self.pins = assembly.pins_of(config, self.servers)
         self.sources = SourcePool(functools.partial(_tell_of_source, self.servers))
         self.leftovers = Leftovers()
-        self.web = Web()
+        self._web: Web | None = None
         self.threads = ThreadPool()
         self.processes = Processes()
         self._config = config
+
+    def web(self) -> "Web":
+        """The HTTP clients of tools, made when the first tool wants one."""
+        if self._web is None:
+            from app.tools.http_client import Web
+
+            self._web = Web()
+        return self._web
 
     async def open(self) -> None:
         """Open what lies in files. Where that fails nothing is served: what was promised could not be kept."""
@@ -96,7 +106,8 @@ class Lasting:
             audit.warning("runs of tools whose end nobody saw", count=ledger.found_unknown)
 
     async def close(self) -> None:
-        await self.web.close()
+        if self._web is not None:
+            await self._web.close()
         await self.processes.close()
         self.threads.close()
         await self.limiter.close()

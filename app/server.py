@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -24,6 +25,8 @@ from app.telemetry import logs
 from app.telemetry.redaction import Redactor
 
 BACKLOG = 2048
+GARBAGE_OBJECTS = 5_000
+"""New objects that may be garbage until they are looked through. A request with hundreds of tools makes a thousand."""
 CUT_OFF = 4
 """The exit code when the time to drain was over and requests were still running."""
 LOOK_SECONDS = 0.1
@@ -106,6 +109,13 @@ class DrainingServer(uvicorn.Server):
         else:
             self.should_exit = True
             _leave_no_later_than(self._drain_seconds + 3 * ENDING_SECONDS, CUT_OFF)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        # What is there now stays. Not looking through it again at every collection saves pauses of tens of milliseconds.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(GARBAGE_OBJECTS, 20, 20)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for connection in list(self.server_state.connections):

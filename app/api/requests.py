@@ -27,28 +27,28 @@ HINT_MARK = f'"{FIELD}"'.encode()
 DIALECTS: Mapping[str, Dialect] = {dialect: dialect for dialect in get_args(Dialect)}
 
 
-class _Part(msgspec.Struct):
+class _Part(msgspec.Struct, gc=False):
     type: str
 
 
-class _CalledFunction(msgspec.Struct):
+class _CalledFunction(msgspec.Struct, gc=False):
     name: str
     arguments: str
 
 
-class _Call(msgspec.Struct):
+class _Call(msgspec.Struct, gc=False):
     id: str
     function: _CalledFunction | None = None
 
 
-class _Message(msgspec.Struct):
+class _Message(msgspec.Struct, gc=False):
     role: Literal["developer", "system", "user", "assistant", "tool", "function"]
     content: str | list[_Part] | None = None
     tool_calls: list[_Call] | None = None
     tool_call_id: str | None = None
 
 
-class _PlainMessage(msgspec.Struct):
+class _PlainMessage(msgspec.Struct, gc=False):
     """A message whose content stays text. Reading it is what a long history costs most."""
 
     role: Literal["developer", "system", "user", "assistant", "tool", "function"]
@@ -57,27 +57,27 @@ class _PlainMessage(msgspec.Struct):
     tool_call_id: str | None = None
 
 
-class _StreamOptions(msgspec.Struct):
+class _StreamOptions(msgspec.Struct, gc=False):
     include_usage: bool | None = None
 
 
-class _Function(msgspec.Struct):
+class _Function(msgspec.Struct, gc=False):
     name: str
     parameters: msgspec.Raw = msgspec.Raw()
 
 
-class _Tool(msgspec.Struct):
+class _Tool(msgspec.Struct, gc=False):
     type: str
     function: _Function | None = None
     custom: _Function | None = None
 
 
-class _Allowed(msgspec.Struct):
+class _Allowed(msgspec.Struct, gc=False):
     mode: Literal["auto", "required"] = "auto"
     tools: list[_Tool] = msgspec.field(default_factory=list)
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, gc=False):
     """A choice that is more than a word."""
 
     type: Literal["function", "custom", "allowed_tools"]
@@ -86,7 +86,7 @@ class _Choice(msgspec.Struct):
     allowed_tools: _Allowed | None = None
 
 
-class _Metadata(msgspec.Struct):
+class _Metadata(msgspec.Struct, gc=False):
     tools: str | None = None
     tool_events: str | None = None
 

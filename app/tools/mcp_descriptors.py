@@ -10,13 +10,15 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import mcp_types as types
 import msgspec
 import orjson
 
 from app.tools.executor import Safety
+
+if TYPE_CHECKING:
+    import mcp_types as types
 
 MAX_PINS = 20_000
 """Tools that are remembered. A server that invents new ones for ever is not."""
@@ -91,7 +93,7 @@ def _nobody(server: str, tool: str) -> None:
     """Where nobody listens."""
 
 
-def described(tool: types.Tool) -> Descriptor:
+def described(tool: "types.Tool") -> Descriptor:
     words = tool.description or tool.title or (tool.annotations.title if tool.annotations else None) or ""
     return Descriptor(
         name=tool.name,
@@ -103,7 +105,7 @@ def described(tool: types.Tool) -> Descriptor:
     )
 
 
-def is_callable(tool: types.Tool) -> bool:
+def is_callable(tool: "types.Tool") -> bool:
     """Not one that runs only as a task of its own: nobody here would come back for the result."""
     return tool.execution is None or tool.execution.task_support != "required"
 
@@ -139,7 +141,7 @@ def _visible_schema(value: Any, *, says: bool = False) -> Any:
             return value
 
 
-def _suggested(hints: types.ToolAnnotations | None) -> Safety | None:
+def _suggested(hints: "types.ToolAnnotations | None") -> Safety | None:
     """The protocol takes a tool for destructive unless it says otherwise; that much suspicion would mean nothing."""
     if hints is None:
         return None
@@ -162,6 +164,6 @@ def _mentions(value: Any, key: str) -> bool:
             return False
 
 
-def _digest(tool: types.Tool) -> str:
+def _digest(tool: "types.Tool") -> str:
     text = orjson.dumps([tool.name, tool.description, tool.input_schema], option=orjson.OPT_SORT_KEYS)
     return hashlib.sha256(text).hexdigest()

@@ -261,12 +261,12 @@ def _leave_behind(task: "asyncio.Task[Outcome]", places: Places) -> None:
 # Whose a name is ----------------------------------------------------------------------------------
 
 
-class _Function(msgspec.Struct):
+class _Function(msgspec.Struct, gc=False):
     name: str = ""
     parameters: msgspec.Raw = msgspec.Raw()
 
 
-class _ClientTool(msgspec.Struct):
+class _ClientTool(msgspec.Struct, gc=False):
     """No more of a client's tool than is needed to know its name; the schema stays text until somebody asks."""
 
     type: str = "function"
