@@ -76,6 +76,7 @@ class Lasting:
         self.metrics = Metrics()
         self.approvals = Approvals(audit=_write_down)
         self.admission = assembly.admission_of(config)
+        self.metrics.in_flight.set_function(lambda: self.admission.all.running)
         self.keys: KeyStore | None = None
         self.ledger: Ledger = NoLedger()
         self.limiter: Limiter = MemoryLimiter()

@@ -38,17 +38,17 @@ AT_ONCE_SECONDS = 2.0
 
 
 def serve(loaded: Loaded, read: Callable[[], Loaded] | None = None) -> int:
-    """Serve until told to stop; `read` reads the config again. The exit code: 0 after an orderly end, 1 when it could not start, `CUT_OFF` when requests
-    were still running at the end of the drain, 128 and the signal's number when a second signal ended it at once."""
+    """Serve until told to stop; `read` reads the config again.
+
+    The exit code: 0 after an orderly end, 1 when it could not start, `CUT_OFF` when requests were still running at the
+    end of the drain, 128 and the signal's number when a second signal ended it at once.
+    """
     config = loaded.config
     redactor = Redactor(loaded.secrets)
     logs.configure(redactor, level=config.logging.level, format=config.logging.format)
     listening = _listen(config.server.host, config.server.port)
     if listening is None:
         return 1
-    # uvicorn listens from here to the end of its run; before and after it a signal must not be a death without a word.
-    signal.signal(signal.SIGTERM, _ended_in_order)
-    signal.signal(signal.SIGINT, _ended_in_order)
     app = create_app(config, None if read is None else _reading(loaded, read, redactor))
     if read is not None:
         signal.signal(signal.SIGHUP, lambda *_: app.state.house.ask_to_reload())
@@ -205,10 +205,6 @@ def _listen(host: str, port: int) -> socket.socket | None:
         return None
     listening.setblocking(False)
     return listening
-
-
-def _ended_in_order(_: int, __: FrameType | None) -> None:
-    """Nothing is left to do."""
 
 
 def _banner(loaded: Loaded, listening: socket.socket) -> str:
