@@ -6,13 +6,14 @@ numbers from one result into the next call, and would say so if it were shown a 
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
 
 from app.main import create_app
+from app.upstream import litellm_model
 from tests.harness.clients import http_client, openai_client, streamed, whole
 from tests.harness.configs import make_config
 from tests.harness.server import serve
@@ -41,6 +42,8 @@ class TextOnlyModel:
         messages = request.messages
         assert not any(message["role"] == "tool" or "tool_calls" in message for message in messages)
         prompt = str(messages[0]["content"])
+        if "You can call tools." not in prompt:
+            return Reply(text="Call what?", shape=self._shape)
         form = self._form(prompt)
         self.forms.append(form)
         return Reply(text=self._step(form, _listed_tools(prompt), str(messages[-1]["content"])), shape=self._shape)
@@ -153,6 +156,13 @@ async def test_marks_that_arrive_letter_by_letter_are_never_seen(upstream: Upstr
     assert text == ANSWER
 
 
+@pytest.fixture
+async def _litellm_closed() -> AsyncIterator[None]:
+    """litellm starts a task of its own over the first error it reports."""
+    yield
+    await litellm_model.close()
+
+
 # Found out by itself --------------------------------------------------------------------------------------------------
 
 
@@ -172,6 +182,26 @@ async def test_a_model_that_ignores_tools_is_found_out_once_and_asked_in_words(
             assert text == ANSWER
             assert diagnostics["turns"][0]["asked_in_words"]["format"] == "hermes"
     assert len(probes(upstream)) == 1
+
+
+@pytest.mark.usefixtures("_litellm_closed")
+@pytest.mark.leaves("litellm", why="litellm keeps its thread for logging")
+@pytest.mark.parametrize("lane", ["direct", "litellm"])
+@pytest.mark.parametrize("status", [400, 500], ids=["as vLLM does", "as llama.cpp does"])
+async def test_a_server_that_refuses_tools_is_asked_in_words(upstream: Upstream, status: int, lane: str) -> None:
+    obedient = TextOnlyModel()
+    refusal = {"error": {"message": "tools need a parser, and none is set up", "type": "invalid_request_error"}}
+
+    def refusing(request: RequestRecord) -> Reply:
+        return Reply(status=status, body=refusal) if request.tool_names else obedient(request)
+
+    upstream.script("m", refusing)
+    config = make_config(upstream.url, tools=TOOLS, lane=lane, entry={"tool_calling": "auto"})
+    async with serve(create_app(config)) as url, openai_client(url) as client:
+        for _ in range(2):
+            text, _, _ = await asked(client, "m", stream=True)
+            assert text == ANSWER
+    assert len(probes(upstream)) == 2
 
 
 async def test_what_was_found_out_of_a_model_is_told_beside_it(upstream: Upstream) -> None:
