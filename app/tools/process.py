@@ -27,6 +27,8 @@ STDERR_TAIL = 4_000
 MAX_STDERR = 16 * 1024 * 1024
 """What a command may write there at all. More is a flood, and reading it costs processor time."""
 CLOSE_SECONDS = 2.0
+END_SECONDS = launch.GRACE_SECONDS + launch.SWEEP_SECONDS + 1.0
+"""For a launcher that was told to end. One that takes longer was stopped by its own command."""
 _READ_AT_ONCE = 262_144
 _LAUNCHER = str(Path(launch.__file__).resolve())
 _BOOT = f"import sys; sys.path.append({str(Path(_LAUNCHER).parent)!r}); import launch; launch.main(sys.argv[1:])"
@@ -156,6 +158,7 @@ class _Child:
         self._stderr, self._stderr_seen = bytearray(), 0
         self._said = bytearray()
         self._flood: Why | None = None
+        self._patience: asyncio.TimerHandle | None = None
         self.over: asyncio.Future[Ended] = self._loop.create_future()
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             try:
@@ -183,6 +186,8 @@ class _Child:
         """Have the command ended. It is over a moment later."""
         with contextlib.suppress(OSError):  # it has just ended by itself, and its end is on the way to us
             self._line.shutdown(socket.SHUT_WR)
+        if self._patience is None and not self.over.done():
+            self._patience = self._loop.call_later(END_SECONDS, self._launcher.kill)
 
     def _read_stdout(self) -> bool:
         piece = self._read(self._out)
@@ -235,6 +240,8 @@ class _Child:
                 pass
         for file in (self._line.fileno(), self._out, self._err):
             self._loop.remove_reader(file)
+        if self._patience is not None:
+            self._patience.cancel()
         self._files.close()
         self._launcher.kill()
         self._launcher.wait()

@@ -331,6 +331,24 @@ async def test_the_command_itself_dies_with_its_launcher_whoever_else_is_left(tm
         await everything(lambda: processes_naming(str(mark)) == [])
 
 
+async def test_a_command_that_stops_its_launcher_ends_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr("app.tools.process.END_SECONDS", 0.1)
+    mark = tmp_path / "stopped"
+    script = """
+    import os, signal, sys
+    os.kill(os.getppid(), signal.SIGSTOP)
+    open(sys.argv[1], "w").close()
+    signal.pause()
+    """
+    async with opened() as processes:
+        running = asyncio.create_task(processes.run(python(script, str(mark)), 1000))
+        await everything(mark.exists)
+        running.cancel()
+        await asyncio.wait([running])
+        assert running.cancelled()
+        await everything(lambda: processes_naming(str(mark)) == [])
+
+
 async def test_no_zombie_stays_after_many():
     async with opened(4) as processes:
         ended = await asyncio.gather(*(processes.run(shell("exit 7"), 1000) for _ in range(20)))
