@@ -54,12 +54,15 @@ class EdgeRules:
 class Edge:
     """What the connections of one server share."""
 
-    def __init__(self, rules: EdgeRules = EdgeRules()) -> None:
-        self.rules = rules
+    def __init__(self, rules: EdgeRules | None = None) -> None:
+        self.rules = rules or EdgeRules()
         self.draining = False
         """Set when the house empties: from now on only health is answered."""
         self.idle: dict[GuardedProtocol, None] = {}
         """Connections between two requests, the longest idle first; they make room when it is needed."""
+        self.unheard: dict[GuardedProtocol, None] = {}
+        """Connections that have not yet said what they want, the oldest first. Clients say it at once: of those that take
+        longer there is a flood, or something is wrong with them, and they make room as well."""
 
     def protocol(
         self,
@@ -106,31 +109,44 @@ class GuardedProtocol(HttpToolsProtocol):
         self._framing_bytes = 0
         self._body_began = 0.0
         self._last_data = 0.0
+        self.unheard_since = 0.0
+        self._running: RequestResponseCycle | None = None
+        """The request that is being answered. `cycle` is the newest, which may still wait for its turn."""
 
     # -- the connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         waits = self._rules.header_seconds
+        self.unheard_since = self.loop.time()
         over = len(self.connections) - self._rules.connections
-        if over > 0 and not self._make_room():
+        room = over <= 0 or self._make_room()
+        self._edge.unheard[self] = None
+        if not room:
             if over > RESERVE:
                 self._refuse(_too_many_connections().error)
                 return
             self._in_reserve, waits = True, min(waits, RESERVE_SECONDS)
-        self._wait_until(self.loop.time() + waits)
+        self._wait_until(self.unheard_since + waits)
 
     def _make_room(self) -> bool:
-        """Close the connection that has been idle for the longest, if there is one."""
-        if not self._edge.idle:
+        """Close a connection that nobody will miss, if there is one: a slow one, else an idle one, else the next slowest."""
+        idle, unheard = self._edge.idle, self._edge.unheard
+        slowest = next(iter(unheard), None)
+        if idle and (slowest is None or self.unheard_since - slowest.unheard_since < RESERVE_SECONDS):
+            closed = next(iter(idle))
+        elif slowest is not None:
+            closed = slowest
+        else:
             return False
-        longest = next(iter(self._edge.idle))
-        del self._edge.idle[longest]
-        longest.transport.close()
+        idle.pop(closed, None)
+        unheard.pop(closed, None)
+        closed.transport.close()
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._edge.idle.pop(self, None)
+        self._edge.unheard.pop(self, None)
         self._stop_waiting()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
@@ -178,6 +194,9 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._in_head = True
         self._head_bytes = 0
+        if self._unanswered() is None and self not in self._edge.unheard:
+            self.unheard_since = self.loop.time()
+            self._edge.unheard[self] = None
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:
@@ -187,6 +206,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._in_body = True
+        self._edge.unheard.pop(self, None)
         self._body_bytes = self._framing_bytes = 0
         self._stop_waiting()
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
@@ -199,6 +219,10 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self._in_reserve or self._edge.draining:
             self.cycle.keep_alive = False
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -252,8 +276,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _unanswered(self) -> RequestResponseCycle | None:
         """The request that is being answered, if one is."""
-        cycle: RequestResponseCycle | None = self.cycle
-        return None if cycle is None or cycle.response_complete else cycle
+        running = self._running
+        return None if running is None or running.response_complete else running
 
     def _judge_body(self, cycle: RequestResponseCycle | None) -> None:
         if cycle is None:
@@ -262,7 +286,7 @@ class GuardedProtocol(HttpToolsProtocol):
         now = self.loop.time()
         next_due = self._last_data + self._rules.body_seconds
         expected = self._body_began + self._rules.body_seconds + self._body_bytes / LOWEST_RATE
-        if self.flow.read_paused or cycle.waiting_for_100_continue:
+        if self.flow.read_paused or self.cycle.waiting_for_100_continue:
             self._last_data = self._body_began = now  # it is we who are not reading
             self._wait_until(now + self._rules.body_seconds)
         elif next_due > now and expected > now:
@@ -275,6 +299,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def _refuse(self, error: ChatError) -> None:
         """Say why and close, reading on for a moment so that the word arrives. In the middle of an answer just close."""
         self._refused = True
+        self._edge.unheard.pop(self, None)
         self._body_bytes = 0
         self._stop_waiting()
         self.pipeline.clear()

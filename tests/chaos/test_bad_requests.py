@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from app.auth.keys import mint_key
-from app.edge import Edge, EdgeRules
+from app.edge import Edge
 from app.main import create_app
 from tests.chaos.load import asking
 from tests.chaos.scale import report, scaled
@@ -334,7 +334,7 @@ async def test_each_is_refused_in_shape_at_once_and_the_next_good_one_is_answere
     config = make_config(
         upstream.url, auth="keys", keys=[{"name": "alice", "hash": HASH}], limits={"body_bytes": 2_000_000}
     )
-    edge = Edge(EdgeRules())
+    edge = Edge()
     wrong: list[str] = []
     slowest, passed_on = 0.0, 0
     async with serve(create_app(config), http=edge.protocol) as url:

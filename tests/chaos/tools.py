@@ -1,6 +1,7 @@
 """Tools that leave a mark in a file, so that another process can say afterwards what really ran, and how often."""
 
 import os
+import time
 from pathlib import Path
 
 MARKS = "COUNTING_FILE"
@@ -16,6 +17,13 @@ def count_in_thread(label: str) -> str:
     """Leaves a mark, from a thread."""
     _leave(label)
     return f"counted {label}"
+
+
+async def block() -> str:
+    """Leaves a mark and keeps the event loop to itself."""
+    _leave("blocking")
+    time.sleep(60)  # noqa: ASYNC251 - that is the point
+    return "never"
 
 
 def _leave(label: str) -> None:

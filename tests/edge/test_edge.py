@@ -172,6 +172,24 @@ async def test_idle_connections_make_room_for_new_ones(upstream: Upstream) -> No
         assert (await two.answer()).status == 200
 
 
+async def test_connections_that_say_nothing_make_room_and_those_under_way_do_not(upstream: Upstream) -> None:
+    gate = asyncio.Event()
+    upstream.script("m", lambda _: Reply(text="hi", pace=Pace(hold=Hold(gate))))
+    async with at_the_edge(upstream, connections=3) as (url, edge), contextlib.AsyncExitStack() as stack:
+        busy = await stack.enter_async_context(raw_connection(url))
+        await busy.post("/v1/chat/completions", ASK)
+        await upstream.requests.wait(1)
+        flood = [await stack.enter_async_context(raw_connection(url)) for _ in range(20)]
+        for each in flood[10:]:
+            await each.send(b"GET /health/li")
+        late = asyncio.create_task(raw_post(url, ASK))
+        await upstream.requests.wait(2)
+        probe = await sent(url, LIVE)
+        gate.set()
+        assert [(await busy.answer()).status, (await late).status, probe.status] == [200, 200, 200]
+        assert len(edge.unheard) <= 3
+
+
 async def test_while_draining_only_health_is_answered_and_no_connection_is_kept(upstream: Upstream) -> None:
     async with at_the_edge(upstream) as (url, edge), raw_connection(url) as kept:
         await kept.send(LIVE)
@@ -227,12 +245,15 @@ async def test_an_upgrade_that_nobody_offers_is_answered_as_a_plain_request(upst
         assert (await sent(url, asked)).status == 200
 
 
-async def test_requests_sent_far_ahead_of_their_answers_are_refused(upstream: Upstream) -> None:
+async def test_requests_sent_far_ahead_of_their_answers_are_refused(
+    upstream: Upstream, caplog: pytest.LogCaptureFixture
+) -> None:
     async with at_the_edge(upstream) as (url, _), raw_connection(url) as connection:
         await connection.send(LIVE * (MAX_PIPELINED + 50))
         async with asyncio.timeout(5):
             data = await connection.reader.read()
     assert data.count(b"HTTP/1.1 200") <= MAX_PIPELINED + 1
+    assert not caplog.records, "nothing was written after the end"
 
 
 async def test_a_few_requests_sent_ahead_are_answered_in_order(upstream: Upstream) -> None:

@@ -67,7 +67,7 @@ def _counted(
     context = options.get("context") or contextvars.copy_context()
     steps = context.get(_steps)
     if steps is None:
-        return asyncio.Task(work, loop=loop, **options)  # type: ignore[arg-type]
+        return asyncio.Task(work, loop=loop, **options)
     task: asyncio.Task[Any] = asyncio.Task(_stepped(work, steps), loop=loop, **options)
     task.add_done_callback(lambda _: work.close())  # one that was cancelled before it began was never taken up
     steps.tasks.add(task)

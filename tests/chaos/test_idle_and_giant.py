@@ -1,0 +1,111 @@
+"""Thousands of connections that say nothing, and one that says too much: others do not notice, and memory stays."""
+
+import asyncio
+import contextlib
+import signal
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.chaos import tools
+from tests.chaos.load import asking, percentile, shoot
+from tests.chaos.scale import LONG, report, scaled
+from tests.harness.configs import as_yaml, config_dict
+from tests.harness.process import Child, serving
+from tests.upstream import Call, Reply, Upstream, by_turn
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(120)]
+
+IDLE = scaled(300, 5000)
+LIMIT = scaled(200, 2000)
+GOOD = 50
+GOOD_WITHIN = scaled(5.0, 0.5)
+GIANT_MIB = scaled(20, 200)
+GROWTH_MIB = scaled(60.0, 60.0)
+
+
+async def test_idle_connections_and_giant_headers_cost_others_nothing(upstream: Upstream, tmp_path: Path) -> None:
+    upstream.script("m", lambda _: Reply(text="hi"))
+    config = tmp_path / "config.yaml"
+    server = {"connections": LIMIT, "header_seconds": 3}
+    config.write_text(as_yaml(config_dict(upstream.url, server=server, logging={"level": "error"})))
+    async with serving(config) as child:
+        await shoot(child.url, asking("hello"))
+        before = _mib(child)
+        idle = [asyncio.create_task(_say_nothing(child.url)) for _ in range(IDLE)]
+        giant = asyncio.create_task(_say_too_much(child.url))
+        held = await giant
+        during = _mib(child)
+        health = [await shoot(child.url, path="/health/ready") for _ in range(5)]
+        async with asyncio.timeout(60):
+            await asyncio.gather(*idle)
+        shots = [await shoot(child.url, asking("hello")) for _ in range(GOOD)]
+        p99 = percentile([shot.seconds for shot in shots], 0.99)
+        report(
+            "idle and giant",
+            idle=IDLE,
+            limit=LIMIT,
+            giant_mib=GIANT_MIB,
+            taken_kib=held // 1024,
+            growth_mib=round(during - before, 1),
+            good_p99_ms=round(p99 * 1000),
+            health=[shot.status for shot in health],
+        )
+        assert {shot.status for shot in (*shots, *health)} == {200}
+        assert p99 <= GOOD_WITHIN
+        assert during - before <= GROWTH_MIB
+        assert held < 8 * 1024 * 1024, (
+            "the giant was cut off early; what it got rid of lies in the sockets' own buffers"
+        )
+
+
+@pytest.mark.skipif(not LONG, reason="waits for the last resort, which comes after fifteen seconds")
+async def test_a_tool_that_blocks_everything_does_not_keep_the_process_alive(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    upstream.script("m", by_turn([Reply(calls=[Call("block", {})]), Reply(text="never")]))
+    marks = tmp_path / "marks"
+    tool = {"kind": "python", "function": f"{tools.__name__}:block", "safety": "write"}
+    config = tmp_path / "config.yaml"
+    config.write_text(as_yaml(config_dict(upstream.url, tools=[tool], server={"drain_seconds": 0.5})))
+    async with serving(config, environment={tools.MARKS: str(marks)}) as child:
+        asking_ = asyncio.create_task(shoot(child.url, asking("hello")))
+        async with asyncio.timeout(20):
+            while not marks.exists():  # noqa: ASYNC110 - a process whose loop is blocked tells nobody
+                await asyncio.sleep(0.05)
+        child.signal(signal.SIGTERM)
+        assert await child.ended(within=25) == 4
+        assert (await asking_).status == 0
+
+
+async def _say_nothing(url: str) -> None:
+    where = urlsplit(url)
+    with contextlib.suppress(OSError):
+        reader, writer = await asyncio.open_connection(where.hostname, where.port)
+        try:
+            await reader.read()
+        finally:
+            writer.close()
+
+
+async def _say_too_much(url: str) -> int:
+    """How many bytes could be sent before the connection was cut."""
+    where = urlsplit(url)
+    sent = 0
+    with contextlib.suppress(OSError):
+        _, writer = await asyncio.open_connection(where.hostname, where.port)
+        try:
+            writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\n")
+            for _ in range(GIANT_MIB * 16):
+                writer.write(b"x: " + b"a" * 65_000 + b"\r\n")
+                await writer.drain()
+                sent += 65_005
+        finally:
+            writer.close()
+    return sent
+
+
+def _mib(child: Child) -> float:
+    status = Path(f"/proc/{child.process.pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) / 1024
