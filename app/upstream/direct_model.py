@@ -14,7 +14,7 @@ import msgspec
 
 from app.chat.errors import BrokenOff, ChatError
 from app.chat.events import ModelEvent, ProviderError
-from app.chat.ports import Answer, Ask
+from app.chat.ports import Answer, Ask, Message
 from app.upstream import errors
 from app.upstream.begun import is_said
 from app.upstream.chunks import ChunkReader, read_completion
@@ -31,6 +31,7 @@ DONE = b"[DONE]"
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,8 @@ class Endpoint:
     """Fields the operator sets for requests that do not set them."""
     include_usage: bool = True
     """Whether streams are asked for their token counts. Off for servers that refuse `stream_options`."""
+    knows_developers: bool = True
+    """Whether the role `developer` is known there. Where it is not, what a developer says is the system's word."""
 
 
 class DirectModel:
@@ -64,7 +67,8 @@ class DirectModel:
         )
 
     def _encoded(self, ask: Ask) -> bytes:
-        body: dict[str, Any] = {"model": self._endpoint.model, "messages": ask.messages}
+        messages = ask.messages if self._endpoint.knows_developers else without_developers(ask.messages)
+        body: dict[str, Any] = {"model": self._endpoint.model, "messages": messages}
         if ask.tools:
             body["tools"] = ask.tools
             if ask.tool_choice is not None:
@@ -290,6 +294,20 @@ def recognised(start: bytes, content_type: str) -> _StreamedBody | _WholeBody | 
             "The model's provider sent something that is not an answer.", f"content-type {content_type!r}"
         )
     return _StreamedBody()
+
+
+def without_developers(messages: Sequence[Message]) -> list[Message]:
+    """The same messages, with `system` for `developer`. Others stay the bytes they are."""
+    return [_as_system(message) if isinstance(message, msgspec.Raw) else message for message in messages]
+
+
+def _as_system(message: msgspec.Raw) -> msgspec.Raw:
+    if b'"developer"' not in bytes(message):
+        return message
+    fields = _decode_fields(message)
+    if bytes(fields.get("role", b"")) != b'"developer"':
+        return message
+    return msgspec.Raw(_encode({**fields, "role": "system"}))
 
 
 def _plain_options(given: Any) -> dict[str, Any]:

@@ -272,11 +272,11 @@ async def vouched_endpoint(entry: ModelEntry) -> Endpoint | None:
         )
     except litellm.exceptions.BadRequestError:
         if entry.lane == "direct" and base:  # the operator vouches for it, and the name may hold slashes of its own
-            return resolve.endpoint_at(entry, params, params["model"], base, params.get("api_key"))
+            return resolve.endpoint_at(entry, params, params["model"], base, params.get("api_key"), None)
         return None
     if base is None or (entry.lane != "direct" and not _is_untouched(litellm, provider, model)):
         return None
-    return resolve.endpoint_at(entry, params, model, base, params.get("api_key") or key)
+    return resolve.endpoint_at(entry, params, model, base, params.get("api_key") or key, provider)
 
 
 async def can_call_functions(entry: ModelEntry) -> bool | None:

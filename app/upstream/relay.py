@@ -19,7 +19,7 @@ from app.upstream import errors
 from app.upstream.begun import is_said
 from app.upstream.chunks import ChunkReader, read_completion
 from app.upstream.client import Response, TransportError
-from app.upstream.direct_model import ANSWER_BYTES, DONE, DirectModel, opened, read_json
+from app.upstream.direct_model import ANSWER_BYTES, DONE, DirectModel, opened, read_json, without_developers
 from app.upstream.params import ALWAYS_PASSED, is_denied
 from app.upstream.sse import BOM, EVENT_BYTES, SseReader, SseTooLarge, looks_like_keep_alive
 
@@ -70,6 +70,8 @@ class RelayModel(DirectModel):
             name: value for name, value in asked.fields.items() if name in ALWAYS_PASSED or not is_denied(name)
         }
         body["model"] = endpoint.model
+        if not endpoint.knows_developers:
+            body["messages"] = without_developers(msgspec.json.decode(asked.fields["messages"], type=list[msgspec.Raw]))
         for name, value in endpoint.defaults.items():
             body.setdefault(name, value)
         if asked.stream and endpoint.include_usage and not asked.include_usage:

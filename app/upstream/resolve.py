@@ -35,6 +35,7 @@ class ModelEntry:
     constrain_calls: bool = False
     """Whether calls that are asked for in a prompt may be enforced with `response_format`."""
     lane: Lane = "auto"
+    schema_dialect: str = "auto"
     deadlines: Deadlines = field(default_factory=Deadlines)
     include_usage: bool = True
     """Whether streams are asked for `stream_options.include_usage`."""
@@ -67,6 +68,9 @@ OPENAI_NAMES = re.compile(r"(?:gpt-|chatgpt-|o[1-9](?:-|$)|ft:gpt-)[A-Za-z0-9.:_
 """Names that litellm takes for OpenAI's without a prefix."""
 NOT_CHAT = re.compile(r"responses/|.*(?:-pro(?:-\d|$)|codex|deep-research)")
 """OpenAI models that answer on the Responses API alone; litellm has a bridge to it and we have not."""
+
+KNOW_DEVELOPERS = frozenset({"openai", "azure", None})
+"""Providers to whom the role `developer` goes as it is, and those of whom only the operator knows."""
 
 _CREDENTIALS = frozenset({"api_key", "api_base", "base_url", "organization", "extra_headers", "headers"})
 _UNDERSTOOD = frozenset({"model", "custom_llm_provider", "extra_body", *_CREDENTIALS, *NAMED})
@@ -104,10 +108,12 @@ def known_endpoint(entry: ModelEntry) -> Endpoint | None:
     if base is None:
         return None
     key = params.get("api_key") or os.environ.get(known.key_variable)
-    return endpoint_at(entry, params, model, base, key)
+    return endpoint_at(entry, params, model, base, key, provider)
 
 
-def endpoint_at(entry: ModelEntry, params: Mapping[str, Any], model: str, base: str, key: str | None) -> Endpoint:
+def endpoint_at(
+    entry: ModelEntry, params: Mapping[str, Any], model: str, base: str, key: str | None, provider: str | None
+) -> Endpoint:
     headers = {str(name): str(value) for name, value in _headers(params).items()}
     if key:
         headers.setdefault("Authorization", f"Bearer {key}")
@@ -122,6 +128,7 @@ def endpoint_at(entry: ModelEntry, params: Mapping[str, Any], model: str, base: 
         defaults={name: value for name, value in params.items() if name in NAMED}
         | (extra if isinstance(extra, dict) else {}),
         include_usage=entry.include_usage,
+        knows_developers=provider in KNOW_DEVELOPERS,
     )
 
 

@@ -283,11 +283,17 @@ async def test_fields_that_only_some_providers_know_travel_on(upstream: Upstream
 
 
 @BOTH
-async def test_a_developer_message_reaches_a_provider_that_knows_the_role(upstream: Upstream, stream: bool) -> None:
+@pytest.mark.parametrize(("provider", "role"), [("openai", "developer"), ("hosted_vllm", "system")])
+@pytest.mark.parametrize("tools", [("get_time",), ()], ids=["house tools", "none"])
+async def test_a_developer_is_the_system_to_providers_that_know_no_developers(
+    upstream: Upstream, stream: bool, provider: str, role: str, tools: Any
+) -> None:
     upstream.script("m", [Reply(text="hi")])
-    async with serving(upstream) as served:
-        await served.ask(stream, messages=[{"role": "developer", "content": "Be brief."}, *ASKING])
-    assert upstream.requests[0].messages[0] == {"role": "developer", "content": "Be brief."}
+    said = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": 'Who is a "developer"?'}]
+    config = make_config(upstream.url, tools=tools, provider=provider)
+    async with serve(create_app(config)) as url, openai_client(url) as client:
+        await Served(url, client).ask(stream, messages=said)
+    assert upstream.requests[0].messages == [{"role": role, "content": "Be brief."}, said[1]]
 
 
 # The form of the answer -----------------------------------------------------------------------------------------------
