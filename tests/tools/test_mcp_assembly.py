@@ -10,12 +10,17 @@ from typing import Any
 import pytest
 
 from app.config.schema import Config
+from app.main import create_app
 from app.runtime import House
 from app.tools.executor import Safety
 from app.tools.registry import HouseTool, Registry
 from app.tools.sources import SourceState
 from app.tools.toolbox import RequestToolbox
+from tests.harness.clients import openai_client
+from tests.harness.configs import make_config
+from tests.harness.server import serve
 from tests.tools.kinds import RAW_MCP, everything, ready, silent
+from tests.upstream import Call, Reply, Upstream
 
 pytestmark = pytest.mark.anyio
 
@@ -97,3 +102,33 @@ async def test_a_secret_of_a_server_is_in_nobodys_repr() -> None:
     assert "s3cret" not in repr(said)
     async with house({"raw": {**RAW, "env": {"TOKEN": "s3cret"}}}) as opened:
         assert "s3cret" not in repr(opened.current.registry.tools())
+
+
+async def test_a_client_that_leaves_stops_the_call_at_the_server(upstream: Upstream, tmp_path: Path) -> None:
+    begun, cancelled = tmp_path / "begun", tmp_path / "cancelled"
+    upstream.script("m", [Reply(calls=[Call("raw_hangs", {"city": "Oslo"})])])
+    server = {**RAW, "env": {"BEGUN": str(begun), "CANCELLED": str(cancelled)}}
+    options = make_config(upstream.url, entry={"tools": ["raw/*"]}, mcp_servers={"raw": server})
+    app = create_app(options)
+    async with asyncio.timeout(40), serve(app) as url, openai_client(url) as client:
+        asking = asyncio.create_task(
+            client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hello"}])
+        )
+        await everything(begun.exists)
+        asking.cancel()
+        await asyncio.wait([asking])
+        await everything(cancelled.exists)
+
+
+async def test_progress_of_a_tool_reaches_a_client_that_asks_for_it(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(calls=[Call("raw_progresses", {})]), Reply(text="done")])
+    app = create_app(make_config(upstream.url, entry={"tools": ["*"]}, mcp_servers={"raw": RAW}))
+    async with asyncio.timeout(40), serve(app) as url, openai_client(url) as client:
+        stream = await client.chat.completions.create(
+            model="m",
+            messages=[{"role": "user", "content": "hello"}],
+            stream=True,
+            extra_headers={"X-Callgate-Events": "x"},
+        )
+        told = [str(chunk.model_extra) async for chunk in stream if chunk.model_extra]
+    assert any("step 1" in each or "step 2" in each for each in told), told

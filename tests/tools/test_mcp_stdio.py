@@ -11,15 +11,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from app.calls.outcome import Failed, FailureKind, Outcome, Returned
 from app.tools.executor import Policy, Safety
 from app.tools.http_client import Web
 from app.tools.mcp_descriptors import Pins
-from app.tools.mcp_process import StdioSpec
+from app.tools.mcp_process import Child, StdioSpec
 from app.tools.mcp_server import McpServer, ServerSpec
 from app.tools.mcp_session import MAX_TOOLS
+from app.tools.mcp_stdio import StdioLink
+from app.tools.mcp_wire import Unreadable, Waiting
 from app.tools.registry import Registry
 from app.tools.sources import SourceState, SourceStatus
 from app.tools.toolbox import RequestToolbox
@@ -239,6 +244,37 @@ async def test_a_server_of_an_unknown_version_is_refused() -> None:
     async with house("ancient", delay=lambda failures: 60) as it:
         status = await it.state(SourceState.DOWN)
         assert "1999-01-01" in status.error
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=3)
+)
+MESSAGES = st.fixed_dictionaries(
+    {},
+    optional={
+        "jsonrpc": st.just("2.0") | JSON,
+        "id": st.sampled_from(["c1", "c2", 1, 2.5, None, True]) | JSON,
+        "method": st.sampled_from(["notifications/progress", "ping", "tools/call", "notifications/cancelled"]) | JSON,
+        "params": st.dictionaries(st.sampled_from(["progressToken", "progress", "total", "_meta"]), JSON) | JSON,
+        "result": st.dictionaries(st.sampled_from(["content", "isError", "structuredContent"]), JSON) | JSON,
+        "error": st.dictionaries(st.sampled_from(["code", "message"]), JSON) | JSON,
+    },
+)
+
+
+@settings(deadline=None)
+@given(st.lists(MESSAGES.map(lambda each: json.dumps(each).encode()) | st.binary(max_size=40), max_size=8))
+async def test_nothing_that_a_server_writes_breaks_the_reading(lines: list[bytes]) -> None:
+    link = StdioLink(StdioSpec("unused"))
+    link._child = Child(lambda data: None, lambda why: None)
+    waiting = link._waiting["c1"] = Waiting()
+    link._to_sdk, for_sdk = anyio.create_memory_object_stream[Any](1000)
+    link._heard(b"\n".join([*lines, b'{"jsonrpc":"2.0","id":"c1","result":{"content":[]}}', b""]))
+    async with asyncio.timeout(5):
+        with contextlib.suppress(Unreadable):
+            await waiting.answer(silent)
+    link.kill()
+    for_sdk.close()
 
 
 # Changes ------------------------------------------------------------------------------------------
