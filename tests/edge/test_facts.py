@@ -156,7 +156,7 @@ async def test_the_protocol_itself_waits_for_ever_for_a_first_request() -> None:
 def test_what_we_build_on_is_where_we_found_it() -> None:
     """`GuardedProtocol` overrides and reads these; a rename must not pass unnoticed."""
     overridden = "connection_made connection_lost data_received on_message_begin on_header on_headers_complete on_body"
-    for name in f"{overridden} on_message_complete on_response_complete _unset_keepalive_if_required shutdown".split():
+    for name in f"{overridden} on_message_complete on_response_complete _unset_keepalive_if_required _start_asgi_task shutdown".split():
         assert callable(getattr(HttpToolsProtocol, name)), name
     read = {
         "response_started",
