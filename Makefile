@@ -47,8 +47,8 @@ format: .venv/.dev ## put the code in its form
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
 
-bench: .venv/.dev ## measure what things cost: each script in bench/ (ARGS=bench/arguments.py for one)
-	@for script in $(or $(ARGS),bench/[a-z]*.py); do echo "$$script"; $(PY) "$$script" || exit 1; done
+bench: .venv/.dev ## measure what a request costs, and whether that has grown (ARGS=bench/arguments.py for one of the others)
+	@$(PY) $(or $(ARGS),bench/run.py)
 
 clients: .venv/.dev ## play the real clients against a served Callgate, and write docs/clients.md
 	@CALLGATE_CLIENTS_TABLE=write $(PY) -m pytest tests/clients

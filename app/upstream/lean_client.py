@@ -323,16 +323,14 @@ class _Connection(asyncio.Protocol):
         if self._state == _FREE:
             self.abort()  # nobody asked for it
             return
-        if self._state < _BODY:
-            self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if self._state != _WHOLE:
                 self._fail(Broken(_reason(error)))
             self._keep = False
-        if self._state < _BODY and self._head_bytes > HEAD_BYTES:
-            self._fail(Broken(f"the headers are longer than {HEAD_BYTES} bytes"))
+        if self._state < _BODY:
+            self._count_head(len(data))  # of a header that is not whole yet, nothing was counted yet
         self._wake()
 
     def eof_received(self) -> None:
@@ -357,7 +355,7 @@ class _Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._raw_headers.append((name, value))
-        self._head_bytes += len(name) + len(value)
+        self._count_head(len(name) + len(value))
         size = len(name)
         if size == _CONTENT_ENCODING and name.lower() == b"content-encoding":
             self._strange = value.strip().lower() not in (b"", b"identity")
@@ -369,9 +367,7 @@ class _Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if self._head_bytes > 2 * HEAD_BYTES:
-            self._fail(Broken(f"the headers are longer than {HEAD_BYTES} bytes"))
-        elif status >= _FINAL_STATUS and self._state == _ASKED:
+        if status >= _FINAL_STATUS and self._state == _ASKED:
             self.status = status
             self._state = _BODY
 
@@ -399,6 +395,11 @@ class _Connection(asyncio.Protocol):
             self._raw_headers.clear()  # an interim answer (100, 103); the real one follows
 
     # -- between the two
+
+    def _count_head(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > HEAD_BYTES:
+            self._fail(Broken(f"the headers are longer than {HEAD_BYTES} bytes"))
 
     def _begin(self, deadlines: Deadlines, asked_at: float) -> None:
         self._state = _ASKED

@@ -298,6 +298,15 @@ async def test_a_server_is_made_to_wait_while_nobody_reads(client):
         assert len(await response.read(size)) == size
 
 
+@pytest.mark.parametrize("size", [70_000, 300_000, 3_000_000])
+async def test_a_body_that_comes_with_its_head_in_one_read_is_not_taken_for_headers(client, size):
+    async def serve(request, wire):
+        wire.writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {size}\r\n\r\n".encode() + b"x" * size)
+
+    async with serving(serve) as server:
+        assert len(await read_all(client, server.url)) == size
+
+
 async def test_a_connection_that_the_server_closed_meanwhile_is_not_asked_again(client):
     async def serve(request, wire):
         await wire.whole("x")
