@@ -52,6 +52,7 @@ from app.tools.source_pool import SourcePool
 from app.tools.sources import SourceState, SourceStatus
 from app.tools.threads import ThreadPool
 from app.tools.toolbox import Approve, RequestToolbox, only_named
+from app.upstream import litellm_model
 from app.upstream.catalogue import Catalogue
 from app.upstream.passing import Passage, model_in, passage_for
 from app.upstream.prices import costs_of
@@ -441,6 +442,7 @@ class House:
             await asyncio.wait(self._errands)
         await self.lasting.close()
         await self.store.close()
+        await litellm_model.close()
 
     def lease(self) -> "_Lease":
         """The current runtime, to be used until the block ends even if the house moves meanwhile."""

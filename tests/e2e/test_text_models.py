@@ -6,14 +6,13 @@ numbers from one result into the next call, and would say so if it were shown a 
 
 import json
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
 
 from app.main import create_app
-from app.upstream import litellm_model
 from tests.harness.clients import http_client, openai_client, streamed, whole
 from tests.harness.configs import make_config
 from tests.harness.server import serve
@@ -156,13 +155,6 @@ async def test_marks_that_arrive_letter_by_letter_are_never_seen(upstream: Upstr
     assert text == ANSWER
 
 
-@pytest.fixture
-async def _litellm_closed() -> AsyncIterator[None]:
-    """litellm starts a task of its own over the first error it reports."""
-    yield
-    await litellm_model.close()
-
-
 # Found out by itself --------------------------------------------------------------------------------------------------
 
 
@@ -184,7 +176,6 @@ async def test_a_model_that_ignores_tools_is_found_out_once_and_asked_in_words(
     assert len(probes(upstream)) == 1
 
 
-@pytest.mark.usefixtures("_litellm_closed")
 @pytest.mark.leaves("litellm", why="litellm keeps its thread for logging")
 @pytest.mark.parametrize("lane", ["direct", "litellm"])
 @pytest.mark.parametrize("status", [400, 500], ids=["as vLLM does", "as llama.cpp does"])
