@@ -32,6 +32,8 @@ from app.config.problems import ConfigError, Problem, Spot
 from app.config.schema import Config
 from app.config.watch import changes
 from app.dialects.chosen import Choice
+from app.dialects.portable import PortableTools
+from app.dialects.schema_dialects import Dialect, dialect_of
 from app.ledger.entry import Ledger, NoLedger
 from app.ledger.recorded import RecordedToolbox
 from app.stores.conversations import Conversations
@@ -44,6 +46,7 @@ from app.tools.approvals import Approvals, Settled
 from app.tools.clients_only import ClientsOnly
 from app.tools.executor import Tool
 from app.tools.listing import quarantined_facts, tool_facts
+from app.tools.portable_schemas import PortableSchemas
 from app.tools.process import Processes
 from app.tools.read_more import Leftovers, PagedToolbox, Shelf
 from app.tools.registry import HouseTool
@@ -155,11 +158,12 @@ class Runtime:
             config, lasting.web, lasting.threads, lasting.processes, pins=lasting.pins, pool=lasting.sources
         )
         self._client = assembly.client_of(config)
+        self._schemas = PortableSchemas(self.registry.has_schema, _write_losses)
         self._tool_calling = ToolCalling(_write_choice, config.limits.argument_bytes)
         self.catalogue = Catalogue(
             assembly.model_entries(config),
             self._client,
-            wrap=self._tool_calling.wrap,
+            wrap=self._wrapped,
             policy=assembly.retry_policy_of(config),
         )
         self._exact = frozenset(self.catalogue.names())
@@ -172,6 +176,13 @@ class Runtime:
         self._sees_images = {
             section.model_name: bool(section.model_info.get("supports_vision")) for section in config.model_list
         }
+
+    def _wrapped(self, model: Model, entry: ModelEntry) -> Model:
+        """A deployment as the house uses it: with schemas that its provider takes, asked as it can call."""
+        dialect = dialect_for(entry)
+        if dialect != "full":
+            model = PortableTools(model, self._schemas.into(dialect))
+        return self._tool_calling.wrap(model, entry)
 
     async def open(self) -> None:
         await self.registry.open()
@@ -561,7 +572,16 @@ def _changed(old: Config, new: Config) -> tuple[str, ...]:
     return tuple(name for name in Config.model_fields if getattr(old, name) != getattr(new, name))
 
 
-OF_THE_SERVER = ("host", "port", "connections", "header_bytes", "header_seconds", "body_seconds", "idle_seconds")
+OF_THE_SERVER = (
+    "host",
+    "port",
+    "drain_seconds",
+    "connections",
+    "header_bytes",
+    "header_seconds",
+    "body_seconds",
+    "idle_seconds",
+)
 OF_THE_HOUSE = ("data_dir", "store")
 """What is opened once, for the life of the process."""
 
@@ -671,6 +691,18 @@ def _write_down(settled: Settled) -> None:
         run_id=asked.run_id,
         call_id=asked.call.id,
     )
+
+
+def dialect_for(entry: ModelEntry) -> Dialect:
+    """What the provider of a model takes of JSON Schema."""
+    if entry.schema_dialect != "auto":
+        return entry.schema_dialect
+    base = entry.litellm_params.get("api_base") or entry.litellm_params.get("base_url")
+    return dialect_of(str(entry.litellm_params["model"]), str(base) if base else None)
+
+
+def _write_losses(tool: str, dialect: Dialect, losses: Sequence[str]) -> None:
+    audit.info("schema made portable", tool=tool, dialect=dialect, losses=list(losses))
 
 
 def _write_choice(entry: ModelEntry, choice: Choice) -> None:

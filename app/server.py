@@ -46,6 +46,9 @@ def serve(loaded: Loaded, read: Callable[[], Loaded] | None = None) -> int:
     config = loaded.config
     redactor = Redactor(loaded.secrets)
     logs.configure(redactor, level=config.logging.level, format=config.logging.format)
+    if config.data_dir is not None and (mistake := _unusable(Path(config.data_dir))):
+        print(f"callgate: data_dir: {mistake}", file=sys.stderr)
+        return 1
     listening = _listen(config.server.host, config.server.port)
     if listening is None:
         return 1
@@ -74,7 +77,10 @@ def serve(loaded: Loaded, read: Callable[[], Loaded] | None = None) -> int:
     )
     with listening:
         print(_banner(loaded, listening), file=sys.stderr, flush=True)
-        server.run(sockets=[listening])
+        try:
+            server.run(sockets=[listening])
+        except SystemExit:  # how uvicorn says that the application would not start; it has been logged
+            return 1
     return server.exit_code
 
 
@@ -194,6 +200,15 @@ def _affordable(connections: int) -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return connections if soft == resource.RLIM_INFINITY else max(1, min(connections, (soft - 256) // 2))
+
+
+def _unusable(folder: Path) -> str:
+    """Why nothing can be kept in a folder, or nothing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        return f"{folder}: {os.strerror(error.errno or 0)}"
+    return "" if os.access(folder, os.W_OK | os.X_OK) else f"{folder}: it cannot be written to"
 
 
 def _listen(host: str, port: int) -> socket.socket | None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.harness.clients import http_client
 from tests.harness.configs import as_yaml, config_dict
-from tests.harness.process import Child, serving
+from tests.harness.process import Child, child, serving
 from tests.upstream import Call, Hold, Pace, Reply, Upstream, by_turn
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -128,3 +128,13 @@ async def test_with_nothing_to_do_it_ends_at_once_with_zero(upstream: Upstream, 
         await client.get("/health/ready")
         child.signal(signal.SIGTERM)
         assert await child.ended(within=5) == 0
+
+
+async def test_a_data_folder_that_cannot_be_used_is_said_in_a_line_and_ends_with_one(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    (tmp_path / "taken").write_text("a file")
+    file.write_text(as_yaml(config_dict("http://127.0.0.1:1", data_dir="taken/data")))
+    async with child(["serve", "--config", str(file), "--port", "0"]) as started:
+        await started.line("data_dir: .*taken/data: Not a directory")
+        assert await started.ended() == 1
+        assert "Traceback" not in started.log
