@@ -60,6 +60,7 @@ TextFormat: TypeAlias = Literal[
 ToolCalling: TypeAlias = Literal["auto", "native", "json", TextFormat]
 CONSTRAINED: tuple[ToolCalling, ...] = ("auto", "json", "litellm_json", "llama3_json")
 """The formats whose call is one bare JSON object, which a server can be told the schema of."""
+SchemaDialect: TypeAlias = Literal["auto", "full", "openai", "gemini", "anthropic", "llama_cpp"]
 Lane: TypeAlias = Literal["auto", "direct", "translated", "litellm"]
 
 
@@ -260,6 +261,8 @@ class ModelEntry(Section):
     response_format_with_tools: Switch = True
     """Whether its provider takes a `response_format` beside tools. If not, the format is kept back until the model has
     no more calls to make, and the answer is then asked for once more, without tools."""
+    schema_dialect: SchemaDialect = "auto"
+    """What its provider takes of JSON Schema, for the schemas of the house's tools; `auto` goes by the provider."""
     timeout: Seconds | None = None
     """Seconds for a whole answer; `upstream.total_seconds` where it is not set."""
     stream_timeout: Seconds | None = None

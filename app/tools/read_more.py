@@ -36,11 +36,11 @@ PARAMETERS: Mapping[str, Any] = {
     "type": "object",
     "properties": {
         "id": {"type": "string", "description": "The id that the shortened result named."},
-        "offset": {"type": "integer", "minimum": 0, "description": "The byte to read on from.", "default": 0},
+        "offset": {"type": "integer", "minimum": 0, "description": "The byte to read on from; 0 if left out."},
     },
     "required": ["id"],
-    "additionalProperties": False,
 }
+"""In words that every provider takes."""
 DESCRIPTION = "Reads on in a tool result that was too long to be shown whole."
 
 

@@ -98,6 +98,7 @@ class Registry:
         self._tools: tuple[HouseTool, ...] = ()
         self._quarantined: tuple[Quarantined, ...] = ()
         self._by_name: dict[str, HouseTool] = {}
+        self._schemas: frozenset[bytes] = frozenset()
         self._claims: dict[str, set[tuple[str, str]]] = {}
         self._compiled: dict[bytes, Check] = {}
 
@@ -154,6 +155,10 @@ class Registry:
         self._look()
         return self._tools
 
+    def has_schema(self, schema: bytes) -> bool:
+        """Whether an encoded schema is that of one of these tools, under its own name."""
+        return schema in self._schemas
+
     def find(self, name: str) -> HouseTool | None:
         self._look()
         return self._by_name.get(name)
@@ -207,6 +212,7 @@ class Registry:
         self._tools = tuple(sorted(usable, key=lambda each: each.name))
         self._quarantined = tuple(sorted(broken, key=lambda each: (each.name, each.source)))
         self._by_name = {each.name: each for each in self._tools}
+        self._schemas = frozenset(bytes(each.schema) for each in self._tools)
         self.gates.forget_tools_except(self._by_name)
         for each in self._tools:
             self.gates.limit_tool(each.name, each.tool.policy.concurrency)

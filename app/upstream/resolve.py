@@ -35,7 +35,7 @@ class ModelEntry:
     constrain_calls: bool = False
     """Whether calls that are asked for in a prompt may be enforced with `response_format`."""
     lane: Lane = "auto"
-    schema_dialect: str = "auto"
+    schema_dialect: Literal["auto", "full", "openai", "gemini", "anthropic", "llama_cpp"] = "auto"
     deadlines: Deadlines = field(default_factory=Deadlines)
     include_usage: bool = True
     """Whether streams are asked for `stream_options.include_usage`."""
