@@ -28,6 +28,9 @@ OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/health"})
 LIGHT_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 """They ask what is, and no model: answered at once, and so that one can see what goes on when the house is full."""
 
+LIGHT_PATHS = ("/v1/approvals", "/admin/")
+"""What these begin with is what a full house may be waiting for."""
+
 CLIENT_CLOSED = 499
 """What the log says of a request whose client left before it was answered; nobody is sent this."""
 
@@ -96,7 +99,7 @@ class Door:
             if scope["path"] not in OPEN_PATHS:
                 visit.caller = self._house.current.admit(visit.headers)
             inner = self._straight.get((scope["method"], scope["path"]), self._app)
-            if visit.caller is None or scope["method"] in LIGHT_METHODS:
+            if visit.caller is None or _is_light(scope):
                 await inner(scope, receive, send_marked)
             else:
                 with await self._house.current.place(visit.caller):
@@ -159,6 +162,10 @@ def read_headers(scope: Scope) -> dict[str, str]:
 
 def encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+
+
+def _is_light(scope: Scope) -> bool:
+    return scope["method"] in LIGHT_METHODS or scope["path"].startswith(LIGHT_PATHS)
 
 
 def _shutting_down() -> ChatError:

@@ -15,7 +15,7 @@ from app.ledger.sqlite import FILE
 from app.main import create_app
 from tests.harness import toolshed
 from tests.harness.clients import http_client
-from tests.harness.configs import make_config
+from tests.harness.configs import make_config, tool_entry
 from tests.harness.server import serve
 from tests.upstream import Call, Hang, Hold, Pace, Reply, Upstream, by_turn
 
@@ -171,3 +171,17 @@ async def test_a_tool_whose_client_left_is_unknown_in_the_ledger(upstream: Upstr
             await running.cancelled.wait()
     with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
         assert database.execute("SELECT state, note FROM runs").fetchall() == [("unknown", "cut off: CancelledError")]
+
+
+async def test_a_call_that_waits_in_a_full_house_can_be_decided_about(upstream: Upstream) -> None:
+    upstream.script("m", by_turn([Reply(calls=[Call("send_mail", {"to": "a", "text": "b"})]), HI]))
+    tool = {**tool_entry("send_mail"), "require_approval": "always"}
+    full = {"concurrent_requests": 1, "queue_seconds": 0}
+    async with serving(upstream, alice={"parallel": 1, "approve": True}, tools=[tool], limits=full) as client:
+        asking = asyncio.create_task(ask(client))
+        async with asyncio.timeout(10):
+            while not (waiting := (await client.get("/v1/approvals")).json()["data"]):  # noqa: ASYNC110 - over the wire
+                await asyncio.sleep(0.01)
+        decided = await client.post(f"/v1/approvals/{waiting[0]['id']}", json={"decision": "approve"})
+        assert decided.status_code == 200, decided.text
+        assert (await asking).status_code == 200
