@@ -161,6 +161,7 @@ def model_entry(section: ModelSection, config: Config) -> ModelEntry:
         constrain_calls=section.constrain_calls,
         lane=section.lane,
         schema_dialect=section.schema_dialect,
+        sees_images=_yes_or_no(section.model_info.get("supports_vision")),
         format_with_tools=section.response_format_with_tools,
         deadlines=Deadlines(
             connect=patience.connect_seconds,

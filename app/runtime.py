@@ -61,6 +61,7 @@ from app.upstream.passing import Passage, model_in, passage_for
 from app.upstream.prices import costs_of
 from app.upstream.resolve import ModelEntry
 from app.upstream.tool_calling import ToolCalling
+from app.upstream.vision import sees_images
 
 audit = structlog.get_logger("callgate.audit")
 
@@ -173,9 +174,6 @@ class Runtime:
         self._places = assembly.concurrency_of(config)
         self._prices: dict[str, Price] = {}
         self._infos = {section.model_name: section.model_info for section in config.model_list}
-        self._sees_images = {
-            section.model_name: bool(section.model_info.get("supports_vision")) for section in config.model_list
-        }
 
     def _wrapped(self, model: Model, entry: ModelEntry) -> Model:
         """A deployment as the house uses it: with schemas that its provider takes, asked as it can call."""
@@ -295,7 +293,7 @@ class Runtime:
             toolbox=toolbox,
             has_house_tools=bool(house),
             recall=shelf.recall,
-            sees_images=self._sees_images.get(model, False),
+            sees_images=bool(house) and all(map(sees_images, self.catalogue.entries(model))),
             format_with_tools=entry.format_with_tools or not house,
             relay=asked if not house and asked.can_pass_on(with_tools=bool(client_tools)) else None,
         )

@@ -292,6 +292,15 @@ async def can_call_functions(entry: ModelEntry) -> bool | None:
     return said if isinstance(said, bool) else None
 
 
+def listed(model: str, word: str) -> bool | None:
+    """What litellm's model list says of a model, where litellm is loaded anyway; None where it says nothing."""
+    if _library is None:
+        return None
+    known = _library.model_cost.get(model) or _library.model_cost.get(model.partition("/")[2]) or {}
+    said = known.get(word)
+    return said if isinstance(said, bool) else None
+
+
 def is_loaded() -> bool:
     return _library is not None
 

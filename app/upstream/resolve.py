@@ -36,6 +36,8 @@ class ModelEntry:
     """Whether calls that are asked for in a prompt may be enforced with `response_format`."""
     lane: Lane = "auto"
     schema_dialect: Literal["auto", "full", "openai", "gemini", "anthropic", "llama_cpp"] = "auto"
+    sees_images: bool | None = None
+    """What the config says of it; None where it says nothing."""
     deadlines: Deadlines = field(default_factory=Deadlines)
     include_usage: bool = True
     """Whether streams are asked for `stream_options.include_usage`."""
