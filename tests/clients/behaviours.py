@@ -12,12 +12,14 @@ from typing import Any
 from tests.clients.driver import Driver, Said
 from tests.harness import toolshed
 from tests.harness.wire import raw_connection
-from tests.upstream import Call, ErrorEvent, Hang, Reply, Shape, Upstream
+from tests.upstream import Call, ErrorEvent, Hang, Pace, Reply, Shape, Upstream
 from tests.upstream.records import RequestRecord, text_of
 
 KEY = "cg-clients-of-the-matrix"
 WRONG_KEY = "cg-somebody-else"
-MODELS = ("m", "org/second", "gpt-5")
+BARE = "bare"
+"""A model without tools of the house: what it is asked and what it says passes through."""
+MODELS = ("m", "org/second", "gpt-5", BARE)
 HOUSE_TOOLS = ("get_weather", "send_mail", "wait_for_gate")
 ONE_TURN = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
 TWO_TURNS = [20, 10, 30]
@@ -52,9 +54,9 @@ class Scene:
         base = {"base_url": f"{self.url}/v1", "key": KEY, "model": "m", "prompt": "hello", "stream": False}
         return await self.driver.ask(do, **{**base, "flavour": self.driver.client.flavour, **what})
 
-    def say(self, *replies: Reply) -> None:
+    def say(self, *replies: Reply, model: str = "m") -> None:
         """One conversation, whose turns are told apart by the results that the provider has been given."""
-        self.provider.script("m", _by_results(replies))
+        self.provider.script(model, _by_results(replies))
 
 
 Play = Callable[[Scene], Awaitable[None]]
@@ -79,6 +81,7 @@ COLUMNS = {
     "mixed": "a tool of the house and one of the client in one turn of the model; whole and streamed.",
     "odd providers": "its tools, while the provider leaves out indexes and ids, and says `stop` where it calls.",
     "half calls": "a call of its own that the model cut off is asked for again, and seen only once it is whole.",
+    "pass-through": "all of that on a model without tools of the house, whose answers go through as they are.",
     "slow tools": "a tool of the house that outlasts the heartbeat of a stream.",
     "errors": "401, 404, 400 and 429 as the client's own exceptions, and an error in the middle of a stream.",
     "written once": "a failure after a tool has written is not repeated by the client's own retries.",
@@ -322,6 +325,70 @@ async def slow_house_tool_streamed(scene: Scene) -> None:
     await _slow_house_tool(scene, stream=True)
 
 
+# Passed through -------------------------------------------------------------------------------------------------------
+
+
+@behaviour("pass-through")
+async def passed_whole(scene: Scene) -> None:
+    scene.say(Reply(text="Hello there.", usage=ONE_TURN), model=BARE)
+    said = await scene.ask("plain", model=BARE)
+    assert (said.text, said.usage) == ("Hello there.", [10, 5, 15])
+
+
+@behaviour("pass-through")
+async def passed_streamed(scene: Scene) -> None:
+    text = "Hello there, this comes in more than one piece."
+    scene.say(Reply(text=text, usage=ONE_TURN), model=BARE)
+    said = await scene.ask("streamed", model=BARE)
+    assert (said.text, said.usage) == (text, [10, 5, 15])
+    assert said.pieces > 2
+
+
+async def _passed_tools(scene: Scene, *, stream: bool) -> None:
+    scene.say(Reply(calls=[LOOKUP]), Reply(text="A crane is a bird."), model=BARE)
+    said = await scene.ask("tools", stream=stream, model=BARE)
+    assert (said.text, said.seen, said.ran) == ("A crane is a bird.", ["lookup_word"], RAN)
+    assert scene.provider.requests[0].tool_names == ["lookup_word"]
+
+
+@behaviour("pass-through")
+async def passed_tools(scene: Scene) -> None:
+    await _passed_tools(scene, stream=False)
+
+
+@behaviour("pass-through")
+async def passed_tools_streamed(scene: Scene) -> None:
+    await _passed_tools(scene, stream=True)
+
+
+@behaviour("pass-through")
+async def passed_structured_streamed(scene: Scene) -> None:
+    scene.provider.script(BARE, _person)
+    assert (await scene.ask("structured", stream=True, model=BARE)).parsed == PERSON
+
+
+@behaviour("pass-through")
+async def passed_refusal(scene: Scene) -> None:
+    await _refused(scene, "plain", model=BARE)
+
+
+@behaviour("pass-through")
+async def passed_error_inside_a_stream(scene: Scene) -> None:
+    # paced, because an error that comes with the first words is an error of the whole answer
+    reply = Reply(text=FIRST_WORDS * 3, fault=ErrorEvent(after=4, code="server_error"), pace=Pace(between=0.05))
+    scene.say(reply, model=BARE)
+    said = await scene.try_to("streamed", model=BARE)
+    assert said.error is not None
+    assert said.error.type == scene.driver.client.errors["stream"]
+
+
+@behaviour("pass-through")
+async def leaving_what_passes_through(scene: Scene) -> None:
+    scene.say(Reply(text=FIRST_WORDS * 3, fault=Hang(after=5)), model=BARE)
+    await scene.ask("leave", stream=True, model=BARE)
+    assert await scene.provider.requests[0].until_closed() == "client_disconnected"
+
+
 # Errors ---------------------------------------------------------------------------------------------------------------
 
 
@@ -352,15 +419,15 @@ async def unknown_model(scene: Scene) -> None:
     _check_fault(scene, said, "404", message="no-such-model", code="model_not_found", param="model")
 
 
-async def _refused(scene: Scene, do: str) -> None:
+async def _refused(scene: Scene, do: str, *, model: str = "m") -> None:
     error = {
         "message": "This model's maximum context length is 8 tokens.",
         "type": "invalid_request_error",
         "param": "messages",
         "code": "context_length_exceeded",
     }
-    scene.say(Reply(status=400, body={"error": error}))
-    said = await scene.try_to(do)
+    scene.say(Reply(status=400, body={"error": error}), model=model)
+    said = await scene.try_to(do, model=model)
     _check_fault(scene, said, "400", message="maximum context", code="context_length_exceeded", param="messages")
 
 

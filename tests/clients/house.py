@@ -3,11 +3,15 @@
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from app.auth.keys import hash_key
+from app.config.schema import Config
 from app.main import create_app
-from tests.clients.behaviours import HOUSE_TOOLS, KEY, MODELS
-from tests.harness.configs import make_config
+from tests.clients.behaviours import BARE, HOUSE_TOOLS, KEY, MODELS
+from tests.harness.configs import as_yaml, config_dict
+from tests.harness.process import serving
 from tests.harness.server import serve
 from tests.upstream import Upstream
 
@@ -33,16 +37,32 @@ class House:
 
 @contextlib.asynccontextmanager
 async def opened() -> AsyncIterator[House]:
-    """Keys are on and everything that a behaviour needs is on offer. Only clients repeat what failed."""
+    """Served in the loop of the tests, which can look into its tools."""
+    async with Upstream() as provider, serve(create_app(Config.model_validate(_config(provider)))) as url:
+        yield House(url, provider)
+
+
+@contextlib.asynccontextmanager
+async def commanded(folder: Path) -> AsyncIterator[House]:
+    """Served by the command in a child, as users run it: its own server, its own guarded edge."""
     async with Upstream() as provider:
-        config = make_config(
-            provider.url,
-            models=MODELS,
-            tools=HOUSE_TOOLS,
-            auth="keys",
-            keys=[{"name": "tester", "hash": hash_key(KEY)}],
-            upstream={"retries": 0},
-            server={"heartbeat_seconds": HEARTBEAT},
-        )
-        async with serve(create_app(config)) as url:
-            yield House(url, provider)
+        path = folder / "config.yaml"
+        path.write_text(as_yaml(_config(provider)), encoding="utf-8")
+        async with serving(path) as running:
+            yield House(running.url, provider)
+
+
+def _config(provider: Upstream) -> dict[str, Any]:
+    """Keys are on and everything that a behaviour needs is on offer. Only clients repeat what failed."""
+    config = config_dict(
+        provider.url,
+        models=MODELS,
+        tools=HOUSE_TOOLS,
+        auth="keys",
+        keys=[{"name": "tester", "hash": hash_key(KEY)}],
+        upstream={"retries": 0},
+        server={"heartbeat_seconds": HEARTBEAT},
+    )
+    for entry in config["model_list"]:
+        entry["tools"] = [] if entry["model_name"] == BARE else ["*"]
+    return config

@@ -15,6 +15,13 @@ def _client(client: Client) -> object:
     return pytest.param(client, marks=needs(f"client:{client.environment}"), id=client.name)
 
 
+COMMANDED = [
+    behaviour
+    for behaviour in BEHAVIOURS
+    if behaviour.name in ("plain", "streamed", "mixed_twice_streamed", "wrong_key", "leaving_while_the_model_speaks")
+]
+"""What is also played against the command in a child, whose server and edge are not those of the tests."""
+
 every_client = pytest.mark.parametrize("driver", [_client(client) for client in CLIENTS], indirect=True)
 every_behaviour = pytest.mark.parametrize("behaviour", BEHAVIOURS, ids=lambda behaviour: behaviour.name)
 
@@ -24,6 +31,13 @@ every_behaviour = pytest.mark.parametrize("behaviour", BEHAVIOURS, ids=lambda be
 async def test_client(driver: Driver, behaviour: Behaviour, house: House) -> None:
     async with house.free() as provider:
         await behaviour.play(Scene(driver, provider, house.url))
+
+
+@pytest.mark.parametrize("behaviour", COMMANDED, ids=lambda behaviour: behaviour.name)
+@every_client
+async def test_client_of_the_command(driver: Driver, behaviour: Behaviour, command: House) -> None:
+    async with command.free() as provider:
+        await behaviour.play(Scene(driver, provider, command.url))
 
 
 @every_client
