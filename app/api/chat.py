@@ -292,7 +292,10 @@ class Conversation:
                 if self._request.legacy:
                     event = _for_legacy(event, self._request.messages)
                 event = await self._conversations.keep(
-                    caller_key(self._caller), event, with_hint=self._runtime.diagnostics and not self._request.legacy
+                    caller_key(self._caller),
+                    event,
+                    self._request.messages,
+                    with_hint=self._runtime.diagnostics and not self._request.legacy,
                 )
             await tell(event)
 

@@ -22,14 +22,17 @@ class Conversations:
     def __init__(self, store: Store, seconds: float, new_id: Callable[[], str]) -> None:
         self._store, self._seconds, self._new_id = store, seconds, new_id
 
-    async def keep(self, caller: str, handed: CallsHandedBack, *, with_hint: bool) -> CallsHandedBack:
+    async def keep(
+        self, caller: str, handed: CallsHandedBack, history: Sequence[Message] = (), *, with_hint: bool = False
+    ) -> CallsHandedBack:
         """Keep what the client is not shown, before it is told of its calls. What comes back is what it may be told:
-        a call whose id is in use for another chat gets a new one, and the first has a hint of what ran beside it."""
+        a call whose id is in use, in its own history or for another chat, gets a new one, and the first call has a
+        hint of what ran beside it."""
         if handed.unseen is None:
             return handed
         hint = hint_of(handed.unseen) if with_hint else None
         try:
-            handed = await self._kept(caller, handed, handed.unseen)
+            handed = await self._kept(caller, handed, handed.unseen, frozenset(handed_ids(history)))
         except StoreError as error:
             # The calls are still worth having: the client's answer to them only lacks what was not kept.
             log.warning("conversation_not_kept", calls=[call.id for call in handed.calls], error=str(error))
@@ -66,14 +69,16 @@ class Conversations:
         except StoreError as error:
             log.warning("conversation_not_kept", calls=list(turn.ids), error=str(error))
 
-    async def _kept(self, caller: str, handed: CallsHandedBack, unseen: Unseen) -> CallsHandedBack:
+    async def _kept(
+        self, caller: str, handed: CallsHandedBack, unseen: Unseen, taken: frozenset[str]
+    ) -> CallsHandedBack:
         value = encode_unseen(unseen)
         if unseen.names:
             # Ids that we chose are the client's to ask with; whatever was there is this very chat, asked anew.
             for call in handed.calls:
                 await self._store.put(_key(caller, call.id), value, self._seconds)
             return handed
-        calls = [await self._claimed(caller, call, value) for call in handed.calls]
+        calls = [await self._claimed(caller, call, value, taken) for call in handed.calls]
         names = {new.id: old.id for new, old in zip(calls, handed.calls, strict=True) if new.id != old.id}
         if names:
             value = encode_unseen(replace(unseen, names=names))
@@ -81,8 +86,10 @@ class Conversations:
                 await self._store.put(_key(caller, call.id), value, self._seconds)
         return replace(handed, calls=tuple(calls))
 
-    async def _claimed(self, caller: str, call: Call, value: bytes) -> Call:
-        """The call under an id that is free. Some providers count their ids, and every chat has a `call_0`."""
+    async def _claimed(self, caller: str, call: Call, value: bytes, taken: frozenset[str]) -> Call:
+        """The call under an id that is free. Some providers count their ids, and every turn has a `call_0`."""
+        while call.id in taken:
+            call = replace(call, id=self._new_id())
         while not await self._store.add(_key(caller, call.id), value, self._seconds):
             if await self._store.get(_key(caller, call.id)) == value:
                 break  # the same chat at the same place: the same question, asked again

@@ -35,7 +35,7 @@ AS_IT_CAME = [said(call("c")), answer("c")]
 
 async def test_what_was_kept_for_a_caller_is_put_back_again_and_again() -> None:
     kept = conversations()
-    assert await kept.keep("alice", HANDED, with_hint=False) == HANDED
+    assert await kept.keep("alice", HANDED) == HANDED
     assert [await returned(kept, "alice") for _ in range(2)] == [WHOLE, WHOLE]
     assert await returned(kept, "bob") == AS_IT_CAME
 
@@ -50,8 +50,8 @@ async def test_nothing_is_kept_where_the_client_has_seen_everything() -> None:
 async def test_an_id_that_another_chat_has_is_handed_out_anew() -> None:
     kept = conversations()
     other = replace(UNSEEN, results={"h": answer("h", "of another chat")})
-    first = await kept.keep("alice", HANDED, with_hint=False)
-    second = await kept.keep("alice", CallsHandedBack((OWN,), other), with_hint=False)
+    first = await kept.keep("alice", HANDED)
+    second = await kept.keep("alice", CallsHandedBack((OWN,), other))
     assert (first.calls[0].id, second.calls[0].id) == ("c", "fresh_1")
     assert (await returned(kept, "alice"))[1]["content"] == "ours"
     [assistant, ours, own] = await returned(kept, "alice", "fresh_1")
@@ -59,10 +59,20 @@ async def test_an_id_that_another_chat_has_is_handed_out_anew() -> None:
     assert (assistant, own["tool_call_id"]) == (UNSEEN.assistant, "c")
 
 
+async def test_an_id_that_the_clients_own_history_has_is_handed_out_anew() -> None:
+    kept = conversations()
+    earlier = [raw(said(call("c"))), raw(answer("c", "earlier"))]
+    handed = await kept.keep("alice", HANDED, earlier)
+    [id] = [call.id for call in handed.calls]
+    back = [*earlier, raw(said(call(id))), raw(answer(id))]
+    whole = plain(await kept.made_whole("alice", back, {}, ShelfToolbox({"echo"})))
+    assert whole == [said(call("c")), answer("c", "earlier"), *WHOLE]
+
+
 async def test_the_same_chat_asked_again_keeps_its_id() -> None:
     kept = conversations()
-    await kept.keep("alice", HANDED, with_hint=False)
-    assert (await kept.keep("alice", HANDED, with_hint=False)).calls[0].id == "c"
+    await kept.keep("alice", HANDED)
+    assert (await kept.keep("alice", HANDED)).calls[0].id == "c"
 
 
 async def test_the_first_call_carries_the_hint() -> None:
@@ -85,5 +95,5 @@ class BrokenStore(MemoryStore):
 
 async def test_a_store_that_is_away_costs_what_was_not_seen_and_nothing_else() -> None:
     kept = conversations(BrokenStore())
-    assert (await kept.keep("alice", HANDED, with_hint=False)).calls == (OWN,)
+    assert (await kept.keep("alice", HANDED)).calls == (OWN,)
     assert await returned(kept, "alice") == AS_IT_CAME
