@@ -1,5 +1,6 @@
 """Listeners of a chat: what it does becomes log lines and counts. Cheap, synchronous, one pair for each chat."""
 
+import logging
 from collections.abc import Container
 from typing import Final, Protocol
 
@@ -15,6 +16,7 @@ from app.chat.events import (
     ModelRetried,
     TurnAccount,
     TurnEnded,
+    TurnStarted,
 )
 from app.telemetry.logs import Log
 from app.telemetry.metrics import OTHER, Metrics
@@ -38,8 +40,13 @@ class LogListener:
 
     def hear(self, event: ChatEvent) -> None:
         match event:
-            case Heard():
+            case TurnStarted() | Heard():
                 return
+            case ChatEnded(ending=ending):
+                # The line of the request says the same, and there is one of those for every chat.
+                if self._log.hears(logging.DEBUG):
+                    more = {"note": ending.note} if ending.note else {}
+                    self._log.debug("chat ended", ending=str(ending.kind), finish_reason=ending.finish_reason, **more)
             case TurnEnded(turn=turn, answer=answer):
                 self._turn_ended(turn, answer)
             case CallStarted(turn=turn, call=call):
@@ -49,10 +56,6 @@ class LogListener:
                 self._call_ended(turn, call, outcome, seconds)
             case ModelRetried(turn=turn, attempt=attempt, reason=reason):
                 self._log.warning("model asked again", turn=turn, attempt=attempt, reason=reason)
-            case ChatEnded(ending=ending):
-                # The line of the request says the same, and there is one of those for every chat.
-                more = {"note": ending.note} if ending.note else {}
-                self._log.debug("chat ended", ending=str(ending.kind), finish_reason=ending.finish_reason, **more)
             case _:
                 return
 
@@ -100,7 +103,7 @@ class MetricsListener:
 
     def hear(self, event: ChatEvent) -> None:
         match event:
-            case Heard():
+            case TurnStarted() | Heard():
                 return
             case TurnEnded(answer=answer):
                 self._turn_ended(answer)
@@ -135,6 +138,8 @@ class MetricsListener:
 
 def _findings(answer: TurnAccount) -> list[Finding]:
     """Those about the turn, and each call's own. The turn names what it noticed about any of its calls once more."""
+    if not answer.run and not answer.handed_back:
+        return list(answer.findings)
     calls = (call for call in (*answer.run, *answer.handed_back) if isinstance(call, ReadyCall))
     about_calls = [finding for call in calls for finding in call.findings]
     return [*(finding for finding in answer.findings if finding not in about_calls), *about_calls]

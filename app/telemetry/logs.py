@@ -18,6 +18,7 @@ import structlog
 from structlog.contextvars import get_contextvars
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from app.config.secret_names import means_secret
 from app.telemetry.redaction import Redactor
 
 _MAX_TEXT: Final = 16_384
@@ -36,6 +37,8 @@ _SILENT: Final = ("client", "mcp")
 went away, and why, is a line of ours."""
 
 _WITH_HANDLERS: Final = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
+
+_SHORT_NUMBER: Final = 1000.0
 
 _STANDARD_LEVELS: Final = (logging.CRITICAL, logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
 
@@ -82,6 +85,11 @@ class Log:
     def bind(self, **more: Any) -> "Log":
         return Log(self._name, **self._bound, **more)
 
+    @staticmethod
+    def hears(number: int) -> bool:
+        """Whether a line of this level may be written, for those who would have to gather what it says."""
+        return _quick is None or number >= _quick.threshold or not _quick.is_in_charge()
+
     def debug(self, event: str, **fields: Any) -> None:
         self._say("debug", logging.DEBUG, event, fields)
 
@@ -115,9 +123,14 @@ class _Quick:
         return structlog.get_config()["processors"] is self._processors and self._processors[-1] is _as_json
 
     def write(self, name: str, level: str, event: str, fields: dict[str, Any]) -> None:
-        mask = self._mask
-        line = {key: _cut(mask(value, key)) for key, value in fields.items()}
-        line["event"] = mask(event)
+        line: dict[str, Any] = {}
+        for key, value in fields.items():
+            kind = type(value)
+            if (kind is bool or value is None or (kind is float and _is_short(value))) and not means_secret(key):
+                line[key] = value
+            else:
+                line[key] = _cut(self._mask(value, key))
+        line["event"] = self._mask(event)
         line["logger"] = name
         line["level"] = level
         line["timestamp"] = self._now()
@@ -131,6 +144,11 @@ class _Quick:
             self._until_second = time.strftime("%Y-%m-%dT%H:%M:%S.", time.gmtime(second))
             self._second = second
         return f"{self._until_second}{rest // 1000:06d}Z"
+
+
+def _is_short(number: float) -> bool:
+    """Too short to be a secret: a time that we took."""
+    return -_SHORT_NUMBER < number < _SHORT_NUMBER and round(number, 3) == number
 
 
 _quick: _Quick | None = None

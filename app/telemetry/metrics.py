@@ -4,10 +4,10 @@ Labels are names that the operator chose or words of a closed list, never what a
 counted under too many names all the same is counted as `other`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
 OTHER: Final = "other"
@@ -15,34 +15,96 @@ OTHER: Final = "other"
 _MAX_CHILDREN: Final = 2000
 """Time series of one metric. Beyond it something is named that should not be."""
 
+_MAX_WAITING: Final = 1000
+
 _REQUEST_SECONDS: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _CALL_SECONDS: Final = (0.005, 0.025, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60)
 
-Metric = TypeVar("Metric", Counter, Histogram)
+
+class Count:
+    """What was counted since the last scrape. The library's own counters take a lock for every step."""
+
+    __slots__ = ("_counter", "_waiting")
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._waiting = 0.0
+
+    def inc(self, amount: float = 1) -> None:
+        self._waiting += amount
+
+    def hand_over(self) -> None:
+        waiting, self._waiting = self._waiting, 0.0
+        if waiting:
+            self._counter.inc(waiting)
 
 
-class Family(Generic[Metric]):
-    """One metric and its children by label values; looking one up costs a dict, not a lock and a search."""
+class Times:
+    """What was timed since the last scrape."""
 
-    __slots__ = ("_children", "_metric", "_others")
+    __slots__ = ("_histogram", "_waiting")
 
-    def __init__(self, metric: Metric, labels: int) -> None:
-        self._metric: Metric = metric
-        self._children: dict[tuple[str, ...], Metric] = {}
+    def __init__(self, histogram: Histogram) -> None:
+        self._histogram = histogram
+        self._waiting: list[float] = []
+
+    def observe(self, seconds: float) -> None:
+        self._waiting.append(seconds)
+        if len(self._waiting) >= _MAX_WAITING:  # nobody may ever scrape
+            self.hand_over()
+
+    def hand_over(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for seconds in waiting:
+            self._histogram.observe(seconds)
+
+
+Part = TypeVar("Part", Count, Times)
+
+
+class Family(Generic[Part]):
+    """One metric and its parts by label values; looking one up costs a dict, not a lock and a search.
+
+    Counting happens on the event loop alone; what was counted reaches the library when somebody scrapes.
+    """
+
+    __slots__ = ("_make", "_others", "_parts")
+
+    def __init__(self, make: Callable[[tuple[str, ...]], Part], labels: int) -> None:
+        self._make: Callable[[tuple[str, ...]], Part] = make
+        self._parts: dict[tuple[str, ...], Part] = {}
         self._others = (OTHER,) * labels
+        if not labels:
+            self.of()  # a metric without labels is there from the start
 
-    def of(self, *labels: str) -> Metric:
-        child = self._children.get(labels)
-        if child is None:
-            child = self._add(labels)
-        return child
+    def of(self, *labels: str) -> Part:
+        part = self._parts.get(labels)
+        if part is None:
+            part = self._add(labels)
+        return part
 
-    def _add(self, labels: tuple[str, ...]) -> Metric:
-        if len(self._children) >= _MAX_CHILDREN and labels != self._others:
+    def hand_over(self) -> None:
+        for part in self._parts.values():
+            part.hand_over()
+
+    def _add(self, labels: tuple[str, ...]) -> Part:
+        if len(self._parts) >= _MAX_CHILDREN and labels != self._others:
             return self.of(*self._others)
-        child: Metric = self._metric.labels(*labels)
-        self._children[labels] = child
-        return child
+        part: Part = self._make(labels)
+        self._parts[labels] = part
+        return part
+
+
+class _HandingOver:
+    """Asked first of all collectors, so that the others have everything that was counted."""
+
+    def __init__(self, families: Sequence[Family[Any]]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        for family in self._families:
+            family.hand_over()
+        return ()
 
 
 class Metrics:
@@ -50,6 +112,8 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
+        self._families: list[Family[Any]] = []
+        self.registry.register(_HandingOver(self._families))
         ProcessCollector(registry=self.registry)
         self.requests = self._counter("requests", "Requests answered.", "route", "status", "model")
         self.request_seconds = self._histogram(
@@ -92,12 +156,17 @@ class Metrics:
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
-    def _counter(self, name: str, says: str, *labels: str) -> Family[Counter]:
-        return Family(Counter(f"callgate_{name}", says, labels, registry=self.registry), len(labels))
+    def _counter(self, name: str, says: str, *labels: str) -> Family[Count]:
+        counter = Counter(f"callgate_{name}", says, labels, registry=self.registry)
+        family = Family(lambda values: Count(counter.labels(*values) if values else counter), len(labels))
+        self._families.append(family)
+        return family
 
-    def _histogram(self, name: str, says: str, buckets: tuple[float, ...], *labels: str) -> Family[Histogram]:
-        metric = Histogram(f"callgate_{name}", says, labels, buckets=buckets, registry=self.registry)
-        return Family(metric, len(labels))
+    def _histogram(self, name: str, says: str, buckets: tuple[float, ...], *labels: str) -> Family[Times]:
+        histogram = Histogram(f"callgate_{name}", says, labels, buckets=buckets, registry=self.registry)
+        family = Family(lambda values: Times(histogram.labels(*values) if values else histogram), len(labels))
+        self._families.append(family)
+        return family
 
 
 _COUNTS: Final = (
