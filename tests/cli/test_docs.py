@@ -1,0 +1,43 @@
+"""The pages about approvals, reloads and the command show what works."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+import yaml
+
+from app.__main__ import app
+from app.config.schema import Config
+
+ROOT = Path(__file__).parents[2]
+MODELS = {"model_list": [{"model_name": "demo", "litellm_params": {"model": "demo/demo"}}]}
+TEXT = "\n".join((ROOT / name).read_text() for name in ("README.md", "docs/approvals.md", "docs/reload.md"))
+SHOWN = sorted(
+    {line.split("  ")[0].partition("#")[0].strip() for line in re.findall(r"^callgate .*$", TEXT, re.MULTILINE)}
+)
+
+
+def test_the_example_is_read_as_it_stands():
+    [block] = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs" / "approvals.md").read_text(), re.MULTILINE | re.DOTALL)
+    config = Config.model_validate({**MODELS, **yaml.safe_load(block)})
+    assert config.require_approval.never == ("send_draft",)
+
+
+@pytest.mark.parametrize("line", SHOWN)
+def test_every_command_that_is_shown_exists_and_takes_what_it_is_given(line):
+    command: Any = typer.main.get_command(app)
+    words = shlex.split(line)[1:]
+    while hasattr(command, "commands") and words:
+        command = command.commands[words.pop(0)]
+    command.make_context("callgate", words)
+
+
+def test_settings_that_need_a_restart_are_all_named():
+    from app.runtime import OF_THE_HOUSE, OF_THE_SERVER
+
+    page = (ROOT / "docs" / "reload.md").read_text()
+    for name in (*OF_THE_HOUSE, *OF_THE_SERVER):
+        assert name in page or (name.startswith("header_") and "header_*" in page)
