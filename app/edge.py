@@ -110,6 +110,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._body_began = 0.0
         self._last_data = 0.0
         self.unheard_since = 0.0
+        self._stalled: asyncio.TimerHandle | None = None
         self._running: RequestResponseCycle | None = None
         """The request that is being answered. `cycle` is the newest, which may still wait for its turn."""
 
@@ -148,6 +149,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._edge.idle.pop(self, None)
         self._edge.unheard.pop(self, None)
         self._stop_waiting()
+        self._stalls_no_more()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
@@ -220,6 +222,31 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._in_reserve or self._edge.draining:
             self.cycle.keep_alive = False
 
+    def pause_writing(self) -> None:
+        """The client does not take what it is sent. It gets the time that it may also be idle for."""
+        super().pause_writing()
+        if self._stalled is None:
+            self._stalled = self.loop.call_later(self._rules.idle_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._stalls_no_more()
+        super().resume_writing()
+
+    def _stalls_no_more(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+    def timeout_keep_alive_handler(self) -> None:
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Closing alone would wait for ever for a client that does not take the end of its answer."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            self.transport.close()
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
         super()._start_asgi_task(cycle, app)
@@ -236,6 +263,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.transport.is_closing():
+            self._wait_until(self.loop.time() + self._rules.idle_seconds)
             return
         if self._in_body:
             # Answered without having been heard to the end (401, 413). The rest may come, but not for ever.
@@ -264,7 +292,9 @@ class GuardedProtocol(HttpToolsProtocol):
     def _time_is_up(self) -> None:
         self._timer = None
         cycle = self._unanswered()
-        if self._in_body:
+        if self.transport.is_closing():
+            self._hang_up()
+        elif self._in_body:
             self._judge_body(cycle)
         elif cycle is not None:
             # Part of a next request came ahead; it must not cost the client the answer it is getting.
@@ -272,7 +302,7 @@ class GuardedProtocol(HttpToolsProtocol):
         elif self._in_head:
             self._refuse(Refused(408, "The request's headers did not come in time.", "request_timeout").error)
         else:
-            self.transport.close()
+            self._hang_up()
 
     def _unanswered(self) -> RequestResponseCycle | None:
         """The request that is being answered, if one is."""
@@ -281,7 +311,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _judge_body(self, cycle: RequestResponseCycle | None) -> None:
         if cycle is None:
-            self.transport.close()
+            self._hang_up()
             return
         now = self.loop.time()
         next_due = self._last_data + self._rules.body_seconds
@@ -314,7 +344,7 @@ class GuardedProtocol(HttpToolsProtocol):
         with contextlib.suppress(OSError):  # the client may be gone already
             self.transport.write_eof()
         self.flow.resume_reading()
-        self._timer = self.loop.call_later(LINGER_SECONDS, self.transport.close)
+        self._timer = self.loop.call_later(LINGER_SECONDS, self._hang_up)
 
 
 def _refusal(error: ChatError) -> bytes:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import structlog
+
 from app.auth.keys import KeyEntry
 from app.auth.limits import Allowance
 
@@ -35,6 +37,9 @@ CREATE TABLE IF NOT EXISTS keys (
   revoked_at REAL
 ) STRICT
 """
+
+
+log = structlog.get_logger("callgate.keys")
 
 
 class NameTaken(Exception):
@@ -84,10 +89,16 @@ class KeyStore:
     def _look(self, now: float) -> None:
         """`data_version` changes whenever another process has written, and costs no more than a page read."""
         self._look_at = now + LOOK_SECONDS
-        [version] = self._database.execute("PRAGMA data_version").fetchone()
-        if version != self._version:
-            self._version = version
-            self._read()
+        try:
+            [version] = self._database.execute("PRAGMA data_version").fetchone()
+            if version != self._version:
+                self._read()
+                self._version = version
+        except sqlite3.Error as failure:
+            if self._version < 0:
+                raise
+            # What was read last still holds: a disk that fails for a moment must not turn everyone away.
+            log.exception("the key store cannot be read", error=str(failure))
 
     def _read(self) -> None:
         stored = self.all()

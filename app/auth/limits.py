@@ -80,6 +80,9 @@ class OverLimit(ChatError):
             retry_after=retry_after,
         )
         self.headers = dict(headers)
+        if money and retry_after > RESERVED_RETRY:
+            # Clients repeat a 429 by themselves, within seconds.
+            self.headers["x-should-retry"] = "false"
 
 
 class Limiter(Protocol):

@@ -14,6 +14,10 @@ BYTES_PER_TOKEN: Final = 4
 """For a guess before anything was counted; what the provider counts is what is settled."""
 USUAL_ANSWER: Final = 1024
 """Tokens reserved for an answer of which the request says no maximum."""
+LONGEST_ANSWER: Final = 1_000_000
+"""Nobody's model answers with more; a client may ask for any number."""
+MOST_TOKENS: Final = 1_000_000_000
+"""Nor does any count of a provider's mean more than this: such a number is a mistake, and would not fit where it is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,7 @@ class Meter:
         choices: int = 1,
     ) -> None:
         prompt = prompt_bytes // BYTES_PER_TOKEN
-        answer = USUAL_ANSWER if max_tokens is None else max_tokens
+        answer = USUAL_ANSWER if max_tokens is None else min(max_tokens, LONGEST_ANSWER)
         self._limiter, self._caller, self._price = limiter, caller, price
         self._each = Amount(prompt + answer, price.of(prompt, answer))
         self._estimate = Amount(self._each.tokens * choices, self._each.nano * choices)
@@ -130,4 +134,4 @@ class Meter:
 
 def _count(usage: Mapping[str, Any], name: str) -> int:
     value = usage.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+    return min(value, MOST_TOKENS) if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

@@ -82,6 +82,17 @@ def test_the_file_is_the_owners_alone_and_holds_no_key(store: KeyStore, tmp_path
     assert all(SECRET.encode() not in each.read_bytes() for each in tmp_path.iterdir())
 
 
+def test_a_disk_that_fails_for_a_moment_turns_nobody_away(store: KeyStore, tmp_path: Path) -> None:
+    store.add(ALICE)
+    ring = Keyring([], source=store)
+    elsewhere = KeyStore(tmp_path)
+    elsewhere._database.execute("ALTER TABLE keys RENAME TO elsewhere")
+    assert ring.identify({"api-key": SECRET}).name == "alice"
+    with pytest.raises(ChatError):
+        ring.identify({"api-key": OTHER})
+    elsewhere.close()
+
+
 def test_counting_makes_no_file(tmp_path: Path) -> None:
     assert stored_keys(tmp_path / "none") == 0
     assert not (tmp_path / "none").exists()

@@ -136,6 +136,7 @@ async def test_a_budget_is_overshot_by_one_chat_at_most(limiter: Limiter, period
         await limiter.reserve("alice", allowance, cents[1])
     assert refused.value.retry_after is not None
     assert refused.value.retry_after > 5
+    assert refused.value.headers["x-should-retry"] == "false"
 
 
 @pytest.mark.anyio

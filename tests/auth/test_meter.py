@@ -2,7 +2,7 @@ import pytest
 
 from app.auth.keys import Caller
 from app.auth.limits import NANO, Allowance, Amount, MemoryLimiter, OverLimit, Reservation
-from app.auth.meter import FREE, USUAL_ANSWER, Meter, Price
+from app.auth.meter import FREE, LONGEST_ANSWER, MOST_TOKENS, USUAL_ANSWER, Meter, Price
 from app.chat.events import ChatEnded, Ending, EndingKind, TurnAccount, TurnEnded, TurnStarted
 
 pytestmark = pytest.mark.anyio
@@ -71,6 +71,15 @@ async def test_a_provider_that_counts_nothing_is_paid_as_estimated() -> None:
         tally.hear(turn_ended(None))
         tally.hear(ChatEnded(Ending(EndingKind.ANSWERED, "stop"), None))
     assert limiter.settled[0].tokens == 1500
+
+
+async def test_numbers_that_nobody_can_mean_are_not_believed() -> None:
+    limiter = Noting()
+    async with Meter(limiter, CALLER, PRICE, 0, 10**30) as meter:
+        meter.tally().hear(turn_ended({"prompt_tokens": 10**30, "completion_tokens": -5}))
+    assert limiter.reserved[0].tokens == LONGEST_ANSWER
+    assert limiter.settled[0].tokens == MOST_TOKENS
+    assert limiter.settled[0].nano < 2**53
 
 
 async def test_who_is_not_metered_is_not_counted() -> None:

@@ -265,6 +265,34 @@ async def test_a_few_requests_sent_ahead_are_answered_in_order(upstream: Upstrea
                 data += await connection.reader.read(1000)
 
 
+@pytest.mark.parametrize("size", [50_000_000, 12_000_000])
+async def test_a_client_that_does_not_take_its_answer_is_let_go(size: int) -> None:
+    ended = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            for _ in range(size // 1_000_000):
+                await send({"type": "http.response.body", "body": bytes(1_000_000), "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            ended.set()
+
+    edge = Edge(EdgeRules(idle_seconds=0.3))
+    states: list[Any] = []
+
+    def protocol(**given: Any) -> Any:
+        states.append(given["server_state"])
+        return edge.protocol(**given)
+
+    async with serve(app, http=protocol, lifespan="off") as url, raw_connection(url) as connection, asyncio.timeout(10):
+        connection.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await connection.send(LIVE.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
+        await ended.wait()
+        while states[0].connections:  # noqa: ASYNC110 - uvicorn's set has no event of ours
+            await asyncio.sleep(0.01)
+
+
 async def _drip(connection: Any, piece: bytes, seconds: float) -> None:
     while True:
         await connection.send(piece)
