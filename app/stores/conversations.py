@@ -48,8 +48,9 @@ class Conversations:
         found: dict[bytes, Unseen] = {}
         kept: dict[str, Unseen] = {}
         try:
-            for id in dict.fromkeys(handed_ids(messages)):
-                value = await self._store.get(_key(caller, id), renew=self._seconds)
+            ids = list(dict.fromkeys(handed_ids(messages)))
+            values = await self._store.get_all([_key(caller, id) for id in ids], renew=self._seconds)
+            for id, value in zip(ids, values, strict=True):
                 if value is not None:
                     kept[id] = found.setdefault(value, decode_unseen(value))
         except StoreError as error:

@@ -2,7 +2,7 @@
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
@@ -24,14 +24,12 @@ class MemoryStore:
     def __len__(self) -> int:
         return len(self._kept)
 
-    async def get(self, key: str, *, renew: float | None = None) -> bytes | None:
+    async def get(self, key: str) -> bytes | None:
         kept = self._alive(key)
-        if kept is None:
-            return None
-        if renew is not None:
-            self._kept[key] = _Kept(kept.value, self._clock() + renew, kept.size)
-            self._kept.move_to_end(key)
-        return kept.value
+        return None if kept is None else kept.value
+
+    async def get_all(self, keys: Sequence[str], *, renew: float) -> list[bytes | None]:
+        return [self._renewed(key, renew) for key in keys]
 
     async def put(self, key: str, value: bytes, seconds: float) -> None:
         self._drop(key)
@@ -54,6 +52,14 @@ class MemoryStore:
     async def close(self) -> None:
         self._kept.clear()
         self.size = 0
+
+    def _renewed(self, key: str, seconds: float) -> bytes | None:
+        kept = self._alive(key)
+        if kept is None:
+            return None
+        self._kept[key] = _Kept(kept.value, self._clock() + seconds, kept.size)
+        self._kept.move_to_end(key)
+        return kept.value
 
     def _alive(self, key: str) -> _Kept | None:
         kept = self._kept.get(key)

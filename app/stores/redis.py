@@ -1,6 +1,6 @@
 """A store in Redis, shared by all processes that name the same server and prefix. Redis itself lets things expire."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from app.stores.store import StoreError
@@ -23,14 +23,20 @@ class RedisStore:
             url, socket_timeout=PATIENCE, socket_connect_timeout=PATIENCE, retry=Retry(NoBackoff(), 1)
         )
 
-    async def get(self, key: str, *, renew: float | None = None) -> bytes | None:
-        name = self._prefix + key
+    async def get(self, key: str) -> bytes | None:
         async with _our_errors():
-            found = await (
-                self._client.get(name) if renew is None else self._client.getex(name, px=_milliseconds(renew))
-            )
+            found = await self._client.get(self._prefix + key)
         assert found is None or isinstance(found, bytes)
         return found
+
+    async def get_all(self, keys: Sequence[str], *, renew: float) -> list[bytes | None]:
+        if not keys:
+            return []
+        async with _our_errors(), self._client.pipeline(transaction=False) as exchange:
+            for key in keys:
+                # only taken down here: a pipeline sends all of them when it is executed
+                exchange.getex(self._prefix + key, px=_milliseconds(renew))  # type: ignore[unused-awaitable]
+            return list(await exchange.execute())
 
     async def put(self, key: str, value: bytes, seconds: float) -> None:
         async with _our_errors():

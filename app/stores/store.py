@@ -1,5 +1,6 @@
 """Where bytes are kept under a key until they expire. What the bytes mean is for those who keep them."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 
@@ -10,8 +11,12 @@ class StoreError(Exception):
 class Store(Protocol):
     """Keys are text of ours. Nothing here is kept for ever, and a store that is full forgets the oldest."""
 
-    async def get(self, key: str, *, renew: float | None = None) -> bytes | None:
-        """What is kept under a key, if anything. With `renew` it is kept for so many seconds from now on."""
+    async def get(self, key: str) -> bytes | None:
+        """What is kept under a key, if anything."""
+        ...
+
+    async def get_all(self, keys: Sequence[str], *, renew: float) -> list[bytes | None]:
+        """The same for many keys in one exchange; what is there is kept for so many seconds from now on."""
         ...
 
     async def put(self, key: str, value: bytes, seconds: float) -> None:

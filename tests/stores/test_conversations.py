@@ -86,7 +86,7 @@ class BrokenStore(MemoryStore):
     def __init__(self) -> None:
         super().__init__(1, 1)
 
-    async def get(self, key: str, *, renew: float | None = None) -> bytes | None:
+    async def get_all(self, keys: Any, *, renew: float) -> list[bytes | None]:
         raise StoreError("away")
 
     async def add(self, key: str, value: bytes, seconds: float) -> bool:

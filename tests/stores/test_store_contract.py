@@ -77,8 +77,15 @@ async def test_what_has_expired_is_gone_and_the_key_free(store: Store) -> None:
 
 async def test_asking_can_renew_the_time_something_is_kept(store: Store) -> None:
     await store.put("a", b"1", LONG)
-    assert await store.get("a", renew=0.001) == b"1"
+    assert await store.get_all(["a"], renew=0.001) == [b"1"]
     await until_gone(store, "a")
+
+
+async def test_many_are_asked_for_at_once_and_come_in_their_order(store: Store) -> None:
+    for key in "abc":
+        await store.put(key, key.encode(), LONG)
+    assert await store.get_all(["c", "x", "a"], renew=LONG) == [b"c", None, b"a"]
+    assert await store.get_all([], renew=LONG) == []
 
 
 async def test_large_values_come_back_whole(store: Store) -> None:
@@ -94,7 +101,7 @@ async def test_memory_forgets_what_was_not_touched_for_longest() -> None:
     store = MemoryStore(entries=2, bytes=1000)
     for key in ("a", "b"):
         await store.put(key, b"1", LONG)
-    await store.get("a", renew=LONG)
+    await store.get_all(["a"], renew=LONG)
     await store.put("c", b"1", LONG)
     assert [await store.get(key) for key in "abc"] == [b"1", None, b"1"]
 
@@ -116,7 +123,7 @@ async def test_memory_expires_by_its_clock() -> None:
     store = MemoryStore(entries=10, bytes=1000, clock=lambda: now)
     await store.put("a", b"1", 10)
     now = 9.9
-    assert await store.get("a", renew=10) == b"1"
+    assert await store.get_all(["a"], renew=10) == [b"1"]
     now = 19.8
     assert await store.get("a") == b"1"
     now = 19.9
