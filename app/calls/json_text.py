@@ -56,6 +56,15 @@ def read_json(text: str) -> Any:
     return value
 
 
+def is_json(text: str) -> bool:
+    """Whether a text is one JSON value by the grammar alone, whatever `read_json` refuses it for."""
+    try:
+        _Walk(text, 0).whole()
+    except JsonFault:
+        return False
+    return True
+
+
 def value_end(text: str, start: int = 0) -> int:
     """Where the JSON value that begins at `start` ends. Raises `JsonFault` if none is whole there."""
     return _Walk(text, start).end()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from app.calls.arguments import ArgumentsError, read_arguments
+from app.calls.json_text import is_json
 from app.calls.names import is_parallel, resolve_name
 from app.calls.states import Flaw
 from app.chat.events import CallWritten
@@ -308,14 +309,15 @@ class Candidate:
         return resolve_name(name, self._tools) is not None or is_parallel(name, self._tools)
 
     def _is_whole_call(self, entry: Entry, text: str) -> bool:
-        """It has the keys of a call, and is JSON: what is broken is talk where nothing marks it as a call."""
+        """It has the keys of a call, and is JSON: what is broken is talk where nothing marks it as a call. What is JSON
+        and cannot be run all the same (a key given twice) is a call, so that the model is told of it."""
         written = CALLS.one_written(entry, text, None)
         if written.flaw is not None or not _has_keys_of_call(entry):
             return False
         try:
             read_arguments([written.arguments])
         except ArgumentsError as error:
-            return error.flaw is Flaw.NOT_AN_OBJECT
+            return error.flaw is Flaw.NOT_AN_OBJECT or is_json(written.arguments)
         return True
 
 

@@ -99,6 +99,16 @@ def bare_cases(format: str) -> list[Any]:
         ),
         case(
             format,
+            '{"name": "get_weather", "arguments": {"city": "A", "city": "B"}}',
+            incomplete=[broken("get_weather", "invalid_json")],
+        ),
+        case(
+            format,
+            '{"name": "get_weather", "arguments": {"city": "\\ud83d"}}',
+            incomplete=[broken("get_weather", "invalid_json")],
+        ),
+        case(
+            format,
             '{"name": "get_weather", "arguments": {"city": "A"}',
             incomplete=[broken("get_weather", "truncated")],
         ),
