@@ -5,6 +5,7 @@ import os
 import typer
 
 from app.cli.approvals import approvals
+from app.cli.chat import chat
 from app.cli.checking import check
 from app.cli.doctor import doctor
 from app.cli.keys import keys
@@ -20,7 +21,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, check, doctor, models, health, runs):
+for command in (serve, check, doctor, models, chat, health, runs):
     app.command()(command)
 app.add_typer(tools, name="tools")
 app.add_typer(approvals, name="approvals")

@@ -30,13 +30,19 @@ def asked(method: str, path: str, url: str | None, key: str | None, body: Any = 
         with opened(method, path, url, key, body) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
-        raise failed(_words(error)) from None
+        raise failed(words_of(error)) from None
     except (OSError, ValueError) as error:
         raise failed(f"{address_of(url)}: {getattr(error, 'reason', error)}") from None
 
 
 def opened(
-    method: str, path: str, url: str | None, key: str | None, body: Any = None, headers: dict[str, str] | None = None
+    method: str,
+    path: str,
+    url: str | None,
+    key: str | None,
+    body: Any = None,
+    headers: dict[str, str] | None = None,
+    seconds: float = SECONDS,
 ) -> Any:
     """The answer's open body. Proxies of the environment are for the world outside and not for one's own server."""
     request = urllib.request.Request(  # noqa: S310 - the address is the operator's own
@@ -48,7 +54,7 @@ def opened(
     if key:
         request.add_header("Authorization", f"Bearer {key}")
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    return opener.open(request, timeout=SECONDS)
+    return opener.open(request, timeout=seconds)
 
 
 def failed(why: str) -> typer.Exit:
@@ -57,7 +63,7 @@ def failed(why: str) -> typer.Exit:
     return typer.Exit(WRONG)
 
 
-def _words(error: urllib.error.HTTPError) -> str:
+def words_of(error: urllib.error.HTTPError) -> str:
     try:
         return str(json.load(error)["error"]["message"])
     except (ValueError, KeyError, TypeError, OSError):

@@ -1,0 +1,88 @@
+"""`callgate chat`, its lines coming through a pipe."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.auth.keys import mint_key
+from app.main import create_app
+from tests.harness.configs import as_yaml, config_dict, make_config
+from tests.harness.process import ROOT
+from tests.harness.server import serve
+from tests.upstream import Call, Reply, Upstream
+
+pytestmark = pytest.mark.anyio
+
+
+async def chat(*arguments: str, lines: str, environment: dict[str, str] | None = None) -> tuple[int, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "app", "chat", *arguments,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
+    )  # fmt: skip
+    async with asyncio.timeout(50):
+        out, err = await process.communicate(lines.encode())
+    assert b"Traceback" not in err, err.decode()
+    return process.returncode or 0, out.decode(), err.decode()
+
+
+async def test_it_shows_words_and_what_tools_do_and_remembers_what_was_said(upstream: Upstream) -> None:
+    upstream.script(
+        "m",
+        [
+            Reply(calls=[Call("add", {"a": 1, "b": 2}), Call("send_mail", {"to": "a", "text": "b"})]),
+            Reply(text="3\x1b[2J"),
+            Reply(text="yes"),
+        ],
+    )
+    async with serve(create_app(make_config(upstream.url, tools=["add", "send_mail"]))) as url:
+        code, out, err = await chat("--url", url, lines="one and two?\n\nsure?\n")
+    assert code == 0
+    assert out == "3\\x1b[2J\nyes\n"
+    assert "add done in " in err
+    assert "send_mail failed after " in err
+    said = [(m["role"], m["content"]) for m in upstream.requests[2].body["messages"]]
+    assert said == [("user", "one and two?"), ("assistant", "3\x1b[2J"), ("user", "sure?")]
+
+
+async def test_a_new_beginning_forgets(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(text="a"), Reply(text="b")])
+    async with serve(create_app(make_config(upstream.url))) as url:
+        await chat("--url", url, lines="one\n/new\ntwo\n/quit\nthree\n")
+    assert len(upstream.requests) == 2
+    assert [m["content"] for m in upstream.requests[1].body["messages"]] == ["two"]
+
+
+async def test_an_error_is_told_and_the_question_is_not_kept(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(status=400, body={"error": {"message": "no such thing"}}), Reply(text="fine")])
+    async with serve(create_app(make_config(upstream.url))) as url:
+        code, out, err = await chat("--url", url, lines="bad\ngood\n")
+    assert (code, out) == (0, "fine\n")
+    assert "no such thing" in err
+    assert [m["content"] for m in upstream.requests[1].body["messages"]] == ["good"]
+
+
+async def test_a_key_is_taken_from_the_environment_and_a_missing_one_is_told(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(text="hi")])
+    secret, digest = mint_key()
+    config = make_config(upstream.url, auth="keys", keys=[{"name": "ann", "hash": digest}])
+    async with serve(create_app(config)) as url:
+        code, _, err = await chat("--url", url, lines="x\n")
+        assert code == 1
+        assert "API key" in err
+        code, out, _ = await chat("--url", url, lines="x\n", environment={"CALLGATE_KEY": secret})
+    assert (code, out) == (0, "hi\n")
+
+
+async def test_without_an_address_it_has_a_server_of_its_own(upstream: Upstream, tmp_path: Path) -> None:
+    upstream.script("m", [Reply(calls=[Call("add", {"a": 1, "b": 2})]), Reply(text="3")])
+    file = tmp_path / "config.yaml"
+    _, digest = mint_key()
+    keys = [{"name": "ann", "hash": digest}]
+    file.write_text(as_yaml({**config_dict(upstream.url, tools=["add"], keys=keys), "auth": "keys"}))
+    code, out, err = await chat("--config", str(file), "--model", "m", lines="?\n")
+    assert (code, out) == (0, "3\n")
+    assert "add done in " in err
