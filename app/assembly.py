@@ -41,7 +41,8 @@ from app.upstream.retry import RetryPolicy
 # What speaks HTTP or MCP for tools takes half a second and thirty megabytes to load, and is loaded where the config has such
 # a tool.
 if TYPE_CHECKING:
-    from app.tools.http_client import Web
+    from app.tools.gates import Gates
+from app.tools.http_client import Web
     from app.tools.mcp_http import HttpSpec
     from app.tools.mcp_process import StdioSpec
     from app.tools.mcp_server import ServerSpec
@@ -130,7 +131,13 @@ def client_of(config: Config) -> Client:
 def store_of(config: Config) -> Store:
     kept = config.store
     if kept.redis_url is not None:
-        return RedisStore(kept.redis_url.get_secret_value(), kept.prefix)
+        try:
+            return RedisStore(kept.redis_url.get_secret_value(), kept.prefix)
+        except ModuleNotFoundError:
+            why = "Redis needs a package that is not installed: pip install 'callgate[redis]'"
+            raise BadEntry(("store", "redis_url"), None, why) from None
+        except ValueError:  # its text repeats the address, which may hold a password
+            raise BadEntry(("store", "redis_url"), None, "is no address that Redis can be reached at") from None
     return MemoryStore(kept.entries, kept.bytes)
 
 
@@ -201,12 +208,14 @@ def registry_of(
     *,
     pins: Pins | None = None,
     pool: SourcePool | None = None,
+    gates: Gates | None = None,
 ) -> Registry:
     """The tools of the house. A tool that cannot be built is the operator's mistake and fails the start.
 
-    `pins` remembers what servers' tools looked like, and `pool` has the sources that are open already.
+    `pins` remembers what servers' tools looked like, `pool` has the sources that are open already, and `gates` are those
+    that calls may be in already.
     """
-    registry = Registry(approval=_approval_rule(config.require_approval), pool=pool)
+    registry = Registry(approval=_approval_rule(config.require_approval), pool=pool, gates=gates)
     defaults = Policy(max_result_bytes=config.limits.tool_result_bytes)
     for index, entry in enumerate(config.tools):
         approval = _approval_rule(entry.require_approval)

@@ -21,6 +21,7 @@ def check(config: ConfigOption = None) -> None:
     keep_quiet(loaded)
     try:
         models = assembly.model_entries(loaded.config)
+        assembly.store_of(loaded.config)
     except assembly.BadEntry as error:
         raise give_up(loaded.complaint(error.path, error.reason)) from None
     registry = built_tools(loaded, Web(), ThreadPool(), Processes())

@@ -602,10 +602,16 @@ class Upstream(Section):
     """What carries the requests: `lean` is our own and fast; `aiohttp` takes `HTTP_PROXY` and `HTTPS_PROXY` from the environment."""
 
 
+def _redis_address(url: SecretStr) -> SecretStr:
+    if not re.match(r"(rediss?://[^/\s]|unix:///?\S)", url.get_secret_value()):
+        raise PydanticCustomError("shape", "should be an address like `redis://host:6379/0`")
+    return url
+
+
 class Store(Section):
     """Where what outlives a request is kept: turns that clients see a part of, and answers to be given again."""
 
-    redis_url: SecretStr | None = None
+    redis_url: Annotated[SecretStr, AfterValidator(_redis_address)] | None = None
     """A Redis server (`redis://host:6379/0`) for several processes that serve the same clients. Without it everything
     is kept in memory, and forgotten when the process ends."""
     prefix: str = "callgate:"
