@@ -39,7 +39,7 @@ class Gatherer:
         self._by_index: dict[int, _Gathering] = {}
         self._by_id: dict[str, _Gathering] = {}
         self._by_both: dict[tuple[str, int], _Gathering] = {}
-        self._written: set[tuple[str, str | None, str]] = set()
+        self._written: dict[tuple[str, str | None], dict[str | None, Fragments]] = {}
         self._legacy: Fragments | None = None
         self._legacy_names: list[str] = []
         self._taken: set[str] = set()
@@ -172,9 +172,16 @@ class Gatherer:
         self._calls.append(gathering)
 
     def _was_written(self, id_: str, name: str | None, arguments: Fragments) -> bool:
-        entry = (id_, name, _told_apart_by(arguments))
-        was_written = entry in self._written
-        self._written.add(entry)
+        """Arguments are only compared where an id comes a second time."""
+        before = self._written.get((id_, name))
+        if before is None:
+            self._written[id_, name] = {None: arguments}
+            return False
+        if (first := before.pop(None, None)) is not None:
+            before[_told_apart_by(first)] = first
+        spelling = _told_apart_by(arguments)
+        was_written = spelling in before
+        before[spelling] = arguments
         return was_written
 
     def _legacy_piece(self, name: str | None, arguments: Any) -> None:

@@ -154,7 +154,8 @@ class _Course:
         return turn, self.clock() - began, raw
 
     def _question(self) -> Ask:
-        question = replace(self.ask, messages=self.transcript.messages, tools=self.toolbox.schemas)
+        ask = self.ask
+        question = Ask(self.transcript.messages, self.toolbox.schemas, ask.tool_choice, ask.params, ask.stream)
         if self.limit:
             params = {key: value for key, value in question.params.items() if key != "parallel_tool_calls"}
             return replace(question, tools=(), tool_choice=None, params=params)

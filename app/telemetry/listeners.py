@@ -50,14 +50,20 @@ class LogListener:
             case TurnEnded(turn=turn, answer=answer):
                 self._turn_ended(turn, answer)
             case CallStarted(turn=turn, call=call):
-                told = {"arguments": call.arguments} if self._content else {}
-                self._log.info("call started", turn=turn, call_id=call.id, tool=call.name, **told)
+                self._call_started(turn, call)
             case CallEnded(turn=turn, call=call, outcome=outcome, seconds=seconds):
                 self._call_ended(turn, call, outcome, seconds)
             case ModelRetried(turn=turn, attempt=attempt, reason=reason):
                 self._log.warning("model asked again", turn=turn, attempt=attempt, reason=reason)
             case _:
                 return
+
+    def _call_started(self, turn: int, call: ReadyCall) -> None:
+        """Its end says all of this again, but for the arguments."""
+        if self._content:
+            self._log.info("call started", turn=turn, call_id=call.id, tool=call.name, arguments=call.arguments)
+        elif self._log.hears(logging.DEBUG):
+            self._log.debug("call started", turn=turn, call_id=call.id, tool=call.name)
 
     def _turn_ended(self, turn: int, answer: TurnAccount) -> None:
         """All that was odd about a turn in one line, so that it is found by the run and read at once."""

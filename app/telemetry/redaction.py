@@ -89,7 +89,9 @@ class Redactor:
         if len(text) < _MIN_MATCH or text in harmless or _OUR_IDS.fullmatch(text):
             return text
         masked = self._masked(text)
-        if masked == text and len(text) <= _REMEMBERED_LENGTH and len(harmless) < _REMEMBERED:
+        if masked == text and len(text) <= _REMEMBERED_LENGTH:
+            if len(harmless) >= _REMEMBERED:
+                harmless.clear()
             # Into the set that stood before the look: one that has come since knows of a new secret.
             harmless.add(text)
         return masked
@@ -105,6 +107,8 @@ class Redactor:
 
     def value(self, value: Any, name: str = "") -> Any:
         """The value as plain data with every secret in it masked; `name` is what it is called where it stands."""
+        if type(value) is str and value in self._harmless and not (name and means_secret(name)):
+            return value
         return self._clean(value, name, 0)
 
     def _clean(self, value: Any, name: str, depth: int) -> Any:

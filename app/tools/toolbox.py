@@ -111,7 +111,9 @@ class RequestToolbox:
     async def run(self, call: ReadyCall, report: Report) -> Outcome:
         """Run one call of ours. What the tool does wrong is an outcome; cancelling stops the tool."""
         entry = self._house[call.name]
-        run = _Run(entry.tool, replace(call, name=entry.tool.name), self._occasion(entry.tool, report), self._delay)
+        if call.name != entry.tool.name:
+            call = replace(call, name=entry.tool.name)
+        run = _Run(entry.tool, call, self._occasion(entry.tool, report), self._delay)
         clock = asyncio.get_running_loop().time
         began = clock()
         places = Places(self._gates.on_the_way_to(entry.tool.name, entry.source))

@@ -157,16 +157,25 @@ class _Trying(Generic[Opened]):
     async def __aenter__(self) -> Opened:
         world = self._model.circumstances
         world.budget.count_request()
-        give_up_at = world.clock() + self._model.policy.give_up_after
-        queue = _Queue(self._model.pools, self._model.policy.tries)
+        began = world.clock()
+        order = self._model.pools[0].in_turn()
+        try:
+            return await self._begin(order[0])
+        except ChatError as error:
+            if not error.retryable:
+                raise
+            failure = error
+        # Only now is it worth knowing who else there is.
+        queue = _Queue(self._model.pools, self._model.policy.tries, order)
         candidate = queue.first()
         while True:
+            candidate = await self._following(queue, candidate, failure, began + self._model.policy.give_up_after)
             try:
                 return await self._begin(candidate.deployment)
             except ChatError as error:
                 if not error.retryable:
                     raise
-                candidate = await self._following(queue, candidate, error, give_up_at)
+                failure = error
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -255,14 +264,14 @@ class _Candidate:
 class _Queue:
     """Who is asked next: the deployments of one pool in turn, without those that failed for good; then the next pool."""
 
-    def __init__(self, pools: Sequence[Pool], tries: int) -> None:
-        self._pools = list(pools)
-        self._tries = tries
-        self._left = 0
-        self._waiting: list[_Candidate] = []
+    def __init__(self, pools: Sequence[Pool], tries: int, order: Sequence[Model]) -> None:
+        """`order` is that of the first pool."""
+        self._pools = list(pools[1:])
+        self._tries = self._left = tries
+        self._waiting = [_Candidate(pools[0].name, deployment) for deployment in order]
 
     def first(self) -> _Candidate:
-        candidate = self.fallback()
+        candidate = self._take()
         assert candidate is not None, "a model has at least one deployment"
         return candidate
 

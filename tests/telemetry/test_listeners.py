@@ -90,9 +90,9 @@ def test_a_call_is_logged_when_it_starts_and_when_it_ends():
     lines = [line for line in logged() if line["event"].startswith("call ")]
 
     assert [(line["event"], line["log_level"], line.get("outcome"), line.get("cut_bytes")) for line in lines] == [
-        ("call started", "info", None, None),
+        ("call started", "debug", None, None),
         ("call ended", "info", "returned", 7),
-        ("call started", "info", None, None),
+        ("call started", "debug", None, None),
         ("call ended", "warning", "timeout", None),
     ]
     assert {line["tool"] for line in lines} == {"clock"}
