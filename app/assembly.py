@@ -27,6 +27,7 @@ from app.tools.addresses import AddressRules
 from app.tools.approval_rules import SILENT, ApprovalRule
 from app.tools.command import CommandLine
 from app.tools.executor import Policy, Safety, Tool
+from app.tools.gates import Gates
 from app.tools.mcp_descriptors import Pins
 from app.tools.process import Limits, Paths, Processes
 from app.tools.python_function import NotATool, functions_at, python_tool
@@ -41,8 +42,7 @@ from app.upstream.retry import RetryPolicy
 # What speaks HTTP or MCP for tools takes half a second and thirty megabytes to load, and is loaded where the config has such
 # a tool.
 if TYPE_CHECKING:
-    from app.tools.gates import Gates
-from app.tools.http_client import Web
+    from app.tools.http_client import Web
     from app.tools.mcp_http import HttpSpec
     from app.tools.mcp_process import StdioSpec
     from app.tools.mcp_server import ServerSpec

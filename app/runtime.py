@@ -49,7 +49,7 @@ from app.tools.listing import quarantined_facts, tool_facts
 from app.tools.portable_schemas import PortableSchemas
 from app.tools.process import Processes
 from app.tools.read_more import Leftovers, PagedToolbox, Shelf
-from app.tools.registry import HouseTool
+from app.tools.registry import HouseTool, Registry
 from app.tools.selection import ToolFilter, allowed_filter, narrowed, tool_filter
 from app.tools.source_pool import SourcePool
 from app.tools.sources import SourceState, SourceStatus
@@ -142,7 +142,8 @@ class Engaged:
 class Runtime:
     """The rooms as one config has them, introduced to one another."""
 
-    def __init__(self, config: Config, lasting: Lasting) -> None:
+    def __init__(self, config: Config, lasting: Lasting, before: "Runtime | None" = None) -> None:
+        """`before` is the runtime whose place it is to take."""
         self.config = config
         self.metrics = lasting.metrics
         self.approvals = lasting.approvals
@@ -155,8 +156,14 @@ class Runtime:
         self._leftovers = lasting.leftovers
         self._keyring = assembly.keyring_of(config, lasting.keys)
         self._doorstep = assembly.doorstep_of(config, self._keyring)
-        self.registry = assembly.registry_of(
-            config, lasting.web, lasting.threads, lasting.processes, pins=lasting.pins, pool=lasting.sources
+        self.registry: Registry = assembly.registry_of(
+            config,
+            lasting.web,
+            lasting.threads,
+            lasting.processes,
+            pins=lasting.pins,
+            pool=lasting.sources,
+            gates=None if before is None else before.registry.gates.handed_on(),
         )
         self._client = assembly.client_of(config)
         self._schemas = PortableSchemas(self.registry.has_schema, _write_losses)
@@ -483,7 +490,7 @@ class House:
         async with self._moving:
             assert self._tenancy is not None, "the house is not open"
             await asyncio.to_thread(assembly.import_tools, config)  # modules of others may take their time
-            runtime = Runtime(config, self.lasting)
+            runtime = Runtime(config, self.lasting, self._tenancy.runtime)
             kept = runtime.registry.handed_over()
             tenancy = await _Tenancy.begin(runtime)
             old, self._tenancy = self._tenancy, tenancy

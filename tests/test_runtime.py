@@ -108,6 +108,21 @@ async def test_what_counts_and_waits_survives_a_move():
         assert house.current.metrics is metrics
 
 
+async def test_calls_under_way_count_in_the_new_runtime_where_the_limit_is_the_same():
+    async with House(config(tools=[{**BUILTIN, "concurrency": 1}])) as house:
+        with house.lease() as old:
+            [gate] = old.registry.gates.on_the_way_to("clock", "")
+            await gate.enter()
+            await house.move(config(tools=[{**BUILTIN, "concurrency": 1, "timeout": 5}]))
+            assert house.current.registry.gates.on_the_way_to("clock", "") == [gate]
+            await house.move(config(tools=[{**BUILTIN, "concurrency": 2}]))
+            [wider] = house.current.registry.gates.on_the_way_to("clock", "")
+            assert wider is not gate
+            gate.leave()
+        await house.move(config(tools=[BUILTIN]))
+        assert house.current.registry.gates.on_the_way_to("clock", "") == []
+
+
 async def test_what_has_changed_is_told_and_what_needs_a_restart():
     async with House(config()) as house:
         moved = await house.move(config(tools=[BUILTIN], server={"port": 9001, "heartbeat_seconds": 3}))
@@ -211,7 +226,7 @@ async def test_asking_for_a_bad_file_is_survived_and_the_next_asking_is_heard(fi
     async with file.house() as house:
         file.write("not: [a config")
         house.ask_to_reload()
-        await until(house.metrics.reloads.of("refused")._value.get)
+        await until(lambda: b'config_reloads_total{result="refused"} 1' in house.metrics.exposition("")[0])
         file.write(WITH_TOOLS)
         house.ask_to_reload()
         await until(lambda: file.heeded)

@@ -55,6 +55,14 @@ class Gates:
         """Drop the gates of tools that are gone; calls still under way keep theirs to the end."""
         self._of_tools = {name: gate for name, gate in self._of_tools.items() if name in names}
 
+    def handed_on(self) -> "Gates":
+        """Gates for the next runtime. One whose limit stays the same stays the same gate, so that calls which are still
+        under way here count there too."""
+        heir = Gates()
+        heir._all = self._all
+        heir._of_tools, heir._of_sources = dict(self._of_tools), dict(self._of_sources)
+        return heir
+
     def on_the_way_to(self, tool: str, source: str) -> list[Gate]:
         """The gates that a call of this tool passes, the narrowest first."""
         gates = (self._of_tools.get(tool), self._of_sources.get(source), self._all)
