@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -279,6 +280,31 @@ async def test_one_broken_connection_fails_one_call_and_no_other() -> None:
         assert len(http.said("initialize")) == 1
         hanging.cancel()
         await asyncio.wait([hanging])
+
+
+async def test_through_lost_sessions_and_connections_every_call_ends() -> None:
+    async with HttpMcp().running() as http, house(http.url) as it:
+        over = False
+        ends: Counter[str] = Counter()
+
+        async def caller() -> None:
+            while not over:
+                if "echo" in it.names():
+                    ends[type(await it.run("echo")).__name__] += 1
+                await asyncio.sleep(0)
+
+        callers = [asyncio.create_task(caller()) for _ in range(20)]
+        for trouble in ["sessions", "connections"] * 4:
+            before = ends["Returned"]
+            await everything(lambda before=before: ends["Returned"] > before)  # type: ignore[misc]
+            http.sessions.clear()
+            if trouble == "connections":
+                for writer in list(http.connections):
+                    writer.transport.abort()
+        over = True
+        await asyncio.gather(*callers)
+        await it.state(SourceState.READY)
+        assert await it.run("echo") == Returned("{}")
 
 
 async def test_a_server_that_is_down_does_not_stop_the_start_and_is_tried_again() -> None:

@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import signal
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -460,6 +462,38 @@ async def test_restarts_leave_no_open_files() -> None:
             os.kill(int(await it.text("raw_pid")), signal.SIGKILL)
             await it.opened_after(session)
         assert _open_files() <= before
+
+
+async def test_through_deaths_at_any_moment_every_call_ends_and_nothing_is_left() -> None:
+    chance = random.Random(7)
+    async with house() as it:
+        files, deaths = _open_files(), 0
+        ends: Counter[str] = Counter()
+
+        async def caller() -> None:
+            while deaths < 5:
+                if "raw_echo" not in it.names():
+                    await asyncio.sleep(0.002)
+                    continue
+                box = it.toolbox()
+                name = chance.choice(["raw_echo", "raw_echo", "raw_progresses", "raw_half"])
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(chance.uniform(0.01, 0.3)):
+                        ends[type(await box.run(ready(name), silent)).__name__] += 1
+
+        callers = [asyncio.create_task(caller()) for _ in range(20)]
+        for _ in range(5):
+            session = it.server._session
+            before = ends["Returned"]
+            await everything(lambda before=before: ends["Returned"] > before)  # type: ignore[misc]
+            for pid in _children_of_ours():
+                os.kill(pid, chance.choice([signal.SIGKILL, signal.SIGTERM]))
+            await it.opened_after(session)
+            deaths += 1
+        await asyncio.gather(*callers)
+        assert ends.keys() == {"Returned", "Failed"}
+        await everything(lambda: _open_files() <= files)
+        assert len(_children_of_ours()) == 1
 
 
 async def test_output_without_a_line_break_is_not_kept_and_ends_the_server() -> None:
