@@ -18,6 +18,7 @@ from app.calls.offer import Offer, OfferedTool
 from app.calls.outcome import Failed, FailureKind, Outcome, Returned
 from app.calls.states import BrokenCall, Call, Flaw, ReadyCall
 from app.chat.ports import Plan, Report
+from app.tools.embedded import without_files
 from app.tools.executor import Occasion, Safety, Tool
 from app.tools.gates import GateFull, Gates, Places
 from app.tools.names import MAX_LENGTH, RESERVED_PREFIX, hashed_name
@@ -129,6 +130,8 @@ class RequestToolbox:
         return outcome
 
     def _bounded(self, whole: Outcome, max_bytes: int) -> Outcome:
+        if isinstance(whole, Returned):
+            whole = replace(whole, text=without_files(whole.text))
         outcome = bounded(whole, max_bytes)
         if self._on_cut is None or isinstance(whole, Failed) or isinstance(outcome, Failed) or not outcome.cut_bytes:
             return outcome

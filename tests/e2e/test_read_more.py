@@ -1,5 +1,6 @@
 """A result that is too long, read on by the model through the chat."""
 
+import base64
 import re
 from typing import Any
 
@@ -73,3 +74,13 @@ async def test_after_a_mixed_turn_the_rest_can_still_be_read(upstream: Upstream)
         await client.post("/v1/chat/completions", json=question)
     assert offered(upstream.requests[0]) == ["look", "echo"]
     assert offered(upstream.requests[1]) == ["look", "echo", "read_more"]
+
+
+async def test_a_file_in_a_result_is_described_and_not_kept_to_be_read_on(upstream: Upstream) -> None:
+    picture = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(3000)).decode()
+    upstream.script("m", [Reply(calls=[Call("echo", {"text": f"before {picture} after"})]), Reply(text="I see.")])
+    config = make_config(upstream.url, tools=["echo"], limits={"tool_result_bytes": 1000})
+    async with serve(create_app(config)) as url, http_client(url) as client:
+        await client.post("/v1/chat/completions", json={"model": "m", "messages": [{"role": "user", "content": "go"}]})
+    assert last(upstream.requests[1]) == "before [image/png, 3008 bytes, not shown] after"
+    assert offered(upstream.requests[1]) == ["echo"]
