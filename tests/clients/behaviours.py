@@ -51,7 +51,14 @@ class Scene:
         return said
 
     async def try_to(self, do: str, **what: Any) -> Said:
-        base = {"base_url": f"{self.url}/v1", "key": KEY, "model": "m", "prompt": "hello", "stream": False}
+        base = {
+            "base_url": f"{self.url}/v1",
+            "key": KEY,
+            "model": "m",
+            "prompt": "hello",
+            "stream": False,
+            "headers": {},
+        }
         return await self.driver.ask(do, **{**base, "flavour": self.driver.client.flavour, **what})
 
     def say(self, *replies: Reply, model: str = "m") -> None:
@@ -79,6 +86,8 @@ COLUMNS = {
     "own tools": "the client's tool loop: it is handed its call, runs it, and comes back; whole and streamed.",
     "house tools": "tools that run here: the client sees text and no call; alone, and before a call of its own.",
     "mixed": "a tool of the house and one of the client in one turn of the model; whole and streamed.",
+    "reasoning": "tools of both sides with a model that thinks aloud (`reasoning_content`) between them.",
+    "progress": "the same answer when progress of tools is asked for (`X-Callgate-Events: x` or `reasoning`).",
     "odd providers": "its tools, while the provider leaves out indexes and ids, and says `stop` where it calls.",
     "half calls": "a call of its own that the model cut off is asked for again, and seen only once it is whole.",
     "pass-through": "all of that on a model without tools of the house, whose answers go through as they are.",
@@ -233,6 +242,43 @@ async def house_tool(scene: Scene) -> None:
 @behaviour("house tools")
 async def house_tool_streamed(scene: Scene) -> None:
     await _house_tool(scene, stream=True)
+
+
+async def _told_of_progress(scene: Scene, dialect: str) -> None:
+    """Asked for, a stream tells what its tools do, and no client takes that for the answer."""
+    scene.say(Reply(text="Let me see.", calls=[WEATHER]), Reply(text="It is 4 C."))
+    refused = await scene.try_to("plain", headers={"x-callgate-events": "nonsense"})
+    assert refused.error is not None, "the header did not arrive"
+    said = await scene.ask("tools", stream=True, headers={"x-callgate-events": dialect})
+    assert (said.text, said.seen, said.ran) == ("Let me see.\n\nIt is 4 C.", [], [])
+
+
+@behaviour("progress")
+async def progress_beside_the_chunks(scene: Scene) -> None:
+    await _told_of_progress(scene, "x")
+
+
+@behaviour("progress")
+async def progress_as_reasoning(scene: Scene) -> None:
+    await _told_of_progress(scene, "reasoning")
+
+
+async def _reasoning(scene: Scene, *, stream: bool) -> None:
+    """A model that thinks aloud before its calls and its answer."""
+    turns = [Reply(reasoning="First the weather.", calls=[WEATHER]), Reply(reasoning="Now the word.", calls=[LOOKUP])]
+    scene.say(*turns, Reply(reasoning="That is all.", text="4 C, and a bird."))
+    said = await scene.ask("tools", stream=stream)
+    assert (said.text, said.seen, said.ran) == ("4 C, and a bird.", ["lookup_word"], RAN)
+
+
+@behaviour("reasoning")
+async def reasoning(scene: Scene) -> None:
+    await _reasoning(scene, stream=False)
+
+
+@behaviour("reasoning")
+async def reasoning_streamed(scene: Scene) -> None:
+    await _reasoning(scene, stream=True)
 
 
 async def _house_then_own(scene: Scene, *, stream: bool) -> None:

@@ -11,6 +11,7 @@ def client(asked: Asked) -> instructor.AsyncInstructor:
     ai = AsyncOpenAI(
         base_url=asked["base_url"],
         api_key=asked["key"],
+        default_headers=asked["headers"],
         max_retries=asked.get("retries", 0),
         timeout=asked.get("patience", 30),
     )

@@ -9,7 +9,7 @@ function model(asked, options = {}) {
   return new ChatOpenAI({
     model: asked.model,
     apiKey: asked.key,
-    configuration: { baseURL: asked.base_url },
+    configuration: { baseURL: asked.base_url, defaultHeaders: asked.headers },
     maxRetries: asked.retries ?? 0,
     ...options,
   });

@@ -9,8 +9,10 @@ from line import Asked, OwnTool, Person, play
 
 
 def model(asked: Asked, **options: Any) -> ChatOpenAI:
-    options = {"max_retries": asked.get("retries", 0), "stream_usage": True, **options}
-    return ChatOpenAI(base_url=asked["base_url"], api_key=asked["key"], model=asked["model"], **options)
+    options = {"default_headers": asked["headers"], "max_retries": asked.get("retries", 0), **options}
+    return ChatOpenAI(
+        base_url=asked["base_url"], api_key=asked["key"], model=asked["model"], stream_usage=True, **options
+    )
 
 
 def said(message: AIMessage) -> dict[str, Any]:

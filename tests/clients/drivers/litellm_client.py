@@ -13,6 +13,7 @@ def question(asked: Asked, **more: Any) -> dict[str, Any]:
         "api_base": asked["base_url"],
         "api_key": asked["key"],
         "messages": [{"role": "user", "content": asked["prompt"]}],
+        "extra_headers": asked["headers"],
         "max_retries": asked.get("retries", 0),
         **more,
     }

@@ -5,9 +5,10 @@ import { OpenAIChatCompletionsModel } from "@openai/agents-openai";
 import OpenAI from "openai";
 import { OwnTool, Person, Word, play } from "./line.mjs";
 
-function agent(asked, options = {}) {
-  const client = new OpenAI({ baseURL: asked.base_url, apiKey: asked.key, maxRetries: asked.retries ?? 0 });
-  return new Agent({ name: "tester", model: new OpenAIChatCompletionsModel(client, asked.model), ...options });
+function agent(asked, traits = {}) {
+  const options = { defaultHeaders: asked.headers, maxRetries: asked.retries ?? 0 };
+  const client = new OpenAI({ baseURL: asked.base_url, apiKey: asked.key, ...options });
+  return new Agent({ name: "tester", model: new OpenAIChatCompletionsModel(client, asked.model), ...traits });
 }
 
 function run(asking, asked, options = {}) {

@@ -13,6 +13,7 @@ def agent(asked: Asked, **options: Any) -> Agent[None]:
     ai = AsyncOpenAI(
         base_url=asked["base_url"],
         api_key=asked["key"],
+        default_headers=asked["headers"],
         max_retries=asked.get("retries", 0),
         timeout=asked.get("patience", 30),
     )

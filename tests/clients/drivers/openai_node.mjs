@@ -7,7 +7,7 @@ import { OwnTool, Person, Word, counted, play } from "./line.mjs";
 const usageToo = { stream_options: { include_usage: true } };
 
 function client(asked) {
-  return new OpenAI({ baseURL: asked.base_url, apiKey: asked.key, maxRetries: asked.retries ?? 0 });
+  return new OpenAI({ baseURL: asked.base_url, apiKey: asked.key, defaultHeaders: asked.headers, maxRetries: asked.retries ?? 0 });
 }
 
 function question(asked) {

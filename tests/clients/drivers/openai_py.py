@@ -8,7 +8,8 @@ from openai import AsyncOpenAI
 
 
 def client(asked: Asked) -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=asked["base_url"], api_key=asked["key"], max_retries=asked.get("retries", 0))
+    options = {"max_retries": asked.get("retries", 0), "default_headers": asked["headers"]}
+    return AsyncOpenAI(base_url=asked["base_url"], api_key=asked["key"], **options)
 
 
 def question(asked: Asked) -> dict[str, Any]:

@@ -15,6 +15,7 @@ def agent(asked: Asked, **options: Any) -> Agent[None, Any]:
     ai = AsyncOpenAI(
         base_url=asked["base_url"],
         api_key=asked["key"],
+        default_headers=asked["headers"],
         max_retries=asked.get("retries", 0),
         timeout=asked.get("patience", 30),
     )

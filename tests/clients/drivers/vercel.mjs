@@ -6,12 +6,13 @@ import { Output, generateText, isStepCount, streamText, tool } from "ai";
 import { OwnTool, Person, Word, play } from "./line.mjs";
 
 const flavours = {
-  openai: (asked) => createOpenAI({ baseURL: asked.base_url, apiKey: asked.key }).chat(asked.model),
+  openai: (asked) => createOpenAI({ baseURL: asked.base_url, apiKey: asked.key, headers: asked.headers }).chat(asked.model),
   compatible: (asked) =>
     createOpenAICompatible({
       name: "callgate",
       baseURL: asked.base_url,
       apiKey: asked.key,
+      headers: asked.headers,
       includeUsage: true,
       supportsStructuredOutputs: true,
     })(asked.model),
