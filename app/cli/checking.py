@@ -1,8 +1,15 @@
 """`callgate check`: what can be said of a config without asking anybody anything."""
 
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
 import typer
 
 from app.cli.shared import WRONG, ConfigOption, check_exposure, give_up, read_config
+
+if TYPE_CHECKING:
+    from app.tools.registry import HouseTool
+    from app.upstream.resolve import ModelEntry
 
 
 def check(config: ConfigOption = None) -> None:
@@ -31,5 +38,20 @@ def check(config: ConfigOption = None) -> None:
     names = len({entry.model_name for entry in models})
     counts = f"{names} model(s), {len(tools)} tool(s), {len(sources)} source(s) of tools that were not asked"
     typer.echo(f"{loaded.path or 'the built-in config'}: {'fine' if not broken else 'not fine'}; {counts}")
+    for note in dict.fromkeys(_losses(models, tools)):
+        typer.echo(note)
     if broken:
         raise typer.Exit(WRONG)
+
+
+def _losses(models: "Iterable[ModelEntry]", tools: "Iterable[HouseTool]") -> Iterator[str]:
+    """What models are not told of the schemas of their tools. The gate checks all of it all the same."""
+    from app.dialects.schema_dialects import portable
+    from app.runtime import dialect_for
+    from app.tools.selection import ToolFilter, narrowed
+
+    for entry in models:
+        dialect = dialect_for(entry)
+        for tool in narrowed(tools, [ToolFilter(entry.tools)]):
+            for loss in portable(tool.tool.parameters, dialect).losses:
+                yield f"note: {dialect} schemas cannot say all of {tool.name}: {loss}"

@@ -125,3 +125,15 @@ def test_a_schema_that_cannot_be_compiled_is_told(tmp_path):
     ran = callgate("check", config={"tools": [http_tool(parameters=BROKEN)]}, folder=tmp_path)
     assert ran.returncode == 1
     assert "tool web cannot be used" in ran.stderr
+
+
+def test_what_a_provider_is_not_told_of_a_schema_is_noted_once(tmp_path):
+    parameters = {"type": "object", "properties": {"a": {"type": "string", "format": "uri"}}}
+    models = [
+        {"model_name": name, "litellm_params": {"model": f"gemini/{name}", "api_key": "k"}, "tools": ["web"]}
+        for name in ("gemini-a", "gemini-b")
+    ]
+    ran = callgate("check", config={"model_list": models, "tools": [http_tool(parameters=parameters)]}, folder=tmp_path)
+    assert ran.returncode == 0
+    notes = [line for line in ran.stdout.splitlines() if line.startswith("note: ")]
+    assert notes == ["note: gemini schemas cannot say all of web: /properties/a: format uri left out"]
