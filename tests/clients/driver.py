@@ -138,5 +138,9 @@ def _beside_its_packages(folder: Path) -> Path:
     place = folder / "drivers"
     place.mkdir(exist_ok=True)
     for script in DRIVERS.glob("*.mjs"):
-        shutil.copy(script, place)
+        copy = place / script.name
+        if not copy.exists() or copy.read_bytes() != script.read_bytes():
+            # whole at once: another run may be about to read it
+            shutil.copy(script, copy.with_suffix(f".{os.getpid()}"))
+            copy.with_suffix(f".{os.getpid()}").replace(copy)
     return place

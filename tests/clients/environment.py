@@ -59,7 +59,8 @@ class Environment:
 
     @property
     def is_made(self) -> bool:
-        return (self.folder / ".made").exists()
+        """Made to its end, and its interpreter, which may be a link out of it, still there."""
+        return (self.folder / ".made").exists() and self.interpreter.exists()
 
     @property
     def interpreter(self) -> Path:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,10 +39,19 @@ def test_an_environment_that_cannot_be_made_is_named_with_the_reason_and_is_not_
 
 def test_an_environment_that_is_there_is_not_made_again(elsewhere: Path):
     made = Environment("openai-3")
-    made.folder.mkdir(parents=True)
+    made.interpreter.parent.mkdir(parents=True)
+    made.interpreter.symlink_to(sys.executable)
     (made.folder / ".made").touch()
     assert environment.make(["openai-3"]) == {}
-    assert [path.name for path in made.folder.iterdir()] == [".made"]
+    assert sorted(path.name for path in made.folder.iterdir()) == [".made", "bin"]
+
+
+def test_an_environment_whose_interpreter_has_gone_is_not_there(elsewhere: Path):
+    made = Environment("openai-3")
+    made.interpreter.parent.mkdir(parents=True)
+    made.interpreter.symlink_to(elsewhere / "no-longer-there")
+    (made.folder / ".made").touch()
+    assert not environment.is_made("openai-3")
 
 
 def test_a_changed_lock_is_another_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
