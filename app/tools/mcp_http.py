@@ -7,27 +7,24 @@ Only the operator's headers are sent; nothing of a caller's.
 
 import asyncio
 import contextlib
-import ipaddress
 import itertools
-import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from types import TracebackType
 from typing import Any
 
 import aiohttp
 import httpx2
 import yarl
-from aiohttp.abc import AbstractResolver, ResolveResult
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.inbound import encode_header_value
 
 from app.chat.ports import Report
-from app.tools.addresses import HOME_KINDS, PUBLIC_ONLY, Address, AddressRules, kind_of
-from app.tools.http_client import CONNECT_TIMEOUT, KEEPALIVE_SECONDS, AddressRefused, Resolver, Web
+from app.tools.addresses import HOME_KINDS, PUBLIC_ONLY, AddressRules, kind_of
+from app.tools.http_client import AddressRefused, Web
+from app.tools.mcp_clients import EVENTS, Tap, host_of, lean_client, literal, sdk_client
 from app.tools.mcp_wire import (
     MAX_MESSAGE_BYTES,
     Answer,
@@ -49,12 +46,10 @@ from app.tools.mcp_wire import (
     request,
 )
 
-MAX_CONNECTIONS = 100
 EXCERPT_BYTES = 65_536
 """Of an answer that is no result: enough for an error of the protocol's."""
 ASIDE_SECONDS = 2.0
 """For what is sent on the side and nobody waits for: a cancellation, a reply to a server's question."""
-GOODBYE_SECONDS = 1.0
 MAX_RESUMPTIONS = 5
 """Of one answer. Servers may hang up during a long call and go on when asked again."""
 RESUME_SECONDS = 1.0
@@ -62,7 +57,6 @@ LONGEST_RESUME_SECONDS = 15.0
 METHOD_NOT_FOUND = -32601
 _NO_POST = frozenset({400, 404, 405})
 _JSON = "application/json"
-_EVENTS = "text/event-stream"
 _HOME_SUFFIXES = (".internal", ".local", ".lan", ".localhost", ".home.arpa", ".svc")
 """Names that nobody can register."""
 
@@ -71,7 +65,8 @@ _HOME_SUFFIXES = (".internal", ".local", ".lan", ".localhost", ".home.arpa", ".s
 class HttpSpec:
     """How to reach a server over HTTP."""
 
-    url: str
+    url: str = field(repr=False)
+    """Some servers want a key in it, so it is not shown."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     sse: bool | None = None
     """Whether it speaks the older SSE; None where that is to be found out."""
@@ -85,36 +80,18 @@ def rules_for(url: str, *, allow_private: bool | None = None) -> AddressRules:
     of the operator's own: a private address, `localhost`, a name without a dot. A public name that turns out to lead
     into the private network is refused. Link-local and metadata addresses are refused always.
     """
-    host = _host_of(url)
+    host = host_of(url)
     if allow_private is None:
         allow_private = _is_home(host)
     return AddressRules(hosts=frozenset({host.lower().rstrip(".")})) if allow_private else PUBLIC_ONLY
 
 
-def _host_of(url: str) -> str:
-    try:
-        host = yarl.URL(url).host
-        httpx2.URL(url)  # the SDK's own reading, which must not fail later
-    except (ValueError, httpx2.InvalidURL) as error:
-        raise ValueError(f"not an address that can be used: {error}") from error
-    if not host:
-        raise ValueError("not an address that can be used: it names no host")
-    return host
-
-
 def _is_home(host: str) -> bool:
-    address = _literal(host)
+    address = literal(host)
     if address is not None:
         return kind_of(address) in HOME_KINDS
     name = host.lower().rstrip(".")
     return "." not in name or name.endswith(_HOME_SUFFIXES)
-
-
-def _literal(host: str) -> Address | None:
-    try:
-        return ipaddress.ip_address(host)
-    except ValueError:
-        return None
 
 
 class HttpLink:
@@ -154,7 +131,7 @@ class HttpLink:
         self._check = check
         self._headers = {
             **self.spec.headers,
-            "Accept": f"{_JSON}, {_EVENTS}",
+            "Accept": f"{_JSON}, {EVENTS}",
             "Accept-Encoding": "identity",
             "Content-Type": _JSON,
             "MCP-Protocol-Version": terms.version,
@@ -164,9 +141,9 @@ class HttpLink:
             self._headers["Mcp-Session-Id"] = self._tap.session_id
 
     async def __aenter__(self) -> Any:
-        self._client = _lean_client(self._web, self.spec)
+        self._client = lean_client(self._web, self.spec.url, self.spec.rules)
         self._stack.push_async_callback(self._client.close)
-        client = await self._stack.enter_async_context(_sdk_client(self._tap, self.spec))
+        client = await self._stack.enter_async_context(sdk_client(self._tap, self.spec.headers))
         transport = streamable_http_client(self.spec.url, http_client=client, max_sse_event_size=MAX_MESSAGE_BYTES)
         return await self._stack.enter_async_context(transport)
 
@@ -229,7 +206,7 @@ class HttpLink:
             kind = response.content_type
             if kind == _JSON:
                 return _whole(id, *await _read(response, MAX_MESSAGE_BYTES))
-            if kind != _EVENTS:
+            if kind != EVENTS:
                 raise Unreadable(f"The tool's server answered with {kind[:80]}, which is not the protocol's.")
             reading = _Reading(id, report)
             answer = await self._follow(response, reading)
@@ -272,9 +249,9 @@ class HttpLink:
                 break
             wait = RESUME_SECONDS if reading.retry is None else reading.retry / 1000
             await asyncio.sleep(min(wait, LONGEST_RESUME_SECONDS))
-            headers = {**self._headers, "Accept": _EVENTS, "Last-Event-ID": reading.last_id}
+            headers = {**self._headers, "Accept": EVENTS, "Last-Event-ID": reading.last_id}
             async with self._http.get(self._url, headers=headers, allow_redirects=False) as response:
-                if response.status != 200 or response.content_type != _EVENTS:
+                if response.status != 200 or response.content_type != EVENTS:
                     break
                 reading.again()
                 answer = await self._follow(response, reading)
@@ -351,7 +328,7 @@ class SseLink:
 
     async def __aenter__(self) -> Any:
         def client(*_: Any, **__: Any) -> httpx2.AsyncClient:
-            return _sdk_client(self._tap, self.spec)
+            return sdk_client(self._tap, self.spec.headers)
 
         return await self._stack.enter_async_context(sse_client(self.spec.url, httpx_client_factory=client))
 
@@ -366,83 +343,6 @@ class SseLink:
     def _lost(self, reason: str) -> None:
         if not self.gone.done():
             self.gone.set_result(reason)
-
-
-class Tap(httpx2.AsyncBaseTransport):
-    """What the SDK sends goes through here: over the guarded transport, without redirects, with bounded answers.
-
-    It also overhears what the SDK keeps to itself: the id of the session, why a request was refused, and that the
-    server cannot be reached.
-    """
-
-    def __init__(
-        self, web: Web, rules: AddressRules, lost: Callable[[str], None], *, stream_is_life: bool = False
-    ) -> None:
-        self._transport = web.transport(rules)
-        self._lost = lost
-        self._stream_is_life = stream_is_life
-        self.session_id = ""
-        self.status = 0
-        """Of the last answer."""
-        self.trouble = ""
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        try:
-            async with asyncio.timeout(GOODBYE_SECONDS if request.method == "DELETE" else None):
-                response = await self._transport.handle_async_request(request)
-        except TimeoutError as error:
-            raise httpx2.ReadTimeout("no answer to the goodbye", request=request) from error
-        except (httpx2.ConnectError, httpx2.ConnectTimeout, AddressRefused) as error:
-            self.trouble = str(error) if isinstance(error, AddressRefused) else f"{request.url.host} cannot be reached"
-            if request.method == "GET":
-                self._lost(self.trouble)
-            raise
-        self.status = response.status_code
-        if response.is_redirect or response.status_code >= 400:
-            self.trouble = _refusal(response)
-        elif response.is_success:
-            self.trouble = ""
-        if response.is_redirect:
-            await response.aclose()
-            return _error_response(request, self.trouble)
-        self.session_id = response.headers.get("mcp-session-id", self.session_id)
-        response.stream = _Bounded(response, self._stream_over if self._is_life(request) else None)
-        return response
-
-    async def aclose(self) -> None:
-        await self._transport.aclose()
-
-    def _is_life(self, request: httpx2.Request) -> bool:
-        return self._stream_is_life and request.method == "GET"
-
-    def _stream_over(self) -> None:
-        self._lost("the stream ended")
-
-
-class _Bounded(httpx2.AsyncByteStream):
-    """An answer that ends in an error when it is too long. Events are bounded one by one, by the SDK."""
-
-    def __init__(self, response: httpx2.Response, over: Callable[[], None] | None) -> None:
-        self._stream = response.stream
-        self._limit = None if _EVENTS in response.headers.get("content-type", "") else MAX_MESSAGE_BYTES
-        self._over = over
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        assert isinstance(self._stream, httpx2.AsyncByteStream)
-        seen = 0
-        try:
-            async for piece in self._stream:
-                seen += len(piece)
-                if self._limit is not None and seen > self._limit:
-                    raise httpx2.ReadError(f"an answer of more than {self._limit} bytes")
-                yield piece
-        finally:
-            if self._over is not None:
-                self._over()
-
-    async def aclose(self) -> None:
-        assert isinstance(self._stream, httpx2.AsyncByteStream)
-        await self._stream.aclose()
 
 
 class _Reading:
@@ -466,69 +366,6 @@ class _Reading:
 
     def again(self) -> None:
         self._events = Events()
-
-
-class _Guard(AbstractResolver):
-    """Resolves a host and lets through the addresses that the rules allow; aiohttp dials exactly those."""
-
-    def __init__(self, rules: AddressRules, resolve: Resolver) -> None:
-        self._rules = rules
-        self._resolve = resolve
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        found = [ipaddress.ip_address(text) for text in await self._resolve(host, port)]
-        judged = [(address, self._rules.refusal(host, address)) for address in found]
-        refused = next((kind for _, kind in judged if kind is not None), None)
-        allowed = [address for address, kind in judged if kind is None]
-        if not allowed and refused is not None:
-            raise AddressRefused(host, refused)
-        return [_resolved(host, port, address) for address in allowed]
-
-    async def close(self) -> None:
-        """Nothing is kept."""
-
-
-def _resolved(host: str, port: int, address: Address) -> ResolveResult:
-    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-    return ResolveResult(
-        hostname=host, host=str(address), port=port, family=family, proto=0, flags=socket.AI_NUMERICHOST
-    )
-
-
-def _lean_client(web: Web, spec: HttpSpec) -> aiohttp.ClientSession:
-    """aiohttp, because a call over it costs a quarter of what it costs over httpx2."""
-    host = _host_of(spec.url)
-    literal = _literal(host)
-    refusal = spec.rules.refusal(host, literal) if literal is not None else None
-    if refusal is not None:  # aiohttp asks no resolver about these
-        raise AddressRefused(host, refusal)
-    connector = aiohttp.TCPConnector(
-        resolver=_Guard(spec.rules, web.resolve),
-        use_dns_cache=False,
-        limit=MAX_CONNECTIONS,
-        keepalive_timeout=KEEPALIVE_SECONDS,
-        ssl=web.tls if spec.url.lower().startswith("https") else True,
-    )
-    return aiohttp.ClientSession(
-        connector=connector,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        trust_env=False,
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT),
-    )
-
-
-def _sdk_client(tap: Tap, spec: HttpSpec) -> httpx2.AsyncClient:
-    return httpx2.AsyncClient(
-        transport=tap,
-        trust_env=False,
-        follow_redirects=False,
-        cookies=CookieJar(policy=DefaultCookiePolicy(allowed_domains=())),
-        timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT, pool=CONNECT_TIMEOUT),
-        headers={**spec.headers, "User-Agent": "callgate", "Accept-Encoding": "identity"},
-    )
 
 
 async def _read(response: aiohttp.ClientResponse, max_bytes: int) -> tuple[bytes, int]:
@@ -558,19 +395,6 @@ def _whole(id: str, body: bytes, missing: int) -> Answer:
 def _is_about_sessions(status: int, error: RpcError | None) -> bool:
     """404 is the protocol's word for it; older servers say 400 and something about the session."""
     return status == 404 or (status == 400 and error is not None and "session" in error.message.lower())
-
-
-def _refusal(response: httpx2.Response) -> str:
-    words = f"HTTP {response.status_code} {response.reason_phrase}".strip()
-    if response.is_redirect:
-        words += f": a redirect to {response.headers.get('location', '')[:200]}, which is not followed"
-    return words
-
-
-def _error_response(request: httpx2.Request, words: str) -> httpx2.Response:
-    """An error of the protocol's, which the SDK passes on as it is."""
-    body = {"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": words}}
-    return httpx2.Response(502, json=body, request=request)
 
 
 def _nothing() -> None:

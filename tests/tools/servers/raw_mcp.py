@@ -175,17 +175,17 @@ def handle(message: dict[str, Any]) -> None:
                 }
             )
         case "tools/list" if "unlisted" not in words:
-            result = {"tools": listed()}
+            listing: dict[str, Any] = {"tools": listed()}
             if "endless_list" in words:
-                result["nextCursor"] = str(time.monotonic_ns())
+                listing["nextCursor"] = str(time.monotonic_ns())
             if "odd_list" in words:
                 odd = {"name": "odd", "description": "Odd.", "inputSchema": {"type": "object", "required": 5}}
-                result["tools"] += [
+                listing["tools"] += [
                     odd,
                     {**odd, "name": "far", "inputSchema": {"$ref": "http://example.com/x"}},
                     listed()[0],
                 ]
-            send({"id": id, "result": result})
+            send({"id": id, "result": listing})
         case "tools/call":
             token = (params.get("_meta") or {}).get("progressToken")
             job = (id, params["name"], params.get("arguments") or {}, token)
