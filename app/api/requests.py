@@ -156,7 +156,7 @@ class ChatRequest:
     """The choice that is left once the tools are cut down to those."""
     legacy: bool = False
     """It came with `functions`, and is answered with `function_call`."""
-    hints: Mapping[str, Hint] = field(default_factory=dict)
+    hints: Mapping[int, Hint] = field(default_factory=dict)
     """What calls in the history say of calls of ours that ran beside them."""
 
 
@@ -196,7 +196,7 @@ class Items(Sequence[msgspec.Raw]):
 def read_chat_request(body: bytes, headers: Mapping[str, str], max_messages: int, max_depth: int = 100) -> ChatRequest:
     """The request, or a `ChatError` that names the field that is wrong."""
     came = passed = fields = read_fields(body, max_depth)
-    hints: Mapping[str, Hint] = {}
+    hints: Mapping[int, Hint] = {}
     if HINT_MARK in body and "messages" in fields:
         rest, hints = _without_hints(fields["messages"])
         passed = fields = {**fields, "messages": rest}
@@ -354,7 +354,7 @@ def _check_tools(outline: _Outline) -> None:
         )
 
 
-def _without_hints(raw: msgspec.Raw) -> tuple[msgspec.Raw, Mapping[str, Hint]]:
+def _without_hints(raw: msgspec.Raw) -> tuple[msgspec.Raw, Mapping[int, Hint]]:
     try:
         messages = _items.decode(raw)
     except msgspec.ValidationError:

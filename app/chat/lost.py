@@ -20,7 +20,7 @@ from app.calls.states import BrokenCall
 from app.chat import feedback
 from app.chat.events import Unseen
 from app.chat.ports import Message, Toolbox
-from app.chat.unseen import turns_with_calls
+from app.chat.unseen import handles_at, turns_with_calls
 
 FIELD = "x_callgate"
 MAX_HINT = 4096
@@ -45,8 +45,8 @@ class Hint(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class LostTurn:
-    ids: tuple[str, ...]
-    """The ids that the client has."""
+    handles: tuple[str, ...]
+    """What the calls that the client has are known by."""
     assistant: dict[str, Any]
     """Its message, as the client gave it back."""
     calls: tuple[LostCall, ...]
@@ -66,16 +66,16 @@ def hint_of(unseen: Unseen) -> dict[str, Any] | None:
     return {"house": msgspec.to_builtins(ran)}
 
 
-def take_hints(messages: Sequence[msgspec.Raw]) -> tuple[list[msgspec.Raw], dict[str, Hint]]:
-    """The messages without the hints in them, which are nothing to a provider, and the hints by the ids of the calls."""
+def take_hints(messages: Sequence[msgspec.Raw]) -> tuple[list[msgspec.Raw], dict[int, Hint]]:
+    """The messages without the hints in them, which are nothing to a provider, and the hints by their messages."""
     rest: list[msgspec.Raw] = []
-    hints: dict[str, Hint] = {}
-    for message in messages:
-        rest.append(message if FIELD.encode() not in bytes(message) else _without_hints(message, hints))
+    hints: dict[int, Hint] = {}
+    for place, message in enumerate(messages):
+        rest.append(message if FIELD.encode() not in bytes(message) else _without_hints(message, place, hints))
     return rest, hints
 
 
-def _without_hints(message: msgspec.Raw, hints: dict[str, Hint]) -> msgspec.Raw:
+def _without_hints(message: msgspec.Raw, place: int, hints: dict[int, Hint]) -> msgspec.Raw:
     said = msgspec.json.decode(message)
     calls = said.get("tool_calls") if isinstance(said, dict) else None
     for call in calls if isinstance(calls, list) else ():
@@ -83,21 +83,21 @@ def _without_hints(message: msgspec.Raw, hints: dict[str, Hint]) -> msgspec.Raw:
             continue
         given = call.pop(FIELD)
         try:
-            hints[str(call.get("id"))] = msgspec.convert(given, Hint)
+            hints[place] = msgspec.convert(given, Hint)
         except msgspec.ValidationError:
             continue  # not one of ours, or no longer
     return msgspec.Raw(msgspec.json.encode(said))
 
 
 def lost_turns(
-    messages: Sequence[Message], hints: Mapping[str, Hint], kept: Mapping[str, Unseen]
+    messages: Sequence[Message], hints: Mapping[int, Hint], kept: Mapping[str, Unseen]
 ) -> Iterator[LostTurn]:
     for place, calls in turns_with_calls(messages):
-        ids = tuple(call.id for call in calls if call.id)
-        hint = next((hints[id] for id in ids if id in hints), None)
-        if hint is not None and kept.keys().isdisjoint(ids):
+        handles = tuple(handles_at(messages, place, calls))
+        hint = hints.get(place)
+        if hint is not None and kept.keys().isdisjoint(handles):
             assistant = msgspec.json.decode(messages[place], type=dict[str, Any])  # type: ignore[arg-type]
-            yield LostTurn(ids, assistant, tuple(hint.house[:MAX_CALLS]))
+            yield LostTurn(handles, assistant, tuple(hint.house[:MAX_CALLS]))
 
 
 async def made_again(turn: LostTurn, toolbox: Toolbox) -> Unseen:

@@ -6,6 +6,8 @@ the calls that were handed out, and when the client returns with these ids the h
 reads what it would have read if all tools had one owner.
 """
 
+import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +18,8 @@ from app.chat.ports import Message
 
 _CALLS = b'"tool_calls"'
 _ANSWERS = b'"tool_call_id"'
+_USER = b'"user"'
+_LAST_WORD = re.compile(r"[A-Za-z0-9]+\Z")
 
 
 class _Said(msgspec.Struct):
@@ -36,6 +40,7 @@ class _Head(msgspec.Struct):
     role: str = ""
     tool_calls: list[HandedCall] | None = None
     tool_call_id: str | None = None
+    content: Any = None
 
 
 _unseen = msgspec.json.Decoder(Unseen)
@@ -51,20 +56,31 @@ def decode_unseen(data: bytes) -> Unseen:
     return _unseen.decode(data)
 
 
-def handed_ids(messages: Sequence[Message]) -> list[str]:
-    """The ids of all calls in a history that came from a client. Costs a look for a word where there are none."""
-    return [call.id for _, calls in turns_with_calls(messages) for call in calls if call.id]
+def handle_of(id: str, messages: Sequence[Message], place: int) -> str:
+    """What a call is known by, that was or will be made at a place of a history. An id alone, if it was made by chance;
+    one that was counted (`call_0`) comes in every chat, and means something only behind what the user said."""
+    return id if _is_by_chance(id) else f"{id}\0{_said_before(messages, place)}"
+
+
+def handles_in(messages: Sequence[Message]) -> list[str]:
+    """Those of all calls in a history that came from a client. Costs a look for a word where there are none."""
+    return [handle for place, calls in turns_with_calls(messages) for handle in handles_at(messages, place, calls)]
+
+
+def handles_at(messages: Sequence[Message], place: int, calls: Sequence[HandedCall]) -> list[str]:
+    return [handle_of(call.id, messages, place) for call in calls if call.id]
 
 
 def put_back(messages: Sequence[Message], kept: Mapping[str, Unseen]) -> tuple[Message, ...]:
-    """The history with what its client did not see in its place. `kept` is by the ids that the client has."""
+    """The history with what its client did not see in its place. `kept` is by the handles of its calls."""
     turns = dict(turns_with_calls(messages))
     whole: list[Message] = []
     used: set[int] = set()
     place = 0
     while place < len(messages):
         calls = turns.get(place, ())
-        unseen = next((found for call in calls if (found := kept.get(call.id or "")) is not None), None)
+        handles = handles_at(messages, place, calls)
+        unseen = next((kept[handle] for handle in handles if handle in kept), None)
         # A client may write parallel calls one message each; what was kept belongs to the first of them.
         if unseen is None or id(unseen) in used or not _is_of(unseen, calls):
             whole.append(messages[place])
@@ -134,6 +150,21 @@ def _answers(messages: Sequence[Message], place: int) -> tuple[dict[str, Message
         answers[head.tool_call_id] = messages[place]
         place += 1
     return answers, place
+
+
+def _is_by_chance(id: str) -> bool:
+    last = _LAST_WORD.search(id)
+    return last is not None and len(last.group()) >= 8 and sum(map(str.isdigit, last.group())) >= 2
+
+
+def _said_before(messages: Sequence[Message], place: int) -> str:
+    """A digest of the last thing the user said before a place."""
+    for message in reversed(messages[:place]):
+        head = _head_of(message, _USER)
+        if head is not None and head.role == "user":
+            content = msgspec.json.encode(head.content, order="deterministic")
+            return hashlib.sha256(content).hexdigest()
+    return ""
 
 
 def _head_of(message: Message, mark: bytes) -> _Head | None:

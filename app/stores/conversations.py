@@ -10,14 +10,14 @@ from app.calls.states import Call
 from app.chat.events import CallsHandedBack, Unseen
 from app.chat.lost import FIELD, Hint, LostTurn, hint_of, lost_turns, made_again
 from app.chat.ports import Message, Toolbox
-from app.chat.unseen import decode_unseen, encode_unseen, handed_ids, put_back
+from app.chat.unseen import decode_unseen, encode_unseen, handle_of, handles_in, put_back
 from app.stores.store import Store, StoreError
 
 log = structlog.get_logger("callgate.conversations")
 
 
 class Conversations:
-    """Keeps under ids that clients send back; `caller` goes into every key, so that nobody fetches another's."""
+    """Keeps under what calls are known by; `caller` goes into every key, so that nobody fetches another's."""
 
     def __init__(self, store: Store, seconds: float, new_id: Callable[[], str]) -> None:
         self._store, self._seconds, self._new_id = store, seconds, new_id
@@ -32,7 +32,7 @@ class Conversations:
             return handed
         hint = hint_of(handed.unseen) if with_hint else None
         try:
-            handed = await self._kept(caller, handed, handed.unseen, frozenset(handed_ids(history)))
+            handed = await self._kept(_Place(caller, history), handed, handed.unseen)
         except StoreError as error:
             # The calls are still worth having: the client's answer to them only lacks what was not kept.
             log.warning("conversation_not_kept", calls=[call.id for call in handed.calls], error=str(error))
@@ -42,62 +42,82 @@ class Conversations:
         return replace(handed, calls=(replace(first, extras={**first.extras, FIELD: hint}), *others))
 
     async def made_whole(
-        self, caller: str, messages: Sequence[Message], hints: Mapping[str, Hint], toolbox: Toolbox
+        self, caller: str, messages: Sequence[Message], hints: Mapping[int, Hint], toolbox: Toolbox
     ) -> tuple[Message, ...]:
         """The history with what was kept for its calls put back, and made again where it is gone."""
-        found: dict[bytes, Unseen] = {}
         kept: dict[str, Unseen] = {}
         try:
-            ids = list(dict.fromkeys(handed_ids(messages)))
-            values = await self._store.get_all([_key(caller, id) for id in ids], renew=self._seconds)
-            for id, value in zip(ids, values, strict=True):
-                if value is not None:
-                    kept[id] = found.setdefault(value, decode_unseen(value))
+            kept = await self._found(caller, list(dict.fromkeys(handles_in(messages))))
         except StoreError as error:
             log.warning("conversation_not_found", error=str(error))
         for turn in lost_turns(messages, hints, kept) if hints else ():
             unseen = await made_again(turn, toolbox)
             log.info("lost_turn_made_again", calls=[call.id for call in turn.calls])
-            kept |= dict.fromkeys(turn.ids, unseen)
+            kept |= dict.fromkeys(turn.handles, unseen)
             await self._keep_again(caller, turn, unseen)
         return put_back(messages, kept) if kept else tuple(messages)
+
+    async def _found(self, caller: str, handles: Sequence[str]) -> dict[str, Unseen]:
+        values = await self._store.get_all([_key(caller, handle) for handle in handles], renew=self._seconds)
+        # Calls of one turn share what was kept; the same words at another place of the history are another turn's.
+        turns: dict[tuple[bytes, str], Unseen] = {}
+        return {
+            handle: turns.setdefault((value, handle.partition("\0")[2]), decode_unseen(value))
+            for handle, value in zip(handles, values, strict=True)
+            if value is not None
+        }
 
     async def _keep_again(self, caller: str, turn: LostTurn, unseen: Unseen) -> None:
         """So that it is made again once, and not whenever the client returns."""
         try:
-            for id in turn.ids:
-                await self._store.add(_key(caller, id), encode_unseen(unseen), self._seconds)
+            for handle in turn.handles:
+                await self._store.add(_key(caller, handle), encode_unseen(unseen), self._seconds)
         except StoreError as error:
-            log.warning("conversation_not_kept", calls=list(turn.ids), error=str(error))
+            log.warning("conversation_not_kept", calls=[call.id for call in turn.calls], error=str(error))
 
-    async def _kept(
-        self, caller: str, handed: CallsHandedBack, unseen: Unseen, taken: frozenset[str]
-    ) -> CallsHandedBack:
+    async def _kept(self, place: "_Place", handed: CallsHandedBack, unseen: Unseen) -> CallsHandedBack:
         value = encode_unseen(unseen)
         if unseen.names:
             # Ids that we chose are the client's to ask with; whatever was there is this very chat, asked anew.
             for call in handed.calls:
-                await self._store.put(_key(caller, call.id), value, self._seconds)
+                await self._store.put(place.key(call.id), value, self._seconds)
             return handed
-        calls = [await self._claimed(caller, call, value, taken) for call in handed.calls]
+        calls = [await self._claimed(place, call, value) for call in handed.calls]
         names = {new.id: old.id for new, old in zip(calls, handed.calls, strict=True) if new.id != old.id}
         if names:
             value = encode_unseen(replace(unseen, names=names))
             for call in calls:
-                await self._store.put(_key(caller, call.id), value, self._seconds)
+                await self._store.put(place.key(call.id), value, self._seconds)
         return replace(handed, calls=tuple(calls))
 
-    async def _claimed(self, caller: str, call: Call, value: bytes, taken: frozenset[str]) -> Call:
+    async def _claimed(self, place: "_Place", call: Call, value: bytes) -> Call:
         """The call under an id that is free. Some providers count their ids, and every turn has a `call_0`."""
-        while call.id in taken:
+        while place.is_taken(call.id):
             call = replace(call, id=self._new_id())
-        while not await self._store.add(_key(caller, call.id), value, self._seconds):
-            if await self._store.get(_key(caller, call.id)) == value:
+        while not await self._store.add(place.key(call.id), value, self._seconds):
+            if await self._store.get(place.key(call.id)) == value:
                 break  # the same chat at the same place: the same question, asked again
             call = replace(call, id=self._new_id())
         return call
 
 
-def _key(caller: str, id: str) -> str:
+class _Place:
+    """The end of a history, where calls are handed out."""
+
+    def __init__(self, caller: str, history: Sequence[Message]) -> None:
+        self._caller, self._history = caller, history
+        self._taken = frozenset(handles_in(history))
+
+    def is_taken(self, id: str) -> bool:
+        return self._handle(id) in self._taken
+
+    def key(self, id: str) -> str:
+        return _key(self._caller, self._handle(id))
+
+    def _handle(self, id: str) -> str:
+        return handle_of(id, self._history, len(self._history))
+
+
+def _key(caller: str, handle: str) -> str:
     """A digest, because ids are written by providers and may be long, and callers' names need no escaping then."""
-    return "unseen:" + hashlib.sha256(f"{caller}\0{id}".encode(errors="surrogatepass")).hexdigest()
+    return "unseen:" + hashlib.sha256(f"{caller}\0{handle}".encode(errors="surrogatepass")).hexdigest()

@@ -9,6 +9,7 @@ import pytest
 from app.calls.outcome import Failed
 from app.chat.events import Unseen
 from app.chat.lost import MAX_CALLS, MAX_HINT, Hint, LostCall, hint_of, lost_turns, made_again, take_hints
+from app.chat.unseen import handle_of
 from tests.chat.test_unseen import answer, call, raw, said
 from tests.fakes import CountingTool, FailingTool, ShelfToolbox
 
@@ -20,8 +21,8 @@ class WritingToolbox(ShelfToolbox):
         return True
 
 
-def hint(*calls: LostCall) -> dict[str, Hint]:
-    return {"c": Hint(list(calls))}
+def hint(*calls: LostCall) -> dict[int, Hint]:
+    return {0: Hint(list(calls))}
 
 
 async def remade(toolbox: ShelfToolbox, *calls: LostCall) -> Unseen:
@@ -88,7 +89,10 @@ def test_no_more_calls_are_made_again_than_a_turn_may_hold() -> None:
 
 def test_what_is_kept_is_not_lost() -> None:
     kept = Unseen((), said(call("c")), {})
-    assert list(lost_turns([raw(said(call("c")))], hint(LostCall(0, "h", "clock", "{}")), {"c": kept})) == []
+    assert (
+        list(lost_turns([raw(said(call("c")))], hint(LostCall(0, "h", "clock", "{}")), {handle_of("c", [], 0): kept}))
+        == []
+    )
 
 
 def test_a_hint_names_the_calls_that_ran_and_none_that_was_broken() -> None:
@@ -111,4 +115,4 @@ def test_hints_are_taken_out_and_everything_else_stays() -> None:
     rest, hints = take_hints([user, raw({**said(marked, odd), "more": 1})])
     assert rest[0] is user
     assert msgspec.json.decode(rest[1]) == {**said(call("c"), call("d")), "more": 1}
-    assert hints == {"c": Hint([LostCall(0, "h", "clock", "{}")])}
+    assert hints == {1: Hint([LostCall(0, "h", "clock", "{}")])}

@@ -255,6 +255,16 @@ async def test_a_head_is_the_head_of_a_get() -> None:
     assert head.headers["content-type"] == get.headers["content-type"]
 
 
+async def test_how_deep_json_may_be_is_a_setting_for_every_route() -> None:
+    deep = {"model": "m", "input": "x", "messages": [{"role": "user", "content": "x"}], "x": [[[[[[[[[]]]]]]]]]}
+    async with passing(Provider(), limits={"json_depth": 9}) as url:
+        for path in ("/v1/chat/completions", "/v1/embeddings"):
+            answer = await raw_post(url, deep, path=path)
+            assert (answer.status, json.loads(answer.body)["error"]["code"]) == (400, "json_too_deep")
+    async with passing(Provider(), limits={"json_depth": 10}) as url:
+        assert (await raw_post(url, deep, path="/v1/embeddings")).status == 200
+
+
 @pytest.mark.parametrize("encoding", ["gzip", "br", "deflate"])
 async def test_a_compressed_body_is_a_415(encoding: str) -> None:
     async with passing(Provider()) as url:

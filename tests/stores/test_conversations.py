@@ -47,6 +47,15 @@ async def test_nothing_is_kept_where_the_client_has_seen_everything() -> None:
     assert len(store) == 0
 
 
+async def test_a_counted_id_of_another_chat_is_not_taken_for_what_was_kept() -> None:
+    kept = conversations()
+    asked, other = raw({"role": "user", "content": "hi"}), raw({"role": "user", "content": "ho"})
+    assert (await kept.keep("alice", HANDED, [asked])).calls[0].id == "c"
+    turn = [raw(said(call("c"))), raw(answer("c"))]
+    assert plain(await kept.made_whole("alice", [other, *turn], {}, ShelfToolbox({"echo"})))[1:] == AS_IT_CAME
+    assert plain(await kept.made_whole("alice", [asked, *turn], {}, ShelfToolbox({"echo"})))[1:] == WHOLE
+
+
 async def test_an_id_that_another_chat_has_is_handed_out_anew() -> None:
     kept = conversations()
     other = replace(UNSEEN, results={"h": answer("h", "of another chat")})
