@@ -36,6 +36,11 @@ class ChunkReader:
         self._head_told = False
         self._half = ""
 
+    @property
+    def holds_half(self) -> bool:
+        """Whether the next text begins with a character whose first half has come."""
+        return bool(self._half)
+
     def read(self, chunk: object) -> list[ModelEvent]:
         """What one chunk brought, in order."""
         events: list[ModelEvent] = []

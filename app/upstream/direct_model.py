@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from app.chat.errors import BrokenOff, ChatError
-from app.chat.events import ModelEvent, ProviderError
+from app.chat.events import Head, ModelEvent, ProviderError, TextDelta
 from app.chat.ports import Answer, Ask, Message
 from app.upstream import errors
 from app.upstream.begun import is_said
@@ -21,6 +21,7 @@ from app.upstream.chunks import ChunkReader, read_completion
 from app.upstream.client import Client, Deadlines, Response, TransportError
 from app.upstream.params import for_body
 from app.upstream.sse import BOM, SseReader, SseTooLarge, looks_like_keep_alive
+from app.upstream.text_frame import TextFrame
 
 ANSWER_BYTES = 64 * 1024 * 1024
 """More than any model writes in one turn, images included."""
@@ -210,6 +211,7 @@ class _StreamedBody:
     def __init__(self) -> None:
         self._sse = SseReader()
         self._chunks = ChunkReader()
+        self._frame = TextFrame()
         self.done = False
         self.fault: str | None = None
 
@@ -229,6 +231,10 @@ class _StreamedBody:
     def _read(self, payloads: Sequence[bytes]) -> Sequence[ModelEvent]:
         events: list[ModelEvent] = []
         for payload in payloads:
+            text = self._frame.text_in(payload)
+            if text is not None and not self._chunks.holds_half:
+                events.append(TextDelta(text))
+                continue
             if payload == DONE or payload.strip() == DONE:
                 self.done = True
                 events += self._chunks.finish()
@@ -242,8 +248,15 @@ class _StreamedBody:
                 self.fault = "an event of the stream is not JSON"
                 break
             if chunk is not None:
-                events.extend(self._chunks.read(chunk))
+                found = self._chunks.read(chunk)
+                self._frame.learn(payload, found, _read_alone)
+                events.extend(found)
         return events
+
+
+def _read_alone(payload: bytes) -> Sequence[ModelEvent]:
+    """What a chunk says by itself, in the middle of a stream."""
+    return [event for event in ChunkReader().read(read_json(payload)) if not isinstance(event, Head)]
 
 
 class _WholeBody:
