@@ -56,6 +56,9 @@ RESUME_SECONDS = 1.0
 LONGEST_RESUME_SECONDS = 15.0
 METHOD_NOT_FOUND = -32601
 _NO_POST = frozenset({400, 404, 405})
+_TOO_BUSY = frozenset({429, 503})
+_BEHIND_A_GATEWAY = frozenset({502, 504})
+"""What a gateway says when the server behind it has not answered: the call may have got there."""
 _JSON = "application/json"
 _HOME_SUFFIXES = (".internal", ".local", ".lan", ".localhost", ".home.arpa", ".svc")
 """Names that nobody can register."""
@@ -150,6 +153,7 @@ class HttpLink:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
+        self._lost("")  # what is cancelled from here on has nobody to tell
         for task in self._aside:
             task.cancel()
         if self._aside:
@@ -249,16 +253,22 @@ class HttpLink:
                 break
             wait = RESUME_SECONDS if reading.retry is None else reading.retry / 1000
             await asyncio.sleep(min(wait, LONGEST_RESUME_SECONDS))
-            headers = {**self._headers, "Accept": EVENTS, "Last-Event-ID": reading.last_id}
-            async with self._http.get(self._url, headers=headers, allow_redirects=False) as response:
-                if response.status != 200 or response.content_type != EVENTS:
-                    break
-                reading.again()
-                answer = await self._follow(response, reading)
-                if answer is not None:
-                    return answer
+            try:
+                answer = await self._continued(reading, reading.last_id)
+            except (aiohttp.ClientError, OSError, AddressRefused):
+                break  # whatever it is, the call itself was sent
+            if answer is not None:
+                return answer
         self._check()
         raise Gone("the stream ended without an answer")
+
+    async def _continued(self, reading: "_Reading", last_id: str) -> Answer | None:
+        headers = {**self._headers, "Accept": EVENTS, "Last-Event-ID": last_id}
+        async with self._http.get(self._url, headers=headers, allow_redirects=False) as response:
+            if response.status != 200 or response.content_type != EVENTS:
+                raise Gone("the server does not go on where it ended")
+            reading.again()
+            return await self._follow(response, reading)
 
     async def _refused(self, response: aiohttp.ClientResponse, id: str) -> Answer:
         body, _ = await _read(response, EXCERPT_BYTES)
@@ -269,8 +279,10 @@ class HttpLink:
             raise Forgotten
         if error is not None:
             return Answer(error=error)
-        if response.status in (429, 502, 503, 504):
+        if response.status in _TOO_BUSY:
             raise NotSent(f"HTTP {response.status}")
+        if response.status in _BEHIND_A_GATEWAY:
+            raise Gone(f"HTTP {response.status}")
         words = f"HTTP {response.status} {response.reason or ''}".strip()
         if 300 <= response.status < 400:
             words += ": a redirect, which is not followed"

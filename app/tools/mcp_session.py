@@ -174,9 +174,21 @@ class Session:
                 await self._stirred.wait()
                 self._stirred.clear()
                 continue
-            self._changed = False
-            await self._list(client)
+            self._changed = not await self._listed_again(client)
             await asyncio.wait([self._over], timeout=RELIST_SECONDS)
+
+    async def _listed_again(self, client: Client) -> bool:
+        """False where the server has no time for it: one that does a thing at a time may be in a long call."""
+        self._changed = False
+        try:
+            await self._list(client)
+        except TimeoutError:
+            return False
+        except MCPError as error:
+            if error.code != types.REQUEST_TIMEOUT:
+                raise
+            return False
+        return not self._changed
 
     async def _list(self, client: Client) -> None:
         tools: list[types.Tool] = []

@@ -121,7 +121,7 @@ class Answer:
     error: RpcError | None = None
     missing: int = 0
     """Bytes of the message that were not kept."""
-    raw: bytes = field(default=b"", repr=False, compare=False)
+    raw: msgspec.Raw = field(default=msgspec.Raw(), repr=False, compare=False)
     """The result as it came, for those who asked for something else than a tool's result."""
 
 
@@ -174,7 +174,7 @@ def answer_in(message: Message) -> Answer:
     if message.error is not None:
         return Answer(error=message.error)
     try:
-        return Answer(_result.decode(message.result), raw=bytes(message.result))
+        return Answer(_result.decode(message.result), raw=message.result)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Unreadable("The tool's server sent a result that is not one of the protocol's.") from error
 

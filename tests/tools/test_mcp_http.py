@@ -192,13 +192,34 @@ async def test_a_call_given_up_in_the_newest_protocol_is_hung_up_on() -> None:
         await stopped.wait()
 
 
-async def test_a_server_that_is_busy_was_not_reached() -> None:
+@pytest.mark.parametrize(
+    "status, kind",
+    [
+        ("429 Slow", FailureKind.UNAVAILABLE),
+        ("503 Busy", FailureKind.UNAVAILABLE),
+        ("502 Bad", FailureKind.UNKNOWN),
+        ("504 Late", FailureKind.UNKNOWN),
+    ],
+)
+async def test_a_server_that_is_busy_was_not_reached_and_one_behind_a_gateway_may_have_been(
+    status: str, kind: FailureKind
+) -> None:
     async with HttpMcp().running() as http, house(http.url) as it:
-        busy = b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n"
+        busy = f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode()
         http.instead = lambda asked: busy if asked.message.get("method") == "tools/call" else None
         outcome = await it.run("echo")
         assert isinstance(outcome, Failed)
-        assert outcome.kind is FailureKind.UNAVAILABLE
+        assert outcome.kind is kind
+
+
+async def test_an_answer_that_cannot_be_fetched_on_may_have_had_its_effect() -> None:
+    async with HttpMcp().running() as http, house(http.url) as it:
+        gone = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
+        http.instead = lambda asked: gone if "last-event-id" in asked.headers else None
+        outcome = await it.run("resumes")
+        assert isinstance(outcome, Failed)
+        assert outcome.kind is FailureKind.UNKNOWN
+        assert len(http.calls()) == 1
 
 
 async def test_a_tool_whose_arguments_are_headers_too_is_called_through_the_sdk() -> None:

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.calls.outcome import Failed, FailureKind, Outcome, Returned
+from app.tools import mcp_session
 from app.tools.executor import Policy, Safety
 from app.tools.http_client import Web
 from app.tools.mcp_descriptors import Pins
@@ -288,6 +289,15 @@ async def test_tools_are_listed_again_when_the_server_says_so_and_what_changed_i
         await everything(lambda: "raw_fresh" in it.names())
         assert it.changes == [("raw", "echo")]
         assert await it.text("raw_fresh", a=1) == '{"a": 1}'
+
+
+async def test_a_server_too_busy_to_list_its_tools_is_left_alone_and_asked_again(monkeypatch) -> None:
+    monkeypatch.setattr(mcp_session, "ASK_SECONDS", 0.5)
+    async with house("deaf_once") as it:
+        session = it.server._session
+        assert await it.text("raw_changes") == "changed"
+        await everything(lambda: "raw_fresh" in it.names())
+        assert it.server._session is session
 
 
 async def test_tools_that_went_are_offered_no_longer() -> None:

@@ -38,6 +38,7 @@ lock = threading.Lock()
 described = {name: "It " + name + "." for name in TOOLS} | {"echo": HIDDEN}
 hints = {"answers": {"readOnlyHint": True}, "dies": {"destructiveHint": True}, "hangs": {"idempotentHint": True}}
 cancelled: list[object] = []
+lists: list[object] = []
 
 
 def send(message: dict[str, Any]) -> None:
@@ -174,7 +175,10 @@ def handle(message: dict[str, Any]) -> None:
                     },
                 }
             )
-        case "tools/list" if "unlisted" not in words:
+        case "tools/list" if "deaf_once" in words and len(lists) == 1:
+            lists.append(id)
+        case "tools/list":
+            lists.append(id)
             listing: dict[str, Any] = {"tools": listed()}
             if "endless_list" in words:
                 listing["nextCursor"] = str(time.monotonic_ns())
