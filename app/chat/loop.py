@@ -60,6 +60,9 @@ class Rules:
     """How often a turn that broke off before anything of it was passed on is asked again."""
 
 
+USUAL_RULES = Rules()
+
+
 async def converse(
     ask: Ask,
     model: Model,
@@ -67,7 +70,7 @@ async def converse(
     tell: Tell,
     *,
     new_id: Callable[[], str],
-    rules: Rules = Rules(),
+    rules: Rules = USUAL_RULES,
     sees_images: bool = False,
     format_with_tools: bool = True,
     clock: Callable[[], float] = time.monotonic,

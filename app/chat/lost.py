@@ -66,6 +66,14 @@ def hint_of(unseen: Unseen) -> dict[str, Any] | None:
     return {"house": msgspec.to_builtins(ran)}
 
 
+def encode_hint(hint: Mapping[str, Any]) -> bytes:
+    return msgspec.json.encode(hint)
+
+
+def decode_hint(data: bytes) -> Hint:
+    return msgspec.json.decode(data, type=Hint)
+
+
 def take_hints(messages: Sequence[msgspec.Raw]) -> tuple[list[msgspec.Raw], dict[int, Hint]]:
     """The messages without the hints in them, which are nothing to a provider, and the hints by their messages."""
     rest: list[msgspec.Raw] = []
@@ -90,11 +98,16 @@ def _without_hints(message: msgspec.Raw, place: int, hints: dict[int, Hint]) -> 
 
 
 def lost_turns(
-    messages: Sequence[Message], hints: Mapping[int, Hint], kept: Mapping[str, Unseen]
+    messages: Sequence[Message],
+    hints: Mapping[int, Hint],
+    kept: Mapping[str, Unseen],
+    remembered: Mapping[str, Hint] | None = None,
 ) -> Iterator[LostTurn]:
+    """The turns of which a hint is all there is: one that came with its message, or one that was remembered."""
     for place, calls in turns_with_calls(messages):
         handles = tuple(handles_at(messages, place, calls))
-        hint = hints.get(place)
+        ours = (remembered[handle] for handle in handles if remembered and handle in remembered)
+        hint = next(ours, None) or hints.get(place)
         if hint is not None and kept.keys().isdisjoint(handles):
             assistant = msgspec.json.decode(messages[place], type=dict[str, Any])  # type: ignore[arg-type]
             yield LostTurn(handles, assistant, tuple(hint.house[:MAX_CALLS]))

@@ -8,10 +8,14 @@ import structlog
 
 from app.calls.states import Call
 from app.chat.events import CallsHandedBack, Unseen
-from app.chat.lost import FIELD, Hint, LostTurn, hint_of, lost_turns, made_again
+from app.chat.lost import FIELD, Hint, LostTurn, decode_hint, encode_hint, hint_of, lost_turns, made_again
 from app.chat.ports import Message, Toolbox
 from app.chat.unseen import decode_unseen, encode_unseen, handle_of, handles_in, put_back
 from app.stores.store import Store, StoreError
+
+UNSEEN, HINT = "unseen:", "hint:"
+HINT_SECONDS = 30 * 86_400.0
+"""Which calls ran is a few hundred bytes, and is remembered when what they returned no longer is."""
 
 log = structlog.get_logger("callgate.conversations")
 
@@ -30,13 +34,16 @@ class Conversations:
         hint of what ran beside it."""
         if handed.unseen is None:
             return handed
-        hint = hint_of(handed.unseen) if with_hint else None
+        hint = hint_of(handed.unseen)
+        place = _Place(caller, history)
         try:
-            handed = await self._kept(_Place(caller, history), handed, handed.unseen)
+            handed = await self._kept(place, handed, handed.unseen)
+            for call in handed.calls if hint else ():
+                await self._store.put(place.key(call.id, HINT), encode_hint(hint or {}), HINT_SECONDS)
         except StoreError as error:
             # The calls are still worth having: the client's answer to them only lacks what was not kept.
             log.warning("conversation_not_kept", calls=[call.id for call in handed.calls], error=str(error))
-        if hint is None:
+        if hint is None or not with_hint:
             return handed
         first, *others = handed.calls
         return replace(handed, calls=(replace(first, extras={**first.extras, FIELD: hint}), *others))
@@ -46,11 +53,14 @@ class Conversations:
     ) -> tuple[Message, ...]:
         """The history with what was kept for its calls put back, and made again where it is gone."""
         kept: dict[str, Unseen] = {}
+        remembered: dict[str, Hint] = {}
         try:
-            kept = await self._found(caller, list(dict.fromkeys(handles_in(messages))))
+            handles = list(dict.fromkeys(handles_in(messages)))
+            kept = await self._found(caller, handles)
+            remembered = await self._remembered(caller, [handle for handle in handles if handle not in kept])
         except StoreError as error:
             log.warning("conversation_not_found", error=str(error))
-        for turn in lost_turns(messages, hints, kept) if hints else ():
+        for turn in lost_turns(messages, hints, kept, remembered) if hints or remembered else ():
             unseen = await made_again(turn, toolbox)
             log.info("lost_turn_made_again", calls=[call.id for call in turn.calls])
             kept |= dict.fromkeys(turn.handles, unseen)
@@ -66,6 +76,13 @@ class Conversations:
             for handle, value in zip(handles, values, strict=True)
             if value is not None
         }
+
+    async def _remembered(self, caller: str, handles: Sequence[str]) -> dict[str, Hint]:
+        """What is still known of turns that are gone."""
+        if not handles:
+            return {}
+        values = await self._store.get_all([_key(caller, handle, HINT) for handle in handles], renew=HINT_SECONDS)
+        return {handle: decode_hint(value) for handle, value in zip(handles, values, strict=True) if value is not None}
 
     async def _keep_again(self, caller: str, turn: LostTurn, unseen: Unseen) -> None:
         """So that it is made again once, and not whenever the client returns."""
@@ -111,13 +128,13 @@ class _Place:
     def is_taken(self, id: str) -> bool:
         return self._handle(id) in self._taken
 
-    def key(self, id: str) -> str:
-        return _key(self._caller, self._handle(id))
+    def key(self, id: str, kind: str = UNSEEN) -> str:
+        return _key(self._caller, self._handle(id), kind)
 
     def _handle(self, id: str) -> str:
         return handle_of(id, self._history, len(self._history))
 
 
-def _key(caller: str, handle: str) -> str:
+def _key(caller: str, handle: str, kind: str = UNSEEN) -> str:
     """A digest, because ids are written by providers and may be long, and callers' names need no escaping then."""
-    return "unseen:" + hashlib.sha256(f"{caller}\0{handle}".encode(errors="surrogatepass")).hexdigest()
+    return kind + hashlib.sha256(f"{caller}\0{handle}".encode(errors="surrogatepass")).hexdigest()

@@ -419,12 +419,34 @@ async def test_what_has_expired_is_made_again_too(upstream: Upstream, stream: bo
 
 
 @BOTH
-async def test_a_client_that_gives_back_no_hint_goes_on_with_what_it_knows(upstream: Upstream, stream: bool) -> None:
+async def test_what_has_expired_is_made_again_for_clients_that_give_back_the_least(
+    upstream: Upstream, stream: bool
+) -> None:
+    upstream.script("m", [Reply(calls=BESIDE_ONE_OF_THE_CLIENTS), Reply(text="x")])
+    tools = ("get_time", "wait_for_gate", "add")
+    async with toolshed.held() as running:
+        running.gate.set()
+        async with serving(upstream, *tools, store={"conversation_seconds": 1e-6}) as client:
+            choice = await ask(client, stream, [QUESTION])
+            running.started.clear()
+            own = {"role": "tool", "tool_call_id": "c", "content": "1"}
+            await ask(client, stream, [QUESTION, as_clients_write_it(choice.message), own])
+        assert not running.started.is_set()
+    results = upstream.requests[1].tool_results
+    assert (results["read"], results["c"]) == ("12:00", "1")
+    assert json.loads(results["write"])["error"]["code"] == "result_lost"
+
+
+@BOTH
+async def test_in_another_process_a_client_that_gives_back_no_hint_goes_on_with_what_it_knows(
+    upstream: Upstream, stream: bool
+) -> None:
     upstream.script(
         "m", [Reply(calls=[Call("get_time", id="h"), Call("echo", {"text": "1"}, id="c")]), Reply(text="x")]
     )
-    async with serving(upstream, store={"conversation_seconds": 1e-6}) as client:
+    async with serving(upstream) as client:
         choice = await ask(client, stream, [QUESTION])
+    async with serving(upstream) as client:
         own = {"role": "tool", "tool_call_id": "c", "content": "1"}
         await ask(client, stream, [QUESTION, as_clients_write_it(choice.message), own])
     assert upstream.requests[1].tool_results == {"c": "1"}
