@@ -121,7 +121,7 @@ class Answer:
     error: RpcError | None = None
     missing: int = 0
     """Bytes of the message that were not kept."""
-    raw: msgspec.Raw = field(default=msgspec.Raw(), repr=False, compare=False)
+    raw: msgspec.Raw = field(default_factory=msgspec.Raw, repr=False, compare=False)
     """The result as it came, for those who asked for something else than a tool's result."""
 
 
