@@ -227,7 +227,7 @@ class Window:
 
 
 Remember = Callable[[str, str, int], None]
-"""Told what a key has spent in a period (`2026-11-18`, `2026-11`), in nanodollars, whenever it changes."""
+"""Told by how much what a key has spent in a period (`2026-11-18`, `2026-11`) changes, in nanodollars."""
 
 
 def forget(key: str, period: str, nano: int) -> None:
@@ -314,6 +314,6 @@ class MemoryLimiter:
         current = {day_of(at), month_of(at), *(() if now is None else (day_of(now), month_of(now)))}
         for period in (day_of(at), month_of(at)):
             account.spent[period] = max(0, account.spent.get(period, 0) + nano)
-            self._remember(key, period, account.spent[period])
+            self._remember(key, period, nano)
         for period in account.spent.keys() - current:
             del account.spent[period]

@@ -128,8 +128,12 @@ class SqliteLedger:
         self._waiting.put(_Write(statement, (str(state), time.time(), note, _writable(result), id)))
 
     def remember_spending(self, key_name: str, period: str, nano: int) -> None:
-        """What a key has spent in a period, soon."""
-        self._waiting.put(_Write("INSERT OR REPLACE INTO spending VALUES (?, ?, ?)", (key_name, period, nano)))
+        """Add to what a key has spent in a period, soon. Several processes may add to the same."""
+        statement = (
+            "INSERT INTO spending VALUES (?1, ?2, max(0, ?3))"
+            " ON CONFLICT (key_name, period) DO UPDATE SET nano = max(0, nano + ?3)"
+        )
+        self._waiting.put(_Write(statement, (key_name, period, nano)))
 
     async def close(self) -> None:
         """Write what waits, and let go of the file. The thread ends by itself even if nobody waits for it."""

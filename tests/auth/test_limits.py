@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -206,8 +207,8 @@ def test_when_it_says_to_come_back_there_is_room() -> None:
 @pytest.mark.anyio
 async def test_a_new_day_brings_a_new_budget_and_the_month_goes_on() -> None:
     clock = Clock()
-    told: dict[tuple[str, str], int] = {}
-    limiter = MemoryLimiter(clock=clock, remember=lambda key, period, nano: told.__setitem__((key, period), nano))
+    told: Counter[tuple[str, str]] = Counter()
+    limiter = MemoryLimiter(clock=clock, remember=lambda key, period, nano: told.update({(key, period): nano}))
     allowance = Allowance(budget_per_day=1, budget_per_month=1.5)
     limiter.settle(await limiter.reserve("alice", allowance, Amount(nano=NANO)), Amount(nano=NANO))
     with pytest.raises(OverLimit, match="today"):

@@ -114,10 +114,12 @@ async def test_where_the_disk_refuses_nothing_that_may_write_is_started(tmp_path
 
 async def test_what_keys_have_spent_is_there_after_a_restart(tmp_path: Path) -> None:
     async with opened(tmp_path) as ledger:
-        ledger.remember_spending("alice", "2099-01", 5)
-        ledger.remember_spending("alice", "2099-01", 7)
+        async with opened(tmp_path) as other:
+            ledger.remember_spending("alice", "2099-01", 5)
+            other.remember_spending("alice", "2099-01", 7)
+        ledger.remember_spending("alice", "2099-01", -2)
     async with opened(tmp_path) as ledger:
-        assert ledger.spent == {("alice", "2099-01"): 7}
+        assert ledger.spent == {("alice", "2099-01"): 10}
 
 
 async def test_old_rows_go(tmp_path: Path) -> None:
