@@ -19,7 +19,9 @@ KEY = "cg-clients-of-the-matrix"
 WRONG_KEY = "cg-somebody-else"
 BARE = "bare"
 """A model without tools of the house: what it is asked and what it says passes through."""
-MODELS = ("m", "org/second", "gpt-5", BARE)
+TEXTUAL = "agent-xml"
+"""A model without function calling, which writes its calls as XML; what it says follows directives in the prompt."""
+MODELS = ("m", "org/second", "gpt-5", BARE, TEXTUAL)
 HOUSE_TOOLS = ("get_weather", "send_mail", "wait_for_gate")
 ONE_TURN = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
 TWO_TURNS = [20, 10, 30]
@@ -89,6 +91,7 @@ COLUMNS = {
     "reasoning": "tools of both sides with a model that thinks aloud (`reasoning_content`) between them.",
     "progress": "the same answer when progress of tools is asked for (`X-Callgate-Events: x` or `reasoning`).",
     "odd providers": "its tools, while the provider leaves out indexes and ids, and says `stop` where it calls.",
+    "text calls": "tools of both sides with a model that cannot call functions and writes its calls as XML.",
     "half calls": "a call of its own that the model cut off is asked for again, and seen only once it is whole.",
     "pass-through": "all of that on a model without tools of the house, whose answers go through as they are.",
     "slow tools": "a tool of the house that outlasts the heartbeat of a stream.",
@@ -205,6 +208,30 @@ async def odd_provider(scene: Scene) -> None:
 @behaviour("odd providers")
 async def odd_provider_streamed(scene: Scene) -> None:
     await _odd_provider(scene, stream=True)
+
+
+async def _calls_as_text(scene: Scene, *, stream: bool) -> None:
+    """Calls that the model wrote into its text: ours run, the client's come to it as calls, and no XML as talk."""
+    directives = [
+        'CALL get_weather {"city": "Oslo"}',
+        "THEN",
+        'CALL lookup_word {"word": "crane"}',
+        "THEN",
+        "SAY A bird.",
+    ]
+    said = await scene.ask("tools", stream=stream, model=TEXTUAL, prompt="\n".join(directives))
+    assert (said.text, said.seen, said.ran) == ("A bird.", ["lookup_word"], RAN)
+    assert not scene.provider.requests[0].tool_names
+
+
+@behaviour("text calls")
+async def calls_as_text(scene: Scene) -> None:
+    await _calls_as_text(scene, stream=False)
+
+
+@behaviour("text calls")
+async def calls_as_text_streamed(scene: Scene) -> None:
+    await _calls_as_text(scene, stream=True)
 
 
 async def _half_a_call(scene: Scene, *, stream: bool) -> None:

@@ -186,6 +186,7 @@ CLIENTS = (
             **dict.fromkeys(("half_a_call", "half_a_call_streamed", "mixed_twice", "mixed_twice_streamed"), ONE_CALL),
             **dict.fromkeys(("reasoning", "reasoning_streamed"), ONE_CALL),
             **dict.fromkeys(("progress_beside_the_chunks", "progress_as_reasoning"), ONE_CALL),
+            **dict.fromkeys(("calls_as_text", "calls_as_text_streamed"), ONE_CALL),
             **dict.fromkeys(("passed_tools", "passed_tools_streamed"), ONE_CALL),
             **dict.fromkeys(
                 ("passed_streamed", "passed_error_inside_a_stream", "leaving_what_passes_through"), WHOLE_CALLS

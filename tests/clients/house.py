@@ -9,7 +9,7 @@ from typing import Any
 from app.auth.keys import hash_key
 from app.config.schema import Config
 from app.main import create_app
-from tests.clients.behaviours import BARE, HOUSE_TOOLS, KEY, MODELS
+from tests.clients.behaviours import BARE, HOUSE_TOOLS, KEY, MODELS, TEXTUAL
 from tests.harness.configs import as_yaml, config_dict
 from tests.harness.process import serving
 from tests.harness.server import serve
@@ -65,4 +65,5 @@ def _config(provider: Upstream) -> dict[str, Any]:
     )
     for entry in config["model_list"]:
         entry["tools"] = [] if entry["model_name"] == BARE else ["*"]
+        entry["tool_calling"] = "xml" if entry["model_name"] == TEXTUAL else "native"
     return config
