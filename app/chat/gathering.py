@@ -13,7 +13,7 @@ from app.calls.arguments import ArgumentsError, Fragments, read_arguments
 from app.calls.gate import FoundCall
 from app.calls.json_text import canonical, same_json, sound_text
 from app.calls.offer import Offer
-from app.calls.states import Finding
+from app.calls.states import Finding, Flaw
 from app.chat.events import CallDelta, CallWritten
 
 MAX_NUMERIC_ID = 10**30
@@ -212,7 +212,7 @@ class Gatherer:
             call.name,
             written.arguments if from_text and written and isinstance(written.arguments, dict) else call.arguments,
             (Finding.ID_REPAIRED,) if repaired else (),
-            flaw=written.flaw if written else None,
+            flaw=_flaw_of(call),
             repaired=written is not None and written.repaired,
             only_text=written is not None and written.only_text,
             from_text=from_text,
@@ -272,6 +272,13 @@ class _Gathering:
     written: CallWritten | None = None
     """Where it came in one piece."""
     custom: bool = False
+
+
+def _flaw_of(call: _Gathering) -> Flaw | None:
+    """What is wrong with a call whatever its arguments say: of too large ones there is only the beginning left."""
+    if call.arguments.too_large:
+        return Flaw.ARGUMENTS_TOO_LARGE
+    return call.written.flaw if call.written else None
 
 
 def _told_apart_by(arguments: Fragments) -> str:

@@ -688,3 +688,14 @@ def test_a_call_with_too_large_arguments_is_broken_and_its_neighbour_runs(events
     assert large.flaw is Flaw.ARGUMENTS_TOO_LARGE
     assert len(large.text) < 1100
     assert len(ready(turn)) == len(others) == len(beside)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "streamed"])
+def test_free_text_for_a_custom_tool_has_the_same_limit(whole):
+    written = CallWritten("get", LONG, "c1", custom=True)
+    pieces = [CallDelta(0, "c1", "get", "", custom=True), *[CallDelta(0, arguments=LONG[:10])] * 200]
+    [call] = limited(*([written] if whole else pieces), DONE).calls
+    assert isinstance(call, BrokenCall)
+    assert call.flaw is Flaw.ARGUMENTS_TOO_LARGE
+    assert call.problem is not None
+    assert "1024 bytes" in call.problem.expected
