@@ -99,7 +99,6 @@ class GuardedProtocol(HttpToolsProtocol):
         self._edge, self._rules = edge, edge.rules
         self.timeout_keep_alive = edge.rules.idle_seconds  # type: ignore[assignment] # call_later takes any number
         self._timer: asyncio.TimerHandle | None = None
-        self._due = 0.0
         self._in_head = False
         self._in_body = False
         self._in_reserve = False
@@ -281,7 +280,6 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _wait_until(self, when: float) -> None:
         self._stop_waiting()
-        self._due = when
         self._timer = self.loop.call_at(when, self._time_is_up)
 
     def _stop_waiting(self) -> None:
