@@ -1,0 +1,54 @@
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from app.__main__ import app
+from app.ledger.entry import Entry, RunState
+from app.ledger.sqlite import SqliteLedger
+
+run = CliRunner().invoke
+MODELS = {"model_list": [{"model_name": "demo", "litellm_params": {"model": "demo/demo"}}]}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A config beside a ledger with three runs."""
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump({**MODELS, "data_dir": "data"}))
+
+    async def fill() -> None:
+        ledger = SqliteLedger(tmp_path / "data")
+        for at, state in enumerate((RunState.DONE, RunState.UNKNOWN, RunState.FAILED)):
+            entry = Entry(
+                "run_1", 0, f"call_{at}", "pay", "00", "alice", True, 1_795_003_200.0 + at, arguments="s3cret"
+            )
+            await ledger.start(entry)
+            ledger.end(entry.id, state, "timeout" if state is RunState.UNKNOWN else "", "s3cret")
+        await ledger.close()
+
+    asyncio.run(fill())
+    return file
+
+
+def test_the_newest_runs_come_first_and_contents_are_not_shown(config: Path) -> None:
+    output = run(app, ["runs", "-c", str(config)]).output
+    assert [line.split()[2] for line in output.splitlines()] == ["failed", "unknown", "done"]
+    assert "s3cret" not in output
+
+
+def test_runs_are_found_by_their_state_for_programs_too(config: Path) -> None:
+    [found] = json.loads(run(app, ["runs", "-c", str(config), "--state", "unknown", "--json"]).output)
+    assert (found["call_id"], found["key_name"], found["note"], found["writes"]) == ("call_1", "alice", "timeout", 1)
+    assert len(json.loads(run(app, ["runs", "-c", str(config), "-n", "2", "--json"]).output)) == 2
+
+
+def test_a_file_that_is_no_ledger_is_an_error_in_a_line(config: Path) -> None:
+    ledger = config.parent / "data" / "ledger.sqlite3"
+    ledger.write_bytes(b"not a database, but long enough to be taken for one" * 50)
+    result = run(app, ["runs", "-c", str(config)])
+    assert result.exit_code == 2
+    assert "data_dir" in result.output
