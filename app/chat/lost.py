@@ -20,7 +20,7 @@ from app.calls.states import BrokenCall
 from app.chat import feedback
 from app.chat.events import Unseen
 from app.chat.ports import Message, Toolbox
-from app.chat.unseen import handles_at, turns_with_calls
+from app.chat.unseen import calling_turns
 
 FIELD = "x_callgate"
 MAX_HINT = 4096
@@ -104,13 +104,12 @@ def lost_turns(
     remembered: Mapping[str, Hint] | None = None,
 ) -> Iterator[LostTurn]:
     """The turns of which a hint is all there is: one that came with its message, or one that was remembered."""
-    for place, calls in turns_with_calls(messages):
-        handles = tuple(handles_at(messages, place, calls))
-        ours = (remembered[handle] for handle in handles if remembered and handle in remembered)
-        hint = next(ours, None) or hints.get(place)
-        if hint is not None and kept.keys().isdisjoint(handles):
-            assistant = msgspec.json.decode(messages[place], type=dict[str, Any])  # type: ignore[arg-type]
-            yield LostTurn(handles, assistant, tuple(hint.house[:MAX_CALLS]))
+    for turn in calling_turns(messages):
+        ours = (remembered[handle] for handle in turn.handles if remembered and handle in remembered)
+        hint = next(ours, None) or hints.get(turn.place)
+        if hint is not None and kept.keys().isdisjoint(turn.handles):
+            assistant = msgspec.json.decode(messages[turn.place], type=dict[str, Any])  # type: ignore[arg-type]
+            yield LostTurn(turn.handles, assistant, tuple(hint.house[:MAX_CALLS]))
 
 
 async def made_again(turn: LostTurn, toolbox: Toolbox) -> Unseen:

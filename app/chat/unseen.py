@@ -9,6 +9,7 @@ reads what it would have read if all tools had one owner.
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -40,7 +41,7 @@ class _Head(msgspec.Struct):
     role: str = ""
     tool_calls: list[HandedCall] | None = None
     tool_call_id: str | None = None
-    content: Any = None
+    content: msgspec.Raw = msgspec.Raw()
 
 
 _unseen = msgspec.json.Decoder(Unseen)
@@ -56,39 +57,53 @@ def decode_unseen(data: bytes) -> Unseen:
     return _unseen.decode(data)
 
 
+@dataclass(frozen=True, slots=True)
+class CallingTurn:
+    """A message with calls, in a history that came from a client."""
+
+    place: int
+    calls: Sequence[HandedCall]
+    handles: tuple[str, ...]
+    """What its calls are known by."""
+
+
 def handle_of(id: str, messages: Sequence[Message], place: int) -> str:
     """What a call is known by, that was or will be made at a place of a history. An id alone, if it was made by chance;
     one that was counted (`call_0`) comes in every chat, and means something only behind what the user said."""
-    return id if _is_by_chance(id) else f"{id}\0{_said_before(messages, place)}"
+    return _Speech(messages).handle(id, place)
 
 
 def handles_in(messages: Sequence[Message]) -> list[str]:
     """Those of all calls in a history that came from a client. Costs a look for a word where there are none."""
-    return [handle for place, calls in turns_with_calls(messages) for handle in handles_at(messages, place, calls)]
+    return [handle for turn in calling_turns(messages) for handle in turn.handles]
 
 
-def handles_at(messages: Sequence[Message], place: int, calls: Sequence[HandedCall]) -> list[str]:
-    return [handle_of(call.id, messages, place) for call in calls if call.id]
+def calling_turns(messages: Sequence[Message]) -> Iterator[CallingTurn]:
+    speech = _Speech(messages)
+    for place, message in enumerate(messages):
+        head = _head_of(message, _CALLS)
+        if head is not None and head.role == "assistant" and head.tool_calls:
+            handles = tuple(speech.handle(call.id, place) for call in head.tool_calls if call.id)
+            yield CallingTurn(place, head.tool_calls, handles)
 
 
 def put_back(messages: Sequence[Message], kept: Mapping[str, Unseen]) -> tuple[Message, ...]:
     """The history with what its client did not see in its place. `kept` is by the handles of its calls."""
-    turns = dict(turns_with_calls(messages))
+    turns = {turn.place: turn for turn in calling_turns(messages)}
     whole: list[Message] = []
     used: set[int] = set()
     place = 0
     while place < len(messages):
-        calls = turns.get(place, ())
-        handles = handles_at(messages, place, calls)
-        unseen = next((kept[handle] for handle in handles if handle in kept), None)
+        turn = turns.get(place)
+        unseen = next((kept[handle] for handle in turn.handles if handle in kept), None) if turn else None
         # A client may write parallel calls one message each; what was kept belongs to the first of them.
-        if unseen is None or id(unseen) in used or not _is_of(unseen, calls):
+        if turn is None or unseen is None or id(unseen) in used or not _is_of(unseen, turn.calls):
             whole.append(messages[place])
             place += 1
             continue
         used.add(id(unseen))
         answers, place = _answers(messages, place + 1)
-        whole += _whole_turn(unseen, calls, answers)
+        whole += _whole_turn(unseen, turn.calls, answers)
     return tuple(whole)
 
 
@@ -133,13 +148,6 @@ def _meaning(arguments: Any) -> Any:
         return arguments
 
 
-def turns_with_calls(messages: Sequence[Message]) -> Iterator[tuple[int, Sequence[HandedCall]]]:
-    for place, message in enumerate(messages):
-        head = _head_of(message, _CALLS)
-        if head is not None and head.role == "assistant" and head.tool_calls:
-            yield place, head.tool_calls
-
-
 def _answers(messages: Sequence[Message], place: int) -> tuple[dict[str, Message], int]:
     """The tool messages from a place on, by the calls they answer, and where the history goes on."""
     answers: dict[str, Message] = {}
@@ -157,14 +165,26 @@ def _is_by_chance(id: str) -> bool:
     return last is not None and len(last.group()) >= 8 and sum(map(str.isdigit, last.group())) >= 2
 
 
-def _said_before(messages: Sequence[Message], place: int) -> str:
-    """A digest of the last thing the user said before a place."""
-    for message in reversed(messages[:place]):
-        head = _head_of(message, _USER)
-        if head is not None and head.role == "user":
-            content = msgspec.json.encode(head.content, order="deterministic")
-            return hashlib.sha256(content).hexdigest()
-    return ""
+class _Speech:
+    """What the user said last before each place of a history. Asked for one place after the other it is read once."""
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self._messages = messages
+        self._known = (0, "")
+
+    def handle(self, id: str, place: int) -> str:
+        return id if _is_by_chance(id) else f"{id}\0{self._said_before(place)}"
+
+    def _said_before(self, place: int) -> str:
+        start, digest = self._known
+        for message in reversed(self._messages[start:place]):
+            head = _head_of(message, _USER)
+            if head is not None and head.role == "user":
+                said = msgspec.json.decode(bytes(head.content) or b"null")
+                digest = hashlib.sha256(msgspec.json.encode(said, order="deterministic")).hexdigest()
+                break
+        self._known = (place, digest)
+        return digest
 
 
 def _head_of(message: Message, mark: bytes) -> _Head | None:
