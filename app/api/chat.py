@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from app.api import legacy
 from app.api.door import Visit, visit_of
 from app.api.errors import encode
-from app.api.once import Ended, Once, Term
+from app.api.once import Ended, Once
 from app.api.progress import progress_in
 from app.api.relay import Passed, PassedBody, PassedStream
 from app.api.requests import ChatRequest, check_encoding, read_body, read_chat_request
@@ -78,8 +78,8 @@ class ChatEndpoint:
             await begin(receive, send)
             return
         try:
-            term = Term(limits.request_seconds, config.store.answer_seconds)
-            await self._once.answer(caller_key(caller), key, body, begin, term, receive, send)
+            seconds = config.store.answer_seconds
+            await self._once.answer(caller_key(caller), key, body, begin, seconds, receive, send)
         except ClientLeft:
             visit.notes["ending"] = "client_left"
 

@@ -43,16 +43,6 @@ class Ended:
         return not self.wrote and (self.left or failed)
 
 
-@dataclass(frozen=True, slots=True)
-class Term:
-    """How long things last."""
-
-    run: float
-    """A run at most, so that the claim of a process that died does not outlast what it would have done."""
-    answer: float
-    """An answer in the store."""
-
-
 Begin: TypeAlias = Callable[[Receive, Send], Awaitable[Ended]]
 """Starts the run of a request."""
 
@@ -79,9 +69,10 @@ class Once:
         self._runs: dict[str, _Run] = {}
 
     async def answer(
-        self, caller: str, key: str, body: bytes, begin: Begin, term: Term, receive: Receive, send: Send
+        self, caller: str, key: str, body: bytes, begin: Begin, seconds: float, receive: Receive, send: Send
     ) -> None:
-        """Answer a request that has a key. Raises `ClientLeft` when its client did not wait for the answer."""
+        """Answer a request that has a key, and keep the answer for so many seconds. The claim of a process that died in
+        the middle is kept as long: what it had done by then is not known, and must not be done twice. Raises `ClientLeft` when its client did not wait for the answer."""
         if not (0 < len(key) <= KEY_LENGTH and key.isprintable()):
             raise ChatError(
                 400,
@@ -95,16 +86,16 @@ class Once:
             await asyncio.wait({run.task})  # on its way out; whether it may run again is known when it has ended
         if run is None:
             run = self._runs[place] = _Run(digest)
-            run.task = asyncio.create_task(self._carry(place, run, begin, term), name="a run with a key")
+            run.task = asyncio.create_task(self._carry(place, run, begin, seconds), name="a run with a key")
         elif run.digest != digest:
             raise _other_request()
         await run.follow(receive, send)
 
-    async def _carry(self, place: str, run: "_Run", begin: Begin, term: Term) -> None:
+    async def _carry(self, place: str, run: "_Run", begin: Begin, seconds: float) -> None:
         try:
-            kept = await self._claimed(place, run.digest, term.run)
+            kept = await self._claimed(place, run.digest, seconds)
             if kept is None:
-                await self._run(place, run, begin, term)
+                await self._run(place, run, begin, seconds)
             else:
                 run.replay(kept)
         except ChatError as refusal:
@@ -113,14 +104,14 @@ class Once:
             self._runs.pop(place, None)
             run.end()
 
-    async def _run(self, place: str, run: "_Run", begin: Begin, term: Term) -> None:
+    async def _run(self, place: str, run: "_Run", begin: Begin, seconds: float) -> None:
         try:
             ended = await begin(run.receive, run.record)
         except Exception as failure:  # noqa: BLE001 - told to all who listen; nobody awaits this task for its result
             run.fail(as_chat_error(failure))
             await self._forget(place)
             return
-        await self._finish(place, run, ended, term)
+        await self._finish(place, run, ended, seconds)
 
     async def _claimed(self, place: str, digest: bytes, seconds: float) -> _Kept | None:
         """What an earlier request with this key came to; None if there was none and the claim is ours."""
@@ -134,7 +125,7 @@ class Once:
             log.warning("idempotency_not_shared", error=str(error))
         return None
 
-    async def _finish(self, place: str, run: "_Run", ended: Ended, term: Term) -> None:
+    async def _finish(self, place: str, run: "_Run", ended: Ended, seconds: float) -> None:
         if ended.may_run_again:
             await self._forget(place)
             return
@@ -144,7 +135,7 @@ class Once:
             run.fail(_was_left())
         kept = _Kept(run.digest, "done", run.status, run.headers, b"".join(run.parts))
         try:
-            await self._store.put(place, _write_kept(kept), term.answer)
+            await self._store.put(place, _write_kept(kept), seconds)
         except StoreError as error:
             log.warning("answer_not_kept", error=str(error))
 
@@ -246,7 +237,8 @@ def _settled(kept: _Kept, digest: bytes) -> _Kept:
     if kept.state == "running":
         raise ChatError(
             409,
-            "A request with this Idempotency-Key is still being answered elsewhere. Try again in a moment.",
+            "A request with this Idempotency-Key is still being answered elsewhere, or was cut off there. "
+            "Try again in a moment.",
             code="idempotency_key_in_use",
             retry_after=1,
         )
