@@ -72,7 +72,9 @@ class Once:
         self, caller: str, key: str, body: bytes, begin: Begin, seconds: float, receive: Receive, send: Send
     ) -> None:
         """Answer a request that has a key, and keep the answer for so many seconds. The claim of a process that died in
-        the middle is kept as long: what it had done by then is not known, and must not be done twice. Raises `ClientLeft` when its client did not wait for the answer."""
+        the middle is kept as long: what it had done by then is not known, and must not be done twice.
+
+        Raises `ClientLeft` when its client did not wait for the answer."""
         if not (0 < len(key) <= KEY_LENGTH and key.isprintable()):
             raise ChatError(
                 400,
