@@ -32,6 +32,10 @@ PATHS = (
     "/audio/translations",
 )
 """What follows `/v1`."""
+ADVICE = {
+    "/responses": "Callgate's tools run in chats: have the client speak chat completions (/v1/chat/completions) instead."
+}
+"""Added where a route is not to be had; several libraries speak the Responses API unless they are told otherwise."""
 TAIL_BYTES = 65_536
 """How much of the end of an answer is looked at for its usage, which providers write last."""
 
@@ -52,12 +56,17 @@ class PassingEndpoint:
         check_encoding(visit.headers)
         with self._house.lease() as runtime:
             body = await read_body(receive, runtime.limits.body_bytes)
-            asked = await self._asked(runtime, visit, visit.caller, body)
             try:
+                asked = await self._asked(runtime, visit, visit.caller, body)
                 with await runtime.place_at(asked.model):
                     await unless_left(asked.answer(send), receive)
             except ClientLeft:
                 visit.notes["ending"] = "client_left"
+            except ChatError as error:
+                if error.code != "unsupported_route" or self._path not in ADVICE:
+                    raise
+                message = f"{error.message} {ADVICE[self._path]}"
+                raise ChatError(error.status, message, param=error.param, code=error.code) from error
 
     async def _asked(self, runtime: Runtime, visit: Visit, caller: Caller, body: bytes) -> "_Asked":
         content_type = visit.headers.get("content-type", "")
