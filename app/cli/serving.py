@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from app.cli.shared import WRONG, ConfigOption, check_exposure, read_config
+from app.cli.shared import WRONG, ConfigOption, check_exposure, check_makeable, read_config
 
 DEFAULT_PORT = 8000
 HEALTH_SECONDS = 5.0
@@ -21,6 +21,7 @@ def serve(
     flags = {"server.host": host, "server.port": port, "logging.level": log_level}
     loaded = read_config(config, flags)
     check_exposure(loaded)
+    check_makeable(loaded)
     from app import server
     from app.config.load import load
 

@@ -11,6 +11,7 @@ import typer
 if TYPE_CHECKING:
     from app.config.load import Loaded
     from app.config.schema import Config
+    from app.tools.http_client import Web
 
 ConfigOption = Annotated[
     Path | None,
@@ -57,6 +58,24 @@ def count_keys(config: "Config") -> int:
         return len(config.keys) + stored_keys(Path(config.data_dir))
     except (OSError, sqlite3.Error) as error:
         raise give_up(f"data_dir: {error}") from None
+
+
+def check_makeable(loaded: "Loaded") -> None:
+    """Refuse what can be read but not made: a module that is not there, a model that could never be asked."""
+    from app import assembly
+    from app.tools.process import Processes
+    from app.tools.threads import ThreadPool
+
+    def web() -> "Web":
+        from app.tools.http_client import Web
+
+        return Web()
+
+    try:
+        assembly.model_entries(loaded.config)
+        assembly.registry_of(loaded.config, web, ThreadPool(), Processes())
+    except assembly.BadEntry as error:
+        raise give_up(loaded.complaint(error.path, error.reason)) from None
 
 
 def give_up(why: object) -> typer.Exit:
