@@ -66,8 +66,11 @@ class LiteLLMModel:
         if not hasattr(answer, "aclose"):
             yield _WholeAnswer(answer, self._way.secrets)
             return
-        async with aclosing(answer):
-            yield _StreamedAnswer(answer, clock, self._way.secrets)
+        try:
+            async with aclosing(answer):
+                yield _StreamedAnswer(answer, clock, self._way.secrets)
+        finally:
+            clock.stop()
 
     def _arguments(self, litellm: Any, ask: Ask) -> dict[str, Any]:
         named, beside = for_litellm(ask)
@@ -147,16 +150,20 @@ class _StreamedAnswer:
 
     async def _next_batch(self) -> Sequence[ModelEvent]:
         try:
-            async with asyncio.timeout(self._clock.until_next(self._begun)):
-                chunk = await anext(self._stream)
+            self._clock.wait(begun=self._begun)
+            chunk = await anext(self._stream)
         except StopAsyncIteration:
             return self._ended()
-        except TimeoutError:
+        except asyncio.CancelledError:
+            if not self._clock.gave_up():
+                raise
             return self._failed(self._clock.passed("idle" if self._begun else "first_byte"))
         except Exception as error:  # noqa: BLE001 -- litellm and the SDKs under it raise anything over a stream
             if (report := _report_in(error)) is not None:
                 return self._reported(report)
             return self._failed(from_exception(error, self._secrets))
+        finally:
+            self._clock.rest()
         return [*self._chunks.read(_without_reason(plain(chunk))), *self._received()]
 
     def _received(self) -> Sequence[ModelEvent]:
@@ -204,12 +211,47 @@ class _Clock:
         self._now = asyncio.get_running_loop().time
         self._end = self._now() + deadlines.total
         self._first = self._now() + deadlines.first_byte
+        self._task: asyncio.Task[Any] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+        self._waits = False
+        self._gave_up = False
 
     def until_first(self) -> float:
         return max(0.0, min(self._first, self._end) - self._now())
 
-    def until_next(self, begun: bool) -> float:
-        return max(0.0, min(self._deadlines.idle, self._end - self._now())) if begun else self.until_first()
+    # One timer a stream, moved only when it fires: a chunk costs it two assignments.
+
+    def wait(self, *, begun: bool) -> None:
+        """From here on a chunk is due; if none comes in time, the task is cancelled, and `gave_up` says by whom."""
+        self._task = asyncio.current_task()
+        self._due = min(self._end, self._now() + self._deadlines.idle) if begun else min(self._first, self._end)
+        self._waits = True
+        if self._timer is None or self._timer.when() > self._due:
+            self.stop()
+            self._timer = asyncio.get_running_loop().call_at(self._due, self._look)
+
+    def rest(self) -> None:
+        self._waits = False
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def gave_up(self) -> bool:
+        """Whether it was us who cancelled the task, and nobody else besides."""
+        return self._gave_up and self._task is not None and self._task.uncancel() == 0
+
+    def _look(self) -> None:
+        self._timer = None
+        if not self._waits or self._task is None:
+            return
+        if self._now() < self._due:
+            self._timer = asyncio.get_running_loop().call_at(self._due, self._look)
+        else:
+            self._gave_up = True
+            self._task.cancel()
 
     def passed(self, which: str) -> errors.UpstreamError:
         if self._now() >= self._end:
@@ -343,13 +385,22 @@ def _report_in(error: BaseException | None) -> object | None:
 
 def plain(value: Any) -> Any:
     """litellm's response objects as the dicts a provider would have sent; what is None was not sent."""
+    if type(value) in _LEAVES:
+        return value
     if hasattr(value, "__pydantic_extra__"):
-        value = {**value.__dict__, **(value.__pydantic_extra__ or {})}
+        value = {**value.__dict__, **value.__pydantic_extra__} if value.__pydantic_extra__ else value.__dict__
     if isinstance(value, dict):
-        return {name: plain(inner) for name, inner in value.items() if inner is not None}
+        return {
+            name: inner if type(inner) in _LEAVES else plain(inner)
+            for name, inner in value.items()
+            if inner is not None
+        }
     if isinstance(value, (list, tuple)):
         return [plain(inner) for inner in value]
     return value
+
+
+_LEAVES = frozenset({str, int, float, bool, type(None)})
 
 
 def decoded(value: Any) -> Any:
