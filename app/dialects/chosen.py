@@ -27,7 +27,7 @@ class Choice:
     format: str
     """`native`, or the text format it is asked for in a prompt."""
     decided_by: str
-    """`config`, `model_info`, `litellm`, `family` or `probe`; `nobody` where it could not be told."""
+    """`config`, `model_info`, `litellm`, `family`, `provider` or `probe`; `nobody` where it could not be told."""
     detail: str = ""
 
 
@@ -41,12 +41,20 @@ class Way:
     """How one deployment is asked. `told` hears of the decision, and of each time that none could be made."""
 
     def __init__(
-        self, model_name: str, witness: Witness, told: Callable[[Choice], None], *, format: str | None = None
+        self,
+        model_name: str,
+        witness: Witness,
+        told: Callable[[Choice], None],
+        *,
+        format: str | None = None,
+        may_be_probed: bool = True,
     ) -> None:
-        """`format` is what it is asked in should it have no native calls; its family's own if not given."""
+        """`format` is what it is asked in should it have no native calls; its family's own if not given. One that may
+        not be probed is taken at its provider's word, which is that it calls natively."""
         self.choice: Choice | None = None
         self._model_name = model_name
         self._format = format or format_for(model_name)
+        self._may_be_probed = may_be_probed
         self._witness = witness
         self._told = told
         self._lock = asyncio.Lock()
@@ -72,7 +80,9 @@ class Way:
     async def _look_up(self) -> None:
         supports = await self._witness()
         way = tool_calling_for(self._model_name, supports)
-        if way != PROBE:
+        if way == PROBE and not self._may_be_probed:
+            self._settle(Choice(NATIVE, "provider"))
+        elif way != PROBE:
             format = NATIVE if way == NATIVE else self._format
             self._settle(Choice(format, "family" if supports is None else "litellm"))
 

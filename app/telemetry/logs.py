@@ -29,6 +29,7 @@ _MAX_INT_BITS: Final = 63
 
 _QUIET: Final = (
     "LiteLLM", "LiteLLM Proxy", "LiteLLM Router", "aiohttp", "httpcore", "httpcore2", "httpx", "httpx2", "openai",
+    "watchfiles",
 )  # fmt: skip
 """Libraries that say at `info` what we say better, and at `debug` whole conversations: only their warnings count."""
 
@@ -325,9 +326,6 @@ class _NoHandlers(logging.Logger):
 
 def _adopt(name: str) -> None:
     """Works before the library is imported as well as after."""
-    usual = logging.getLoggerClass()
-    logging.setLoggerClass(_NoHandlers)
-    try:
-        logging.getLogger(name).handlers.clear()
-    finally:
-        logging.setLoggerClass(usual)
+    logger = logging.getLogger(name)
+    logger.__class__ = _NoHandlers
+    logger.handlers.clear()

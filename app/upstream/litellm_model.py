@@ -296,6 +296,7 @@ async def close() -> None:
 
     await GLOBAL_LOGGING_WORKER.stop()
     await _library.close_litellm_async_clients()
+    _library.in_memory_llm_clients_cache.flush_cache()  # closed clients would be handed out again
 
 
 async def vouched_endpoint(entry: ModelEntry) -> Endpoint | None:

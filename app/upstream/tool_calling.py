@@ -21,6 +21,12 @@ from app.upstream.resolve import ModelEntry
 
 AUTO = "auto"
 CONSTRAINABLE = "json"
+LOCAL_RUNTIMES = frozenset(
+    {"docker_model_runner", "hosted_vllm", "llamafile", "lm_studio", "ollama", "ollama_chat", "vllm", "xinference"}
+)
+"""Providers by whose name nothing is said of native calls: it depends on the model and its chat template. Everybody
+else speaks for an API that has them, `openai/` with an address of one's own included; such a model is never asked
+anything that no client asked."""
 REMEMBERED = 4096
 """Deployments whose way is remembered. Wildcards let clients choose names, so there must be a bound."""
 
@@ -55,7 +61,8 @@ class ToolCalling:
         way = self._ways.get(key)
         if way is None:
             witness, told = partial(_litellms_word, entry), partial(self._told, entry)
-            way = self._ways[key] = Way(_name(entry), witness, told, format=_format(entry))
+            probed = _provider(entry) in LOCAL_RUNTIMES
+            way = self._ways[key] = Way(_name(entry), witness, told, format=_format(entry), may_be_probed=probed)
             if len(self._ways) > REMEMBERED:
                 self._ways.popitem(last=False)
         return way
@@ -94,6 +101,10 @@ def _in_words(model: Model, format: str, *, constrain: bool, argument_bytes: int
 
 def _name(entry: ModelEntry) -> str:
     return str(entry.litellm_params["model"])
+
+
+def _provider(entry: ModelEntry) -> str:
+    return str(entry.litellm_params.get("custom_llm_provider") or _name(entry).partition("/")[0])
 
 
 def _key(entry: ModelEntry) -> tuple[str, str, str]:

@@ -167,7 +167,7 @@ async def test_a_model_that_ignores_tools_is_found_out_once_and_asked_in_words(
     upstream: Upstream, stream: bool
 ) -> None:
     upstream.script("m", TextOnlyModel())
-    config = make_config(upstream.url, tools=TOOLS, entry={"tool_calling": "auto"})
+    config = make_config(upstream.url, tools=TOOLS, provider="hosted_vllm", entry={"tool_calling": "auto"})
     async with serve(create_app(config)) as url, openai_client(url) as client:
         for _ in range(2):
             text, diagnostics, _ = await asked(client, "m", stream=stream)
@@ -187,7 +187,7 @@ async def test_a_server_that_refuses_tools_is_asked_in_words(upstream: Upstream,
         return Reply(status=status, body=refusal) if request.tool_names else obedient(request)
 
     upstream.script("m", refusing)
-    config = make_config(upstream.url, tools=TOOLS, lane=lane, entry={"tool_calling": "auto"})
+    config = make_config(upstream.url, tools=TOOLS, lane=lane, provider="hosted_vllm", entry={"tool_calling": "auto"})
     async with serve(create_app(config)) as url, openai_client(url) as client:
         for _ in range(2):
             text, _, _ = await asked(client, "m", stream=True)
@@ -197,7 +197,7 @@ async def test_a_server_that_refuses_tools_is_asked_in_words(upstream: Upstream,
 
 async def test_what_was_found_out_of_a_model_is_told_beside_it(upstream: Upstream) -> None:
     upstream.script("m", TextOnlyModel())
-    config = make_config(upstream.url, tools=TOOLS, entry={"tool_calling": "auto"})
+    config = make_config(upstream.url, tools=TOOLS, provider="hosted_vllm", entry={"tool_calling": "auto"})
     async with serve(create_app(config)) as url, openai_client(url) as client:
         before = await client.models.retrieve("m")
         await asked(client, "m", stream=True)
@@ -215,7 +215,7 @@ async def test_a_model_that_calls_natively_is_found_out_once_and_sent_its_tools(
         return Reply(text="21 degrees.")
 
     upstream.script("m", native)
-    config = make_config(upstream.url, tools=TOOLS, entry={"tool_calling": "auto"})
+    config = make_config(upstream.url, tools=TOOLS, provider="hosted_vllm", entry={"tool_calling": "auto"})
     async with serve(create_app(config)) as url, openai_client(url) as client:
         for _ in range(2):
             text, diagnostics, _ = await asked(client, "m", stream=True)
@@ -226,7 +226,7 @@ async def test_a_model_that_calls_natively_is_found_out_once_and_sent_its_tools(
 
 async def test_a_request_without_tools_costs_no_probe(upstream: Upstream) -> None:
     upstream.script("m", [Reply(text="Hello.")])
-    config = make_config(upstream.url, entry={"tool_calling": "auto"})
+    config = make_config(upstream.url, provider="hosted_vllm", entry={"tool_calling": "auto"})
     async with serve(create_app(config)) as url, openai_client(url) as client:
         text, _, _ = await asked(client, "m", stream=False)
     assert text == "Hello."

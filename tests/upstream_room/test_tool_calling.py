@@ -66,13 +66,22 @@ def test_a_family_that_can_be_constrained_keeps_its_own_format(house):
 
 async def test_a_probed_deployment_is_known_to_whoever_asks_and_told_once(house):
     inner = ScriptedModel(says("What tool?"), says("ok"), says("ok"))
-    asked = entry()
+    asked = entry("hosted_vllm/my-model")
     model = house.calling.wrap(inner, asked)
     for _ in range(2):
         async with model.ask(asking(tools=[TOOL])) as answer:
             assert [batch async for batch in answer]
     assert house.told == [("m", Choice("hermes", "probe"))]
     assert house.calling.choice(asked) == Choice("hermes", "probe")
+
+
+async def test_a_model_behind_an_openai_shaped_address_is_asked_nothing_that_no_client_asked(house):
+    inner = ScriptedModel(says("ok"))
+    asked = entry("openai/my-model")
+    async with house.calling.wrap(inner, asked).ask(asking(tools=[TOOL])) as answer:
+        assert [batch async for batch in answer]
+    assert len(inner.asked) == 1
+    assert house.calling.choice(asked) == Choice("native", "provider")
 
 
 def test_one_deployment_has_one_way_however_often_it_is_built(house):
