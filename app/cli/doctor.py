@@ -51,6 +51,7 @@ async def _examined(loaded: "Loaded") -> list[Check]:
     from app.cli.house_tools import keep_quiet, opened_tools
     from app.cli.models import entries_of
     from app.cli.tools import OPEN_SECONDS
+    from app.upstream import litellm_model
 
     keep_quiet(loaded)
     entries = entries_of(loaded)
@@ -61,6 +62,7 @@ async def _examined(loaded: "Loaded") -> list[Check]:
         checks += await asyncio.gather(*(_model(entry, client, places) for entry in entries))
     finally:
         await client.close()
+        await litellm_model.close()
     async with opened_tools(loaded, OPEN_SECONDS) as registry:
         checks += _tools(registry)
     return checks

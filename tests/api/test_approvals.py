@@ -104,6 +104,24 @@ async def test_a_stream_is_kept_alive_by_heartbeats_while_it_waits(upstream: Ups
     assert "".join(event["choices"][0]["delta"].get("content", "") for event in events if event["choices"]) == "Done."
 
 
+async def test_a_client_that_asked_for_progress_is_told_what_is_waited_for(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(calls=[MAIL]), Reply(text="Done.")])
+    async with serving(upstream) as client:
+        told: list[dict[str, Any]] = []
+        asking = {"headers": {"X-Callgate-Events": "x"}, "json": {**QUESTION, "stream": True}}
+        async with client.stream("POST", "/v1/chat/completions", **asking) as answer:
+            async for line in answer.aiter_lines():
+                event = json.loads(line[6:]) if line.startswith("data: {") else {}
+                if "phase" not in event.get("x_callgate", {}):
+                    continue
+                told.append(event["x_callgate"])
+                if told[-1]["phase"] == "progress":
+                    [asked] = await waiting(client)
+                    assert told[-1]["message"] == f"waiting for approval {asked['id']}"
+                    await client.post(f"/v1/approvals/{asked['id']}", json={"decision": "approve"})
+    assert [event["phase"] for event in told] == ["start", "progress", "error"]
+
+
 async def test_a_client_that_leaves_takes_its_question_back(upstream: Upstream) -> None:
     upstream.script("m", [Reply(calls=[MAIL])])
     async with serving(upstream) as client:

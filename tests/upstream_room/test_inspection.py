@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import pytest
 from fastapi import FastAPI, Header, Response
 
+from app.upstream import litellm_model
 from app.upstream.inspection import Found, look, whereabouts
 from app.upstream.lean_client import LeanClient
 from app.upstream.resolve import ModelEntry
@@ -78,6 +79,21 @@ async def test_where_there_is_no_list_one_token_is_asked_for():
     async with looking_at(provider(models=404, asked=asked)) as found:
         assert (found.verdict, found.detail) == ("ok", "answered")
     assert [body["max_tokens"] for body in asked] == [1]
+
+
+@pytest.mark.leaves("asyncio_", "ThreadPoolExecutor", why="litellm's own pool")
+async def test_through_litellm_one_token_is_asked_for():
+    asked: list[dict[str, Any]] = []
+    async with looking_at(provider(models=["m"], asked=asked), lane="litellm") as found:
+        assert (found.verdict, found.detail) == ("ok", "answered")
+    await litellm_model.close()
+    assert [body["max_tokens"] for body in asked] == [1]
+
+
+async def test_a_wildcard_without_a_list_is_not_asked_at_all():
+    asked: list[dict[str, Any]] = []
+    async with looking_at(provider(models=404, asked=asked), model="openai/*") as found:
+        assert (found.verdict, asked) == ("warn", [])
 
 
 async def test_a_provider_that_is_not_there_fails_the_look():
