@@ -108,7 +108,7 @@ async def test_a_client_that_asked_for_progress_is_told_what_is_waited_for(upstr
     upstream.script("m", [Reply(calls=[MAIL]), Reply(text="Done.")])
     async with serving(upstream) as client:
         told: list[dict[str, Any]] = []
-        asking = {"headers": {"X-Callgate-Events": "x"}, "json": {**QUESTION, "stream": True}}
+        asking: dict[str, Any] = {"headers": {"X-Callgate-Events": "x"}, "json": {**QUESTION, "stream": True}}
         async with client.stream("POST", "/v1/chat/completions", **asking) as answer:
             async for line in answer.aiter_lines():
                 event = json.loads(line[6:]) if line.startswith("data: {") else {}
