@@ -1,4 +1,5 @@
 import pytest
+import structlog
 from structlog.testing import capture_logs
 
 from app.calls.outcome import Failed, FailureKind, Returned
@@ -26,6 +27,12 @@ CLOCK = ReadyCall("c1", "clock", {"zone": "private words"}, '{"zone": "private w
 THEIRS = ReadyCall("c2", "a name a client chose", {}, "{}")
 BROKEN = BrokenCall("c3", "clock", Flaw.TRUNCATED, '{"zone": "private wo')
 INVENTED = BrokenCall("c4", "a name a model wrote", Flaw.UNKNOWN_TOOL, "{}")
+
+
+@pytest.fixture(autouse=True)
+def _everything_is_logged():
+    """Commands that keep quiet set the level for the whole process."""
+    structlog.reset_defaults()
 
 
 def account(**given):
