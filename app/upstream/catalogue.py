@@ -26,7 +26,7 @@ Wrap: TypeAlias = Callable[[Model, ModelEntry], Model]
 """The provider of the embedded model: `demo/demo`, or `demo` alone."""
 FILLED_IN = 256
 """How many names that matched a wildcard are kept ready. Clients choose these names, so there must be a bound."""
-_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+\-]{0,199}")
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=\-]{0,199}")
 
 
 class Catalogue:
