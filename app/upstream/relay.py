@@ -5,6 +5,7 @@ usage, an error in the middle. Whatever else a provider sends is neither known h
 """
 
 import re
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
@@ -26,6 +27,8 @@ from app.upstream.sse import BOM, EVENT_BYTES, SseReader, SseTooLarge, looks_lik
 LOOKED_AT = (b"[DONE]", b'"usage":{', b'"usage": {', b'"finish_reason":"', b'"finish_reason": "', b'"error"')
 """An event with none of these says nothing but words. Looking for them costs less than one look at the JSON."""
 END = b"data: [DONE]\n\n"
+READ_SECONDS = 300.0
+"""How long the answers of a model are read after one in another shape; each such answer has to be asked for twice."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -48,11 +51,14 @@ _outline = msgspec.json.Decoder(_Outline)
 class RelayModel(DirectModel):
     """A model of the direct lane that can also be passed a request through."""
 
-    keeps_to_shapes = True
-    """Until it answers in another shape than was asked for: from then on its answers are read."""
+    _read_until = 0.0
 
     def can_pass_on(self, *, with_tools: bool) -> bool:
-        return self.keeps_to_shapes
+        return time.monotonic() >= self._read_until
+
+    def answered_otherwise(self) -> None:
+        """It answered in another shape than was asked for. It may always do so, or it was in trouble for a moment."""
+        self._read_until = time.monotonic() + READ_SECONDS
 
     def pass_on(self, asked: PassOn) -> "Passing":
         return Passing(
@@ -102,7 +108,7 @@ class Passing:
         except BaseException as error:
             await self._exchange.__aexit__(type(error), error, error.__traceback__)
             if isinstance(error, CannotPassOn):
-                self._model.keeps_to_shapes = False
+                self._model.answered_otherwise()
             if isinstance(error, TransportError):
                 raise errors.from_transport(error) from error
             raise
