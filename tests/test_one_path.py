@@ -76,7 +76,11 @@ def told(answer: ChatCompletion) -> dict[str, Any]:
 
 def counts(answer: ChatCompletion) -> dict[str, int] | None:
     usage = answer.usage
-    return None if usage is None else {name: getattr(usage, name) for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
+    return (
+        None
+        if usage is None
+        else {name: getattr(usage, name) for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
+    )
 
 
 def diagnostics(answer: ChatCompletion) -> Any:
