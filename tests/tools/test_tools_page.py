@@ -50,7 +50,7 @@ async def made(example: str, folder: Path) -> AsyncIterator[Registry]:
 
 def example_of(name: str) -> str:
     [found] = [example for example in EXAMPLES if f"name: {name}\n" in example]
-    return found
+    return str(found)
 
 
 async def run(registry: Registry, name: str, **arguments: object) -> Outcome:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 
 import msgspec
 import pytest
@@ -152,7 +153,7 @@ async def test_a_finished_stream_without_its_mark_gets_one(model):
 
 async def test_a_stream_that_breaks_off_says_so_and_leaves_no_half_event(model):
     text = sse(chunk({"content": "a"}), done=False) + 'data: {"choices":[{"ind'
-    got = []
+    got: list[Any] = []
     async with serving(serve_stream(text)) as server:
         with pytest.raises(BrokenOff):
             await gathered(model(server), got)
@@ -181,7 +182,7 @@ async def test_what_goes_wrong_before_the_first_words_is_an_error(model, text, s
 
 async def test_an_error_in_the_middle_is_not_passed_on(model):
     text = sse(chunk({"content": "a"}), {"error": {"message": "key sk-1234567890abcdef is wrong"}})
-    got = []
+    got: list[Any] = []
     async with serving(serve_stream(text)) as server:
         with pytest.raises(ChatError):
             await gathered(model(server), got)
@@ -231,6 +232,9 @@ class _Cut:
     def chunks(self):
         return self
 
+    async def read(self, limit):
+        raise AssertionError("a stream is not read whole")
+
     def settle(self):
         pass
 
@@ -247,7 +251,7 @@ class _Cut:
 def read_all(body):
     """The plain reading: every event parsed."""
     reader, chunks = SseReader(), ChunkReader()
-    events = []
+    events: list[Any] = []
     for payload in [*reader.feed(body), *reader.finish()]:
         if payload.strip() == b"[DONE]":
             break

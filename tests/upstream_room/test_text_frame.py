@@ -1,6 +1,7 @@
 """Taking text out of a known frame says what reading all of it says, whatever comes and however it is cut."""
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from tests.upstream_room.wire import chunk
 def read_all(body):
     """The plain reading: every event parsed."""
     reader, chunks = SseReader(), ChunkReader()
-    events = []
+    events: list[Any] = []
     for payload in [*reader.feed(body), *reader.finish()]:
         if payload == b"[DONE]":
             break
@@ -27,7 +28,7 @@ def read_all(body):
 
 def read_framed(pieces):
     body = direct_model._StreamedBody()
-    events = []
+    events: list[Any] = []
     for piece in pieces:
         events += body.feed(piece)
     assert body.fault is None
@@ -94,7 +95,7 @@ texts = st.one_of(
         ['"', "\\", "\n", "\\n", '","x":"', "\ud83d", "\ude00", "data: [DONE]", "\u2028", "}", '"content":"']
     ),
 )
-deltas = st.one_of(
+deltas: st.SearchStrategy[Any] = st.one_of(
     st.fixed_dictionaries({"content": texts}),
     st.fixed_dictionaries({"content": texts}),
     st.fixed_dictionaries({"content": texts, "reasoning_content": texts}),
@@ -110,7 +111,7 @@ deltas = st.one_of(
     st.data(),
 )
 def test_however_a_stream_is_written_and_cut_it_says_the_same(found, spacing, data):
-    lines = []
+    lines: list[bytes] = []
     for delta, finish, odd in found:
         more = {"content": "decoy", "obfuscation": "x" * len(lines)} if odd else {}
         text = spelled(delta, finish, spacing, more)
