@@ -56,6 +56,8 @@ class Rules:
     max_calls_per_turn: int = 64
     argument_bytes: int = 10_000_000
     """How much one call's arguments may be. A larger call is broken, and not kept while it comes."""
+    max_tokens: int | None = None
+    """Tokens of all turns together, as providers report them; who has spent them answers without tools."""
     max_broken_off: int = 2
     """How often a turn that broke off before anything of it was passed on is asked again."""
 
@@ -256,6 +258,13 @@ class _Course:
             self.limit = "failed_turns"
         elif any(times >= self.rules.max_repeats for times in self.repeats.values()):
             self.limit = "repeated_call"
+        elif self.rules.max_tokens is not None and self._spent() >= self.rules.max_tokens:
+            self.limit = "tokens"
+
+    def _spent(self) -> int:
+        """Tokens so far; a provider that tells no total tells at least its parts."""
+        usage = add_usage(self.usages) or {}
+        return int(usage.get("total_tokens") or usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0))
 
 
 def _refuse(calls: Iterable[ReadyCall], why: str) -> dict[str, Outcome]:

@@ -563,6 +563,8 @@ class Limits(Section):
     """Calls in one turn."""
     request_seconds: Seconds = 600.0
     """Wall-clock time of a whole request, all turns and tools included."""
+    request_tokens: Count = 2_000_000
+    """Tokens of all turns of a request, as providers report them; then the model answers without tools."""
     tool_result_bytes: Annotated[int, Field(ge=256), _NO_BOOLEAN] = 65_536
     """How much of a tool's result the model gets, unless the tool says otherwise."""
     concurrent_requests: Count = 1000

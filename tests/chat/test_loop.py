@@ -289,6 +289,17 @@ async def test_the_same_call_with_the_same_result_three_times_running_ends_the_l
     assert heard.text == "It does not change."
 
 
+async def test_a_chat_that_has_spent_its_tokens_answers_without_tools() -> None:
+    dear = {"prompt_tokens": 900, "completion_tokens": 100, "total_tokens": 1000}
+    model = ScriptedModel(
+        calls(("echo", {"n": 1}), usage=dear), calls(("echo", {"n": 2}), usage=dear), says("That was enough.")
+    )
+    heard = await carry(model, rules=Rules(max_tokens=2000))
+    assert (heard.ended.ending.kind, heard.ended.ending.note) == (EndingKind.TURN_LIMIT, "tokens")
+    assert not model.asked[2].ask.tools
+    assert heard.text == "That was enough."
+
+
 async def test_the_same_call_with_other_results_may_go_on() -> None:
     poll = calls(("poll", {}))
     model = ScriptedModel(poll, poll, poll, poll, says("Done."))
