@@ -58,7 +58,7 @@ async def served() -> AsyncIterator[Served]:
 
 
 def config(upstream_url: str) -> Config:
-    params = {"model": "openai/smollm2", "api_base": upstream_url, "api_key": "none"}
+    params = {"model": "llamafile/smollm2", "api_base": upstream_url, "api_key": "none"}
     steady = {"temperature": 0, "max_tokens": ROOM}
 
     def model(name: str, **more: Any) -> dict[str, Any]:
