@@ -124,17 +124,13 @@ class _Quick:
         return structlog.get_config()["processors"] is self._processors and self._processors[-1] is _as_json
 
     def write(self, name: str, level: str, event: str, fields: dict[str, Any]) -> None:
-        line: dict[str, Any] = {}
+        line: dict[str, Any] = {"timestamp": self._now(), "level": level, "event": self._mask(event), "logger": name}
         for key, value in fields.items():
             kind = type(value)
             if (kind is bool or value is None or (kind is float and _is_short(value))) and not means_secret(key):
                 line[key] = value
             else:
                 line[key] = _cut(self._mask(value, key))
-        line["event"] = self._mask(event)
-        line["logger"] = name
-        line["level"] = level
-        line["timestamp"] = self._now()
         self._lines.msg(_as_json(None, level, line))
 
     def _now(self) -> str:
@@ -156,7 +152,7 @@ _quick: _Quick | None = None
 
 
 def _processors(redactor: Redactor, *, console: bool, colors: bool) -> list[Processor]:
-    last: list[Processor] = [_as_json]
+    last: list[Processor] = [_first_things_first, _as_json]
     if console:
         last = [_on_one_line, structlog.dev.ConsoleRenderer(colors=colors)]
     return [
@@ -192,6 +188,11 @@ def _cut(value: Any) -> Any:
     if isinstance(value, str) and len(value) > _MAX_TEXT:
         return f"{value[:_MAX_TEXT]}… ({len(value) - _MAX_TEXT} more characters)"
     return value
+
+
+def _first_things_first(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    """When, how bad, what: a line is read from its left end."""
+    return {name: event[name] for name in ("timestamp", "level", "event", "logger") if name in event} | dict(event)
 
 
 def _as_json(logger: WrappedLogger, method: str, event: EventDict) -> str:

@@ -51,6 +51,13 @@ def test_a_line_is_one_json_document_with_time_level_logger_and_ids(lines):
     }
 
 
+def test_a_line_begins_with_when_how_bad_and_what(lines):
+    structlog.get_logger("callgate.test").info("something happened", count=2)
+    logging.getLogger("somebody.else").warning("something else")
+
+    assert [list(line)[:4] for line in lines()] == [["timestamp", "level", "event", "logger"]] * 2
+
+
 def test_lines_of_other_peoples_loggers_have_the_same_shape_and_ids(lines):
     with structlog.contextvars.bound_contextvars(request_id="req_1"):
         logging.getLogger("somebody.else").warning("%s of %d", "two", 3)
