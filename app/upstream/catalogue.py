@@ -19,6 +19,7 @@ from app.upstream.demo_model import DemoModel
 from app.upstream.relay import RelayModel
 from app.upstream.resolve import ModelEntry
 from app.upstream.retry import Circumstances, Pool, Report, RetryBudget, RetryingModel, RetryPolicy
+from app.upstream.translated_model import TranslatedModel
 
 Wrap: TypeAlias = Callable[[Model, ModelEntry], Model]
 """What is put around each deployment: the prompt wrapper, for models that cannot call functions."""
@@ -157,8 +158,11 @@ class _Undecided:
         entry = self._entry
         if entry.lane in {"auto", "direct"} and (endpoint := await litellm_model.vouched_endpoint(entry)) is not None:
             return RelayModel(entry.model_name, endpoint, self._client, entry.deadlines)
-        # `translated` has no lane of its own yet; what litellm translates, litellm carries as well.
-        return litellm_model.LiteLLMModel(entry.model_name, resolve.through_litellm(entry), entry.deadlines)
+        way = resolve.through_litellm(entry)
+        through = litellm_model.LiteLLMModel(entry.model_name, way, entry.deadlines)
+        if entry.lane in {"auto", "translated"} and resolve.why_not_translated(entry) is None:
+            return TranslatedModel(entry.model_name, way, self._client, entry.deadlines, through)
+        return through
 
 
 class _Pattern:

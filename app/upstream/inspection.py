@@ -58,7 +58,9 @@ async def whereabouts(entry: ModelEntry) -> Whereabouts:
     if endpoint is not None:
         return Whereabouts("direct", urlsplit(endpoint.url).netloc.rpartition("@")[2], endpoint)
     base = entry.litellm_params.get("api_base") or entry.litellm_params.get("base_url")
-    return Whereabouts("litellm", urlsplit(str(base)).netloc.rpartition("@")[2] if base else None)
+    translated = entry.lane in {"auto", "translated"} and resolve.why_not_translated(entry) is None
+    lane = "translated" if translated else "litellm"
+    return Whereabouts(lane, urlsplit(str(base)).netloc.rpartition("@")[2] if base else None)
 
 
 async def look(entry: ModelEntry, client: Client) -> Found:

@@ -84,6 +84,11 @@ _ROUTING = frozenset(
     """.split()
 )
 """Settings of litellm's router: they change when a deployment is asked and not what it is asked."""
+TRANSLATED = ("anthropic",)
+"""Providers whose translation is vouched for: it was compared with the litellm lane, answer by answer."""
+_TRANSLATABLE = frozenset({"model", "custom_llm_provider", "top_k", "cache_control", *_CREDENTIALS, *NAMED}) - {
+    "organization"
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +159,27 @@ def check(entry: ModelEntry) -> None:
     if base is not None and urlsplit(base).scheme not in {"http", "https"}:
         raise LaneError(f"litellm_params.api_base is not an http address: {base!r}")
     provider, _ = split_provider(params)
+    if entry.lane == "translated" and (why := why_not_translated(entry)) is not None:
+        raise LaneError(f"lane is translated, and {why}")
     if entry.lane == "direct" and known_endpoint(entry) is None and base is None:
         needed = PROVIDERS.get(provider or "")
         raise LaneError(
             "lane is direct, and where the model is cannot be told without litellm: set litellm_params.api_base"
             + (f" or {needed.base_variables[0]}" if needed and needed.base_variables else "")
         )
+
+
+def why_not_translated(entry: ModelEntry) -> str | None:
+    """What speaks against the translated lane for this entry, or None."""
+    params = opened(entry.litellm_params)
+    prefix, slash, _ = str(params.get("model", "")).partition("/")
+    provider = params.get("custom_llm_provider") or (prefix if slash else None)
+    if provider not in TRANSLATED:
+        vouched = ", ".join(f"{name}/" for name in TRANSLATED)
+        return f"that is vouched for with {vouched} models only: set lane: auto or litellm"
+    if unknown := set(params) - _TRANSLATABLE - _ROUTING:
+        return f"only the litellm lane can honour {', '.join(sorted(unknown))}: set lane: auto or litellm"
+    return None
 
 
 def split_provider(params: Mapping[str, Any]) -> tuple[str | None, str]:
