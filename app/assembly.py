@@ -142,6 +142,16 @@ def store_of(config: Config) -> Store:
     return MemoryStore(kept.entries, kept.bytes)
 
 
+def threads_of(config: Config) -> ThreadPool:
+    """The threads of all tools that are Python functions."""
+    return ThreadPool(config.limits.tool_threads)
+
+
+def processes_of(config: Config) -> Processes:
+    """The places for commands, of all tools together."""
+    return Processes(config.limits.child_processes)
+
+
 def retry_policy_of(config: Config) -> RetryPolicy:
     return RetryPolicy(tries=config.upstream.retries + 1)
 
@@ -171,6 +181,7 @@ def model_entry(section: ModelSection, config: Config) -> ModelEntry:
         schema_dialect=section.schema_dialect,
         sees_images=_yes_or_no(section.model_info.get("supports_vision")),
         format_with_tools=section.response_format_with_tools,
+        answer_bytes=config.limits.answer_bytes,
         deadlines=Deadlines(
             connect=patience.connect_seconds,
             first_byte=patience.first_byte_seconds,

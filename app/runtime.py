@@ -47,13 +47,11 @@ from app.tools.clients_only import ClientsOnly
 from app.tools.executor import Tool
 from app.tools.listing import quarantined_facts, tool_facts
 from app.tools.portable_schemas import PortableSchemas
-from app.tools.process import Processes
 from app.tools.read_more import Leftovers, PagedToolbox, Shelf
 from app.tools.registry import HouseTool, Registry
 from app.tools.selection import ToolFilter, allowed_filter, narrowed, tool_filter
 from app.tools.source_pool import SourcePool
 from app.tools.sources import SourceState, SourceStatus
-from app.tools.threads import ThreadPool
 from app.tools.toolbox import Approve, RequestToolbox, only_named
 from app.upstream import litellm_model
 from app.upstream.catalogue import Catalogue
@@ -90,8 +88,8 @@ class Lasting:
         self.sources = SourcePool(functools.partial(_tell_of_source, self.servers))
         self.leftovers = Leftovers()
         self._web: Web | None = None
-        self.threads = ThreadPool()
-        self.processes = Processes()
+        self.threads = assembly.threads_of(config)
+        self.processes = assembly.processes_of(config)
         self._config = config
 
     def web(self) -> "Web":
@@ -589,12 +587,15 @@ OF_THE_SERVER = (
 )
 OF_THE_HOUSE = ("data_dir", "store")
 """What is opened once, for the life of the process."""
+OF_THE_POOLS = ("tool_threads", "child_processes")
+"""Limits of what is made once and in use all the time."""
 
 
 def _needs_restart(running: Config, wanted: Config) -> tuple[str, ...]:
     """Settings that were read and will only count after a restart."""
     of_server = (f"server.{it}" for it in OF_THE_SERVER if getattr(running.server, it) != getattr(wanted.server, it))
-    return (*of_server, *(it for it in OF_THE_HOUSE if getattr(running, it) != getattr(wanted, it)))
+    of_pools = (f"limits.{it}" for it in OF_THE_POOLS if getattr(running.limits, it) != getattr(wanted.limits, it))
+    return (*of_server, *of_pools, *(it for it in OF_THE_HOUSE if getattr(running, it) != getattr(wanted, it)))
 
 
 def new_call_id() -> str:

@@ -1,5 +1,6 @@
 import asyncio
 import gc
+import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from app import assembly
 from app.assembly import BadEntry
 from app.auth.keys import ANONYMOUS
 from app.chat.errors import ChatError
@@ -15,6 +17,7 @@ from app.config.load import Loaded, load
 from app.config.problems import ConfigError
 from app.config.schema import Config
 from app.runtime import House, Reading
+from app.tools.process import Command
 
 pytestmark = pytest.mark.anyio
 
@@ -129,6 +132,51 @@ async def test_what_has_changed_is_told_and_what_needs_a_restart():
         assert moved.changed == ("server", "tools")
         assert moved.needs_restart == ("server.port",)
         assert house.current.config.server.heartbeat_seconds == 3
+
+
+async def test_new_sizes_of_pools_need_a_restart():
+    async with House(config(limits={"tool_threads": 3})) as house:
+        moved = await house.move(config(limits={"tool_threads": 4, "child_processes": 2, "calls_per_turn": 5}))
+        assert moved.needs_restart == ("limits.tool_threads", "limits.child_processes")
+
+
+async def test_no_more_threads_run_tools_than_the_limit_says():
+    async with House(config(limits={"tool_threads": 2})) as house:
+        threads, release, running = house.lasting.threads, threading.Event(), asyncio.Semaphore(0)
+        loop = asyncio.get_running_loop()
+
+        def work():
+            loop.call_soon_threadsafe(running.release)
+            release.wait(10)
+
+        async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+            for _ in range(3):
+                group.create_task(threads.run(work))
+            await running.acquire()
+            await running.acquire()
+            begun = len(threads._workers)  # the third call has asked by now: it was made before any thread spoke
+            release.set()
+            await running.acquire()
+        assert begun == 2
+
+
+async def test_no_more_commands_run_than_the_limit_says():
+    async with House(config(limits={"child_processes": 1})) as house:
+        processes = house.lasting.processes
+        sleeping = Command("/bin/sleep", ("30",), "/", {})
+        tasks = [asyncio.create_task(processes.run(sleeping, 100)) for _ in range(2)]
+        await until(lambda: processes.running)
+        await asyncio.sleep(0)  # the second has asked, too
+        begun = processes.running
+        for task in tasks:
+            task.cancel()
+        async with asyncio.timeout(10):
+            await asyncio.wait(tasks)
+        assert begun == 1
+
+
+def test_a_models_answers_are_as_long_as_the_limit_says():
+    assert {entry.answer_bytes for entry in assembly.model_entries(config(limits={"answer_bytes": 5000}))} == {5000}
 
 
 # Reading again --------------------------------------------------------------------------------------------------------

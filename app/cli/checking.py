@@ -22,8 +22,6 @@ def check(config: ConfigOption = None) -> None:
     from app import assembly
     from app.cli.house_tools import built_tools, keep_quiet
     from app.tools.http_client import Web
-    from app.tools.process import Processes
-    from app.tools.threads import ThreadPool
 
     keep_quiet(loaded)
     try:
@@ -31,7 +29,8 @@ def check(config: ConfigOption = None) -> None:
         assembly.store_of(loaded.config)
     except assembly.BadEntry as error:
         raise give_up(loaded.complaint(error.path, error.reason)) from None
-    registry = built_tools(loaded, Web(), ThreadPool(), Processes())
+    threads, processes = assembly.threads_of(loaded.config), assembly.processes_of(loaded.config)
+    registry = built_tools(loaded, Web(), threads, processes)
     tools, sources, broken = registry.tools(), registry.sources(), registry.quarantined()
     for it in broken:
         typer.echo(f"tool {it.name} cannot be used: {it.reason}", err=True)

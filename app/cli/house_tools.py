@@ -22,7 +22,8 @@ def keep_quiet(loaded: Loaded) -> None:
 @asynccontextmanager
 async def opened_tools(loaded: Loaded, wait: float) -> AsyncIterator[Registry]:
     """All tools, their sources given `wait` seconds to open."""
-    web, threads, processes = Web(), ThreadPool(), Processes()
+    web = Web()
+    threads, processes = assembly.threads_of(loaded.config), assembly.processes_of(loaded.config)
     try:
         registry = built_tools(loaded, web, threads, processes)
         try:

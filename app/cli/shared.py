@@ -63,8 +63,6 @@ def count_keys(config: "Config") -> int:
 def check_makeable(loaded: "Loaded") -> None:
     """Refuse what can be read but not made: a module that is not there, a model that could never be asked."""
     from app import assembly
-    from app.tools.process import Processes
-    from app.tools.threads import ThreadPool
 
     def web() -> "Web":
         from app.tools.http_client import Web
@@ -73,7 +71,8 @@ def check_makeable(loaded: "Loaded") -> None:
 
     try:
         assembly.model_entries(loaded.config)
-        assembly.registry_of(loaded.config, web, ThreadPool(), Processes())
+        config = loaded.config
+        assembly.registry_of(config, web, assembly.threads_of(config), assembly.processes_of(config))
     except assembly.BadEntry as error:
         raise give_up(loaded.complaint(error.path, error.reason)) from None
 

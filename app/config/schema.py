@@ -561,6 +561,12 @@ class Limits(Section):
     """The size of one call's arguments."""
     calls_per_turn: Count = 64
     """Calls in one turn."""
+    answer_bytes: Annotated[int, Field(ge=1024), _NO_BOOLEAN] = 67_108_864
+    """The size of one answer of a model as it comes over the wire. Answers that litellm reads are not counted."""
+    tool_threads: Count = 32
+    """Threads of all tools that are Python functions; further calls wait."""
+    child_processes: Count = 16
+    """Commands that run at a time, of all tools of the kind `command`; further ones wait."""
     request_seconds: Seconds = 600.0
     """Wall-clock time of a whole request, all turns and tools included."""
     request_tokens: Count = 2_000_000

@@ -16,6 +16,7 @@ from app.chat.ports import Answer, Ask, Model, Passage, PassOn
 from app.upstream import litellm_model, resolve
 from app.upstream.client import Client
 from app.upstream.demo_model import DemoModel
+from app.upstream.direct_model import Endpoint
 from app.upstream.relay import RelayModel
 from app.upstream.resolve import ModelEntry
 from app.upstream.retry import Circumstances, Pool, Report, RetryBudget, RetryingModel, RetryPolicy
@@ -108,7 +109,7 @@ class Catalogue:
         if is_demo(entry):
             return DemoModel(entry.model_name)
         if entry.lane in {"auto", "direct"} and (endpoint := resolve.known_endpoint(entry)) is not None:
-            return RelayModel(entry.model_name, endpoint, self._client, entry.deadlines)
+            return _relay(entry, endpoint, self._client)
         return _Undecided(entry, self._client)
 
     def _unknown(self, name: str) -> ChatError:
@@ -157,12 +158,18 @@ class _Undecided:
     async def _decide(self) -> Model:
         entry = self._entry
         if entry.lane in {"auto", "direct"} and (endpoint := await litellm_model.vouched_endpoint(entry)) is not None:
-            return RelayModel(entry.model_name, endpoint, self._client, entry.deadlines)
+            return _relay(entry, endpoint, self._client)
         way = resolve.through_litellm(entry)
         through = litellm_model.LiteLLMModel(entry.model_name, way, entry.deadlines)
         if entry.lane in {"auto", "translated"} and resolve.why_not_translated(entry) is None:
-            return TranslatedModel(entry.model_name, way, self._client, entry.deadlines, through)
+            return TranslatedModel(
+                entry.model_name, way, self._client, entry.deadlines, through, answer_bytes=entry.answer_bytes
+            )
         return through
+
+
+def _relay(entry: ModelEntry, endpoint: Endpoint, client: Client) -> RelayModel:
+    return RelayModel(entry.model_name, endpoint, client, entry.deadlines, answer_bytes=entry.answer_bytes)
 
 
 class _Pattern:

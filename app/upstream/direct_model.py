@@ -24,7 +24,7 @@ from app.upstream.sse import BOM, SseReader, SseTooLarge, looks_like_keep_alive
 from app.upstream.text_frame import TextFrame
 
 ANSWER_BYTES = 64 * 1024 * 1024
-"""More than any model writes in one turn, images included."""
+"""More than any model writes in one turn, images included. What is allowed where nobody says otherwise."""
 ERROR_BYTES = 64 * 1024
 JSON_BYTES = 8 * 1024 * 1024
 """A text that the fast decoder refuses is read a second time by the tolerant one only up to here."""
@@ -55,17 +55,26 @@ class Endpoint:
 
 
 class DirectModel:
-    def __init__(self, name: str, endpoint: Endpoint, client: Client, deadlines: Deadlines) -> None:
+    def __init__(
+        self,
+        name: str,
+        endpoint: Endpoint,
+        client: Client,
+        deadlines: Deadlines,
+        *,
+        answer_bytes: int = ANSWER_BYTES,
+    ) -> None:
+        """`answer_bytes`: how long one answer may be, as it comes over the wire."""
         self.name = name
+        self._answer_bytes = answer_bytes
         self._endpoint = endpoint
         self._client = client
         self._deadlines = deadlines
         self._headers = {"Content-Type": "application/json", **endpoint.headers}
 
     def ask(self, ask: Ask) -> "_Asked":
-        return _Asked(
-            self._client.post(self._endpoint.url, self._headers, self._encoded(ask), self._deadlines), self._endpoint
-        )
+        exchange = self._client.post(self._endpoint.url, self._headers, self._encoded(ask), self._deadlines)
+        return _Asked(exchange, self._endpoint, self._answer_bytes)
 
     def _encoded(self, ask: Ask) -> bytes:
         messages = ask.messages if self._endpoint.knows_developers else without_developers(ask.messages)
@@ -87,16 +96,17 @@ class DirectModel:
 class _Asked:
     """The context of one ask. A class and not a generator: it is entered for every turn of every chat."""
 
-    __slots__ = ("_endpoint", "_exchange")
+    __slots__ = ("_answer_bytes", "_endpoint", "_exchange")
 
-    def __init__(self, exchange: AbstractAsyncContextManager[Response], endpoint: Endpoint) -> None:
+    def __init__(self, exchange: AbstractAsyncContextManager[Response], endpoint: Endpoint, answer_bytes: int) -> None:
         self._exchange = exchange
         self._endpoint = endpoint
+        self._answer_bytes = answer_bytes
 
     async def __aenter__(self) -> Answer:
         response = await opened(self._exchange, self._endpoint.secrets)
         try:
-            return _DirectAnswer(response, self._endpoint.secrets)
+            return _DirectAnswer(response, self._endpoint.secrets, self._answer_bytes)
         except TransportError as error:  # it can be seen at its head that the body cannot be read
             await self._exchange.__aexit__(type(error), error, error.__traceback__)
             raise errors.from_transport(error) from error
@@ -138,9 +148,10 @@ async def _refusal(response: Response, secrets: Sequence[str]) -> ChatError:
 class _DirectAnswer:
     reason_is_raw = True
 
-    def __init__(self, response: Response, secrets: Sequence[str]) -> None:
+    def __init__(self, response: Response, secrets: Sequence[str], answer_bytes: int) -> None:
         self._response = response
         self._secrets = secrets
+        self._most = answer_bytes
         self._reads = aiter(response.chunks())
         self._body: _StreamedBody | _WholeBody | None = None
         self._start = b""
@@ -174,8 +185,8 @@ class _DirectAnswer:
             except TransportError as error:
                 raise self._broken(error) from error
             self._size += len(data)
-            if self._size > ANSWER_BYTES:
-                raise self._broken(BrokenOff(f"the answer is longer than {ANSWER_BYTES} bytes", transport_error=True))
+            if self._size > self._most:
+                raise self._broken(BrokenOff(f"the answer is longer than {self._most} bytes", transport_error=True))
             batch = body.feed(data) if body is not None else self._first(data)
         if not self._begun:
             self._begin(batch)

@@ -20,7 +20,7 @@ from app.upstream import errors
 from app.upstream.begun import is_said
 from app.upstream.chunks import ChunkReader, read_completion
 from app.upstream.client import Response, TransportError
-from app.upstream.direct_model import ANSWER_BYTES, DONE, DirectModel, opened, read_json, without_developers
+from app.upstream.direct_model import DONE, DirectModel, opened, read_json, without_developers
 from app.upstream.params import ALWAYS_PASSED, is_denied
 from app.upstream.sse import BOM, EVENT_BYTES, SseReader, SseTooLarge, looks_like_keep_alive
 
@@ -69,6 +69,10 @@ class RelayModel(DirectModel):
     def secrets(self) -> Sequence[str]:
         return self._endpoint.secrets
 
+    @property
+    def answer_bytes(self) -> int:
+        return self._answer_bytes
+
     def _passed(self, asked: PassOn) -> bytes:
         """The request as it came, with the provider's name for the model and without what could choose more than words."""
         endpoint = self._endpoint
@@ -99,12 +103,12 @@ class Passing:
         self._asked = asked
 
     async def __aenter__(self) -> "WholePassage | StreamPassage":
-        secrets = self._model.secrets
+        secrets, most = self._model.secrets, self._model.answer_bytes
         response = await opened(self._exchange, secrets)
         try:
             if self._asked.stream:
-                return await StreamPassage.begun(response, secrets, hide_usage=not self._asked.include_usage)
-            return await WholePassage.read(response, secrets)
+                return await StreamPassage.begun(response, secrets, most, hide_usage=not self._asked.include_usage)
+            return await WholePassage.read(response, secrets, most)
         except BaseException as error:
             await self._exchange.__aexit__(type(error), error, error.__traceback__)
             if isinstance(error, CannotPassOn):
@@ -128,8 +132,8 @@ class WholePassage:
         self.reasons = tuple(choice.finish_reason for choice in outline.choices or () if choice.finish_reason)
 
     @classmethod
-    async def read(cls, response: Response, secrets: Sequence[str]) -> "WholePassage":
-        body = (await response.read(ANSWER_BYTES)).removeprefix(BOM)
+    async def read(cls, response: Response, secrets: Sequence[str], most: int) -> "WholePassage":
+        body = (await response.read(most)).removeprefix(BOM)
         response.settle()
         start = body.lstrip()[:1]
         if start != b"{":
@@ -166,8 +170,9 @@ def _tolerantly(body: bytes) -> _Outline:
 class StreamPassage:
     """The events of a stream, whole ones only, so that nothing half is left in front of an error of ours."""
 
-    def __init__(self, response: Response, *, hide_usage: bool) -> None:
+    def __init__(self, response: Response, most: int, *, hide_usage: bool) -> None:
         self._response = response
+        self._most = most
         self._reads = aiter(response.chunks())
         self._hide_usage = hide_usage
         self._ready = b""
@@ -179,9 +184,9 @@ class StreamPassage:
         self.reasons: tuple[str, ...] = ()
 
     @classmethod
-    async def begun(cls, response: Response, secrets: Sequence[str], *, hide_usage: bool) -> "StreamPassage":
+    async def begun(cls, response: Response, secrets: Sequence[str], most: int, *, hide_usage: bool) -> "StreamPassage":
         """The stream once its first words are there. What is wrong with it before that is an error like any other."""
-        passage = cls(response, hide_usage=hide_usage)
+        passage = cls(response, most, hide_usage=hide_usage)
         sse, chunks = SseReader(), ChunkReader()
         start = b""
         while True:
@@ -232,8 +237,8 @@ class StreamPassage:
     def _passed(self, data: bytes) -> bytes:
         """What of this read goes on now."""
         self._size += len(data)
-        if self._size > ANSWER_BYTES:
-            raise BrokenOff(f"the answer is longer than {ANSWER_BYTES} bytes", transport_error=True)
+        if self._size > self._most:
+            raise BrokenOff(f"the answer is longer than {self._most} bytes", transport_error=True)
         if self._rebuilt is not None:
             data = _as_events(self._rebuilt.feed(data))
         elif self._rest or not data.endswith(b"\n\n"):

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from app.upstream.client import Deadlines
-from app.upstream.direct_model import Endpoint
+from app.upstream.direct_model import ANSWER_BYTES, Endpoint
 from app.upstream.params import NAMED
 
 Lane: TypeAlias = Literal["auto", "direct", "translated", "litellm"]
@@ -39,6 +39,8 @@ class ModelEntry:
     sees_images: bool | None = None
     """What the config says of it; None where it says nothing."""
     deadlines: Deadlines = field(default_factory=Deadlines)
+    answer_bytes: int = ANSWER_BYTES
+    """How long one answer may be. Kept where we read the wire ourselves; litellm gives no bytes to count."""
     include_usage: bool = True
     """Whether streams are asked for `stream_options.include_usage`."""
     format_with_tools: bool = True

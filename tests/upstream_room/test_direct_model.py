@@ -332,6 +332,38 @@ async def test_a_stream_that_is_lost_is_broken_off_by_an_error(model, how):
     assert text_of(got).startswith("x")
 
 
+async def test_a_stream_that_is_longer_than_allowed_is_broken_off(client):
+    heard = asyncio.Event()
+
+    async def serve(request, wire):
+        await wire.head()
+        await wire.event(chunk({"content": "x"}))
+        await heard.wait()
+        await wire.event(chunk({"content": "y" * 5000}))
+
+    async with serving(closing(serve)) as server, asyncio.timeout(10):
+        endpoint = Endpoint(f"{server.url}/v1/chat/completions", "real-m")
+        async with DirectModel("m", endpoint, client, QUICK, answer_bytes=2000).ask(asking()) as answer:
+            batches = aiter(answer)
+            assert text_of(await anext(batches)) == "x"
+            heard.set()
+            with pytest.raises(BrokenOff, match="longer than 2000 bytes") as caught:
+                assert [batch async for batch in batches] == []
+    assert caught.value.transport_error
+
+
+async def test_a_whole_answer_that_is_longer_than_allowed_is_a_502(client):
+    async def serve(request, wire):
+        await wire.whole(completion("y" * 5000))
+
+    async with serving(serve) as server:
+        endpoint = Endpoint(f"{server.url}/v1/chat/completions", "real-m")
+        small = DirectModel("m", endpoint, client, QUICK, answer_bytes=2000)
+        with pytest.raises(ChatError) as caught:
+            await events(small, asking(stream=False))
+    assert caught.value.status == 502
+
+
 async def test_what_came_before_a_malformed_event_in_one_read_is_given_out(model):
     async def serve(request, wire):
         await wire.head()

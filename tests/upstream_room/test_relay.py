@@ -13,7 +13,7 @@ from app.chat.errors import BrokenOff, ChatError
 from app.chat.ports import CannotPassOn, PassOn
 from app.upstream.aiohttp_client import AiohttpClient
 from app.upstream.chunks import ChunkReader
-from app.upstream.direct_model import Endpoint
+from app.upstream.direct_model import ANSWER_BYTES, Endpoint
 from app.upstream.lean_client import LeanClient
 from app.upstream.relay import RelayModel, StreamPassage
 from app.upstream.sse import SseReader
@@ -28,8 +28,9 @@ USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 async def model(request):
     client = request.param()
 
-    def make(server, **endpoint):
-        return RelayModel("m", Endpoint(f"{server.url}/v1/chat/completions", "real-m", **endpoint), client, QUICK)
+    def make(server, answer_bytes=ANSWER_BYTES, **endpoint):
+        place = Endpoint(f"{server.url}/v1/chat/completions", "real-m", **endpoint)
+        return RelayModel("m", place, client, QUICK, answer_bytes=answer_bytes)
 
     yield make
     await client.close()
@@ -95,6 +96,22 @@ async def test_a_stream_comes_out_as_it_came(model):
     assert out.decode() == text
     assert passage.usage == USAGE
     assert passage.reasons == ("stop",)
+
+
+async def test_a_stream_that_is_longer_than_allowed_is_broken_off(model):
+    text = sse(*[chunk({"content": "y" * 100})] * 100, chunk({}, "stop"))
+    got: list[bytes] = []
+    async with serving(serve_stream(text)) as server:
+        with pytest.raises(BrokenOff, match="longer than 2000 bytes"):
+            await gathered(model(server, answer_bytes=2000), got)
+    assert len(b"".join(got)) <= 2000
+
+
+async def test_a_body_that_is_longer_than_allowed_is_not_passed_on(model):
+    async with serving(serve_body(completion("y" * 5000))) as server:
+        with pytest.raises(ChatError) as caught:
+            await passed(model(server, answer_bytes=2000), passing(stream=False))
+    assert caught.value.status == 502
 
 
 async def test_the_request_goes_on_as_it_came_but_for_the_model_and_what_could_choose(model):
@@ -298,7 +315,7 @@ def test_however_a_stream_is_cut_it_says_the_same_as_when_all_of_it_is_read(foun
     pieces = [piece for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True) if (piece := body[a:b])]
 
     async def relayed():
-        passage = await StreamPassage.begun(_Cut(pieces), (), hide_usage=False)
+        passage = await StreamPassage.begun(_Cut(pieces), (), ANSWER_BYTES, hide_usage=False)
         return b"".join([part async for part in passage]), passage
 
     out, passage = asyncio.run(relayed())
