@@ -76,7 +76,7 @@ class TranslatedModel:
         self._otherwise = otherwise
         self._answer_bytes = answer_bytes
         self._lost = False
-        self._told = False
+        self._told: set[str] = set()
 
     @asynccontextmanager
     async def ask(self, ask: Ask) -> AsyncIterator[Answer]:
@@ -115,9 +115,9 @@ class TranslatedModel:
         self._tell("answer", error)
 
     def _tell(self, what: str, error: Exception) -> None:
-        if self._told:
+        if what in self._told:
             return
-        self._told = True
+        self._told.add(what)
         # The error's text may hold the messages of a chat; its kind does not.
         log.warning("translation_failed", model=self.name, what=what, error=type(error).__name__)
 

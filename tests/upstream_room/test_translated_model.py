@@ -418,13 +418,15 @@ async def test_an_answer_that_cannot_be_translated_is_an_error_and_the_next_is_l
     upstream.script(MODEL, [Reply(text="ok")], repeat_last=True)
     model, _ = lanes()
     with structlog.testing.capture_logs() as logged, monkeypatch.context() as patched:
+        await refused(model, asking(n=2))  # what went wrong with a request hides nothing of this
         patched.setattr(ModelResponseIterator, "chunk_parser", broken)
         patched.setattr(AnthropicConfig, "transform_parsed_response", broken)
         error = await refused(model, asking(stream=stream))
     assert (error.status, error.retryable) == (502, True)
-    assert [(line["event"], line["model"], line["error"]) for line in logged] == [
-        ("translation_failed", "m", "KeyError")
-    ]
+    assert {line["event"] for line in logged} == {"translation_failed"}
+    assert [line["what"] for line in logged] == ["request", "answer"]
+    assert (logged[1]["model"], logged[1]["error"]) == ("m", "KeyError")
+    assert "secret words" not in str(logged)
     turn, _, raw = await heard(model, asking(stream=stream))
     assert (turn.text, raw) == ("ok", False)
 

@@ -1,0 +1,59 @@
+"""Claude behind its own API, through the whole house: the provider checks each history as strictly as Anthropic does."""
+
+import json
+from typing import Any
+
+import pytest
+
+from app.main import create_app
+from tests.harness.clients import http_client
+from tests.harness.configs import make_config
+from tests.harness.server import serve
+from tests.upstream import Call, Reply, Upstream
+
+pytestmark = [pytest.mark.anyio, pytest.mark.leaves("litellm", why="litellm keeps its thread for logging")]
+
+MODEL = "claude-sonnet-4-5"
+ASKING = [{"role": "user", "content": "How warm is it in Lisbon, and what is 2 + 2?"}]
+CALLS = [Call("get_weather", {"city": "Lisbon"}), Call("add", {"a": 2, "b": 2})]
+
+
+async def told(upstream: Upstream, *, stream: bool) -> tuple[str, dict[str, Any]]:
+    """The text of an answer and what is said of its turns."""
+    config = make_config(upstream.root, models=[MODEL], provider="anthropic", tools=("get_weather", "add"), lane="auto")
+    question = {"model": MODEL, "messages": ASKING, "stream": stream}
+    async with serve(create_app(config)) as url, http_client(url) as client:
+        answer = await client.post("/v1/chat/completions", json=question)
+        assert answer.status_code == 200, answer.text
+    if not stream:
+        body = answer.json()
+        return body["choices"][0]["message"]["content"], body["x_callgate"]
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    deltas = [choice["delta"] for event in events for choice in event["choices"]]
+    [account] = [event["x_callgate"] for event in events if "turns" in (event.get("x_callgate") or {})]
+    return "".join(delta.get("content") or "" for delta in deltas), account
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+async def test_claudes_calls_are_run_and_its_thinking_goes_back_signed(upstream: Upstream, stream: bool) -> None:
+    upstream.script(MODEL, [Reply(reasoning="I look it up.", calls=CALLS), Reply(text="21 C, and 4.")])
+    text, account = await told(upstream, stream=stream)
+    assert text == "21 C, and 4."
+    assert [turn["finish_reason"] for turn in account["turns"]] == ["tool_use", "end_turn"]
+    assert not any("finish_reason_rewritten" in turn for turn in account["turns"])
+    assistant, results = upstream.requests[1].body["messages"][1:]
+    assert [block["type"] for block in assistant["content"]] == ["thinking", "tool_use", "tool_use"]
+    assert assistant["content"][0]["signature"] == "c2lnbmVk"
+    assert [block["type"] for block in results["content"]] == ["tool_result", "tool_result"]
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+async def test_a_call_of_claudes_that_was_cut_is_not_run(upstream: Upstream, stream: bool) -> None:
+    upstream.script(MODEL, [Reply(calls=CALLS[:1], finish="length"), Reply(text="Once more?")])
+    if stream:
+        piece = Reply(calls=[Call("get_weather", '{"city": "Lis')], finish="length")
+        upstream.script(MODEL, [piece, Reply(text="Once more?")])
+    _, account = await told(upstream, stream=stream)
+    first = account["turns"][0]
+    assert first["finish_reason"] == "max_tokens"
+    assert [(call["verdict"], call.get("flaw")) for call in first["calls"]] == [("broken", "truncated")]
