@@ -116,7 +116,7 @@ class _Reading:
     def _scalar(self, node: yaml.Node, path: Path) -> Any:
         try:
             value = self._loader.construct_object(node)
-        except (ValueError, AttributeError, KeyError):  # PyYAML trusts a tag, so `!!int abc` fails as Python does
+        except (ValueError, AttributeError, LookupError):  # PyYAML trusts a tag: `!!int abc` fails as Python does
             self._complain(node, path, "not a value of the type that its tag or its looks promise")
             return None
         if node.tag != _TEXT or not isinstance(value, str):

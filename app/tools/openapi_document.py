@@ -17,9 +17,12 @@ import yaml
 METHODS = ("get", "head", "post", "put", "patch", "delete")
 MAX_REFERENCES = 50
 """Of references to references. More are a ring."""
+MAX_MERGED = 100_000
+"""Entries that merge keys bring in. Merging what was merged multiplies them, so that a small document could be any size."""
 
 _SUPPORTED = re.compile(r"3\.[0-2](\.|$)")
 _VARIABLE = re.compile(r"\{([^{}]+)\}")
+_MERGE = "tag:yaml.org,2002:merge"
 
 
 class BadDocument(ValueError):
@@ -216,6 +219,13 @@ def _parsed(text: str) -> Any:
         raise BadDocument(f"not readable as YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise BadDocument("nested too deeply") from None
+    except (
+        ValueError,
+        AttributeError,
+        LookupError,
+        TypeError,
+    ):  # PyYAML trusts a tag: `!!int abc` fails as Python does
+        raise BadDocument("not readable as YAML: a value is not what its tag or its looks promise") from None
 
 
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -223,7 +233,32 @@ _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Loader(_Base):  # type: ignore[misc]  # which of the two it is depends on how PyYAML was built
-    """YAML as OpenAPI means it, which is what JSON has: no dates, and `no` is a word."""
+    """YAML as OpenAPI means it, which is what JSON has: no dates, `no` is a word, and `010` is ten."""
+
+    merged = 0
+
+    def flatten_mapping(self, node: Any) -> None:
+        """Put what merge keys bring in before the node's own entries: of those with one key the last counts."""
+        brought: list[Any] = []
+        own: list[Any] = []
+        for key, value in node.value:
+            if key.tag != _MERGE:
+                own.append((key, value))
+                continue
+            several = isinstance(value, yaml.SequenceNode)
+            for other in reversed(value.value) if several else (value,):
+                brought += self._entries_of(other)
+        node.value = brought + own
+
+    def _entries_of(self, node: Any) -> list[Any]:
+        if not isinstance(node, yaml.MappingNode):
+            raise yaml.MarkedYAMLError(problem="a merge key takes mappings", problem_mark=node.start_mark)
+        self.flatten_mapping(node)
+        entries: list[Any] = node.value
+        self.merged += len(entries)
+        if self.merged > MAX_MERGED:
+            raise yaml.MarkedYAMLError(problem="merge keys make this document endless", problem_mark=node.start_mark)
+        return entries
 
 
 _Loader.yaml_implicit_resolvers = {}
@@ -245,4 +280,9 @@ def _mapping(loader: Any, node: Any) -> dict[str, Any]:
     }
 
 
+def _integer(loader: Any, node: Any) -> int:
+    return int(loader.construct_scalar(node))
+
+
 _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)

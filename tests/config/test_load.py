@@ -197,6 +197,8 @@ tools:
         ("a: &x [*x]", "endless"),
         ("a: !!python/object:os.system {}", "not readable as YAML"),
         ("a: !!int words", "not a value of the type"),
+        ("a: !!int ''", "not a value of the type"),
+        ("a: !!float ''", "not a value of the type"),
         ("[" * 100_000, "too deeply"),
     ],
 )

@@ -457,12 +457,38 @@ def test_what_the_operator_fills_in_is_not_asked_for():
         ("openapi: 3.1.0\npaths: {/x: {$ref: 'other.yaml'}}", "leads out of the document"),
         ("openapi: 3.1.0\npaths: &p {/x: *p}", "no operation|not readable"),
         ("openapi: 3.1.0\nx: !!python/object:os.system {}", "not readable as YAML"),
+        ("openapi: 3.1.0\nx: !!int words", "not readable as YAML: .* looks promise"),
+        ("openapi: 3.1.0\nx: !!float ''", "not readable as YAML: .* looks promise"),
+        ("openapi: 3.1.0\nx: !!bool words", "not readable as YAML: .* looks promise"),
+        ("openapi: 3.1.0\nx: !!timestamp words", "not readable as YAML: .* looks promise"),
+        ("openapi: 3.1.0\nx: !!map words", "not readable as YAML"),
+        ("openapi: 3.1.0\nx: " + "9" * 5000, "not readable as YAML: .* looks promise"),
+        ("openapi: 3.1.0\nx: {<<: words}", "not readable as YAML: .*merge"),
+        ("openapi: 3.1.0\nx: &x {<<: *x}", "no operation|too deeply"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_with_its_name_and_the_reason(tmp_path, text, words):
     with pytest.raises(BadDocument, match=words) as raised:
         source(text, tmp_path)
     assert str(raised.value).startswith(str(tmp_path / "document.yaml"))
+
+
+def test_merge_keys_of_merge_keys_end(tmp_path):
+    rows = ["x0: &x0 {" + ", ".join(f"k{n}: 1" for n in range(1000)) + "}"]
+    rows += [f"x{n}: &x{n} {{<<: [{', '.join([f'*x{n - 1}'] * 9)}]}}" for n in range(1, 30)]
+    with pytest.raises(BadDocument, match="merge keys make this document endless"):
+        source("\n".join(["openapi: 3.1.0", *rows]), tmp_path)
+
+
+def test_merge_keys_give_way_to_what_stands_beside_them_and_the_first_of_several_counts():
+    text = "openapi: 3.1.0\na: &a {x: 1, y: 1}\nb: &b {y: 2, z: 2}\nc: {z: 3, <<: [*a, *b]}\nd: {<<: *b, y: 4}"
+    root = Document.read(text).root
+    assert root["c"] == {"x": 1, "y": 1, "z": 3}
+    assert root["d"] == {"y": 4, "z": 2}
+
+
+def test_numbers_are_those_of_json():
+    assert Document.read("openapi: 3.1.0\na: [089, 010, -7, +3]").root["a"] == [89, 10, -7, 3]
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
