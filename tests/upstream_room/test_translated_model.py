@@ -201,7 +201,8 @@ async def test_the_request_is_the_one_litellm_would_send(upstream, lanes, stream
 
 async def test_the_history_is_left_as_it_was(upstream, lanes):
     upstream.script(MODEL, [Reply(text="ok")], repeat_last=True)
-    messages = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}, {"role": "developer", "content": "x"}]
+    # litellm writes a role into a message that has none.
+    messages = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}, {"content": "Hello."}]
     before = json.dumps(messages)
     await heard(lanes()[0], Ask(messages))
     assert json.dumps(messages) == before
@@ -212,6 +213,7 @@ async def test_thinking_with_its_signature_goes_back_as_it_came(upstream, lanes,
     upstream.script(MODEL, [Reply(reasoning="Let me think.", calls=[WRITE]), Reply(text="ok")])
     model, _ = lanes()
     turn, _, _ = await heard(model, asked(stream))
+    assert "provider_specific_fields" not in turn.asides, "a second copy would go back beside the first"
     result = {"role": "tool", "tool_call_id": "toolu_1", "content": "written"}
     messages = [{"role": "user", "content": "hi"}, turn.assistant_message(), result]
     await heard(model, replace(asked(stream), messages=messages))
@@ -387,6 +389,23 @@ async def test_leaving_an_answer_closes_its_connection(upstream, lanes):
     async with asyncio.timeout(20):
         async with lanes()[0].ask(asking()) as answer:
             await anext(aiter(answer))
+        await upstream.requests[0].closed.wait()
+    assert upstream.requests[0].outcome == "client_disconnected"
+
+
+async def test_a_failure_of_whoever_asked_closes_the_connection(upstream, lanes):
+    gate = asyncio.Event()
+    upstream.script(MODEL, [Reply(text="a long story", pace=Pace(hold=Hold(gate, after=4)))])
+    patient = Deadlines(connect=2, first_byte=60, idle=60, total=60)
+
+    async def failing():
+        async with lanes(patient)[0].ask(asking()) as answer:
+            await anext(aiter(answer))
+            raise ZeroDivisionError
+
+    async with asyncio.timeout(10):
+        with pytest.raises(ZeroDivisionError):
+            await failing()
         await upstream.requests[0].closed.wait()
     assert upstream.requests[0].outcome == "client_disconnected"
 
