@@ -284,5 +284,9 @@ def _integer(loader: Any, node: Any) -> int:
     return int(loader.construct_scalar(node))
 
 
+_JSON_TYPES = frozenset(f"tag:yaml.org,2002:{name}" for name in "map seq str int float bool null".split())
+_Loader.yaml_constructors = {
+    tag: construct for tag, construct in _Base.yaml_constructors.items() if tag is None or tag in _JSON_TYPES
+}
 _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
 _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
