@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test chaos check format bench clients lock image clean
+.PHONY: help serve test chaos fuzz check format bench clients lock image clean
 
 PORT   ?=
 CONFIG ?=
@@ -36,6 +36,10 @@ chaos: .venv/.dev ## overload, drain, kill -9, soak, cancellation, bad requests,
 	@mkdir -p build && rm -f build/chaos.jsonl
 	@CALLGATE_CHAOS=long CALLGATE_CHAOS_FIGURES=build/chaos.jsonl $(PY) -m pytest tests/chaos tests/edge $(ARGS)
 	@cat build/chaos.jsonl
+
+fuzz: .venv/.dev ## search for inputs that readers fail on, SECONDS=60 for each of tests/fuzz (ARGS=stream for one of them)
+	@$(PY) -c 'import atheris' 2>/dev/null || $(PY) -m uv pip install --quiet --python $(PY) --group fuzz
+	@$(PY) -m tests.fuzz $(ARGS) --seconds $(or $(SECONDS),60)
 
 check: .venv/.dev ## lint, formatting, types, and who may import whom
 	@$(PY) -m ruff check .

@@ -1,0 +1,25 @@
+"""The body of a request. It is read as what every other reader of JSON makes of it, or refused with a 4xx."""
+
+import json
+
+import msgspec
+
+from app.api.requests import read_chat_request
+from app.chat.errors import ChatError
+
+MAX_MESSAGES = 50
+
+
+def run(data: bytes) -> None:
+    try:
+        request = read_chat_request(data, {}, MAX_MESSAGES)
+    except ChatError as error:
+        assert 400 <= error.status < 500, error  # noqa: PT017 - the error is one of two good ends
+        str(error).encode("utf-8", "surrogatepass")
+        return
+    body = json.loads(data.decode())
+    assert body["model"] == request.model
+    assert bool(body.get("stream")) is request.stream
+    for raw in (*request.messages, *request.tools, *request.fields.values()):
+        msgspec.json.decode(raw)
+    msgspec.json.encode(request.params)
