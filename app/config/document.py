@@ -56,6 +56,23 @@ def read_document(text: str, source: str, references: References) -> Document:
 class _Loader(yaml.SafeLoader):
     """YAML's safe types without dates."""
 
+    _merged = 0
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Merging what was merged multiplies it, so what comes together is counted before it does."""
+        for key, value in node.value:
+            if key.tag == _MERGE:
+                for other in value.value if isinstance(value, yaml.SequenceNode) else (value,):
+                    self._count(other)
+        super().flatten_mapping(node)
+
+    def _count(self, node: yaml.Node) -> None:
+        if isinstance(node, yaml.MappingNode):
+            self.flatten_mapping(node)
+            self._merged += len(node.value)
+            if self._merged > _MAX_NODES:
+                raise yaml.MarkedYAMLError(problem="merge keys make this file endless", problem_mark=node.start_mark)
+
 
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != _TIMESTAMP]

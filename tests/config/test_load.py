@@ -215,6 +215,13 @@ def test_aliases_of_aliases_end(refused):
     assert "endless" in refused("\n".join(rows))[0]
 
 
+def test_merge_keys_of_merge_keys_end(refused):
+    rows = ["a0: &a0 {x: 1, y: 2}"]
+    rows += [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}" for n in range(1, 30)]
+
+    assert "merge keys make this file endless" in refused("\n".join(rows))[0]
+
+
 def test_a_key_given_twice_is_refused_and_both_places_are_told(refused):
     text = "server:\n  port: 1\n  host: localhost\n  port: 2\n" + DEMO
 
