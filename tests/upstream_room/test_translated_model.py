@@ -16,7 +16,7 @@ from app.calls.offer import OfferedTool
 from app.calls.states import BrokenCall, Finding, Flaw, ReadyCall
 from app.chat.errors import BrokenOff, ChatError
 from app.chat.events import ProviderError, StreamEnd
-from app.chat.ports import Ask
+from app.chat.ports import Ask, Message
 from app.chat.turn import TurnBuilder
 from app.upstream import litellm_model, resolve
 from app.upstream.catalogue import Catalogue
@@ -202,7 +202,7 @@ async def test_the_request_is_the_one_litellm_would_send(upstream, lanes, stream
 async def test_the_history_is_left_as_it_was(upstream, lanes):
     upstream.script(MODEL, [Reply(text="ok")], repeat_last=True)
     # litellm writes a role into a message that has none.
-    messages = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}, {"content": "Hello."}]
+    messages: list[Message] = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}, {"content": "Hello."}]
     before = json.dumps(messages)
     await heard(lanes()[0], Ask(messages))
     assert json.dumps(messages) == before
