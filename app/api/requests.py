@@ -195,6 +195,13 @@ class Items(Sequence[msgspec.Raw]):
 
 def read_chat_request(body: bytes, headers: Mapping[str, str], max_messages: int, max_depth: int = 100) -> ChatRequest:
     """The request, or a `ChatError` that names the field that is wrong."""
+    try:
+        return _read(body, headers, max_messages, max_depth)
+    except msgspec.DecodeError as error:  # in what is passed on unread otherwise: a number that no double can hold
+        raise invalid_json(str(error)) from None
+
+
+def _read(body: bytes, headers: Mapping[str, str], max_messages: int, max_depth: int) -> ChatRequest:
     came = passed = fields = read_fields(body, max_depth)
     hints: Mapping[int, Hint] = {}
     if HINT_MARK in body and "messages" in fields:

@@ -41,6 +41,8 @@ MAX_KEPT = 1000
 """Characters that are kept of arguments that had become too large."""
 MAX_QUOTE = 60
 """Characters of the model's text shown on either side of where it broke."""
+_BLANKS = " \t\r\n"
+"""What may follow an object in JSON. Other blanks make it a text that is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +216,7 @@ class Fragments:
             self._snapshots = -1
 
     def _watched(self, fragment: str) -> None:
-        if fragment.isspace() or not fragment:
+        if not fragment.strip(_BLANKS):
             return
         self._seen = None
         if self._watch is not None:

@@ -3,6 +3,7 @@
 Which fragment belongs to which call is decided in `gathering`; whether a call is whole is `app.calls.gate`'s business.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -187,7 +188,7 @@ class TurnBuilder:
     def _all_asides(self) -> dict[str, Any]:
         asides = {name: _folded(values) for name, values in self._asides.items()}
         blocks = self._thinking.blocks()
-        return asides | {"thinking_blocks": blocks} if blocks else asides
+        return _sound(asides | {"thinking_blocks": blocks} if blocks else asides)
 
     def _notice(self, finding: Finding) -> None:
         if finding not in self._noticed:
@@ -225,6 +226,21 @@ class _Thinking:
             self._blocks[-1]["thinking"] = sound_text("".join(self._pieces))
             self._pieces.clear()
             self._open = False
+
+
+def _sound(asides: dict[str, Any]) -> dict[str, Any]:
+    """The same without halves of surrogate pairs, which nobody can be sent. Read again only where there are some."""
+    if not asides:
+        return asides
+    try:
+        text = json.dumps(asides, ensure_ascii=False)
+    except (RecursionError, TypeError):  # too deep, or no JSON: what goes out in the end is not for a turn to say
+        return asides
+    sound = sound_text(text)
+    if sound == text:
+        return asides
+    read: dict[str, Any] = json.loads(sound)
+    return read
 
 
 def _folded(values: list[Any]) -> Any:

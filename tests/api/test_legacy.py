@@ -73,3 +73,10 @@ def test_what_is_wrong_is_a_400(fields: dict[str, Any]) -> None:
     with pytest.raises(ChatError) as caught:
         read(**fields)
     assert caught.value.status == 400
+
+
+def test_a_number_that_no_double_can_hold_is_the_clients_mistake():
+    body = b'{"model": "m", "messages": [{"role": "user", "content": "x", "odd": 1e999}], "functions": [{"name": "f"}]}'
+    with pytest.raises(ChatError, match="out of range") as caught:
+        read_chat_request(body, {}, 50)
+    assert (caught.value.status, caught.value.code) == (400, "invalid_json")

@@ -340,6 +340,18 @@ def test_an_object_is_seen_when_its_text_is_whole_and_not_before(value, places):
     assert canonical(seen.value) == canonical(value)
 
 
+def test_an_object_that_a_blank_of_no_json_follows_is_no_object_any_more():
+    written = Fragments()
+    written.add("{}{}")
+    assert written.object_so_far() is not None
+    written.add("\n")
+    assert written.object_so_far() is not None
+    written.add("\u2028")
+    assert written.object_so_far() is None
+    with pytest.raises(ArgumentsError):
+        written.read()
+
+
 def test_an_object_that_goes_on_is_no_object_any_more():
     written = Fragments()
     written.add("{}")

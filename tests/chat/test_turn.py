@@ -116,6 +116,12 @@ def test_unread_fields_are_joined_by_their_kind():
     assert turn.asides == {"refusal": "I cannot", "annotations": [1, 2, 3], "odd": {"a": 1, "b": 2}, "number": 2}
 
 
+def test_no_half_of_a_surrogate_pair_is_left_in_fields_nobody_reads():
+    turn = turn_of(Aside("odd\ud83d", {"name": "get_\ud83dweather", "parts": ["\ud83d\ude00"]}))
+    assert turn.asides == {"odd\ufffd": {"name": "get_\ufffdweather", "parts": ["\U0001f600"]}}
+    json.dumps(turn.assistant_message(), ensure_ascii=False).encode()
+
+
 def test_the_values_of_events_are_left_alone():
     first: list[int] = [1]
     turn_of(Aside("annotations", first), Aside("annotations", [2]))
