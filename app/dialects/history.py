@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from app.chat import late
 from app.chat.ports import Message
 from app.dialects.prompts import Style
 from app.dialects.writers import PastCall, PastResult
@@ -151,9 +152,7 @@ def _object(arguments: Any) -> dict[str, Any]:
 
 
 def _decoded(message: Message) -> dict[str, Any]:
-    if isinstance(message, dict):
-        return message
-    body = msgspec.json.decode(message)
+    body = late.read(message)
     return body if isinstance(body, dict) else {}
 
 

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import msgspec
 
 from app.calls.states import Flaw
+from app.chat import late
 from app.chat.errors import BrokenOff, ChatError
 from app.chat.events import AskedInWords, CallWritten, ModelEvent, TextDelta
 from app.chat.ports import Answer, Ask, Model
@@ -194,7 +195,7 @@ def _shapes(style: Style, choice: "_Choice", tools: Sequence[ToolSpec], form: _F
 
 
 def _plain(value: Any) -> Any:
-    return msgspec.json.decode(value) if isinstance(value, msgspec.Raw) else value
+    return late.read(value)
 
 
 @dataclass(frozen=True, slots=True)

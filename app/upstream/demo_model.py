@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from app.chat import late
 from app.chat.events import CallDelta, CallWritten, Finished, Head, ModelEvent, TextDelta, Usage
 from app.chat.ports import Answer, Ask
 
@@ -377,4 +378,4 @@ def _json(value: Any) -> str:
 
 
 def _decoded(value: Any) -> Any:
-    return msgspec.json.decode(value) if isinstance(value, msgspec.Raw) else value
+    return late.read(value)

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from app.chat import late
 from app.chat.errors import BrokenOff, ChatError
 from app.chat.events import Head, ModelEvent, ProviderError, TextDelta
 from app.chat.ports import Answer, Ask, Message
@@ -335,5 +336,5 @@ def _as_system(message: msgspec.Raw) -> msgspec.Raw:
 
 
 def _plain_options(given: Any) -> dict[str, Any]:
-    options = msgspec.json.decode(given) if isinstance(given, msgspec.Raw) else given
+    options = late.read(given)
     return options if isinstance(options, dict) else {}

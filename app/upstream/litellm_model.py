@@ -15,8 +15,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
-import msgspec
-
+from app.chat import late
 from app.chat.errors import BrokenOff, ChatError
 from app.chat.events import Finished, ModelEvent, ProviderError
 from app.chat.ports import Answer, Ask
@@ -406,7 +405,7 @@ _LEAVES = frozenset({str, int, float, bool, type(None)})
 
 def decoded(value: Any) -> Any:
     """litellm reads messages, so what came as bytes is read for it, and only for it."""
-    return msgspec.json.decode(value) if isinstance(value, msgspec.Raw) else value
+    return late.read(value)
 
 
 def _without_reason(chunk: dict[str, Any]) -> dict[str, Any]:

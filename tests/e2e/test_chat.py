@@ -288,6 +288,17 @@ async def test_a_failed_stream_ends_with_one_error_and_done(upstream: Upstream) 
     assert sum("error" in chunk for chunk in answer.chunks) == 1
 
 
+@pytest.mark.parametrize("lane", ["direct", "litellm"])
+@pytest.mark.parametrize("calling", ["native", "xml"])
+async def test_a_number_nobody_can_hold_is_never_a_fault_of_ours(upstream: Upstream, lane: str, calling: str) -> None:
+    upstream.script("m", [Reply(text="ok")] * 2, lax=True)
+    message = '{"role":"user","content":"hi","odd":1e999}'
+    async with serving(upstream, lane=lane, entry={"tool_calling": calling}) as served:
+        for fields in ('"top_k":1e999,"messages":[{"role":"user","content":"hi"}]', f'"messages":[{message}]'):
+            answer = await raw_post(served.url, f'{{"model":"m",{fields}}}'.encode())
+            assert answer.status in (200, 400), answer.body
+
+
 # Clients that leave ---------------------------------------------------------------------------------------------------
 
 
