@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -107,7 +107,7 @@ class _Asked:
     async def __aenter__(self) -> Answer:
         response = await opened(self._exchange, self._endpoint.secrets)
         try:
-            return _DirectAnswer(response, self._endpoint.secrets, self._answer_bytes)
+            return HttpAnswer(response, self._endpoint.secrets, self._answer_bytes)
         except TransportError as error:  # it can be seen at its head that the body cannot be read
             await self._exchange.__aexit__(type(error), error, error.__traceback__)
             raise errors.from_transport(error) from error
@@ -146,7 +146,20 @@ async def _refusal(response: Response, secrets: Sequence[str]) -> ChatError:
     return errors.from_status(response.status, response.headers, body, secrets=secrets)
 
 
-class _DirectAnswer:
+class Body(Protocol):
+    """Reads one kind of body, piece by piece."""
+
+    done: bool
+    fault: str | None
+
+    def feed(self, data: bytes) -> Sequence[ModelEvent]: ...
+
+    def finish(self) -> Sequence[ModelEvent]: ...
+
+
+class HttpAnswer:
+    """An answer read off a response of ours, whatever its body is written in: when it begins, breaks off and ends."""
+
     reason_is_raw = True
 
     def __init__(self, response: Response, secrets: Sequence[str], answer_bytes: int) -> None:
@@ -154,13 +167,13 @@ class _DirectAnswer:
         self._secrets = secrets
         self._most = answer_bytes
         self._reads = aiter(response.chunks())
-        self._body: _StreamedBody | _WholeBody | None = None
+        self._body: Body | None = None
         self._start = b""
         self._size = 0
         self._at_end = False
         self._begun = False
 
-    def __aiter__(self) -> "_DirectAnswer":
+    def __aiter__(self) -> "HttpAnswer":
         return self
 
     async def __anext__(self) -> Sequence[ModelEvent]:
@@ -195,8 +208,12 @@ class _DirectAnswer:
 
     def _first(self, data: bytes) -> Sequence[ModelEvent]:
         self._start += data
-        self._body = recognised(self._start, self._response.headers.get("content-type", ""))
+        self._body = self._recognise(self._start)
         return self._body.feed(self._start) if self._body is not None else ()
+
+    def _recognise(self, start: bytes) -> Body | None:
+        """What reads a body that begins like this; None while that cannot be told."""
+        return recognised(start, self._response.headers.get("content-type", ""))
 
     def _begin(self, batch: Sequence[ModelEvent]) -> None:
         """An error that comes before anything else is a failure of the request; a later one is part of the turn."""

@@ -2,7 +2,7 @@
 
 litellm reaches providers that nothing else here can reach. It also invents finish reasons, retries behind one's back,
 lets a request's fields choose addresses and keys, and puts the provider's body into its errors. What it does to an
-answer is undone here as far as it can be seen; `tests/upstream_room/test_litellm_contract.py` holds one test for each
+answer is undone here as far as it can be seen; `tests/upstream_room/test_litellm_model.py` holds one test for each
 such fact, so that a new litellm that does otherwise is noticed.
 """
 

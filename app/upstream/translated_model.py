@@ -18,14 +18,13 @@ import msgspec
 import structlog
 
 from app.calls.states import Flaw
-from app.chat.errors import BrokenOff, ChatError
-from app.chat.events import CallDelta, CallWritten, Finished, ModelEvent, ProviderError
+from app.chat.errors import ChatError
+from app.chat.events import CallDelta, CallWritten, Finished, ModelEvent
 from app.chat.ports import Answer, Ask, Message
 from app.upstream import errors
-from app.upstream.begun import has_begun
 from app.upstream.chunks import ChunkReader, read_completion
 from app.upstream.client import Client, Deadlines, Response, TransportError
-from app.upstream.direct_model import ANSWER_BYTES, opened, read_json
+from app.upstream.direct_model import ANSWER_BYTES, Body, HttpAnswer, opened, read_json
 from app.upstream.litellm_model import COMMON_EXTRAS, LiteLLMModel, decoded, loaded, plain
 from app.upstream.params import for_litellm
 from app.upstream.resolve import ThroughLiteLLM
@@ -254,84 +253,19 @@ def _address(base: str | None) -> str:
 # The answer -----------------------------------------------------------------------------------------------------------
 
 
-class _TranslatedAnswer:
-    reason_is_raw = True
-
+class _TranslatedAnswer(HttpAnswer):
     def __init__(self, response: Response, question: _Question, answer_bytes: int, lost: Lost) -> None:
-        self._response = response
+        super().__init__(response, question.secrets, answer_bytes)
         self._question = question
-        self._most = answer_bytes
         self._lost = lost
-        self._reads = aiter(response.chunks())
-        self._body: _Events | _Message | None = None
-        self._start = b""
-        self._size = 0
-        self._at_end = False
-        self._begun = False
 
-    def __aiter__(self) -> "_TranslatedAnswer":
-        return self
-
-    async def __anext__(self) -> Sequence[ModelEvent]:
-        batch: Sequence[ModelEvent] = ()
-        while not batch:
-            self._check()
-            batch = await self._next_batch()
-        if not self._begun:
-            self._begin(batch)
-        return batch
-
-    def _check(self) -> None:
-        """Whether there is more to come: it ends or breaks off only after what was read has been given out."""
-        body = self._body
-        if body is not None and body.fault is not None:
-            raise self._broken(BrokenOff(body.fault, transport_error=True))
-        if body is not None and body.done:
-            self._response.settle()
-            if not self._begun:
-                raise errors.bad_answer("The model's provider sent an empty answer.")
-            raise StopAsyncIteration
-        if self._at_end:
-            raise self._broken(BrokenOff("the body ended before its end mark", transport_error=False))
-
-    async def _next_batch(self) -> Sequence[ModelEvent]:
-        try:
-            data = await anext(self._reads)
-        except StopAsyncIteration:
-            self._at_end = True
-            return self._body.finish() if self._body is not None else ()
-        except TransportError as error:
-            raise self._broken(error) from error
-        self._size += len(data)
-        if self._size > self._most:
-            raise self._broken(BrokenOff(f"the answer is longer than {self._most} bytes", transport_error=True))
-        return self._body.feed(data) if self._body is not None else self._first(data)
-
-    def _first(self, data: bytes) -> Sequence[ModelEvent]:
-        self._start += data
-        mark = self._start.removeprefix(BOM).lstrip()[:1]
+    def _recognise(self, start: bytes) -> Body | None:
+        mark = start.removeprefix(BOM).lstrip()[:1]
         if not mark:
-            return ()
+            return None
         if mark == b"<":
             raise errors.bad_answer("The model's provider sent something that is not an answer.", "a web page")
-        self._body = (_Message if mark == b"{" else _Events)(self._question, self._lost)
-        return self._body.feed(self._start)
-
-    def _begin(self, batch: Sequence[ModelEvent]) -> None:
-        for event in batch:
-            if isinstance(event, ProviderError):
-                secrets = self._question.secrets
-                raise errors.reported(event.message, event.body, self._response.headers, secrets=secrets)
-            if has_begun((event,)):
-                self._begun = True
-                return
-
-    def _broken(self, error: TransportError | BrokenOff) -> Exception:
-        if not self._begun:
-            if isinstance(error, TransportError):
-                return errors.from_transport(error)
-            return errors.bad_answer("The model's provider sent an answer that is empty or cut off.", str(error))
-        return error if isinstance(error, BrokenOff) else BrokenOff(str(error), transport_error=True)
+        return (_Message if mark == b"{" else _Events)(self._question, self._lost)
 
 
 class _Events:
