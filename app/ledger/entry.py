@@ -1,9 +1,14 @@
 """The words of the ledger: one run of a tool, its states, and what a place to write it down has to promise."""
 
+import itertools
 import secrets
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
+
+import msgspec
+
+_OURS = secrets.token_hex(8)
+_count = itertools.count()
 
 
 class RunState(StrEnum):
@@ -20,8 +25,7 @@ class NotRecorded(Exception):
     """The ledger cannot be written. What may change the world must then not be started."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """The start of one run."""
 
     run_id: str
@@ -36,7 +40,8 @@ class Entry:
     started_at: float
     arguments: str | None = None
     """Only where the operator wants contents kept."""
-    id: str = field(default_factory=lambda: secrets.token_hex(16))
+    id: str = msgspec.field(default_factory=lambda: f"{_OURS}{next(_count):016x}")
+    """Counted within a process: rows that follow one another in the index are written to one page of it."""
 
 
 class Ledger(Protocol):
@@ -44,7 +49,7 @@ class Ledger(Protocol):
         """Write a start down. Durable on return where `entry.writes`; else soon. Raises `NotRecorded`."""
         ...
 
-    def end(self, id: str, state: RunState, note: str = "", result: str | None = None) -> None:
+    def end(self, entry: Entry, state: RunState, note: str = "", result: str | None = None) -> None:
         """Write an end down, soon. Never raises: the tool has run."""
         ...
 
@@ -57,7 +62,7 @@ class NoLedger:
     async def start(self, entry: Entry) -> None:
         pass
 
-    def end(self, id: str, state: RunState, note: str = "", result: str | None = None) -> None:
+    def end(self, entry: Entry, state: RunState, note: str = "", result: str | None = None) -> None:
         pass
 
     async def close(self) -> None:

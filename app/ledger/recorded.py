@@ -60,15 +60,15 @@ class RecordedToolbox:
             if entry.writes:
                 return Failed(NOT_WRITTEN_DOWN, FailureKind.REFUSED)
         except asyncio.CancelledError:
-            self._ledger.end(entry.id, RunState.FAILED, "never begun: the request ended first")
+            self._ledger.end(entry, RunState.FAILED, "never begun: the request ended first")
             raise
         try:
             outcome = await self._inner.run(call, report)
         except BaseException as failure:
-            self._ledger.end(entry.id, RunState.UNKNOWN, f"cut off: {type(failure).__name__}")
+            self._ledger.end(entry, RunState.UNKNOWN, f"cut off: {type(failure).__name__}")
             raise
         state, note = _seen(outcome)
-        self._ledger.end(entry.id, state, note, self._mask(outcome.text) if self._mask else None)
+        self._ledger.end(entry, state, note, self._mask(outcome.text) if self._mask else None)
         return outcome
 
     def _entry(self, call: ReadyCall) -> Entry:

@@ -8,14 +8,15 @@ marks the rows of those whose lock is free as `unknown`.
 import asyncio
 import contextlib
 import fcntl
+import functools
 import os
 import queue
 import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,10 +25,14 @@ import structlog
 from app.ledger.entry import Entry, NotRecorded, RunState
 
 FILE: Final = "ledger.sqlite3"
+SOON_SECONDS: Final = 0.02
+"""How long what nobody waits for may lie in memory. A commit costs far more than what is in it."""
 BATCH: Final = 500
-"""Statements of one transaction at most, so that nobody waits long for its end."""
+"""Rows from which on a transaction takes in no more, so that nobody waits long for its end."""
+ROWS: Final = 32
+"""Rows of one statement at most."""
 BACKLOG: Final = 20_000
-"""Statements that may wait to be written. Beyond it everyone waits: the disk is slower than we are."""
+"""Rows that may wait to be written. Beyond it everyone waits: the disk is slower than we are."""
 KEPT_SECONDS: Final = 30 * 86_400
 PRUNE_SECONDS: Final = 3600
 BUSY_SECONDS: Final = 5.0
@@ -60,15 +65,33 @@ CREATE TABLE IF NOT EXISTS spending (
 ) STRICT;
 """
 
+_COLUMNS: Final = (
+    "id", "process", "run_id", "turn", "call_id", "tool", "arguments_hash", "key_name", "writes", "started_at", "arguments",
+    "state", "ended_at", "note", "result",
+)  # fmt: skip
+_OF_THE_END: Final = ("state", "ended_at", "note", "result")
+_SPENT: Final = "INSERT INTO spending VALUES (?1, ?2, max(0, ?3)) ON CONFLICT (key_name, period) DO UPDATE SET nano = max(0, nano + ?3)"
+
 log = structlog.get_logger("callgate.ledger")
 
 
 @dataclass(slots=True)
-class _Write:
-    statement: str
-    values: tuple[Any, ...]
-    done: "asyncio.Future[None] | None" = None
-    """Somebody waits for it to be on the disk."""
+class _Batch:
+    """What is handed to the thread at once."""
+
+    runs: "dict[str, tuple[Any, ...]]" = field(default_factory=dict)
+    """The newest row of each run: one that began and ended since the last batch is written once."""
+    spending: "list[tuple[str, str, int]]" = field(default_factory=list)
+    waiting: "list[asyncio.Future[None]]" = field(default_factory=list)
+    """Of those who wait for it to be on the disk."""
+
+    def __len__(self) -> int:
+        return len(self.runs) + len(self.spending)
+
+    def take_in(self, later: "_Batch") -> None:
+        self.runs |= later.runs
+        self.spending += later.spending
+        self.waiting += later.waiting
 
 
 class SqliteLedger:
@@ -80,7 +103,11 @@ class SqliteLedger:
         self._path = folder / FILE
         self._lock = _Lock.take(folder, self.process)
         self._loop = asyncio.get_running_loop()
-        self._waiting: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
+        self._next = _Batch()
+        self._is_urgent = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._handed: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
+        self._behind = 0
         self._refused = ""
         self._path.touch(mode=0o600)
         database = _opened(self._path)
@@ -99,13 +126,36 @@ class SqliteLedger:
         return self._spent
 
     async def start(self, entry: Entry) -> None:
-        if self._refused and entry.writes:
-            await self._try_again()
-        statement = (
-            "INSERT INTO runs (id, process, run_id, turn, call_id, tool, arguments_hash, key_name, writes, started_at, state,"
-            " arguments) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'started', ?)"
-        )
-        values = (
+        self._next.runs[entry.id] = self._row(entry, RunState.STARTED)
+        if entry.writes or self._behind > BACKLOG:
+            await self._written()
+        else:
+            self._soon()
+
+    def end(self, entry: Entry, state: RunState, note: str = "", result: str | None = None) -> None:
+        self._next.runs[entry.id] = self._row(entry, state, time.time(), note, result)
+        self._soon()
+
+    def remember_spending(self, key_name: str, period: str, nano: int) -> None:
+        """Add to what a key has spent in a period, soon. Several processes may add to the same."""
+        self._next.spending.append((key_name, period, nano))
+        self._soon()
+
+    async def close(self) -> None:
+        """Write what waits, and let go of the file. The thread ends by itself even if nobody waits for it."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._hand_over()
+        self._handed.put(None)
+        while self._thread.is_alive():  # noqa: ASYNC110 - a thread has no event of the loop's to set after its last step
+            await asyncio.sleep(0.005)
+        self._lock.release()
+
+    def _row(
+        self, entry: Entry, state: RunState, ended_at: float | None = None, note: str = "", result: str | None = None
+    ) -> tuple[Any, ...]:
+        """In the order of `_COLUMNS`."""
+        return (
             entry.id,
             self.process,
             entry.run_id,
@@ -117,39 +167,49 @@ class SqliteLedger:
             entry.writes,
             entry.started_at,
             _writable(entry.arguments),
+            state.value,
+            ended_at,
+            note,
+            _writable(result),
         )
-        if entry.writes or self._waiting.qsize() > BACKLOG:
-            await self._written(statement, values)
-        else:
-            self._waiting.put(_Write(statement, values))
 
-    def end(self, id: str, state: RunState, note: str = "", result: str | None = None) -> None:
-        statement = "UPDATE runs SET state = ?, ended_at = ?, note = ?, result = ? WHERE id = ?"
-        self._waiting.put(_Write(statement, (str(state), time.time(), note, _writable(result), id)))
+    # -- from the loop to the thread
 
-    def remember_spending(self, key_name: str, period: str, nano: int) -> None:
-        """Add to what a key has spent in a period, soon. Several processes may add to the same."""
-        statement = (
-            "INSERT INTO spending VALUES (?1, ?2, max(0, ?3))"
-            " ON CONFLICT (key_name, period) DO UPDATE SET nano = max(0, nano + ?3)"
-        )
-        self._waiting.put(_Write(statement, (key_name, period, nano)))
-
-    async def close(self) -> None:
-        """Write what waits, and let go of the file. The thread ends by itself even if nobody waits for it."""
-        self._waiting.put(None)
-        while self._thread.is_alive():  # noqa: ASYNC110 - a thread has no event of the loop's to set after its last step
-            await asyncio.sleep(0.005)
-        self._lock.release()
-
-    async def _written(self, statement: str, values: tuple[Any, ...]) -> None:
+    async def _written(self) -> None:
+        """Wait until all that has come so far is on the disk. Who asks in one turn of the loop is written together."""
         done: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.put(_Write(statement, values, done))
+        self._next.waiting.append(done)
+        if not self._is_urgent:
+            self._is_urgent = True
+            self._loop.call_soon(self._hand_over)
         await done
 
-    async def _try_again(self) -> None:
-        """After a failure: is the disk writable again? Asked with a write that changes nothing."""
-        await self._written("UPDATE runs SET note = note WHERE id = ?", ("",))
+    def _soon(self) -> None:
+        """What nobody waits for goes with the next that somebody does, or when it has waited long enough."""
+        if self._timer is None:
+            self._timer = self._loop.call_later(SOON_SECONDS, self._time_is_up)
+
+    def _time_is_up(self) -> None:
+        self._timer = None
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        self._is_urgent = False
+        batch = self._next
+        if batch or batch.waiting:
+            self._next = _Batch()
+            self._behind += len(batch)
+            self._handed.put(batch)
+
+    def _tell(self, batch: _Batch, failure: str) -> None:
+        self._behind -= len(batch)
+        for done in batch.waiting:
+            if done.done():
+                continue
+            if failure:
+                done.set_exception(NotRecorded(failure))
+            else:
+                done.set_result(None)
 
     # -- in the thread
 
@@ -168,37 +228,25 @@ class SqliteLedger:
         finally:
             database.close()
 
-    def _next_batch(self) -> tuple[list[_Write], bool]:
+    def _next_batch(self) -> tuple[_Batch, bool]:
         """What waits, and whether there will be more. Waits for the first."""
-        batch: list[_Write] = []
-        while len(batch) < BATCH:
+        whole = _Batch()
+        while len(whole) < BATCH:
             try:
-                write = self._waiting.get(block=not batch)
+                batch = self._handed.get(block=not (whole or whole.waiting))
             except queue.Empty:
                 break
-            if write is None:
-                return batch, False
-            batch.append(write)
-        return batch, True
+            if batch is None:
+                return whole, False
+            whole.take_in(batch)
+        return whole, True
 
-    def _say(self, batch: list[_Write], failure: str) -> None:
+    def _say(self, batch: _Batch, failure: str) -> None:
         if failure and failure != self._refused:
             log.error("the ledger cannot be written", error=failure, path=str(self._path))
         self._refused = failure
-        waited_for = [write.done for write in batch if write.done is not None]
-        if waited_for:
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever waited
-                self._loop.call_soon_threadsafe(_tell, waited_for, failure)
-
-
-def _tell(waited_for: "list[asyncio.Future[None]]", failure: str) -> None:
-    for done in waited_for:
-        if done.done():
-            continue
-        if failure:
-            done.set_exception(NotRecorded(failure))
-        else:
-            done.set_result(None)
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever waited
+            self._loop.call_soon_threadsafe(self._tell, batch, failure)
 
 
 def _opened(path: Path) -> sqlite3.Connection:
@@ -208,20 +256,38 @@ def _opened(path: Path) -> sqlite3.Connection:
     return database
 
 
-def _commit(database: sqlite3.Connection, batch: list[_Write]) -> str:
+def _commit(database: sqlite3.Connection, batch: _Batch) -> str:
     """Why it could not be written, or nothing."""
-    if not batch:
-        return ""
     try:
-        database.execute("BEGIN IMMEDIATE")
-        for write in batch:
-            database.execute(write.statement, write.values)
-        database.execute("COMMIT")
+        rows = list(batch.runs.values())
+        writes = [_rows_written(rows[at : at + ROWS]) for at in range(0, len(rows), ROWS)]
+        writes += [(_SPENT, values) for values in batch.spending]
+        if len(writes) > 1:
+            database.execute("BEGIN IMMEDIATE")
+        for statement, values in writes:
+            database.execute(statement, values)
+        if len(writes) > 1:
+            database.execute("COMMIT")
     except Exception as failure:  # noqa: BLE001 - whatever it is, whoever waits must hear of it and the thread go on
         with contextlib.suppress(sqlite3.Error):
             database.execute("ROLLBACK")
         return f"{type(failure).__name__}: {failure}"
     return ""
+
+
+def _rows_written(rows: Sequence[tuple[Any, ...]]) -> tuple[str, Sequence[Any]]:
+    return _statement(len(rows)), [value for row in rows for value in row]
+
+
+@functools.cache
+def _statement(rows: int) -> str:
+    """Several rows in one statement: each takes the interpreter's lock from the event loop and gives it back several times."""
+    row = f"({', '.join('?' * len(_COLUMNS))})"
+    ended = ", ".join(f"{column} = excluded.{column}" for column in _OF_THE_END)
+    return (
+        f"INSERT INTO runs ({', '.join(_COLUMNS)}) VALUES {', '.join([row] * rows)}"  # noqa: S608 - our own words
+        f" ON CONFLICT (id) DO UPDATE SET {ended}"
+    )
 
 
 def _prune(database: sqlite3.Connection) -> None:

@@ -27,7 +27,7 @@ def config(tmp_path: Path) -> Path:
                 "run_1", 0, f"call_{at}", "pay", "00", "alice", True, 1_795_003_200.0 + at, arguments="s3cret"
             )
             await ledger.start(entry)
-            ledger.end(entry.id, state, "timeout" if state is RunState.UNKNOWN else "", "s3cret")
+            ledger.end(entry, state, "timeout" if state is RunState.UNKNOWN else "", "s3cret")
         await ledger.close()
 
     asyncio.run(fill())

@@ -28,7 +28,7 @@ class ListLedger:
         self.entries.append(entry)
         self.told.append(("start", entry.call_id))
 
-    def end(self, id: str, state: RunState, note: str = "", result: str | None = None) -> None:
+    def end(self, entry: Entry, state: RunState, note: str = "", result: str | None = None) -> None:
         self.told.append((str(state), note))
         self.results.append(result)
 

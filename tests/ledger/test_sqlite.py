@@ -41,6 +41,12 @@ def rows(folder: Path) -> dict[str, str]:
         return dict(database.execute("SELECT call_id, state FROM runs"))
 
 
+async def until(folder: Path, expected: dict[str, str]) -> None:
+    async with asyncio.timeout(10):
+        while rows(folder) != expected:  # noqa: ASYNC110 - another process would see it no other way
+            await asyncio.sleep(0.001)
+
+
 async def test_a_start_that_may_write_is_there_before_the_tool_begins(tmp_path: Path) -> None:
     async with opened(tmp_path) as ledger:
         await ledger.start(entry())
@@ -53,8 +59,32 @@ async def test_ends_are_written_at_the_latest_on_closing(tmp_path: Path, state: 
         for writes in (True, False):
             one = entry(f"call_{writes}", writes=writes)
             await ledger.start(one)
-            ledger.end(one.id, state, "note")
+            ledger.end(one, state, "note")
     assert rows(tmp_path) == {"call_True": state, "call_False": state}
+
+
+async def test_what_nobody_waits_for_is_there_soon(tmp_path: Path) -> None:
+    async with opened(tmp_path) as ledger:
+        one = entry("looked_up", writes=False)
+        await ledger.start(one)
+        assert rows(tmp_path) == {}
+        await until(tmp_path, {"looked_up": "started"})
+        ledger.end(one, RunState.DONE)
+        await until(tmp_path, {"looked_up": "done"})
+
+
+async def test_a_run_is_one_row_whether_its_start_and_end_are_written_together_or_not(tmp_path: Path) -> None:
+    async with opened(tmp_path) as ledger:
+        for name in ("together", "apart"):
+            one = entry(name, writes=name == "apart")
+            await ledger.start(one)
+            ledger.end(one, RunState.FAILED, "raised", "text")
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
+        found = database.execute("SELECT call_id, tool, key_name, state, note, result FROM runs ORDER BY call_id")
+        assert found.fetchall() == [
+            (name, "pay", "alice", "failed", "raised", "text") for name in ("apart", "together")
+        ]
+        assert database.execute("SELECT count(*) FROM runs WHERE ended_at IS NULL").fetchone() == (0,)
 
 
 async def test_starts_side_by_side_share_a_batch_and_none_is_lost(tmp_path: Path) -> None:
@@ -75,7 +105,7 @@ async def main():
     ledger = SqliteLedger(Path({str(tmp_path)!r}))
     done = entry("call_done")
     await ledger.start(done)
-    ledger.end(done.id, RunState.DONE)
+    ledger.end(done, RunState.DONE)
     await ledger.start(entry("call_lost"))
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -126,7 +156,7 @@ async def test_old_rows_go(tmp_path: Path) -> None:
     async with opened(tmp_path) as ledger:
         old = entry("old", started_at=1.0)
         await ledger.start(old)
-        ledger.end(old.id, RunState.DONE)
+        ledger.end(old, RunState.DONE)
         ledger.remember_spending("alice", "1999-01", 7)
     async with opened(tmp_path) as ledger:
         await ledger.start(entry("new"))
