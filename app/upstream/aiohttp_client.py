@@ -8,15 +8,25 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 
-from app.upstream.client import Broken, ConnectFailed, Deadlines, Response, TimedOut, TooLarge, TransportError, Which
+from app.upstream.client import (
+    COMPRESSED,
+    DRAIN_BYTES,
+    DRAIN_SECONDS,
+    KEEP_ALIVE_SECONDS,
+    Broken,
+    ConnectFailed,
+    Deadlines,
+    Response,
+    TimedOut,
+    TransportError,
+    Which,
+    read_whole,
+    reason,
+)
 
-KEEP_ALIVE_SECONDS = 30.0
 HEADER_BYTES = 32_768
 """Some gateways send long policy headers; aiohttp's 8 KiB is too little for them."""
 LARGE_BYTES = 2**20
-DRAIN_SECONDS = 0.5
-DRAIN_BYTES = 65_536
-"""After the end mark a server owes us no more than a chunk terminator; one that lingers loses its connection."""
 
 
 class AiohttpClient:
@@ -69,9 +79,9 @@ class AiohttpClient:
                 raise
             raise TimedOut("total" if limit == deadlines.total else "first_byte", limit) from None
         except (aiohttp.ClientConnectorError, aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
-            raise ConnectFailed(_reason(error)) from error
+            raise ConnectFailed(reason(error)) from error
         except aiohttp.ClientError as error:
-            raise Broken(_reason(error)) from error
+            raise Broken(reason(error)) from error
 
     def _opened(self) -> aiohttp.ClientSession:
         # Made on first use because a session belongs to the loop it was made in.
@@ -111,18 +121,11 @@ class _AiohttpResponse:
 
     def chunks(self) -> "_Reads":
         if self.headers.get("content-encoding", "identity").lower() != "identity":
-            raise Broken("the body is compressed although that was not asked for")
+            raise Broken(COMPRESSED)
         return _Reads(self)
 
     async def read(self, limit: int) -> bytes:
-        parts: list[bytes] = []
-        size = 0
-        async for part in self.chunks():
-            size += len(part)
-            if size > limit:
-                raise TooLarge(limit)
-            parts.append(part)
-        return b"".join(parts)
+        return await read_whole(self.chunks(), limit)
 
     def settle(self) -> None:
         self.settled = True
@@ -149,7 +152,7 @@ class _Reads:
         except TransportError:
             raise
         except (aiohttp.ClientError, OSError) as error:
-            raise Broken(_reason(error)) from error
+            raise Broken(reason(error)) from error
         finally:
             self._watch.read()
         if not data:
@@ -213,7 +216,3 @@ async def _drain(raw: aiohttp.ClientResponse) -> None:
         pass  # nobody waits for these bytes; the connection is closed below
     finally:
         raw.close()
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:300]

@@ -80,3 +80,29 @@ class Broken(TransportError):
 class TooLarge(TransportError):
     def __init__(self, limit: int) -> None:
         super().__init__(f"body is longer than {limit} bytes")
+
+
+# What every implementation goes by ------------------------------------------------------------------------------------
+
+KEEP_ALIVE_SECONDS = 30.0
+"""Less than what servers allow a silent connection: one that they are about to close must not be asked again."""
+DRAIN_SECONDS = 0.5
+DRAIN_BYTES = 65_536
+"""After the end mark a server owes us no more than a chunk terminator; one that lingers loses its connection."""
+COMPRESSED = "the body is compressed although that was not asked for"
+
+
+async def read_whole(chunks: AsyncIterator[bytes], limit: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    async for part in chunks:
+        size += len(part)
+        if size > limit:
+            raise TooLarge(limit)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def reason(error: BaseException) -> str:
+    """What a library or the system says went wrong, for the log."""
+    return f"{type(error).__name__}: {error}"[:300]

@@ -213,7 +213,7 @@ class HttpAnswer:
 
     def _recognise(self, start: bytes) -> Body | None:
         """What reads a body that begins like this; None while that cannot be told."""
-        return recognised(start, self._response.headers.get("content-type", ""))
+        return recognised(start, self._response)
 
     def _begin(self, batch: Sequence[ModelEvent]) -> None:
         """An error that comes before anything else is a failure of the request; a later one is part of the turn."""
@@ -324,13 +324,14 @@ def read_json(text: bytes) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-def recognised(start: bytes, content_type: str) -> _StreamedBody | _WholeBody | None:
+def recognised(start: bytes, response: Response) -> _StreamedBody | _WholeBody | None:
     """What a body is, is told by how it begins: servers label errors as streams, and streams as plain text."""
     mark = start.removeprefix(BOM).lstrip()[:1]
     if not mark:
         return None
     if mark in b"{[":
         return _WholeBody()
+    content_type = response.headers.get("content-type", "")
     if mark == b"<" or "html" in content_type.lower():
         raise errors.bad_answer(
             "The model's provider sent something that is not an answer.", f"content-type {content_type!r}"

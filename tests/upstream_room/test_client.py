@@ -341,6 +341,53 @@ async def test_a_second_answer_to_one_question_is_never_taken_for_the_next(clien
     assert server.connections == 2
 
 
+async def test_nor_is_the_beginning_of_one_that_came_with_the_rest_of_a_settled_answer():
+    client = LeanClient()
+    ask_for_end, drained = asyncio.Event(), asyncio.Event()
+
+    async def serve(request, wire):
+        await wire.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nright\r\n")
+        if len(server.requests) == 1:
+            await ask_for_end.wait()
+            await wire.send("0\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\noth")
+            drained.set()
+        else:
+            await wire.send("0\r\n\r\n")
+
+    async with serving(serve) as server, asyncio.timeout(5):
+        async with client.post(server.url, {}, b"", QUICK) as response:
+            assert await anext(response.chunks()) == b"right"
+            response.settle()
+        ask_for_end.set()
+        await drained.wait()
+        await until_drained(client)
+        assert await read_all(client, server.url) == b"right"
+        await client.close()
+    assert server.connections == 2
+
+
+async def test_a_trailer_is_no_header(client):
+    async def serve(request, wire):
+        await wire.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nX-Late: 1\r\n\r\n")
+
+    async with serving(serve) as server, client.post(server.url, {}, b"", QUICK) as response:
+        assert await response.read(10) == b"x"
+        assert "x-late" not in response.headers
+
+
+async def test_an_encoding_that_is_told_in_two_lines_is_still_one_we_cannot_read():
+    client = LeanClient()
+
+    async def serve(request, wire):
+        lines = "Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n"
+        await wire.send(f"HTTP/1.1 200 OK\r\n{lines}\r\n1\r\nx\r\n0\r\n\r\n")
+
+    async with serving(closing(serve)) as server:
+        with pytest.raises(Broken):
+            await read_all(client, server.url)
+        await client.close()
+
+
 async def test_switching_protocols_is_no_answer():
     client = LeanClient()
 
