@@ -14,15 +14,15 @@ import msgspec
 
 from app.chat import late
 from app.chat.errors import BrokenOff, ChatError
-from app.chat.events import Head, ModelEvent, ProviderError, TextDelta
+from app.chat.events import Head, ModelEvent, ProviderError
 from app.chat.ports import Answer, Ask, Message
 from app.upstream import errors
 from app.upstream.begun import is_said
 from app.upstream.chunks import ChunkReader, read_completion
 from app.upstream.client import Client, Deadlines, Response, TransportError
+from app.upstream.frame import Frame
 from app.upstream.params import for_body
 from app.upstream.sse import BOM, SseReader, SseTooLarge, looks_like_keep_alive
-from app.upstream.text_frame import TextFrame
 
 ANSWER_BYTES = 64 * 1024 * 1024
 """More than any model writes in one turn, images included. What is allowed where nobody says otherwise."""
@@ -240,11 +240,15 @@ class _StreamedBody:
     def __init__(self) -> None:
         self._sse = SseReader()
         self._chunks = ChunkReader()
-        self._frame = TextFrame()
+        self._frame = Frame()
         self.done = False
         self.fault: str | None = None
 
     def feed(self, data: bytes) -> Sequence[ModelEvent]:
+        if self._sse.is_between_events and not self._chunks.holds_half:
+            events = self._frame.read_in(data)
+            if events is not None:
+                return events
         try:
             payloads = self._sse.feed(data)
         except SseTooLarge as error:
@@ -260,9 +264,9 @@ class _StreamedBody:
     def _read(self, payloads: Sequence[bytes]) -> Sequence[ModelEvent]:
         events: list[ModelEvent] = []
         for payload in payloads:
-            text = self._frame.text_in(payload)
-            if text is not None and not self._chunks.holds_half:
-                events.append(TextDelta(text))
+            framed = self._frame.payload_in(payload)
+            if framed is not None and not self._chunks.holds_half:
+                events += framed
                 continue
             if payload == DONE or payload.strip() == DONE:
                 self.done = True

@@ -26,20 +26,24 @@ class SseReader:
         self._data_size = 0
         self._after_cr = False
 
+    @property
+    def is_between_events(self) -> bool:
+        """Whether nothing of what has come is still waiting for its end."""
+        return not self._line and not self._data and not self._after_cr
+
     def feed(self, data: bytes) -> list[bytes]:
         if self._start is not None:
             data = self._without_bom(data)
-        if self._is_between_events() and len(data) <= self._bound and _is_one_plain_event(data):
-            return [data[6:-2]]
+        if self.is_between_events and len(data) <= self._bound:
+            events = _plain_events(data)
+            if events is not None:
+                return events
         return self._read_lines(self._with_plain_ends(data))
 
     def finish(self) -> list[bytes]:
         """What was left without its blank line. Some servers end so; whether it is whole is for the caller to see."""
         start, self._start = self._start, None
         return self._read_lines((start or b"") + b"\n\n")
-
-    def _is_between_events(self) -> bool:
-        return not self._line and not self._data and not self._after_cr
 
     def _without_bom(self, data: bytes) -> bytes:
         assert self._start is not None
@@ -106,11 +110,9 @@ def looks_like_keep_alive(payload: bytes) -> bool:
     return not text or text.startswith(b":") or text.lower() in KEEP_ALIVE_WORDS
 
 
-def _is_one_plain_event(data: bytes) -> bool:
-    """Most reads are one event of one line; it is told by three look-ups in C."""
-    return (
-        data.startswith(b"data: ")
-        and data.find(b"\n") == len(data) - 2
-        and data.endswith(b"\n\n")
-        and b"\r" not in data
-    )
+def _plain_events(data: bytes) -> list[bytes] | None:
+    """Most reads are whole events of one line each; they are told and cut by a few look-ups in C."""
+    if not data.startswith(b"data: ") or not data.endswith(b"\n\n") or b"\r" in data:
+        return None
+    events = data[6:-2].split(b"\n\ndata: ")
+    return events if data.count(b"\n") == 2 * len(events) and all(events) else None
