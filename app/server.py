@@ -36,6 +36,9 @@ ENDING_SECONDS = 5.0
 AT_ONCE_SECONDS = 2.0
 """The same for all of it together after a second signal."""
 
+LAST_WORDS_SECONDS = 0.2
+"""For log lines that wait to be written, where nobody may be reading them."""
+
 
 def serve(loaded: Loaded, read: Callable[[], Loaded] | None = None) -> int:
     """Serve until told to stop; `read` reads the config again.
@@ -155,9 +158,16 @@ class DrainingServer(uvicorn.Server):
 
 def _leave_no_later_than(seconds: float, code: int) -> None:
     """Whatever hangs: a tool that keeps the event loop to itself would keep the process for ever."""
-    timer = threading.Timer(seconds, os._exit, (code,))
+    timer = threading.Timer(seconds, _leave, (code,))
     timer.daemon = True
     timer.start()
+
+
+def _leave(code: int) -> None:
+    last_words = threading.Thread(target=logs.write_all, daemon=True)
+    last_words.start()
+    last_words.join(LAST_WORDS_SECONDS)
+    os._exit(code)
 
 
 def _reading(loaded: Loaded, read: Callable[[], Loaded], redactor: Redactor) -> Reading:

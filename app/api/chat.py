@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, Protocol
 
 import msgspec
-import structlog
 from starlette.types import Receive, Scope, Send
 
 from app.api import legacy
@@ -70,8 +69,8 @@ class ChatEndpoint:
         async def begin(receive: Receive, send: Send) -> Ended:
             with self._house.lease() as runtime:
                 run = Run(runtime, self._house.conversations, visit, request, caller)
-                with structlog.contextvars.bound_contextvars(run_id=run.id):
-                    return await run.answer(receive, send)
+                visit.ids["run_id"] = run.id
+                return await run.answer(receive, send)
 
         key = visit.headers.get("idempotency-key")
         if key is None:
@@ -101,7 +100,7 @@ class Run:
         if self._relay is None:
             self._open_all_choices()
         visit.model = self._chats[0].model_name
-        visit.notes |= {"model": request.model, "stream": request.stream, "run_id": self.id}
+        visit.notes |= {"model": request.model, "stream": request.stream}
 
     async def answer(self, receive: Receive, send: Send) -> Ended:
         answer = self._streamed() if self._request.stream else self._whole()

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from structlog.contextvars import bind_contextvars
 
 from app.api.cors import METHODS, cors_headers, preflight_headers
 from app.api.errors import as_chat_error, encode
@@ -20,7 +19,7 @@ from app.auth.keys import Caller
 from app.chat.errors import ChatError
 from app.chat.ids import new_id
 from app.runtime import House
-from app.telemetry.logs import Log
+from app.telemetry.logs import Log, stand_on_every_line
 
 OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/health"})
 """Asked by probes that have no key. They tell nothing but that the house stands."""
@@ -42,11 +41,13 @@ log = Log("callgate.access")
 class Visit:
     """One request, from the door's point of view. Whoever handles it may add notes for the log line."""
 
-    __slots__ = ("caller", "headers", "model", "notes", "request_id", "route", "started", "status", "wrote")
+    __slots__ = ("caller", "headers", "ids", "model", "notes", "request_id", "route", "started", "status", "wrote")
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         given = headers.get("x-request-id", "")
         self.request_id = given if SAFE_REQUEST_ID.fullmatch(given) else new_id("req")
+        self.ids = {"request_id": self.request_id}
+        """On every line that is written on its behalf."""
         self.headers = headers
         self.caller: Caller | None = None
         self.route = "other"
@@ -88,8 +89,8 @@ class Door:
                 message["headers"] = [*message.get("headers", ()), *marks]
             await send(message)
 
-        # Never unbound: a server runs each request in a context of its own, which ends with it.
-        bind_contextvars(request_id=visit.request_id)
+        # Never taken back: a server runs each request in a context of its own, which ends with it.
+        stand_on_every_line(visit.ids)
         try:
             if scope["method"] == "OPTIONS":
                 await self._answer_options(visit, send_marked)

@@ -101,7 +101,6 @@ class Keyring:
     def identify(self, headers: Mapping[str, str]) -> Caller:
         """The caller, or `ChatError` 401. Header names are lower case, as ASGI and starlette have them."""
         self._look_again()
-        self._look_again()
         if self.open:
             return ANONYMOUS
         key = _key_in(headers)

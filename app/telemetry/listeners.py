@@ -122,15 +122,14 @@ class MetricsListener:
             case ModelRetried():
                 self._metrics.retries.of(self._model).inc()
             case ChatEnded(ending=ending, usage=usage):
-                self._metrics.chats.of(self._model, str(ending.kind), ending.finish_reason).inc()
+                self._metrics.model(self._model).ended(ending.kind.value, ending.finish_reason)
                 if usage:
-                    self._metrics.spent(self._model, usage)
+                    self._metrics.model(self._model).spent(usage)
             case _:
                 return
 
     def _turn_ended(self, answer: TurnAccount) -> None:
-        self._metrics.turns.of(self._model).inc()
-        self._metrics.turn_seconds.of(self._model).observe(answer.seconds)
+        self._metrics.model(self._model).turn(answer.seconds)
         if (words := answer.in_words) is not None:
             self._metrics.prompt_tokens_added.of(self._model, words.format).inc(words.extra_tokens)
         for finding in _findings(answer):

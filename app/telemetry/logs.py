@@ -1,7 +1,7 @@
 """Logs: one shape for ours and everybody else's, written line by line to standard error, with secrets masked.
 
-Lines are JSON for machines, or coloured text on a terminal. Request and run ids come from structlog's context
-variables, which whoever has them binds. The server's own access log is off: the API writes one line for each request.
+Lines are JSON for machines, or coloured text on a terminal. The ids of a request and its run stand on every line that is
+written on its behalf. The server's own access log is off: the API writes one line for each request.
 """
 
 import asyncio
@@ -11,11 +11,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, Final, TextIO
 
 import orjson
 import structlog
-from structlog.contextvars import get_contextvars
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from app.config.secret_names import means_secret
@@ -39,7 +39,10 @@ went away, and why, is a line of ours."""
 
 _WITH_HANDLERS: Final = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
 
-_SHORT_NUMBER: Final = 1000.0
+_SHORT_NUMBER: Final = 1000
+
+_GATHERED_SECONDS: Final = 0.005
+"""How long lines are gathered where they come all the time."""
 
 _STANDARD_LEVELS: Final = (logging.CRITICAL, logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
 
@@ -62,6 +65,15 @@ def configure(redactor: Redactor, *, level: str = "info", format: str = "auto", 
         cache_logger_on_first_use=False,
     )
     _bridge(logging.getLevelNamesMapping()[level.upper()])
+
+
+def stand_on_every_line(ids: dict[str, str]) -> None:
+    """From now on in this context. The dict is the caller's, who may add to it later: a run's id is known after its
+    request's. One variable for all of them, because each costs every request and every line."""
+    _ids.set(ids)
+
+
+_ids: ContextVar[dict[str, str] | None] = ContextVar("callgate_ids", default=None)
 
 
 def masked(text: str) -> str:
@@ -105,7 +117,7 @@ class Log:
         if quick is None or not quick.is_in_charge():
             getattr(structlog.get_logger(self._name), level)(event, **{**self._bound, **fields})
         elif number >= quick.threshold:
-            quick.write(self._name, level, event, {**get_contextvars(), **self._bound, **fields})
+            quick.write(self._name, level, event, {**self._bound, **fields} if self._bound else fields)
 
 
 class _Quick:
@@ -114,6 +126,7 @@ class _Quick:
     def __init__(self, redactor: Redactor, threshold: int, processors: list[Processor], stream: TextIO | None) -> None:
         self.threshold = threshold
         self._mask = redactor.value
+        self._harmless = redactor.harmless
         self._processors = processors
         self._lines = _Lines(None, stream)
         self._second = -1
@@ -125,12 +138,12 @@ class _Quick:
 
     def write(self, name: str, level: str, event: str, fields: dict[str, Any]) -> None:
         line: dict[str, Any] = {"timestamp": self._now(), "level": level, "event": self._mask(event), "logger": name}
+        if (ids := _ids.get()) is not None:
+            fields = {**ids, **fields}
+        harmless = self._harmless()
         for key, value in fields.items():
-            kind = type(value)
-            if (kind is bool or value is None or (kind is float and _is_short(value))) and not means_secret(key):
-                line[key] = value
-            else:
-                line[key] = _cut(self._mask(value, key))
+            plain = value in harmless if type(value) is str else _is_plain(value)
+            line[key] = value if plain and not means_secret(key) else _cut(self._mask(value, key))
         self._lines.msg(_as_json(None, level, line))
 
     def _now(self) -> str:
@@ -143,9 +156,12 @@ class _Quick:
         return f"{self._until_second}{rest // 1000:06d}Z"
 
 
-def _is_short(number: float) -> bool:
-    """Too short to be a secret: a time that we took."""
-    return -_SHORT_NUMBER < number < _SHORT_NUMBER and round(number, 3) == number
+def _is_plain(value: Any) -> bool:
+    """Too short to be a secret: a yes or no, a small number, a time that we took."""
+    kind = type(value)
+    if kind is int or kind is float:
+        return -_SHORT_NUMBER < value < _SHORT_NUMBER and (kind is int or round(value, 3) == value)
+    return value is None or kind is bool
 
 
 _quick: _Quick | None = None
@@ -156,6 +172,7 @@ def _processors(redactor: Redactor, *, console: bool, colors: bool) -> list[Proc
     if console:
         last = [_on_one_line, structlog.dev.ConsoleRenderer(colors=colors)]
     return [
+        _with_ids,
         structlog.contextvars.merge_contextvars,
         _add_logger_name,
         structlog.processors.add_log_level,
@@ -165,6 +182,11 @@ def _processors(redactor: Redactor, *, console: bool, colors: bool) -> list[Proc
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         *last,
     ]
+
+
+def _with_ids(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    ids = _ids.get()
+    return event if ids is None else {**ids, **event}
 
 
 def _add_logger_name(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
@@ -224,12 +246,15 @@ def _on_one_line(logger: WrappedLogger, method: str, event: EventDict) -> EventD
 class _Lines:
     """What structlog hands finished lines to.
 
-    Lines that come in one turn of the event loop are written together at its end: a write gives the interpreter lock away,
-    and under load that costs more than making the line.
+    A line that comes alone is written at the end of the event loop's turn. Where they come all the time they are gathered
+    for a few milliseconds: a write gives the interpreter lock away, which costs more than making the line.
     """
 
     _lock: Final = threading.Lock()
     _waiting: Final[list[tuple[TextIO | None, str]]] = []
+    _due_on: asyncio.AbstractEventLoop | None = None
+    """The loop that will write what waits. Another one cannot rely on it."""
+    _written_at = 0.0
 
     def __init__(self, name: str | None, stream: TextIO | None) -> None:
         self.name = name
@@ -239,25 +264,25 @@ class _Lines:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:  # another thread, or no server
-            self._take_down(line)
-            self.write_all()
+            with self._lock:
+                self._waiting.append((self._stream, line))
+            write_all()
             return
-        if self._take_down(line):
-            loop.call_soon(self.write_all)
-
-    debug = info = warning = error = critical = fatal = msg
-
-    def _take_down(self, line: str) -> bool:
-        """Whether it is the first that waits."""
         with self._lock:
             self._waiting.append((self._stream, line))
-            return len(self._waiting) == 1
+            is_due, _Lines._due_on = self._due_on is loop, loop
+        if not is_due:
+            wait = self._written_at + _GATHERED_SECONDS - time.monotonic()
+            loop.call_later(wait, write_all) if wait > 0 else loop.call_soon(write_all)
+
+    debug = info = warning = error = critical = fatal = msg
 
     @classmethod
     def write_all(cls) -> None:
         with cls._lock:
             lines = cls._waiting[:]
             cls._waiting.clear()
+            cls._due_on, cls._written_at = None, time.monotonic()
             streams = dict.fromkeys(stream for stream, _ in lines)
             for each in streams:
                 stream = each or sys.stderr
@@ -265,7 +290,12 @@ class _Lines:
                 stream.flush()
 
 
-atexit.register(_Lines.write_all)
+def write_all() -> None:
+    """Write what has been gathered. At the end of the process it happens by itself, unless it ends without one."""
+    _Lines.write_all()
+
+
+atexit.register(write_all)
 
 
 def _factory(stream: TextIO | None) -> Callable[..., _Lines]:

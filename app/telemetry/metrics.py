@@ -4,59 +4,53 @@ Labels are names that the operator chose or words of a closed list, never what a
 counted under too many names all the same is counted as `other`.
 """
 
+import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Final, Generic, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, ProcessCollector
+from prometheus_client import CollectorRegistry, Gauge, Metric, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.utils import floatToGoString
 
 OTHER: Final = "other"
 
 _MAX_CHILDREN: Final = 2000
 """Time series of one metric. Beyond it something is named that should not be."""
 
-_MAX_WAITING: Final = 1000
-
 _REQUEST_SECONDS: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _CALL_SECONDS: Final = (0.005, 0.025, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class Count:
-    """What was counted since the last scrape. The library's own counters take a lock for every step."""
+    """How often, or how much. The library's own counters take a lock for every step."""
 
-    __slots__ = ("_counter", "_waiting")
+    __slots__ = ("amount", "created")
 
-    def __init__(self, counter: Counter) -> None:
-        self._counter = counter
-        self._waiting = 0.0
+    def __init__(self) -> None:
+        self.amount = 0.0
+        self.created = time.time()
 
     def inc(self, amount: float = 1) -> None:
-        self._waiting += amount
-
-    def hand_over(self) -> None:
-        waiting, self._waiting = self._waiting, 0.0
-        if waiting:
-            self._counter.inc(waiting)
+        self.amount += amount
 
 
 class Times:
-    """What was timed since the last scrape."""
+    """How long: a number for each bucket and one for what is longer than all of them, and the sum."""
 
-    __slots__ = ("_histogram", "_waiting")
+    __slots__ = ("_bounds", "counts", "created", "sum")
 
-    def __init__(self, histogram: Histogram) -> None:
-        self._histogram = histogram
-        self._waiting: list[float] = []
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+        self.created = time.time()
 
     def observe(self, seconds: float) -> None:
-        self._waiting.append(seconds)
-        if len(self._waiting) >= _MAX_WAITING:  # nobody may ever scrape
-            self.hand_over()
-
-    def hand_over(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for seconds in waiting:
-            self._histogram.observe(seconds)
+        self.counts[bisect_left(self._bounds, seconds)] += 1
+        self.sum += seconds
 
 
 Part = TypeVar("Part", Count, Times)
@@ -65,15 +59,14 @@ Part = TypeVar("Part", Count, Times)
 class Family(Generic[Part]):
     """One metric and its parts by label values; looking one up costs a dict, not a lock and a search.
 
-    Counting happens on the event loop alone; what was counted reaches the library when somebody scrapes.
+    Counting happens on the event loop alone. The library asks for what was counted when somebody scrapes.
     """
 
-    __slots__ = ("_make", "_others", "_parts")
-
-    def __init__(self, make: Callable[[tuple[str, ...]], Part], labels: int) -> None:
-        self._make: Callable[[tuple[str, ...]], Part] = make
+    def __init__(self, name: str, says: str, labels: Sequence[str], make: Callable[[], Part]) -> None:
+        self._name, self._says, self._labels = name, says, labels
+        self._make: Callable[[], Part] = make
         self._parts: dict[tuple[str, ...], Part] = {}
-        self._others = (OTHER,) * labels
+        self._others = (OTHER,) * len(labels)
         if not labels:
             self.of()  # a metric without labels is there from the start
 
@@ -83,28 +76,36 @@ class Family(Generic[Part]):
             part = self._add(labels)
         return part
 
-    def hand_over(self) -> None:
-        for part in self._parts.values():
-            part.hand_over()
-
     def _add(self, labels: tuple[str, ...]) -> Part:
         if len(self._parts) >= _MAX_CHILDREN and labels != self._others:
             return self.of(*self._others)
-        part: Part = self._make(labels)
+        part: Part = self._make()
         self._parts[labels] = part
         return part
 
 
-class _HandingOver:
-    """Asked first of all collectors, so that the others have everything that was counted."""
-
-    def __init__(self, families: Sequence[Family[Any]]) -> None:
-        self._families = families
+class Counts(Family[Count]):
+    def __init__(self, name: str, says: str, labels: Sequence[str]) -> None:
+        super().__init__(name, says, labels, Count)
 
     def collect(self) -> Iterable[Metric]:
-        for family in self._families:
-            family.hand_over()
-        return ()
+        told = CounterMetricFamily(self._name, self._says, labels=self._labels)
+        for labels, part in self._parts.items():
+            told.add_metric(labels, part.amount, created=part.created)
+        yield told
+
+
+class Histograms(Family[Times]):
+    def __init__(self, name: str, says: str, labels: Sequence[str], bounds: Sequence[float]) -> None:
+        super().__init__(name, says, labels, lambda: Times(bounds))
+        self._shown = [*map(floatToGoString, bounds), "+Inf"]
+
+    def collect(self) -> Iterable[Metric]:
+        told = HistogramMetricFamily(self._name, self._says, labels=self._labels)
+        for labels, part in self._parts.items():
+            told.add_metric(labels, list(zip(self._shown, accumulate(part.counts), strict=True)), part.sum)
+            told.add_sample(f"{self._name}_created", dict(zip(self._labels, labels, strict=True)), part.created)
+        yield told
 
 
 class Metrics:
@@ -112,8 +113,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
-        self._families: list[Family[Any]] = []
-        self.registry.register(_HandingOver(self._families))
+        self._models: dict[str, OfModel] = {}
         ProcessCollector(registry=self.registry)
         self.requests = self._counter("requests", "Requests answered.", "route", "status", "model")
         self.request_seconds = self._histogram(
@@ -146,41 +146,68 @@ class Metrics:
         self.requests.of(route, str(status), model).inc()
         self.request_seconds.of(route, model).observe(seconds)
 
-    def spent(self, model: str, usage: Mapping[str, Any]) -> None:
-        """A chat's token counts, as providers report them."""
-        for kind, count in _token_counts(usage):
-            self.tokens.of(model, kind).inc(count)
+    def model(self, name: str) -> "OfModel":
+        """What is counted under one configured name."""
+        counted = self._models.get(name)
+        if counted is None:
+            counted = self._models[name] = OfModel(self, name)
+        return counted
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
         """What a scraper gets, and its content type."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
-    def _counter(self, name: str, says: str, *labels: str) -> Family[Count]:
-        counter = Counter(f"callgate_{name}", says, labels, registry=self.registry)
-        family = Family(lambda values: Count(counter.labels(*values) if values else counter), len(labels))
-        self._families.append(family)
+    def _counter(self, name: str, says: str, *labels: str) -> Counts:
+        family = Counts(f"callgate_{name}", says, labels)
+        self.registry.register(family)
         return family
 
-    def _histogram(self, name: str, says: str, buckets: tuple[float, ...], *labels: str) -> Family[Times]:
-        histogram = Histogram(f"callgate_{name}", says, labels, buckets=buckets, registry=self.registry)
-        family = Family(lambda values: Times(histogram.labels(*values) if values else histogram), len(labels))
-        self._families.append(family)
+    def _histogram(self, name: str, says: str, buckets: Sequence[float], *labels: str) -> Histograms:
+        family = Histograms(f"callgate_{name}", says, labels, buckets)
+        self.registry.register(family)
         return family
 
 
-_COUNTS: Final = (
-    ("prompt", ("prompt_tokens",)),
-    ("completion", ("completion_tokens",)),
-    ("cached", ("prompt_tokens_details", "cached_tokens")),
-    ("reasoning", ("completion_tokens_details", "reasoning_tokens")),
-)
+class OfModel:
+    """What is counted of one model's chats. Its parts are looked up once, when there is something to count."""
 
+    __slots__ = ("_ends", "_metrics", "_name", "_tokens", "_turn")
 
-def _token_counts(usage: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
-    for kind, path in _COUNTS:
-        value: Any = usage
-        for name in path:
-            value = value.get(name) if isinstance(value, Mapping) else None
-        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
-            yield kind, value
+    def __init__(self, metrics: Metrics, name: str) -> None:
+        self._metrics, self._name = metrics, name
+        self._turn: tuple[Count, Times] | None = None
+        self._ends: dict[tuple[str, str], Count] = {}
+        self._tokens: dict[str, Count] = {}
+
+    def turn(self, seconds: float) -> None:
+        """A turn ended after so long."""
+        if self._turn is None:
+            self._turn = self._metrics.turns.of(self._name), self._metrics.turn_seconds.of(self._name)
+        count, times = self._turn
+        count.inc()
+        times.observe(seconds)
+
+    def ended(self, ending: str, finish_reason: str) -> None:
+        """A chat ended."""
+        count = self._ends.get((ending, finish_reason))
+        if count is None:
+            count = self._ends[ending, finish_reason] = self._metrics.chats.of(self._name, ending, finish_reason)
+        count.inc()
+
+    def spent(self, usage: Mapping[str, Any]) -> None:
+        """A chat's token counts, as providers report them."""
+        self._add("prompt", usage.get("prompt_tokens"))
+        self._add("completion", usage.get("completion_tokens"))
+        if (details := usage.get("prompt_tokens_details")) and isinstance(details, Mapping):
+            self._add("cached", details.get("cached_tokens"))
+        if (details := usage.get("completion_tokens_details")) and isinstance(details, Mapping):
+            self._add("reasoning", details.get("reasoning_tokens"))
+
+    def _add(self, kind: str, tokens: Any) -> None:
+        if type(tokens) not in (int, float) or not tokens > 0:
+            return
+        count = self._tokens.get(kind)
+        if count is None:
+            count = self._tokens[kind] = self._metrics.tokens.of(self._name, kind)
+        count.inc(tokens)

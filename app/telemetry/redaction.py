@@ -7,7 +7,7 @@ like one (`sk-…`, `Bearer …`). Any of them is enough.
 import base64
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
 from urllib.parse import quote
@@ -82,6 +82,10 @@ class Redactor:
         # The longest first, so that a secret which begins with another is masked whole.
         self._pattern = re.compile("|".join(map(re.escape, sorted(self._known, key=len, reverse=True))))
         self._harmless = set()
+
+    def harmless(self) -> Container[str]:
+        """Texts that were looked at and hold no secret, as far as is known at this moment."""
+        return self._harmless
 
     def text(self, text: str) -> str:
         """The text with every secret in it masked."""

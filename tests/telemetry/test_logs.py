@@ -1,3 +1,5 @@
+import asyncio
+import contextvars
 import io
 import json
 import logging
@@ -9,7 +11,7 @@ import structlog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.telemetry.logs import configure
+from app.telemetry.logs import Log, configure, stand_on_every_line, write_all
 from app.telemetry.redaction import MASK, Redactor
 
 SECRET = 'planted "secret"\\with odd\tletters €'
@@ -258,3 +260,54 @@ def test_without_a_stream_lines_go_to_what_standard_error_is_at_that_moment(caps
 
     assert json.loads(elsewhere)["event"] == "elsewhere"
     assert json.loads(capsys.readouterr().err)["event"] == "here"
+
+
+def test_the_ids_of_a_request_stand_on_every_line_written_on_its_behalf(lines):
+    def on_behalf_of_a_request() -> None:
+        ids = {"request_id": "req_1"}
+        stand_on_every_line(ids)
+        logging.getLogger("somebody.else").warning("before")
+        ids["run_id"] = "run_1"
+        structlog.get_logger("callgate.test").info("after")
+        Log("callgate.test").info("quickly")
+
+    contextvars.copy_context().run(on_behalf_of_a_request)
+    structlog.get_logger("callgate.test").info("for itself")
+
+    told = [(line.get("request_id"), line.get("run_id")) for line in lines()]
+    assert told == [("req_1", None), ("req_1", "run_1"), ("req_1", "run_1"), (None, None)]
+
+
+def test_an_id_that_a_client_made_up_is_masked_like_anything_else(lines):
+    def on_behalf_of_a_request() -> None:
+        stand_on_every_line({"request_id": "sk-0123456789abcdef"})
+        Log("callgate.test").info("quickly", count=1)
+
+    contextvars.copy_context().run(on_behalf_of_a_request)
+
+    [line] = lines()
+    assert (line["request_id"], line["count"]) == (MASK, 1)
+
+
+@pytest.mark.anyio
+async def test_lines_keep_their_order_whoever_writes_them_and_none_waits_long(lines):
+    quick, slow = Log("callgate.test"), structlog.get_logger("callgate.test")
+    for number in range(20):
+        (quick if number % 2 else slow).info("said", number=number)
+        await asyncio.sleep(0)
+
+    written = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.02, written.set)
+    await written.wait()
+    assert [line["number"] for line in lines()] == list(range(20))
+
+
+def test_a_line_that_a_loop_left_behind_is_written_with_the_next(lines):
+    async def say(text: str) -> None:
+        Log("callgate.test").info(text)
+
+    for text in ("one", "two", "three"):
+        asyncio.run(say(text))
+    write_all()
+
+    assert [line["event"] for line in lines()] == ["one", "two", "three"]

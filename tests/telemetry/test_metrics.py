@@ -28,6 +28,20 @@ def test_requests_are_counted_and_timed_by_route_status_and_model(metrics):
     assert sum(samples(metrics, "callgate_request_seconds_sum").values()) == pytest.approx(0.501)
 
 
+def test_what_is_timed_falls_into_the_buckets_that_are_no_shorter(metrics):
+    for seconds in (0.01, 0.02, 599.0, 601.0):
+        metrics.turn_seconds.of("demo").observe(seconds)
+
+    buckets = samples(metrics, "callgate_turn_seconds_bucket")
+    assert {le: count for (_, le), count in buckets.items() if le in ("0.01", "0.05", "600.0", "+Inf")} == {
+        "0.01": 1,
+        "0.05": 2,
+        "600.0": 3,
+        "+Inf": 4,
+    }
+    assert samples(metrics, "callgate_turn_seconds_count") == {("demo",): 4}
+
+
 def test_what_is_in_flight_goes_up_and_down(metrics):
     with metrics.in_flight.track_inprogress():
         assert samples(metrics, "callgate_requests_in_flight") == {(): 1}
@@ -44,8 +58,7 @@ def test_labels_beyond_the_bound_are_counted_as_other(metrics, monkeypatch):
 
 
 def test_tokens_are_counted_by_kind_and_nonsense_is_not(metrics):
-    metrics.spent(
-        "demo",
+    metrics.model("demo").spent(
         {
             "prompt_tokens": 10,
             "completion_tokens": 5,
@@ -54,8 +67,8 @@ def test_tokens_are_counted_by_kind_and_nonsense_is_not(metrics):
             "completion_tokens_details": None,
         },
     )
-    metrics.spent(
-        "demo", {"prompt_tokens": None, "completion_tokens": "5", "prompt_tokens_details": {"cached_tokens": -1}}
+    metrics.model("demo").spent(
+        {"prompt_tokens": None, "completion_tokens": "5", "prompt_tokens_details": {"cached_tokens": -1}}
     )
 
     counted = samples(metrics, "callgate_tokens_total")
