@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from app.api.door import visit_of
-from app.api.errors import encode, envelope_schema
+from app.api.errors import encode, envelope_schema, in_path
 from app.api.requests import read_body
 from app.auth.keys import Caller
 from app.chat.errors import ChatError
@@ -40,12 +40,17 @@ def approval_routes(house: House) -> APIRouter:
         _decider(request)
         return _json({"object": "list", "data": [asked.facts() for asked in house.lasting.approvals.waiting()]})
 
-    @router.post("/v1/approvals/{id}", summary="Approve or deny one call", responses=wrong)
-    async def decide(request: Request, id: str) -> Response:
+    @router.post(
+        "/v1/approvals/{id}",  # noqa: FAST003 - read from the request, see `in_path`
+        summary="Approve or deny one call",
+        responses=wrong,
+        openapi_extra=in_path("id"),
+    )
+    async def decide(request: Request) -> Response:
         caller = _decider(request)
         given = _read(await read_body(request.receive, BODY_BYTES))
         settled = house.lasting.approvals.decide(
-            id,
+            request.path_params["id"],
             approve=given.decision == "approve",
             by=caller.name,
             reason=given.reason,

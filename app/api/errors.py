@@ -74,6 +74,13 @@ async def answer_failure(_: Request, __: Exception) -> Response:
     return error_response(ChatError(500, SERVER_ERROR, type="server_error"))
 
 
+def in_path(name: str) -> dict[str, Any]:
+    """The part of a path that a route reads by itself, for OpenAPI. Declared to FastAPI it would load all of pydantic's
+    first version, to see whether the parameter is one of its models.
+    """
+    return {"parameters": [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]}
+
+
 def envelope_schema() -> dict[str, Any]:
     """The error body, for the OpenAPI document."""
     nullable = {"type": ["string", "null"]}

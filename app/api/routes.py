@@ -1,9 +1,9 @@
 """The routes, and their description for OpenAPI where FastAPI cannot see it."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, FastAPI, Path, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -12,7 +12,7 @@ from app.api.admin import admin_routes
 from app.api.approvals import approval_routes
 from app.api.chat import ChatEndpoint
 from app.api.door import visit_of
-from app.api.errors import answer_chat_error, answer_failure, answer_http_exception, encode, envelope_schema
+from app.api.errors import answer_chat_error, answer_failure, answer_http_exception, encode, envelope_schema, in_path
 from app.api.passing import PATHS, PassingEndpoint
 from app.api.tools import tool_routes
 from app.chat.errors import ChatError
@@ -57,9 +57,15 @@ def _models(house: House) -> APIRouter:
         assert caller is not None
         return _json({"object": "list", "data": [_model(house, name) for name in house.current.model_names(caller)]})
 
-    @router.get("/v1/models/{model:path}", summary="One model", responses=wrong)
+    @router.get(
+        "/v1/models/{model:path}",  # noqa: FAST003 - read from the request, see `in_path`
+        summary="One model",
+        responses=wrong,
+        openapi_extra=in_path("model"),
+    )
     @router.get("/models/{model:path}", include_in_schema=False)
-    async def get_model(request: Request, model: Annotated[str, Path()]) -> Response:
+    async def get_model(request: Request) -> Response:
+        model: str = request.path_params["model"]
         caller = visit_of(request.scope).caller
         visit_of(request.scope).route = "models"
         assert caller is not None

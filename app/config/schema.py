@@ -5,6 +5,9 @@ Reading files, variables and secrets is `load`'s; acting on a setting is the bus
 `python -m app.config.schema` prints the JSON Schema that editors use.
 """
 
+import ast
+import inspect
+import itertools
 import json
 import re
 import sys
@@ -150,7 +153,6 @@ class Section(BaseModel):
         frozen=True,
         allow_inf_nan=False,
         protected_namespaces=(),
-        use_attribute_docstrings=True,
         hide_input_in_errors=True,
     )
 
@@ -776,6 +778,7 @@ REFERENCE = {
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of `config.yaml`, for editors."""
     schema = Config.model_json_schema()
+    _explain(schema)
     for definition in [schema, *schema["$defs"].values()]:
         properties = definition.get("properties", {})
         for name, found in properties.items():
@@ -789,6 +792,29 @@ def json_schema() -> dict[str, Any]:
     server["transport"] = server["type"]
     server |= {name: {} for name in sorted(_OF_OTHER_CLIENTS)}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Callgate's config.yaml"}
+
+
+def _explain(schema: dict[str, Any]) -> None:
+    """Put the text below each setting to it. Only here: pydantic would read this file's source at every start."""
+    texts = dict(_texts())
+    for name, definition in [(Config.__name__, schema), *schema["$defs"].items()]:
+        properties = definition.get("properties", {})
+        for base in globals()[name].__mro__:
+            for field, text in texts.get(base.__name__, {}).items():
+                alias = base.model_fields[field].alias or field
+                properties[alias] = dict(sorted({"description": text, **properties[alias]}.items()))
+
+
+def _texts() -> Iterator[tuple[str, dict[str, str]]]:
+    """For each class of this file the texts that stand below its fields."""
+    for block in ast.parse(Path(__file__).read_text()).body:
+        if isinstance(block, ast.ClassDef):
+            texts = {}
+            for field, below in itertools.pairwise(block.body):
+                match field, below:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                        texts[name] = inspect.cleandoc(text)
+            yield block.name, texts
 
 
 def _or_empty(block: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,53 @@
+"""What serving costs before anybody asks for anything: only the modules that are needed."""
+
+import signal
+import sys
+
+import pytest
+
+from app.cli import serving
+from tests.harness.clients import openai_client
+from tests.harness.process import READY, child
+
+pytestmark = pytest.mark.anyio
+
+NOT_FOR_THE_DEMO = {
+    "aiohttp": "the other client for models",
+    "attr": "rich has it loaded",
+    "httpx": "tools on the network",
+    "httpx2": "tools on the network",
+    "litellm": "providers that only it speaks",
+    "mcp": "tool servers",
+    "openai": "clients, and litellm",
+    "pydantic.v1": "FastAPI has it loaded for a parameter of a route",
+    "redis": "several processes with one store",
+    "rich": "structlog and typer have it loaded where they can",
+    "tiktoken": "litellm has it loaded",
+}
+"""What nobody needs who serves the demo, and who would have it loaded."""
+
+
+async def test_serving_the_demo_loads_nothing_that_it_does_not_need():
+    async with child(["serve", "--port", "0"], module="tests.cli.modules_at_the_end") as started:
+        url = (await started.line(READY)).group(0)
+        async with openai_client(url) as client:
+            answer = await client.chat.completions.create(model="demo", messages=[{"role": "user", "content": "Hello"}])
+        assert answer.choices[0].message.content
+        started.signal(signal.SIGTERM)
+        assert await started.ended() == 0
+        loaded = (await started.line("^loaded: ")).string.split()
+    assert {"fastapi", "structlog", "uvloop"} <= set(loaded)
+    assert not [name for name in NOT_FOR_THE_DEMO if name in loaded]
+
+
+def test_what_is_held_back_while_loading_is_there_afterwards(monkeypatch: pytest.MonkeyPatch):
+    for name in ("rich", "structlog"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    serving._load_lightly()
+    import rich
+    from fastapi.openapi.models import OpenAPI
+    from pydantic import BaseModel
+
+    assert rich.get_console is not None
+    assert "defer_build" not in BaseModel.model_config
+    assert OpenAPI.model_validate({"openapi": "3.1.0", "info": {"title": "t", "version": "1"}, "paths": {}}).paths == {}
