@@ -41,7 +41,7 @@ class Passed:
     async def carry(self, tell: Callable[[bytes], Awaitable[None]]) -> None:
         request = self._request
         asked = PassOn(_fields(request), request.stream, request.include_usage)
-        self._hear(TurnStarted(0, tools_offered=bool(request.tools)))
+        self._hear(TurnStarted(0, tools_offered=request.has_tools))
         began = time.monotonic()
         try:
             async with self._relay.pass_on(asked) as passage:
@@ -112,6 +112,6 @@ def _fields(request: ChatRequest) -> Mapping[str, msgspec.Raw]:
     if "metadata" not in request.fields:
         return request.fields
     fields = {name: value for name, value in request.fields.items() if name != "metadata"}
-    if metadata := request.params.get("metadata"):
-        fields["metadata"] = msgspec.Raw(encode(metadata))
+    if request.metadata:
+        fields["metadata"] = msgspec.Raw(encode(request.metadata))
     return fields

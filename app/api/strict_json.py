@@ -24,23 +24,45 @@ _fields = msgspec.json.Decoder(Fields)
 
 def read_fields(body: bytes, max_depth: int) -> Fields:
     """The fields of a JSON object, each as its text; `ChatError` 400 for what is none or is not plain."""
-    _check_depth(body, max_depth)
+    fields = split(body, max_depth)
+    check_text(body, max_depth)
+    return fields
+
+
+def split(body: bytes, max_depth: int) -> Fields:
+    """The fields of a JSON object, no one twice. Their texts are for whoever takes them to check."""
     try:
-        body.decode()  # values that stay text are passed on without another look
         fields = _fields.decode(body)
-        if _HALF.search(body):
-            msgspec.json.decode(body)  # reads every string, and half of a surrogate pair is in none
     except msgspec.ValidationError as error:
         what = str(error).partition(" - at ")[0]
         raise ChatError(400, f"The body of the request must be a JSON object. {what}.", code="invalid_type") from None
-    except UnicodeDecodeError:
-        raise invalid_json("it is not UTF-8") from None
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        check_text(body, max_depth)
         raise invalid_json(_first_words(error)) from None
     repeated = _repeated_key(body, fields)
     if repeated is not None:
         raise ChatError(400, f"'{repeated}' is given more than once.", param=repeated[:100], code="duplicate_parameter")
     return fields
+
+
+def check_text(text: bytes, max_depth: int) -> None:
+    """Not too deep, and every string in it one; values that stay text are passed on without another look."""
+    _check_depth(text, max_depth)
+    try:
+        text.decode()
+        if _HALF.search(text):
+            msgspec.json.decode(text)  # reads every string, and half of a surrogate pair is in none
+    except UnicodeDecodeError:
+        raise invalid_json("it is not UTF-8") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise invalid_json(_first_words(error)) from None
+
+
+def is_plain(text: bytes, max_depth: int) -> bool:
+    """Whether a value clearly holds nothing that `check_text` would object to. What is not plain may still be right."""
+    if not text.isascii() or b"\\u" in text:
+        return False
+    return len(text) <= 2 * max_depth or _has_few_brackets(text, max_depth)
 
 
 def invalid_json(why: str) -> ChatError:
