@@ -84,10 +84,15 @@ def test_tools_are_known_again_by_every_byte(monkeypatch: pytest.MonkeyPatch) ->
     seen = room._SeenTools()
     read: list[bytes] = []
     right = room._right_tools
-    monkeypatch.setattr(room, "_right_tools", lambda text, depth: read.append(text) or right(text, depth))
 
-    def names(text: bytes, depth: int = 100) -> list[str | None]:
-        return [tool.function and tool.function.name for tool in seen.read(msgspec.Raw(text), depth) or ()]
+    def read_down(text: bytes, depth: int) -> Any:
+        read.append(text)
+        return right(text, depth)
+
+    monkeypatch.setattr(room, "_right_tools", read_down)
+
+    def names(text: bytes, depth: int = 100) -> list[str]:
+        return [tool.function.name for tool in seen.read(msgspec.Raw(text), depth) or () if tool.function is not None]
 
     one = msgspec.json.encode([TOOL, {**TOOL, "x": "y" * 100}])
     other = one.replace(b'"name":"f"', b'"name":"g"')
