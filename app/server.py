@@ -74,6 +74,7 @@ def serve(loaded: Loaded, read: Callable[[], Loaded] | None = None) -> int:
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # addresses that somebody else vouches for are not believed
         ),
         config.server.drain_seconds,
         close_the_door,
@@ -127,8 +128,7 @@ class DrainingServer(uvicorn.Server):
         gc.set_threshold(GARBAGE_OBJECTS, 20, 20)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for connection in list(self.server_state.connections):
-            connection.shutdown()
+        # Connections between two requests are left alone until the end: a request may be on its way over one of them.
         await self._until(lambda: not self.server_state.tasks, self._drain_seconds)
         cut = set(self.server_state.tasks)
         for task in cut:

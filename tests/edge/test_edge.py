@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from app.edge import MAX_PIPELINED, Edge, EdgeRules
+from app.edge import Edge, EdgeRules
+from app.edge.rules import MAX_PIPELINED
 from app.main import create_app
 from tests.harness.configs import make_config
 from tests.harness.server import serve

@@ -8,6 +8,8 @@ from typing import Any
 
 import uvicorn
 
+from app.edge import Edge
+
 START_PATIENCE = 20.0
 """Seconds for the lifespan to start: building a runtime imports litellm, which is slow on a busy machine."""
 STOP_PATIENCE = 15.0
@@ -42,8 +44,15 @@ class ServerInLoop(uvicorn.Server):
 
 @contextlib.asynccontextmanager
 async def serve(app: Any, **uvicorn_options: Any) -> AsyncIterator[str]:
-    """Serves an ASGI app, lifespan included, and gives its base URL (without `/v1`)."""
-    options = {"lifespan": "on", "log_config": None, "timeout_graceful_shutdown": 5, "ws": "none", **uvicorn_options}
+    """Serves an ASGI app behind our own edge, lifespan included, and gives its base URL (without `/v1`)."""
+    options = {
+        "http": Edge().protocol,
+        "lifespan": "on",
+        "log_config": None,
+        "timeout_graceful_shutdown": 5,
+        "ws": "none",
+        **uvicorn_options,
+    }
     server = ServerInLoop(uvicorn.Config(app, **options))
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listening:
         running = asyncio.create_task(server.run_on(listening), name="the app's server")
