@@ -148,6 +148,9 @@ class _StreamedAnswer:
         raise StopAsyncIteration
 
     async def _next_batch(self) -> Sequence[ModelEvent]:
+        if self._stream.sent_stream_usage:
+            # Its last chunk. Asked for one more, litellm would put the whole answer together a second time.
+            return self._ended()
         try:
             self._clock.wait(begun=self._begun)
             chunk = await anext(self._stream)

@@ -8,6 +8,7 @@ provider's. What litellm cannot translate goes through litellm alone.
 import asyncio
 import copy
 import os
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -47,6 +48,11 @@ STATUSES = {
     "overloaded_error": 529,
 }
 """What an error inside an answer would have had for a status; Anthropic names the same kinds there and here."""
+NOT_FIELDS = frozenset({"model", "custom_llm_provider", "api_base", "base_url", "api_key", "headers", "extra_headers"})
+"""Of an entry's settings those that say where and as whom a model is asked."""
+REMEMBERED = 32
+REMEMBERED_BYTES = 256 * 1024
+"""How many translations of a request's fields are kept for each model, and how long the fields of one may be."""
 REVERSE_NAMES = "_anthropic_tool_name_map"
 """Where litellm leaves, for its own reading of the answer, which tool names it had to change."""
 
@@ -74,6 +80,7 @@ class TranslatedModel:
         self._deadlines = deadlines
         self._otherwise = otherwise
         self._answer_bytes = answer_bytes
+        self._fields = _Fields(way)
         self._lost = False
         self._told: set[str] = set()
 
@@ -100,7 +107,7 @@ class TranslatedModel:
         litellm = await loaded()
         try:
             async with asyncio.timeout(self._deadlines.first_byte):  # it fetches images that only have an address
-                return await _question(litellm, self._way, ask)
+                return await _question(litellm, self._way, ask, self._fields)
         except UnicodeEncodeError:
             raise ChatError(400, "A message holds half of a surrogate pair, which no JSON text can carry.") from None
         except Exception as error:  # noqa: BLE001 -- litellm raises its own errors and bare KeyErrors over odd messages
@@ -140,7 +147,7 @@ class _Untranslatable(Exception):
     """Known not to go this way."""
 
 
-async def _question(litellm: Any, way: ThroughLiteLLM, ask: Ask) -> _Question:
+async def _question(litellm: Any, way: ThroughLiteLLM, ask: Ask, in_its_words: "_Fields") -> _Question:
     from litellm.llms.anthropic.chat.handler import ModelResponseIterator
     from litellm.llms.anthropic.common_utils import AnthropicModelInfo
 
@@ -155,10 +162,10 @@ async def _question(litellm: Any, way: ThroughLiteLLM, ask: Ask) -> _Question:
     if provider != PROVIDER:
         raise _Untranslatable(provider)
     headers = {**(own.pop("headers", None) or {}), **(own.pop("extra_headers", None) or {})}
-    drop = own.pop("drop_params", None)
+    drop = own.get("drop_params")
     config = litellm.AnthropicConfig()
     messages = config.translate_developer_role_to_system_role(messages=_messages(ask.messages))
-    fields = _fields(litellm, model, {**own, "drop_params": drop}, ask, messages)
+    fields = in_its_words.of(litellm, model, ask)
     json_mode, speed = bool(fields.pop("json_mode", False)), fields.get("speed")
     settings: dict[str, Any] = {"drop_params": drop, "api_base": base}
     headers = config.validate_environment(
@@ -204,8 +211,31 @@ def _messages(messages: Sequence[Message]) -> Any:
     return validate_and_fix_openai_messages(messages=[copy.deepcopy(decoded(message)) for message in messages])
 
 
-def _fields(litellm: Any, model: str, own: Mapping[str, Any], ask: Ask, messages: Any) -> dict[str, Any]:
-    """The request's other fields in Anthropic's words, the operator's where it has none."""
+class _Fields:
+    """Requests' other fields in Anthropic's words, the operator's where a request has none.
+
+    The latest are remembered, as JSON: the turns of a chat have the same tools and settings, as have most chats of a client,
+    and litellm goes through its model list several times to translate even none.
+    """
+
+    def __init__(self, way: ThroughLiteLLM) -> None:
+        self._own = {name: value for name, value in way.arguments.items() if name not in NOT_FIELDS}
+        self._known: OrderedDict[bytes, bytes] = OrderedDict()
+
+    def of(self, litellm: Any, model: str, ask: Ask) -> dict[str, Any]:
+        asked = _encode((model, ask.params, ask.tools, ask.tool_choice))
+        if (known := self._known.get(asked)) is not None:
+            self._known.move_to_end(asked)
+            return read_json(known)  # type: ignore[no-any-return]  # what was encoded below
+        fields = _fields(litellm, model, self._own, ask)
+        if len(asked) <= REMEMBERED_BYTES:
+            self._known[asked] = _encode(fields)
+            if len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
+        return fields
+
+
+def _fields(litellm: Any, model: str, own: Mapping[str, Any], ask: Ask) -> dict[str, Any]:
     from litellm.utils import (
         validate_and_fix_openai_tools,
         validate_and_fix_thinking_param,
@@ -228,9 +258,7 @@ def _fields(litellm: Any, model: str, own: Mapping[str, Any], ask: Ask, messages
         given["stop"] = validate_openai_optional_params(stop=given["stop"])
     if "thinking" in given:
         given["thinking"] = validate_and_fix_thinking_param(thinking=given["thinking"])
-    fields: dict[str, Any] = litellm.get_optional_params(
-        model=model, custom_llm_provider=PROVIDER, messages=messages, **given
-    )
+    fields: dict[str, Any] = litellm.get_optional_params(model=model, custom_llm_provider=PROVIDER, **given)
     return copy.deepcopy(fields)
 
 
@@ -317,6 +345,9 @@ class _Events:
 
     def _translated(self, event: dict[str, Any]) -> list[ModelEvent]:
         kind = event.get("type")
+        if kind == "content_block_delta" and isinstance(text := _field(event, "delta", "text"), str):
+            # Nearly all of a stream, and nothing to translate: litellm makes three objects of it for us to take apart.
+            return self._chunks.read({"choices": [{"delta": {"content": text}}]})
         if kind == "error":
             return self._chunks.read({"error": _with_status(event.get("error"))})
         if kind == "message_start" and (name := _field(event, "message", "id")):

@@ -468,6 +468,17 @@ async def test_fact_a_stream_without_finish_reason_is_given_an_invented_stop(lit
         assert stream.intermittent_finish_reason is None
 
 
+async def test_fact_the_chunk_with_the_usage_is_the_last_of_a_stream_and_is_known_by_it(litellm):
+    usage = chunk(usage={"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}, choices=[])
+    async with (
+        serving(streaming(chunk({"content": "x"}), chunk(finish="stop"), usage)) as server,
+        aclosing(await raw_stream(litellm, server, stream_options={"include_usage": True})) as stream,
+    ):
+        told = [(stream.sent_stream_usage, "usage" in part.model_fields_set) async for part in stream]
+        assert [known for known, _ in told] == [*[False] * (len(told) - 1), True]
+        assert stream.sent_stream_usage
+
+
 async def test_fact_a_finish_reason_that_was_sent_is_remembered_before_its_chunk_is_given_out(litellm):
     async with (
         serving(streaming(chunk({"content": "x"}), chunk(finish="length"))) as server,

@@ -18,7 +18,7 @@ from app.chat.errors import BrokenOff, ChatError
 from app.chat.events import ProviderError, StreamEnd
 from app.chat.ports import Ask, Message
 from app.chat.turn import TurnBuilder
-from app.upstream import litellm_model, resolve
+from app.upstream import litellm_model, resolve, translated_model
 from app.upstream.catalogue import Catalogue
 from app.upstream.client import Deadlines
 from app.upstream.direct_model import ANSWER_BYTES
@@ -186,10 +186,12 @@ async def test_the_request_is_the_one_litellm_would_send(upstream, lanes, stream
         "extra_headers": {"X-Not": "this"},
     }
     ask = Ask(messages, [msgspec.Raw(msgspec.json.encode(PATH))], "auto", params, stream)
-    for lane in lanes(extra_headers={"X-Team": "blue"}, temperature=1):
+    translated, through = lanes(extra_headers={"X-Team": "blue"}, temperature=1)
+    for lane in (translated, translated, through):
         await heard(lane, ask)
-    ours, theirs = upstream.requests
+    ours, again, theirs = upstream.requests
     assert ours.body == {**theirs.body, "stream": stream}
+    assert again.body == ours.body, "the second time its fields are remembered"
     assert ours.body["messages"][1]["content"][0] == {
         "type": "thinking", "thinking": "Hm.", "signature": "c2lnbmVk",
     }  # fmt: skip
@@ -197,6 +199,24 @@ async def test_the_request_is_the_one_litellm_would_send(upstream, lanes, stream
     assert [ours.headers.get(name) for name in same] == [theirs.headers.get(name) for name in same]
     assert ours.headers["user-agent"] == "callgate", "it went by our own client"
     assert "x-not" not in ours.headers
+
+
+async def test_each_request_is_asked_with_its_own_fields_however_many_are_remembered(upstream, lanes, monkeypatch):
+    monkeypatch.setattr(translated_model, "REMEMBERED", 2)
+    upstream.script(MODEL, [Reply(text="ok")], repeat_last=True)
+    translated, _ = lanes()
+    given = [
+        ({"temperature": 0.1}, [PATH]),
+        ({"temperature": 0.2}, [PATH]),
+        ({"temperature": 0.1}, [NOTHING]),
+        ({}, []),
+    ]
+    for params, tools in [*given, *given]:
+        await heard(translated, asking(tools=tools, **params))
+    found = [
+        (it.body.get("temperature"), [each["name"] for each in it.body.get("tools", ())]) for it in upstream.requests
+    ]
+    assert found == 2 * [(0.1, ["fs_write"]), (0.2, ["fs_write"]), (0.1, ["now"]), (None, [])]
 
 
 async def test_the_history_is_left_as_it_was(upstream, lanes):
