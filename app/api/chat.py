@@ -7,11 +7,11 @@ it would not tell us when the client leaves.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
 import msgspec
+from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
 from app.api import legacy

@@ -9,9 +9,10 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import dropwhile, groupby, islice
 from typing import Any
+
+import msgspec
 
 from app.calls.json_text import (
     MAX_DEPTH,
@@ -45,8 +46,7 @@ _BLANKS = " \t\r\n"
 """What may follow an object in JSON. Other blanks make it a text that is none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arguments:
+class Arguments(msgspec.Struct, frozen=True, gc=False):
     """One whole object, and whether a slip was repaired to get it."""
 
     value: dict[str, Any]

@@ -6,8 +6,10 @@ when the answer ran out of length, does the object satisfy the schema.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from app.calls.arguments import Arguments, ArgumentsError, Fragments, encode_arguments, take_object
 from app.calls.coercion import coerce
@@ -17,8 +19,7 @@ from app.calls.offer import Offer, OfferedTool
 from app.calls.states import BrokenCall, Call, Finding, Flaw, Problem, ReadyCall
 
 
-@dataclass(frozen=True, slots=True)
-class FoundCall:
+class FoundCall(msgspec.Struct, frozen=True, gc=False):
     """A call as it stands in a turn, not yet judged."""
 
     id: str
@@ -34,7 +35,7 @@ class FoundCall:
     from_text: bool = False
     unwrapped: bool = False
     """It was one of several inside a wrapper, where names always carry a namespace."""
-    extras: Mapping[str, Any] = field(default_factory=dict)
+    extras: Mapping[str, Any] = msgspec.field(default_factory=dict)
     custom: bool = False
     """A call of a custom tool: its arguments are free text."""
 

@@ -5,8 +5,9 @@ taken off; nothing is ever matched because it looks alike, since a similar name 
 import difflib
 import re
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 PREFIXES = ("functions.", "function.", "tools.", "tool.", "default_api.", "default_api:", "functions:")
 """Namespaces that prompt templates put before a name, and that models copy from there."""
@@ -16,8 +17,7 @@ MAX_COMPARED = 128
 """Characters of an unknown name that suggestions are sought for."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolName:
+class ToolName(msgspec.Struct, frozen=True, gc=False):
     """The name of an offered tool, and whether it took a repair to see it."""
 
     name: str

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
+import msgspec
+
 
 class FailureKind(StrEnum):
     RAISED = "raised"
@@ -26,8 +28,7 @@ class Image:
     data: str
 
 
-@dataclass(frozen=True, slots=True)
-class Returned:
+class Returned(msgspec.Struct, frozen=True, gc=False):
     """The tool's answer, as text for the model, already bounded in size."""
 
     text: str
@@ -36,8 +37,7 @@ class Returned:
     """How many bytes of the tool's answer are not in `text`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True, gc=False):
     """The tool did not answer. `text` tells the model what happened and what it can do."""
 
     text: str

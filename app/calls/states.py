@@ -6,9 +6,10 @@ are closed lists; `tests/corpus/README.md` says when each applies, save for the 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
+
+import msgspec
 
 
 class Flaw(StrEnum):
@@ -48,8 +49,7 @@ class Finding(StrEnum):
     LEGACY_FUNCTION_CALL = "legacy_function_call"
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(msgspec.Struct, frozen=True, gc=False):
     """Where and how arguments miss what was asked for; said to the model so that it can do better."""
 
     pointer: str = ""
@@ -58,8 +58,7 @@ class Problem:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadyCall:
+class ReadyCall(msgspec.Struct, frozen=True, gc=False):
     """A call that came whole: a tool that was offered, and arguments that satisfy its schema."""
 
     id: str
@@ -68,14 +67,13 @@ class ReadyCall:
     text: str
     """The arguments as the model wrote them; this is what goes back to it in the history."""
     findings: tuple[Finding, ...] = ()
-    extras: Mapping[str, Any] = field(default_factory=dict)
+    extras: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """Fields of the provider's (signatures and the like) that must go back on this call unchanged."""
     custom: bool = False
     """A call of a custom tool: `text` is its input, free text and no JSON. Only clients have such tools."""
 
 
-@dataclass(frozen=True, slots=True)
-class BrokenCall:
+class BrokenCall(msgspec.Struct, frozen=True, gc=False):
     """A call that did not come whole. It has a flaw and no arguments: there is nothing to run."""
 
     id: str
@@ -84,7 +82,7 @@ class BrokenCall:
     text: str
     """What the model wrote for arguments, for diagnostics; never parsed again."""
     problem: Problem | None = None
-    extras: Mapping[str, Any] = field(default_factory=dict)
+    extras: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
 Call: TypeAlias = ReadyCall | BrokenCall

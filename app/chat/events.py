@@ -6,9 +6,10 @@ and tells its listeners `ChatEvent`s.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, TypeAlias
+
+import msgspec
 
 from app.calls.outcome import Outcome
 from app.calls.states import BrokenCall, Call, Finding, Flaw, ReadyCall
@@ -16,8 +17,7 @@ from app.calls.states import BrokenCall, Call, Finding, Flaw, ReadyCall
 # What a model does ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(msgspec.Struct, frozen=True, gc=False):
     """What the provider says of its answer as a whole; the first one of a turn counts."""
 
     id: str | None = None
@@ -26,8 +26,7 @@ class Head:
     service_tier: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AskedInWords:
+class AskedInWords(msgspec.Struct, frozen=True, gc=False):
     """The model was asked for its calls in a prompt, and they are read out of its text: what its finish reason says of
     calls means nothing. No part of the answer itself."""
 
@@ -36,20 +35,17 @@ class AskedInWords:
     """About how many tokens the description of the tools added to the prompt."""
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(msgspec.Struct, frozen=True, gc=False):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningDelta:
+class ReasoningDelta(msgspec.Struct, frozen=True, gc=False):
     text: str
     source: Literal["reasoning_content", "reasoning", "thinking", "text"] = "reasoning_content"
     """Where it was found. A turn that has reasoning_content keeps only that (some send both)."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallDelta:
+class CallDelta(msgspec.Struct, frozen=True, gc=False):
     """One fragment of a native tool call, as the provider sent it. Which call it belongs to is the turn's business."""
 
     index: int | None = None
@@ -57,15 +53,14 @@ class CallDelta:
     name: str | None = None
     arguments: Any = None
     """Usually a piece of JSON text; some providers send the object itself, or a list, or a number."""
-    extras: Mapping[str, Any] = field(default_factory=dict)
+    extras: Mapping[str, Any] = msgspec.field(default_factory=dict)
     legacy: bool = False
     """It came as `function_call`."""
     custom: bool = False
     """A call of a custom tool: what it has for arguments is free text."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallWritten:
+class CallWritten(msgspec.Struct, frozen=True, gc=False):
     """One call that came in one piece: an entry of a whole message, or read out of text."""
 
     name: str | None
@@ -79,20 +74,18 @@ class CallWritten:
     """The format can carry nothing but text, so turning "5" into 5 is reading and not repair."""
     from_text: bool = False
     """Read out of the model's text: its id is made up unless the format has one."""
-    extras: Mapping[str, Any] = field(default_factory=dict)
+    extras: Mapping[str, Any] = msgspec.field(default_factory=dict)
     legacy: bool = False
     custom: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ThinkingBlock:
+class ThinkingBlock(msgspec.Struct, frozen=True, gc=False):
     """A piece of a thinking block (or a whole redacted one); pieces are joined until a signature comes."""
 
     block: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Aside:
+class Aside(msgspec.Struct, frozen=True, gc=False):
     """A field of the assistant message that we do not read but that belongs to it (refusal, annotations,
     reasoning_details, audio, provider_specific_fields, …). Strings and lists of one field are joined."""
 
@@ -100,35 +93,30 @@ class Aside:
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Logprobs:
+class Logprobs(msgspec.Struct, frozen=True, gc=False):
     value: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(msgspec.Struct, frozen=True, gc=False):
     """A finish reason as the provider wrote it. A turn may carry several, or none."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True, gc=False):
     """Token counts as the provider reported them (its own dict, details included)."""
 
     counts: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class ProviderError:
+class ProviderError(msgspec.Struct, frozen=True, gc=False):
     """The provider reported an error inside its answer."""
 
     message: str
     body: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceIgnored:
+class ChoiceIgnored(msgspec.Struct, frozen=True, gc=False):
     """Something came for a choice that nobody asked for."""
 
     index: int
@@ -172,8 +160,7 @@ class EndingKind(StrEnum):
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(msgspec.Struct, frozen=True, gc=False):
     """Why a chat is over, and the one finish reason the client is told."""
 
     kind: EndingKind
@@ -181,32 +168,28 @@ class Ending:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TurnStarted:
+class TurnStarted(msgspec.Struct, frozen=True, gc=False):
     """A model is about to be asked; `tools_offered` is false on the last, tool-less turn."""
 
     index: int
     tools_offered: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Heard:
+class Heard(msgspec.Struct, frozen=True, gc=False):
     """What one read of the model's answer brought, in order."""
 
     turn: int
     events: Sequence[ModelEvent]
 
 
-@dataclass(frozen=True, slots=True)
-class TurnEnded:
+class TurnEnded(msgspec.Struct, frozen=True, gc=False):
     """A model's answer is whole and its calls are settled; each call lies in exactly one pile."""
 
     turn: int
     answer: "TurnAccount"
 
 
-@dataclass(frozen=True, slots=True)
-class TurnAccount:
+class TurnAccount(msgspec.Struct, frozen=True, gc=False):
     """What there is to say of a finished turn, for listeners; the turn itself stays with the loop."""
 
     reasons: tuple[str, ...]
@@ -223,32 +206,28 @@ class TurnAccount:
     """How the model was asked for calls, where it was asked in its prompt."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallStarted:
+class CallStarted(msgspec.Struct, frozen=True, gc=False):
     turn: int
     call: ReadyCall
     writes: bool = True
     """The tool may change the world."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallProgress:
+class CallProgress(msgspec.Struct, frozen=True, gc=False):
     turn: int
     call: ReadyCall
     message: str
     fraction: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CallEnded:
+class CallEnded(msgspec.Struct, frozen=True, gc=False):
     turn: int
     call: ReadyCall
     outcome: Outcome
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class ModelRetried:
+class ModelRetried(msgspec.Struct, frozen=True, gc=False):
     """A turn failed before anything of it was passed on, and is asked again."""
 
     turn: int
@@ -256,8 +235,7 @@ class ModelRetried:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Unseen:
+class Unseen(msgspec.Struct, frozen=True, gc=False):
     """The part of a history that its client was not shown."""
 
     before: tuple[dict[str, Any], ...]
@@ -270,12 +248,11 @@ class Unseen:
     """What follows the answers: images, which no tool message can hold."""
     ran: tuple[str, ...] = ()
     """Those of the answered calls that came whole; the others were broken, and their answers say so."""
-    names: dict[str, str] = field(default_factory=dict)
+    names: dict[str, str] = msgspec.field(default_factory=dict)
     """Ids under which the client knows calls, where they are not the model's own."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallsHandedBack:
+class CallsHandedBack(msgspec.Struct, frozen=True, gc=False):
     """The client's own calls of the last turn, as the model sent them."""
 
     calls: tuple[Call, ...]
@@ -283,8 +260,7 @@ class CallsHandedBack:
     """What has to be put back when the client returns with its answers; None when it has seen all there is."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChatEnded:
+class ChatEnded(msgspec.Struct, frozen=True, gc=False):
     ending: Ending
     usage: Mapping[str, Any] | None
 

@@ -5,8 +5,9 @@ and every disagreement is a finding. Only a turn that the provider did not finis
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
+
+import msgspec
 
 from app.calls.states import Finding, Flaw
 from app.chat.events import StreamEnd
@@ -45,8 +46,7 @@ def classify(reason: str) -> FinishClass:
     return _CLASSES.get(reason.lower().replace("-", "_"), FinishClass.STOP)
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(msgspec.Struct, frozen=True, gc=False):
     """How a turn ended, before its calls are looked at."""
 
     reasons: tuple[str, ...]

@@ -5,9 +5,12 @@ what is made of it. Whether a call that was gathered is whole is `app.calls.gate
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from app.calls.arguments import ArgumentsError, Fragments, read_arguments
 from app.calls.gate import FoundCall
@@ -242,8 +245,7 @@ class _Fate(Enum):
     RESENT = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class _Given:
+class _Given(msgspec.Struct, frozen=True, gc=False):
     """An id as a provider gave it; a number is kept as text, to tell calls apart by, but is no id to answer with."""
 
     id: str | None = None

@@ -8,8 +8,11 @@ is cancelled, the model's answer is closed and the tools are stopped, because ev
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from app.calls.outcome import Failed, FailureKind, Outcome
 from app.calls.states import BrokenCall, Call, Flaw, ReadyCall
@@ -41,8 +44,7 @@ FORMAT_IS_DUE = "format"
 NO_PLAN = Plan(ours=(), theirs=(), broken=())
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(msgspec.Struct, frozen=True, gc=False):
     """How far a chat may go."""
 
     max_iterations: int = 10

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, cast
 
 import msgspec
@@ -19,15 +18,14 @@ Tell: TypeAlias = Callable[[ChatEvent], Awaitable[None]]
 """Someone listening to a chat."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True, gc=False):
     """One question to a model: the history so far, the tools on offer, and the request's other fields."""
 
     messages: Sequence[Message]
     tools: Sequence[msgspec.Raw] = ()
     """Each tool's schema as encoded JSON (`{"type":"function",…}`)."""
     tool_choice: Any = None
-    params: Mapping[str, Any] = field(default_factory=dict)
+    params: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """Every other field of the request, values as msgspec.Raw or plain objects; never model, messages,
     tools, tool_choice or stream."""
     stream: bool = True
@@ -56,8 +54,7 @@ class Model(Protocol):
     def ask(self, ask: Ask) -> AbstractAsyncContextManager[Answer]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class PassOn:
+class PassOn(msgspec.Struct, frozen=True, gc=False):
     """A request that is passed through to a model as it came."""
 
     fields: Mapping[str, msgspec.Raw]
@@ -99,8 +96,7 @@ class CannotPassOn(Exception):
     """The answer has another shape than was asked for; whoever asked has to have it read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True, gc=False):
     """Where each settled call of a turn goes. Each lands in exactly one pile."""
 
     ours: tuple[ReadyCall, ...]

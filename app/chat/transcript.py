@@ -3,8 +3,10 @@ each call of an assistant message gets exactly one answer, right behind it, in t
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from app.calls.outcome import Failed, Image, Outcome
 from app.calls.states import ReadyCall
@@ -16,8 +18,7 @@ GIVEN_BACK = frozenset({"role", "content", "tool_calls"})
 """What every client is sure to give back of an assistant message."""
 
 
-@dataclass(frozen=True, slots=True)
-class Transcript:
+class Transcript(msgspec.Struct, frozen=True, gc=False):
     """All messages so far: the client's as it sent them, then ours."""
 
     messages: tuple[Message, ...]

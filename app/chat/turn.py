@@ -6,8 +6,9 @@ Which fragment belongs to which call is decided in `gathering`; whether a call i
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from app.calls.arguments import encode_arguments
 from app.calls.gate import settle
@@ -38,8 +39,7 @@ MAX_NAME = 64
 """What providers allow for a function name in the history."""
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(msgspec.Struct, frozen=True, gc=False):
     """A finished model answer; each of its calls is settled."""
 
     text: str = ""
@@ -55,7 +55,7 @@ class Turn:
     usage: Mapping[str, Any] | None = None
     head: Head | None = None
     logprobs: tuple[Mapping[str, Any], ...] = ()
-    asides: Mapping[str, Any] = field(default_factory=dict)
+    asides: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """Fields of the message that nobody here reads, joined over the stream; `thinking_blocks` among them."""
     error: ProviderError | None = None
     in_words: AskedInWords | None = None

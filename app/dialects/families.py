@@ -8,10 +8,10 @@ with status 200. So such a model is probed once. Who asks, and who remembers the
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from app.calls.offer import OfferedTool
 from app.calls.states import ReadyCall

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from typing import TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from app.chat.ports import Answer, Ask, Model, Passage, PassOn, relay_in
 

@@ -13,10 +13,11 @@ for the gate to refuse and the diagnostics to show.
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from app.calls.states import Flaw
 from app.chat import late

@@ -2,9 +2,9 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 import structlog
+from msgspec.structs import replace
 
 from app.calls.states import Call
 from app.chat.events import CallsHandedBack, Unseen

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
+import msgspec
+
 from app.calls.offer import Check
 from app.calls.outcome import Outcome
 from app.calls.states import Problem, ReadyCall
@@ -32,8 +34,7 @@ class Policy:
     """Further tries after a failure; only for read-only tools."""
 
 
-@dataclass(frozen=True, slots=True)
-class Occasion:
+class Occasion(msgspec.Struct, frozen=True, gc=False):
     """The circumstances of one run that an executor may need."""
 
     run_id: str

@@ -9,10 +9,11 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from app.calls.offer import Offer, OfferedTool
 from app.calls.outcome import Failed, FailureKind, Outcome, Returned

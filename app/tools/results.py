@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import orjson
+from msgspec.structs import replace
 from pydantic import BaseModel
 
 from app.calls.outcome import Failed, Image, Outcome, Returned
@@ -95,7 +96,7 @@ def decoded(data: bytes, charset: str | None) -> str | None:
 def bounded(outcome: Outcome, max_bytes: int) -> Outcome:
     """The outcome with no more than `max_bytes` of text, and no image that a provider would refuse."""
     if isinstance(outcome, Failed):
-        return dataclasses.replace(outcome, text=_clean(cut(outcome.text, max_bytes)[0]))
+        return replace(outcome, text=_clean(cut(outcome.text, max_bytes)[0]))
     images, notes = _sifted(outcome.images)
     text = "\n".join(part for part in (outcome.text, *notes) if part)
     short, missing = cut(text, max_bytes, already_missing=outcome.cut_bytes)

@@ -9,10 +9,10 @@ import asyncio
 import random
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from app.calls.offer import Offer, OfferedTool
 from app.calls.outcome import Failed, FailureKind, Outcome, Returned
@@ -38,8 +38,7 @@ Approve: TypeAlias = Callable[[Tool, ReadyCall, Report], Awaitable[Failed | None
 """Asks whoever decides about calls that need approval, and reports the wait; None lets the call run."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunAccount:
+class RunAccount(msgspec.Struct, frozen=True, gc=False):
     """What there is to say of one run, for listeners that want more than the outcome."""
 
     tool: Tool

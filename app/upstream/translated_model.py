@@ -11,12 +11,13 @@ import os
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from app.calls.states import Flaw
 from app.chat.errors import ChatError

@@ -1,6 +1,5 @@
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from app.chat.events import CallDelta, CallWritten, Finished, ModelEvent, TextDelta
 from app.dialects.families import FALLBACK, control_ask, format_for, judge_probe, probe_ask, tool_calling_for

@@ -3,12 +3,12 @@
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import jsonschema_rs
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from app.calls.states import Flaw
 from app.chat.errors import BrokenOff, ChatError

@@ -1,9 +1,9 @@
 """What clients do not see is kept for each of them, under ids that are theirs alone."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from app.calls.states import ReadyCall
 from app.chat.events import CallsHandedBack, Unseen
