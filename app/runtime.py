@@ -52,7 +52,7 @@ from app.tools.registry import HouseTool, Registry
 from app.tools.selection import ToolFilter, allowed_filter, narrowed, tool_filter
 from app.tools.source_pool import SourcePool
 from app.tools.sources import SourceState, SourceStatus
-from app.tools.toolbox import Approve, RequestToolbox, only_named
+from app.tools.toolbox import Approve, RequestToolbox, Selection, only_named
 from app.upstream import litellm_model
 from app.upstream.catalogue import Catalogue
 from app.upstream.passing import Passage, model_in, passage_for
@@ -175,7 +175,7 @@ class Runtime:
         self._exact = frozenset(self.catalogue.names())
         self._known_tools: tuple[HouseTool, ...] = ()
         self._names: frozenset[str] = frozenset()
-        self._narrowed: dict[Any, tuple[HouseTool, ...]] = {}
+        self._narrowed: dict[Any, Selection] = {}
         self._places = assembly.concurrency_of(config)
         self._prices: dict[str, Price] = {}
         self._infos = {section.model_name: section.model_info for section in config.model_list}
@@ -274,7 +274,7 @@ class Runtime:
     ) -> Engaged:
         """The model and the tools for one request of this caller's; `allowed` names those it may use, whosever."""
         entry = self._entry(model, caller)
-        house: tuple[HouseTool, ...] = ()
+        house: Selection | None = None
         if tool_choice != "none" and entry.tools:
             house = self._tools_for(entry.tools, caller.tools, wanted_tools, allowed)
         toolbox: Toolbox
@@ -311,7 +311,7 @@ class Runtime:
 
     def _tools_for(
         self, entrys: tuple[str, ...], callers: tuple[str, ...], wanted: str | None, allowed: frozenset[str] | None
-    ) -> tuple[HouseTool, ...]:
+    ) -> Selection:
         """What is left of all tools, remembered until they change: requests of one client narrow them alike."""
         tools = self._all_tools()
         asked = (entrys, callers, wanted, allowed)
@@ -320,7 +320,7 @@ class Runtime:
             if len(self._narrowed) >= REMEMBERED_SELECTIONS:
                 self._narrowed.clear()
             filters = [ToolFilter(entrys), ToolFilter(callers), tool_filter(wanted), allowed_filter(allowed)]
-            found = self._narrowed[asked] = narrowed(tools, filters)
+            found = self._narrowed[asked] = Selection(narrowed(tools, filters))
         return found
 
     def _tool_names(self) -> frozenset[str]:

@@ -5,7 +5,7 @@ finish the turn, has the call a name, is that a tool on offer, do its arguments 
 when the answer ran out of length, does the object satisfy the schema.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -53,6 +53,8 @@ def settle(
     """All calls of a turn, in their order. `failure` is why nothing of the turn may run, if so; `at_length` says that
     the answer stopped where it had become too long."""
     calls = [one for call in found for one in _unwrapped(call, offer, new_id)]
+    if not calls:
+        return ()
     last = len(calls) - 1
     return tuple(
         _settled(call, offer, failure, being_written=at_length and place == last and not call.from_text)
@@ -83,14 +85,16 @@ def _settled(call: FoundCall, offer: Offer, failure: Flaw | None, *, being_writt
     value = _as_declared(arguments.value, tool, only_text=call.only_text)
     if tool.check is not None and (problem := tool.check(value)) is not None:
         return _broken(call, known.name, Flaw.SCHEMA_MISMATCH, problem)
-    noticed = {
-        Finding.NAME_REPAIRED: known.repaired and not call.unwrapped,
-        Finding.PARALLEL_UNWRAPPED: call.unwrapped,
-        Finding.ARGUMENTS_REPAIRED: arguments.repaired,
-        Finding.ARGUMENTS_COERCED: value is not arguments.value and not call.only_text,
-    }
-    findings = (*call.findings, *(finding for finding, is_so in noticed.items() if is_so))
-    return ReadyCall(call.id, known.name, value, call.text(), findings, call.extras)
+    noticed = list(call.findings)
+    if call.unwrapped:
+        noticed.append(Finding.PARALLEL_UNWRAPPED)
+    elif known.repaired:
+        noticed.append(Finding.NAME_REPAIRED)
+    if arguments.repaired:
+        noticed.append(Finding.ARGUMENTS_REPAIRED)
+    if value is not arguments.value and not call.only_text:
+        noticed.append(Finding.ARGUMENTS_COERCED)
+    return ReadyCall(call.id, known.name, value, call.text(), tuple(noticed), call.extras)
 
 
 def _settled_custom(call: FoundCall, name: str, *, being_written: bool) -> Call:
@@ -147,16 +151,15 @@ def _as_declared(value: dict[str, Any], tool: OfferedTool, *, only_text: bool) -
     return coerce(value, tool.parameters)
 
 
-def _unwrapped(call: FoundCall, offer: Offer, new_id: Callable[[], str]) -> Iterator[FoundCall]:
+def _unwrapped(call: FoundCall, offer: Offer, new_id: Callable[[], str]) -> Sequence[FoundCall]:
     """The calls inside a wrapper, or the call itself if it is none or not exactly of that shape."""
     inner = _inner(call, offer)
     if inner is None:
-        yield call
-        return
+        return (call,)
     wrapper, uses = inner
     kept = tuple(finding for finding in call.findings if finding is not Finding.ID_REPAIRED)
-    for place, (name, parameters) in enumerate(uses):
-        yield FoundCall(
+    return [
+        FoundCall(
             new_id(),
             name,
             parameters,
@@ -166,6 +169,8 @@ def _unwrapped(call: FoundCall, offer: Offer, new_id: Callable[[], str]) -> Iter
             unwrapped=True,
             extras={} if place else call.extras,
         )
+        for place, (name, parameters) in enumerate(uses)
+    ]
 
 
 def _inner(call: FoundCall, offer: Offer) -> tuple[Arguments, list[tuple[str, dict[str, Any]]]] | None:

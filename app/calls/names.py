@@ -33,7 +33,8 @@ def resolve_name(raw: str, offered: Collection[str]) -> ToolName | None:
 
 def is_parallel(raw: str, offered: Collection[str]) -> bool:
     """Whether this is the wrapper of several calls, and no tool of that name."""
-    return resolve_name(raw, offered) is None and _without_tokens(raw).removeprefix("functions.") == PARALLEL
+    meant = raw not in offered and _without_tokens(raw).removeprefix("functions.") == PARALLEL
+    return meant and resolve_name(raw, offered) is None
 
 
 def inner_calls(arguments: dict[str, Any]) -> list[tuple[str, dict[str, Any]]] | None:

@@ -182,6 +182,12 @@ class Heard(msgspec.Struct, frozen=True, gc=False):
     events: Sequence[ModelEvent]
 
 
+def is_for_listeners(events: Sequence[ModelEvent]) -> bool:
+    """Whether somebody but the turn may care for these events. Fragments of calls are shown to nobody, and there may be
+    thousands of them."""
+    return any(type(event) is not CallDelta for event in events)
+
+
 class TurnEnded(msgspec.Struct, frozen=True, gc=False):
     """A model's answer is whole and its calls are settled; each call lies in exactly one pile."""
 

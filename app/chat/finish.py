@@ -43,6 +43,9 @@ _STANDARD = frozenset({"stop", "length", "tool_calls", "content_filter", "functi
 
 def classify(reason: str) -> FinishClass:
     """The class of a finish reason as a provider wrote it; one that nobody has heard of counts as stop."""
+    known = _CLASSES.get(reason)
+    if known is not None:
+        return known
     return _CLASSES.get(reason.lower().replace("-", "_"), FinishClass.STOP)
 
 
@@ -57,7 +60,7 @@ class Finish(msgspec.Struct, frozen=True, gc=False):
 
 def judge_finish(reasons: Sequence[str], end: StreamEnd, *, error: bool) -> Finish:
     """What the finish reasons of a turn, an error in it and the end of its body come to."""
-    winner = max(map(classify, reasons), default=None)
+    winner = None if not reasons else classify(reasons[0]) if len(reasons) == 1 else max(map(classify, reasons))
     return Finish(tuple(reasons), winner, _failure(winner, end, error=error))
 
 
@@ -75,7 +78,7 @@ def _failure(winner: FinishClass | None, end: StreamEnd, *, error: bool) -> Flaw
 def finish_findings(finish: Finish, *, calls_found: bool, from_text: bool) -> list[Finding]:
     """Where the claim and what came disagree. Where calls are written as text, `stop` says nothing about them."""
     found: list[Finding] = []
-    if any(reason not in _STANDARD for reason in finish.reasons):
+    if not _STANDARD.issuperset(finish.reasons):
         found.append(Finding.NONSTANDARD_FINISH_REASON)
     if finish.failure is Flaw.UPSTREAM_ERROR:
         found.append(Finding.UPSTREAM_ERROR)
@@ -88,7 +91,7 @@ def finish_findings(finish: Finish, *, calls_found: bool, from_text: bool) -> li
 
 def _native_findings(finish: Finish, *, calls_found: bool) -> list[Finding]:
     found: list[Finding] = []
-    if len({classify(reason) for reason in finish.reasons}) > 1:
+    if len(finish.reasons) > 1 and len({classify(reason) for reason in finish.reasons}) > 1:
         found.append(Finding.CONFLICTING_FINISH_REASONS)
     if not finish.reasons and finish.failure is not Flaw.UPSTREAM_ERROR:
         found.append(Finding.MISSING_FINISH_REASON)

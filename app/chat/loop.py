@@ -32,6 +32,7 @@ from app.chat.events import (
     TurnAccount,
     TurnEnded,
     TurnStarted,
+    is_for_listeners,
 )
 from app.chat.finish import FinishClass
 from app.chat.ports import Ask, Model, Plan, Tell, Toolbox
@@ -87,7 +88,7 @@ async def converse(
     course = _Course(ask, model, toolbox, tell, new_id, rules, clock, Transcript(tuple(ask.messages), sees_images))
     course.format_kept_back = not format_with_tools and "response_format" in ask.params
     ending = await course.run()
-    await tell(ChatEnded(ending, add_usage(course.usages)))
+    await tell(ChatEnded(ending, course.usage))
 
 
 @dataclass(slots=True)
@@ -112,7 +113,8 @@ class _Course:
     format_kept_back: bool = False
     """The answer has a form that cannot be asked for while tools are offered."""
     repeats: dict[tuple[str, str, str], int] = field(default_factory=dict)
-    usages: list[Mapping[str, Any] | None] = field(default_factory=list)
+    usage: dict[str, Any] | None = None
+    """Of all turns so far."""
 
     async def run(self) -> Ending:
         while True:
@@ -135,29 +137,31 @@ class _Course:
 
     async def _listen(self) -> tuple[Turn, float, bool]:
         """One answer of the model, whole. Asked again while it breaks off with nothing of it passed on."""
-        question = self._question()
+        question, tell, index = self._question(), self.tell, self.index
         is_told = not (self.format_kept_back and question.tools)
         for attempt in range(1, self.rules.max_broken_off + 2):
-            await self.tell(TurnStarted(self.index, bool(question.tools)))
+            await tell(TurnStarted(index, bool(question.tools)))
             began = self.clock()
             building = TurnBuilder(self.toolbox.offer, self.new_id, argument_bytes=self.rules.argument_bytes)
             raw, end = True, StreamEnd.DONE
             try:
                 async with self.model.ask(question) as answer:
+                    is_begun = False
                     async for events in answer:
                         building.feed(events)
-                        if is_told:
-                            await self.tell(Heard(self.index, events))
+                        if is_told and (not is_begun or is_for_listeners(events)):
+                            is_begun = True
+                            await tell(Heard(index, events))
                     raw = answer.reason_is_raw
             except BrokenOff as broke:
                 end = StreamEnd.ERROR if broke.transport_error else StreamEnd.EOF
             turn = building.finish(end)
-            self.usages.append(turn.usage)
+            self.usage = add_usage((self.usage, turn.usage)) if turn.usage else self.usage
             broke_off = turn.failure in (Flaw.STREAM_ENDED, Flaw.UPSTREAM_ERROR)
             passed_on = is_told and question.stream and bool(turn.text or turn.reasoning)
             if not broke_off or passed_on or attempt > self.rules.max_broken_off:
                 break
-            await self.tell(ModelRetried(self.index, attempt, str(turn.failure)))
+            await tell(ModelRetried(index, attempt, str(turn.failure)))
         return turn, self.clock() - began, raw
 
     def _question(self) -> Ask:
@@ -211,15 +215,15 @@ class _Course:
         answers: dict[str, Outcome] = {
             call.id: Failed(feedback.explain(call, self.toolbox.offer), FailureKind.NOT_RUN) for call in plan.broken
         }
-        if plan.ours and self.ran >= self.rules.max_iterations:
+        if not plan.ours:
+            return answers
+        if self.ran >= self.rules.max_iterations:
             self.limit = "max_iterations"
             return answers | _refuse(plan.ours, feedback.LIMIT_REACHED)
         now, over = plan.ours[: self.rules.max_calls_per_turn], plan.ours[self.rules.max_calls_per_turn :]
         answers |= _refuse(over, feedback.TOO_MANY_CALLS)
-        if now:
-            self.ran += 1
-            answers |= await self._run_calls(now)
-        return answers
+        self.ran += 1
+        return answers | await self._run_calls(now)
 
     async def _run_calls(self, calls: tuple[ReadyCall, ...]) -> dict[str, Outcome]:
         if len(calls) == 1:
@@ -265,7 +269,7 @@ class _Course:
 
     def _spent(self) -> int:
         """Tokens so far; a provider that tells no total tells at least its parts."""
-        usage = add_usage(self.usages) or {}
+        usage = self.usage or {}
         return int(usage.get("total_tokens") or usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0))
 
 

@@ -90,27 +90,16 @@ class TurnBuilder:
         self._error: ProviderError | None = None
         self._logprobs: list[Mapping[str, Any]] = []
         self._asides: dict[str, list[Any]] = {}
-        self._thinking = _Thinking()
-        self._take: dict[type, Callable[[Any], None]] = {
-            TextDelta: self._text,
-            CallDelta: self._calls.add,
-            ReasoningDelta: self._reason,
-            CallWritten: self._calls.add_written,
-            Finished: self._finished,
-            Usage: self._used,
-            Head: self._headed,
-            AskedInWords: self._asked_in_words,
-            Logprobs: self._logged,
-            Aside: self._aside,
-            ThinkingBlock: self._thought,
-            ProviderError: self._failed,
-            ChoiceIgnored: self._ignored,
-        }
+        self._thinking: _Thinking | None = None
 
     def feed(self, events: Iterable[ModelEvent]) -> None:
-        take = self._take
         for event in events:
-            take[type(event)](event)
+            if isinstance(event, TextDelta):
+                self._texts.append(event.text)
+            elif isinstance(event, CallDelta):
+                self._calls.add(event)
+            else:
+                _TAKEN[type(event)](self, event)
 
     def finish(self, end: StreamEnd = StreamEnd.DONE) -> Turn:
         """The turn, its calls settled. `end` is how the body of the answer ended."""
@@ -130,7 +119,7 @@ class TurnBuilder:
             text=sound_text("".join(self._texts)),
             reasoning=self._all_reasoning(),
             calls=calls,
-            findings=tuple(dict.fromkeys(findings)),
+            findings=tuple(dict.fromkeys(findings)) if findings else (),
             reasons=finish.reasons,
             winner=finish.winner,
             failure=finish.failure,
@@ -144,8 +133,8 @@ class TurnBuilder:
 
     # -- what is not a call
 
-    def _text(self, event: TextDelta) -> None:
-        self._texts.append(event.text)
+    def _written(self, event: CallWritten) -> None:
+        self._calls.add_written(event)
 
     def _reason(self, event: ReasoningDelta) -> None:
         self._reasoning.setdefault(event.source, []).append(event.text)
@@ -153,6 +142,8 @@ class TurnBuilder:
     def _all_reasoning(self) -> str:
         """One copy: some providers send the same reasoning under two names. What the model wrote among its text is
         not such a copy."""
+        if not self._reasoning:
+            return ""
         told = {source: "".join(pieces) for source, pieces in self._reasoning.items()}
         native = next((told[name] for name in ("reasoning_content", "reasoning", "thinking") if told.get(name)), "")
         return sound_text(native + told.get("text", ""))
@@ -180,6 +171,7 @@ class TurnBuilder:
         self._notice(Finding.EXTRA_CHOICES_IGNORED)
 
     def _thought(self, event: ThinkingBlock) -> None:
+        self._thinking = self._thinking or _Thinking()
         self._thinking.add(event.block)
 
     def _aside(self, event: Aside) -> None:
@@ -187,12 +179,29 @@ class TurnBuilder:
 
     def _all_asides(self) -> dict[str, Any]:
         asides = {name: _folded(values) for name, values in self._asides.items()}
-        blocks = self._thinking.blocks()
-        return _sound(asides | {"thinking_blocks": blocks} if blocks else asides)
+        if self._thinking is not None:
+            asides["thinking_blocks"] = self._thinking.blocks()
+        return _sound(asides)
 
     def _notice(self, finding: Finding) -> None:
         if finding not in self._noticed:
             self._noticed.append(finding)
+
+
+_TAKEN: dict[type, Callable[[TurnBuilder, Any], None]] = {
+    ReasoningDelta: TurnBuilder._reason,  # noqa: SLF001 - the rest of the class
+    CallWritten: TurnBuilder._written,  # noqa: SLF001
+    Finished: TurnBuilder._finished,  # noqa: SLF001
+    Usage: TurnBuilder._used,  # noqa: SLF001
+    Head: TurnBuilder._headed,  # noqa: SLF001
+    AskedInWords: TurnBuilder._asked_in_words,  # noqa: SLF001
+    Logprobs: TurnBuilder._logged,  # noqa: SLF001
+    Aside: TurnBuilder._aside,  # noqa: SLF001
+    ThinkingBlock: TurnBuilder._thought,  # noqa: SLF001
+    ProviderError: TurnBuilder._failed,  # noqa: SLF001
+    ChoiceIgnored: TurnBuilder._ignored,  # noqa: SLF001
+}
+"""What becomes of an event that is neither text nor a fragment of a call: those two come by the thousand."""
 
 
 class _Thinking:

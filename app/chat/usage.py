@@ -22,8 +22,10 @@ def _add(total: dict[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
     """Numbers add up, inner objects are added field by field, anything else is the newest word on it."""
     for key, value in report.items():
         known = total.get(key)
-        if isinstance(value, Mapping):
-            total[key] = _add(dict(known) if isinstance(known, Mapping) else {}, value)
+        if type(value) is int and (known is None or type(known) is int):
+            total[key] = value if known is None else known + value
+        elif isinstance(value, dict):
+            total[key] = _add(dict(known) if isinstance(known, dict) else {}, value)
         elif _counts(value) and _counts(known):
             total[key] = known + value
         elif value is not None or key not in total:

@@ -2,9 +2,9 @@
 
 import re
 
-from app.tools.results import described
+from app.tools.results import PLAIN_LETTERS, described
 
-MIN_LETTERS = 512
+MIN_LETTERS = PLAIN_LETTERS + 1
 """Shorter ones are icons and keys; they cost little, and something may be meant with them."""
 _KINDS = {
     "iVBORw0KGgo": "image/png",

@@ -24,6 +24,10 @@ class Gate:
     def waiting(self) -> int:
         return self._waiting
 
+    @property
+    def is_free(self) -> bool:
+        return not self._semaphore.locked()
+
     async def enter(self) -> None:
         if self._waiting >= self._max_waiting:
             raise GateFull
@@ -82,6 +86,11 @@ class Places:
     def __init__(self, gates: list[Gate]) -> None:
         self._gates = gates
         self._held: list[Gate] = []
+
+    @property
+    def are_free(self) -> bool:
+        """Whether taking them takes no time."""
+        return all(gate.is_free for gate in self._gates) if self._gates else True
 
     async def take(self) -> None:
         try:

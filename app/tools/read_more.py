@@ -137,7 +137,7 @@ class Shelf:
                     self._ids.add(id)
 
     def __bool__(self) -> bool:
-        return any(self._leftovers.find(self._owner, id) is not None for id in self._ids)
+        return bool(self._ids) and any(self._leftovers.find(self._owner, id) is not None for id in self._ids)
 
     def page(self, id: str, offset: int, max_bytes: int) -> Outcome:
         kept = self._leftovers.find(self._owner, id) if id in self._ids else None
@@ -173,10 +173,11 @@ class PagedToolbox:
         return (*self._inner.schemas, encoded(self._shelf.name, DESCRIPTION, PARAMETERS))
 
     def plan(self, calls: Sequence[Call]) -> Plan:
-        own = [call for call in calls if isinstance(call, ReadyCall) and self._is_own(call.name)]
-        plan = self._inner.plan([call for call in calls if call not in own]) if own else self._inner.plan(calls)
+        tool = self._tool()
+        own = [call for call in calls if isinstance(call, ReadyCall) and call.name == tool.name] if tool else []
         if not own:
-            return plan
+            return self._inner.plan(calls)
+        plan = self._inner.plan([call for call in calls if call not in own])
         places = {id(call): at for at, call in enumerate(calls)}
         return replace(plan, ours=tuple(sorted((*plan.ours, *own), key=lambda call: places.get(id(call), len(places)))))
 

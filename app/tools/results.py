@@ -25,6 +25,8 @@ MAX_IMAGE_BYTES = 5 * 1024 * 1024
 IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 """What models that can see agree on."""
 
+PLAIN_LETTERS = 511
+"""Shorter than any file in base64 that is looked for."""
 _HEAD_SHARE = 3
 """Of four parts that are kept, three from the front: what a thing is usually stands there, how it ended at the end."""
 _COUNTED_AT_ONCE = 1 << 20
@@ -91,6 +93,17 @@ def decoded(data: bytes, charset: str | None) -> str | None:
         return decoder.decode(data, final=False).removeprefix("\ufeff")
     except UnicodeDecodeError:
         return None
+
+
+def is_plainly_fit(outcome: Outcome, max_bytes: int) -> bool:
+    """Whether a model can be given this as it is: a short text without anything in it to look at."""
+    return (
+        isinstance(outcome, Returned)
+        and len(outcome.text) <= min(max_bytes, PLAIN_LETTERS)
+        and not outcome.images
+        and not outcome.cut_bytes
+        and outcome.text.isascii()
+    )
 
 
 def bounded(outcome: Outcome, max_bytes: int) -> Outcome:
