@@ -40,6 +40,9 @@ PART_BREAK = "\n\n"
 INNER_ASIDES = frozenset({"provider_specific_fields", "thinking_blocks"})
 """Belong to single turns and their calls; the loop gives them back to the model, a client has no use for them."""
 
+_MARK = "\x00"
+"""Stands where the text of a chunk will; nothing behind it holds such a character."""
+
 encode = msgspec.json.Encoder().encode
 
 
@@ -119,20 +122,15 @@ class ChunkWriter:
         self._opened = False
         self._usage_field: dict[str, Any] = {"usage": None} if include_usage else {}
         self._more: dict[str, Any] = {}
-        self._set_frame()
 
     def write(self, event: ChatEvent) -> bytes:
-        match event:
-            case Heard(turn=turn, events=events):
-                return b"".join(self._heard(turn, events))
-            case CallsHandedBack(calls=calls):
-                return self.opening() + b"".join(map(self._chunk, self._handed(calls)))
-            case CallStarted() | CallProgress() | CallEnded() if self._head.progress is not None:
-                return self._progress(self._head.progress, event)
-            case ChatEnded():
-                return b"".join(self._end(event))
-            case _:
-                return b""
+        if isinstance(event, Heard):
+            return self._heard(event.turn, event.events)
+        if isinstance(event, CallStarted | CallProgress | CallEnded):
+            return b"" if self._head.progress is None else self._progress(self._head.progress, event)
+        if isinstance(event, CallsHandedBack):
+            return self.opening() + b"".join(map(self._chunk, self._handed(event.calls)))
+        return b"".join(self._end(event)) if isinstance(event, ChatEnded) else b""
 
     def heartbeat(self, more: Mapping[str, Any] | None = None) -> bytes:
         """A chunk that says nothing. Every client takes it, and it re-arms timers that comments do not."""
@@ -142,28 +140,27 @@ class ChunkWriter:
         """The end of a stream that failed after it had begun."""
         return b"data: " + encode(error.envelope()) + b"\n\n" + DONE
 
-    def _heard(self, turn: int, events: Sequence[ModelEvent]) -> Iterator[bytes]:
+    def _heard(self, turn: int, events: Sequence[ModelEvent]) -> bytes:
+        written: list[bytes] = []
         if not self._opened and events:
-            for event in events:
-                if isinstance(event, Head):
-                    self._take_head(event)
-                    break
-            yield self.opening()
+            self._take_head(next((event for event in events if isinstance(event, Head)), None))
+            written.append(self.opening())
         last = len(events) - 1
         for at, event in enumerate(events):
             if isinstance(event, TextDelta):
                 text = self._text.feed(turn, event.text)
                 after = events[at + 1] if at < last else None
                 if isinstance(after, Logprobs):
-                    yield self._chunk({"content": text}, logprobs=after.value)
+                    written.append(self._chunk({"content": text}, logprobs=after.value))
                 elif text:
-                    yield self._before + encode(text) + self._after
+                    written += (self._before, encode(text), self._after)
             elif isinstance(event, ReasoningDelta):
                 text = self._reasoning.feed(turn, event.text)
                 if text:
-                    yield self._chunk({"reasoning_content": text})
+                    written.append(self._chunk({"reasoning_content": text}))
             elif isinstance(event, Aside) and event.field not in INNER_ASIDES:
-                yield self._chunk({event.field: event.value})
+                written.append(self._chunk({event.field: event.value}))
+        return b"".join(written)
 
     def _handed(self, calls: Sequence[Call]) -> Iterator[dict[str, Any]]:
         if self._head.legacy:
@@ -203,21 +200,19 @@ class ChunkWriter:
         if self._opened:
             return b""
         self._opened = True
+        self._set_frame()
         return self._chunk({"role": "assistant", "content": "", "refusal": None})
 
-    def _take_head(self, head: Head) -> None:
-        self._more = {
-            key: value
-            for key, value in (("system_fingerprint", head.system_fingerprint), ("service_tier", head.service_tier))
-            if value is not None
-        }
-        self._set_frame()
+    def _take_head(self, head: Head | None) -> None:
+        """What the provider says of its answer stands in every chunk, so chunks have a shape only from here on."""
+        if head is not None and head.system_fingerprint is not None:
+            self._more["system_fingerprint"] = head.system_fingerprint
+        if head is not None and head.service_tier is not None:
+            self._more["service_tier"] = head.service_tier
 
     def _set_frame(self) -> None:
         """The bytes around the text of a plain chunk, encoded once: nearly every chunk of a stream is one."""
-        mark = "\x00"
-        frame = self._chunk({"content": mark})
-        self._before, self._after = frame.split(encode(mark))
+        self._before, _, self._after = self._chunk({"content": _MARK}).rpartition(encode(_MARK))
 
     def _chunk(
         self,
@@ -289,20 +284,18 @@ class CompletionWriter:
         self._ended: ChatEnded | None = None
 
     def write(self, event: ChatEvent) -> None:
-        match event:
-            case Heard(turn=turn, events=events):
-                self._heard.setdefault(turn, []).extend(events)
-            case ModelRetried(turn=turn):
-                self._heard.pop(turn, None)
-            case CallStarted() | CallProgress() | CallEnded() if self._head.progress is not None:
-                if (line := self._head.progress.line(event)) is not None:
-                    self._lines.setdefault(event.turn, []).append(line)
-            case CallsHandedBack(calls=calls):
-                self._calls = calls
-            case ChatEnded():
-                self._ended = event
-            case _:
-                pass
+        if isinstance(event, Heard):
+            self._heard.setdefault(event.turn, []).extend(event.events)
+        elif isinstance(event, ModelRetried):
+            self._heard.pop(event.turn, None)
+        elif isinstance(event, CallStarted | CallProgress | CallEnded):
+            line = None if self._head.progress is None else self._head.progress.line(event)
+            if line is not None:
+                self._lines.setdefault(event.turn, []).append(line)
+        elif isinstance(event, CallsHandedBack):
+            self._calls = event.calls
+        elif isinstance(event, ChatEnded):
+            self._ended = event
 
     def body(self) -> dict[str, Any]:
         """The whole answer; there is one only after the chat has ended."""
@@ -357,17 +350,14 @@ class CompletionWriter:
         logprobs: dict[str, Any] | None = None
         for turn, events in self._heard.items():
             for event in events:
-                match event:
-                    case TextDelta():
-                        text.append(said.feed(turn, event.text))
-                    case ReasoningDelta():
-                        reasoning.append(thought.feed(turn, event.text))
-                    case Aside() if event.field not in INNER_ASIDES:
-                        message[event.field] = _joined(message.get(event.field), event.value)
-                    case Logprobs():
-                        logprobs = _joined_logprobs(logprobs, event.value)
-                    case _:
-                        pass
+                if isinstance(event, TextDelta):
+                    text.append(said.feed(turn, event.text))
+                elif isinstance(event, ReasoningDelta):
+                    reasoning.append(thought.feed(turn, event.text))
+                elif isinstance(event, Logprobs):
+                    logprobs = _joined_logprobs(logprobs, event.value)
+                elif isinstance(event, Aside) and event.field not in INNER_ASIDES:
+                    message[event.field] = _joined(message.get(event.field), event.value)
             reasoning += map(thought.line, self._lines.get(turn, ()))
         text.append(said.finish())
         return "".join(text), "".join(reasoning), logprobs

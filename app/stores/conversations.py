@@ -52,10 +52,12 @@ class Conversations:
         self, caller: str, messages: Sequence[Message], hints: Mapping[int, Hint], toolbox: Toolbox
     ) -> tuple[Message, ...]:
         """The history with what was kept for its calls put back, and made again where it is gone."""
+        handles = list(dict.fromkeys(handles_in(messages)))
+        if not handles and not hints:
+            return tuple(messages)
         kept: dict[str, Unseen] = {}
         remembered: dict[str, Hint] = {}
         try:
-            handles = list(dict.fromkeys(handles_in(messages)))
             kept = await self._found(caller, handles)
             remembered = await self._remembered(caller, [handle for handle in handles if handle not in kept])
         except StoreError as error:

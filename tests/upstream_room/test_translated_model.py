@@ -6,11 +6,11 @@ A test here that fails after an update of litellm says what the lane relied upon
 import asyncio
 import itertools
 import json
-from dataclasses import replace
 
 import msgspec
 import pytest
 import structlog
+from msgspec.structs import replace
 
 from app.calls.offer import OfferedTool
 from app.calls.states import BrokenCall, Finding, Flaw, ReadyCall
