@@ -185,7 +185,10 @@ class Heard(msgspec.Struct, frozen=True, gc=False):
 def is_for_listeners(events: Sequence[ModelEvent]) -> bool:
     """Whether somebody but the turn may care for these events. Fragments of calls are shown to nobody, and there may be
     thousands of them."""
-    return any(type(event) is not CallDelta for event in events)
+    for event in events:  # noqa: SIM110 - a generator would cost more than all the rest that is done with a chunk
+        if type(event) is not CallDelta:
+            return True
+    return False
 
 
 class TurnEnded(msgspec.Struct, frozen=True, gc=False):

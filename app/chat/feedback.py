@@ -1,8 +1,8 @@
 """What a model is told about a call that did not run: what was wrong, and what to do next.
 
-The texts go back on the tool-result channel (`ASK_AGAIN` alone is a message of its own). They are short JSON with
-fixed keys, because models read those reliably and so do people looking at a trace. They are bounded: a schema is
-cut down to the part that matters, and nothing a model wrote is quoted at length.
+The texts go back on the tool-result channel. They are short JSON with fixed keys, because models read those reliably
+and so do people looking at a trace. They are bounded: a schema is cut down to the part that matters, and nothing a
+model wrote is quoted at length.
 """
 
 import json
@@ -255,18 +255,3 @@ TOO_MANY_CALLS = _text(
     }
 )
 """For a whole call beyond the number that one turn may hold."""
-
-TURN_CUT_OFF = _text(
-    {
-        "code": "turn_cut_off",
-        "message": "Not run: the answer that held this call was cut off, and nothing of it was run. "
-        "Send the call again, whole, if it is still needed.",
-    }
-)
-"""For a whole call in a turn that the provider did not finish, where the history needs an answer to it."""
-
-ASK_AGAIN = (
-    "Your last answer was cut off before a whole tool call arrived, so nothing was run. "
-    "Write the call again, whole. Keep what comes before it short, and split long arguments over several calls."
-)
-"""For a turn that left no call to answer on: said once, as a message of its own."""

@@ -49,10 +49,6 @@ class Transcript(msgspec.Struct, frozen=True, gc=False):
             ran=tuple(call.id for call in turn.calls if call.id in answers and isinstance(call, ReadyCall)),
         )
 
-    def saying(self, role: str, text: str) -> "Transcript":
-        """The history with one more message of ours."""
-        return self._with({"role": role, "content": text})
-
     def _with(self, *made: dict[str, Any]) -> "Transcript":
         return replace(self, messages=(*self.messages, *made), made=(*self.made, *made))
 

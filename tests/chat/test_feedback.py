@@ -174,7 +174,6 @@ def test_any_broken_call_under_any_schema_gets_a_bounded_readable_text(flaw, nam
     [
         (feedback.LIMIT_REACHED, "limit_reached", "Answer the user now"),
         (feedback.TOO_MANY_CALLS, "too_many_calls", "send this one again in the next answer"),
-        (feedback.TURN_CUT_OFF, "turn_cut_off", "Send the call again, whole"),
     ],
 )
 def test_a_whole_call_that_did_not_run_is_told_why_and_what_to_do(text, code, next_step):
@@ -182,8 +181,3 @@ def test_a_whole_call_that_did_not_run_is_told_why_and_what_to_do(text, code, ne
     assert error["code"] == code
     assert error["message"].startswith("Not run: ")
     assert next_step in error["message"]
-
-
-def test_a_wholly_broken_turn_is_asked_again_in_plain_words():
-    assert "cut off" in feedback.ASK_AGAIN
-    assert "Write the call again, whole" in feedback.ASK_AGAIN

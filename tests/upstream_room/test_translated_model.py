@@ -6,11 +6,11 @@ A test here that fails after an update of litellm says what the lane relied upon
 import asyncio
 import itertools
 import json
+from dataclasses import replace
 
 import msgspec
 import pytest
 import structlog
-from msgspec.structs import replace
 
 from app.calls.offer import OfferedTool
 from app.calls.states import BrokenCall, Finding, Flaw, ReadyCall
@@ -236,7 +236,7 @@ async def test_thinking_with_its_signature_goes_back_as_it_came(upstream, lanes,
     assert "provider_specific_fields" not in turn.asides, "a second copy would go back beside the first"
     result = {"role": "tool", "tool_call_id": "toolu_1", "content": "written"}
     messages = [{"role": "user", "content": "hi"}, turn.assistant_message(), result]
-    await heard(model, replace(asked(stream), messages=messages))
+    await heard(model, msgspec.structs.replace(asked(stream), messages=messages))
     assert upstream.requests[1].body["messages"][1]["content"] == [
         {"type": "thinking", "thinking": "Let me think.", "signature": "c2lnbmVk"},
         {"type": "tool_use", "id": "toolu_1", "name": "fs_write", "input": {"path": "/a", "mode": "w"}},
