@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -40,6 +40,8 @@ from app.chat.loop import Rules, converse
 from app.chat.ports import Ask, CannotPassOn, Message, Relay, Tell
 from app.runtime import House, Runtime, new_call_id
 from app.stores.conversations import Conversations
+
+Keep: TypeAlias = Callable[[CallsHandedBack], Awaitable[CallsHandedBack]]
 
 
 class Listener(Protocol):
@@ -260,18 +262,16 @@ class Conversation:
         """The chat from its question to its end, heard by all listeners."""
         request, engaged = self._request, self._engaged
         messages: Sequence[Message] = request.messages
-        tell = heard_by(self.listeners, tell)
         if engaged.has_house_tools:
             messages = await self._conversations.made_whole(
                 caller_key(self._caller), messages, request.hints, engaged.toolbox
             )
             engaged.recall(messages)
-            tell = self._keeping(tell)
         await converse(
             Ask(messages, (), self._tool_choice(), request.params, request.stream),
             engaged.model,
             engaged.toolbox,
-            tell,
+            heard_by(self.listeners, tell, self._kept if engaged.has_house_tools else None),
             new_id=new_call_id,
             rules=self._rules(),
             sees_images=engaged.sees_images,
@@ -283,22 +283,16 @@ class Conversation:
         request = self._request
         return request.mode if request.mode is not None and self._engaged.has_house_tools else request.tool_choice
 
-    def _keeping(self, tell: Tell) -> Tell:
+    async def _kept(self, handed: CallsHandedBack) -> CallsHandedBack:
         """Keep what the client is not shown before it is told of its calls: it may return at once."""
-
-        async def keep_and_tell(event: ChatEvent) -> None:
-            if isinstance(event, CallsHandedBack):
-                if self._request.legacy:
-                    event = _for_legacy(event, self._request.messages)
-                event = await self._conversations.keep(
-                    caller_key(self._caller),
-                    event,
-                    self._request.messages,
-                    with_hint=self._runtime.diagnostics and not self._request.legacy,
-                )
-            await tell(event)
-
-        return keep_and_tell
+        if self._request.legacy:
+            handed = _for_legacy(handed, self._request.messages)
+        return await self._conversations.keep(
+            caller_key(self._caller),
+            handed,
+            self._request.messages,
+            with_hint=self._runtime.diagnostics and not self._request.legacy,
+        )
 
     def _rules(self) -> Rules:
         rules = self._runtime.rules
@@ -310,14 +304,27 @@ def caller_key(caller: Caller) -> str:
     return "anonymous" if caller.anonymous else f"key {caller.name}"
 
 
-def heard_by(listeners: Sequence[Listener], tell: Tell) -> Tell:
-    """Tell all listeners, then the writer. The model's words go to the writer alone: there are thousands of them."""
+def heard_by(listeners: Sequence[Listener], tell: Tell, keep: Keep | None = None) -> Tell:
+    """Tell all listeners, then the writer. The model's words go to the writer alone: there are thousands of them.
 
-    async def tell_all(event: ChatEvent) -> None:
-        if type(event) is not Heard:
-            for listener in listeners:
-                listener.hear(event)
-        await tell(event)
+    `keep` is given calls that go back to the client before anybody else is, and says how they are told.
+    """
+
+    # No coroutine, because every chunk of every answer goes through here; whoever tells waits for the writer itself.
+    def tell_all(event: ChatEvent) -> Awaitable[None]:
+        if isinstance(event, Heard):
+            return tell(event)
+        if keep is not None and isinstance(event, CallsHandedBack):
+            return keep_and_tell(keep, event)
+        for listener in listeners:
+            listener.hear(event)
+        return tell(event)
+
+    async def keep_and_tell(keep: Keep, handed: CallsHandedBack) -> None:
+        handed = await keep(handed)
+        for listener in listeners:
+            listener.hear(handed)
+        await tell(handed)
 
     return tell_all
 
