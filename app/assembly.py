@@ -113,6 +113,7 @@ def rules_of(config: Config) -> Rules:
     return Rules(
         max_iterations=config.loop.max_iterations,
         max_failed_turns=config.loop.max_failed_turns,
+        max_repeats=config.loop.max_repeats,
         max_tokens=config.limits.request_tokens,
         max_parallel_calls=config.loop.max_parallel_calls,
         max_calls_per_turn=config.limits.calls_per_turn,

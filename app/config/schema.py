@@ -544,6 +544,9 @@ class Loop(Section):
     """Turns that run tools; after that the model is asked once more, without tools."""
     max_failed_turns: Count = 3
     """Turns running whose every call was broken or failed, until the loop ends as at its limit."""
+    max_repeats: Count = 3
+    """Turns running with the same call and the same result, until the loop ends as at its limit. More for tools that are
+    asked again until something is ready."""
     max_parallel_calls: Annotated[int, Field(ge=1, le=256), _NO_BOOLEAN] = 8
     """Calls of one turn that run at the same time."""
     diagnostics: Switch = True

@@ -327,3 +327,21 @@ async def test_a_client_that_leaves_while_a_tool_runs_stops_the_tool(upstream: U
         async with asyncio.timeout(1):
             await running.cancelled.wait()
         assert len(upstream.requests) == 1
+
+
+@BOTH
+async def test_a_tool_may_be_asked_again_until_something_is_ready_where_the_config_allows_it(upstream, stream):
+    waiting = [Reply(calls=[Call("add", {"a": 1, "b": 2})])] * 5
+    async with serving(upstream, loop={"max_repeats": 6}) as served:
+        upstream.script("m", [*waiting, Reply(text="ready")])
+        heard = await ask(served, stream=stream)
+    assert (heard.text, len(heard.diagnostics["turns"]), heard.diagnostics.get("note")) == ("ready", 6, None)
+
+
+@BOTH
+async def test_usually_three_times_the_same_is_the_end(upstream, stream):
+    waiting = [Reply(calls=[Call("add", {"a": 1, "b": 2})])] * 3
+    async with serving(upstream) as served:
+        upstream.script("m", [*waiting, Reply(text="still not ready")])
+        heard = await ask(served, stream=stream)
+    assert (heard.text, heard.diagnostics["note"]) == ("still not ready", "repeated_call")
