@@ -45,8 +45,7 @@ class Passed:
         began = time.monotonic()
         try:
             async with self._relay.pass_on(asked) as passage:
-                async for data in passage:
-                    await tell(data)
+                await passage.carry(tell)
         except BrokenOff as broke:
             raise ChatError(
                 502,

@@ -16,6 +16,8 @@ Message: TypeAlias = msgspec.Raw | dict[str, Any]
 
 Tell: TypeAlias = Callable[[ChatEvent], Awaitable[None]]
 """Someone listening to a chat."""
+TellBytes: TypeAlias = Callable[[bytes], Awaitable[None]]
+"""Someone who takes an answer in its provider's own bytes."""
 
 
 class Ask(msgspec.Struct, frozen=True, gc=False):
@@ -76,7 +78,9 @@ class Passage(Protocol):
     @property
     def reasons(self) -> tuple[str, ...]: ...
 
-    def __aiter__(self) -> AsyncIterator[bytes]: ...
+    async def carry(self, tell: TellBytes) -> None:
+        """Tell all of it, piece by piece, each of them whole events."""
+        ...
 
 
 class Relay(Protocol):

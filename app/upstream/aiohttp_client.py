@@ -3,8 +3,9 @@
 import asyncio
 import io
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 import aiohttp
 
@@ -123,6 +124,11 @@ class _AiohttpResponse:
         if self.headers.get("content-encoding", "identity").lower() != "identity":
             raise Broken(COMPRESSED)
         return _Reads(self)
+
+    async def carry(self, each: Callable[[bytes], Coroutine[Any, Any, bool]]) -> None:
+        async for data in self.chunks():
+            if await each(data):
+                return
 
     async def read(self, limit: int) -> bytes:
         return await read_whole(self.chunks(), limit)

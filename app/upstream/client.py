@@ -3,10 +3,10 @@
 The interface is small on purpose: one verb, a status, headers, bytes. Another implementation takes a page.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 Which: TypeAlias = Literal["connect", "first_byte", "idle", "total"]
 
@@ -38,6 +38,14 @@ class Response(Protocol):
 
     def chunks(self) -> AsyncIterator[bytes]:
         """The body as it arrives, one read at a time. Only one reader."""
+        ...
+
+    async def carry(self, each: Callable[[bytes], Coroutine[Any, Any, bool]]) -> None:
+        """Await `each` for one read of the body after the other, to its end or until `each` says that it has enough.
+
+        What `each` does without having to wait for it may be done where the bytes arrive, outside of the task that
+        carries: for thousands of small reads, waking that task is most of what they cost.
+        """
         ...
 
     async def read(self, limit: int) -> bytes:

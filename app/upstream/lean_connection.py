@@ -5,9 +5,11 @@ changes its state and wakes the one who waits, who looks at the state again.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
+from contextvars import copy_context
 from math import inf
-from typing import Protocol, cast
+from types import coroutine
+from typing import Any, Protocol, TypeAlias, cast
 
 import httptools
 
@@ -32,6 +34,8 @@ HELD_BYTES = 256 * 1024
 JOINED_BYTES = 16_384
 """Up to here one write of head and body together is cheaper than two."""
 
+Each: TypeAlias = Callable[[bytes], Coroutine[Any, Any, bool]]
+
 
 class Keeper(Protocol):
     """Who has made a connection, and takes it back."""
@@ -43,9 +47,11 @@ class Keeper(Protocol):
 
 class Connection(asyncio.Protocol):
     __slots__ = (
+        "_context",
         "_deadlines",
         "_draining",
         "_due",
+        "_each",
         "_end",
         "_fault",
         "_head_bytes",
@@ -81,13 +87,14 @@ class Connection(asyncio.Protocol):
         self._headers: dict[bytes, bytes] = {}
         self._head_bytes = 0
         self._quiet: Which = "first_byte"
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[bool | Awaitable[bool]] | None = None
         self._parts: list[bytes] = []
         self._held = 0
         self._paused = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf
         self._draining: asyncio.TimerHandle | None = None
+        self._each: Each | None = None
 
     # -- for the exchange
 
@@ -144,6 +151,29 @@ class Connection(asyncio.Protocol):
             await self._news()
         return self._taken()
 
+    async def carry(self, each: Each) -> None:
+        self.chunks()
+        self._context = copy_context()
+        enough = False
+        while not enough:
+            if self._parts:
+                enough = await each(self._taken())
+            elif self._fault is not None:
+                raise self._fault
+            elif self._state != _BODY:
+                return
+            else:
+                enough = await self._while_handed_on(each)
+
+    async def _while_handed_on(self, each: Each) -> bool:
+        """Sleep until there is something that `each` cannot do where the bytes arrive; whether it has enough."""
+        self._each = each
+        try:
+            said = await self._news()
+        finally:
+            self._each = None
+        return said if isinstance(said, bool) else await said
+
     async def read(self, limit: int) -> bytes:
         chunks = self.chunks()
         if self._state == _WHOLE and self._fault is None and self._held <= limit:
@@ -174,7 +204,27 @@ class Connection(asyncio.Protocol):
             self._keep = False
         if self._state == _ASKED and self._head_bytes > HEAD_BYTES:
             self._fail(_head_too_long())
-        self._wake()
+        if self._each is not None and self._parts:
+            self._hand_on(self._each)
+        else:
+            self._wake()
+
+    def _hand_on(self, each: Each) -> None:
+        """Begin `each` with what has come. The task is woken to go on with it, or for what is not its business."""
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return  # cancelled, and about to leave
+        self._due = self.loop.time() + self._deadlines.idle
+        step = each(self._taken())
+        try:
+            waits_for = self._context.run(step.send, None)
+        except StopIteration as done:
+            if done.value or self._state != _BODY:
+                self._wake(bool(done.value))
+        except Exception as error:  # noqa: BLE001 -- not swallowed: it is raised where `each` was given
+            waiter.set_exception(error)
+        else:
+            self._wake(_rest_of(step, waits_for))
 
     def eof_received(self) -> None:
         """The transport closes itself, and `connection_lost` says how the answer ended."""
@@ -254,7 +304,7 @@ class Connection(asyncio.Protocol):
         self._due = asked_at + deadlines.first_byte
         self._end = asked_at + deadlines.total
 
-    def _news(self) -> "asyncio.Future[None]":
+    def _news(self) -> "asyncio.Future[bool | Awaitable[bool]]":
         """Done when something has come. The wait counts from here: the time our own side takes is not the upstream's."""
         if self._quiet == "idle":
             self._due = self.loop.time() + self._deadlines.idle
@@ -263,12 +313,12 @@ class Connection(asyncio.Protocol):
         self._waiter = waiter = self.loop.create_future()
         return waiter
 
-    def _wake(self) -> None:
+    def _wake(self, said: bool | Awaitable[bool] = False) -> None:
         waiter = self._waiter
         if waiter is not None:
-            self._waiter = None
+            self._waiter = self._each = None
             if not waiter.done():
-                waiter.set_result(None)
+                waiter.set_result(said)
 
     def _taken(self) -> bytes:
         """What has come of the body since it was last asked for."""
@@ -355,3 +405,18 @@ _SIZED = frozenset({b"content-length", b"transfer-encoding"})
 
 def _head_too_long() -> Broken:
     return Broken(f"the headers are longer than {HEAD_BYTES} bytes")
+
+
+@coroutine
+def _rest_of(step: Coroutine[Any, Any, bool], waits_for: Any) -> Generator[Any, Any, bool]:
+    """What is left of a coroutine that was begun elsewhere and waits for a future."""
+    try:
+        while True:
+            try:
+                yield waits_for
+            except BaseException as error:  # noqa: BLE001 -- not swallowed: what is thrown in is meant for the step
+                waits_for = step.throw(error)
+            else:
+                waits_for = step.send(None)
+    except StopIteration as done:
+        return bool(done.value)

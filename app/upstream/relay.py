@@ -6,7 +6,7 @@ usage, an error in the middle. Whatever else a provider sends is neither known h
 
 import re
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any
@@ -15,7 +15,7 @@ import msgspec
 
 from app.chat.errors import BrokenOff, ChatError
 from app.chat.events import ProviderError
-from app.chat.ports import CannotPassOn, PassOn
+from app.chat.ports import CannotPassOn, PassOn, TellBytes
 from app.upstream import errors
 from app.upstream.begun import is_said
 from app.upstream.chunks import ChunkReader, read_completion
@@ -150,8 +150,8 @@ class WholePassage:
             raise errors.bad_answer("The model's provider sent an empty answer.")
         return cls(body, outline)
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        yield self._body
+    async def carry(self, tell: TellBytes) -> None:
+        await tell(self._body)
 
 
 def _tolerantly(body: bytes) -> _Outline:
@@ -173,12 +173,12 @@ class StreamPassage:
     def __init__(self, response: Response, most: int, *, hide_usage: bool) -> None:
         self._response = response
         self._most = most
-        self._reads = aiter(response.chunks())
         self._hide_usage = hide_usage
         self._ready = b""
         self._rest: list[bytes] = []
         self._size = 0
         self._done = False
+        self._tell: TellBytes
         self._rebuilt: SseReader | None = None
         self.usage: Mapping[str, Any] | None = None
         self.reasons: tuple[str, ...] = ()
@@ -188,10 +188,10 @@ class StreamPassage:
         """The stream once its first words are there. What is wrong with it before that is an error like any other."""
         passage = cls(response, most, hide_usage=hide_usage)
         sse, chunks = SseReader(), ChunkReader()
-        start = b""
+        start, reads = b"", aiter(response.chunks())
         while True:
             try:
-                data = await passage._reads.__anext__()
+                data = await reads.__anext__()
             except StopAsyncIteration:
                 raise errors.bad_answer("The model's provider sent an answer that is empty or cut off.") from None
             if not start:
@@ -207,27 +207,24 @@ class StreamPassage:
                 passage._begin_with(start)
                 return passage
 
-    def __aiter__(self) -> "StreamPassage":
-        return self
+    async def carry(self, tell: TellBytes) -> None:
+        self._tell = tell
+        if not await self._carry_on(self._ready):
+            try:
+                await self._response.carry(self._carry_on)
+            except TransportError as error:
+                if not self.reasons:
+                    raise BrokenOff(str(error), transport_error=True) from error
+        if not self._done:
+            await self._carry_on(self._at_end())
+        self._response.settle()
 
-    async def __anext__(self) -> bytes:
-        while True:
-            data, self._ready = self._ready, b""
-            if not data:
-                if self._done:
-                    self._response.settle()
-                    raise StopAsyncIteration
-                try:
-                    data = await self._reads.__anext__()
-                except StopAsyncIteration:
-                    data = self._at_end()
-                except TransportError as error:
-                    if not self.reasons:
-                        raise BrokenOff(str(error), transport_error=True) from error
-                    data = self._at_end()
-            out = self._passed(data)
-            if out:
-                return out
+    async def _carry_on(self, data: bytes) -> bool:
+        """Tell what of a read goes on now; whether that was the end."""
+        out = self._passed(data)
+        if out:
+            await self._tell(out)
+        return self._done
 
     def _begin_with(self, start: bytes) -> None:
         if b"\r" in start or start.startswith(BOM):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import contextvars
 import datetime as dt
 import ipaddress
 import socket
@@ -296,6 +297,277 @@ async def test_a_server_is_made_to_wait_while_nobody_reads(client):
     async with serving(serve) as server, asyncio.timeout(10), client.post(server.url, {}, b"", QUICK) as response:
         await blocked.wait()
         assert len(await response.read(size)) == size
+
+
+# Carrying ---------------------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_carried_is_every_read_in_order(client):
+    handed_on = asyncio.Event()
+    got: list[bytes] = []
+
+    async def each(data):
+        got.append(data)
+        handed_on.set()
+        return False
+
+    async def serve(request, wire):
+        await wire.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for number in range(20):
+            handed_on.clear()
+            await wire.send(f"3\r\n{number:3}\r\n")
+            await handed_on.wait()
+        await wire.send("0\r\n\r\n")
+
+    async with serving(serve) as server, asyncio.timeout(5):
+        for _ in range(2):
+            got.clear()
+            async with client.post(server.url, {}, b"", QUICK) as response:
+                await response.carry(each)
+            assert got == [b"%3d" % number for number in range(20)]
+    assert server.connections == 1
+
+
+async def test_who_has_enough_is_carried_no_more(client):
+    async def each(data):
+        return data.endswith(b"enough")
+
+    async def serve(request, wire):
+        await wire.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n")
+        await asyncio.sleep(0.01)
+        await wire.send("6\r\nenough\r\n")
+        await wire.peer_left()
+
+    async with serving(serve) as server, asyncio.timeout(5), client.post(server.url, {}, b"", QUICK) as response:
+        await response.carry(each)
+
+
+async def test_who_has_to_wait_is_waited_for_and_misses_nothing(client):
+    begun, waits, go_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    got: list[bytes] = []
+
+    async def each(data):
+        got.append(data)
+        begun.set()
+        if data == b"two":
+            waits.set()
+            await go_on.wait()
+            await asyncio.sleep(0)  # and more than once
+        got.append(b"|")
+        return False
+
+    async def serve(request, wire):
+        await wire.head()
+        await wire.send("one")
+        await begun.wait()
+        await wire.send("two")
+        await waits.wait()
+        await wire.send("three")
+        await asyncio.sleep(0.3)  # longer than the idle deadline: that time is ours, and not the upstream's
+        go_on.set()
+
+    idle = Deadlines(2, 5, 0.2, 5)
+    async with (
+        serving(closing(serve)) as server,
+        asyncio.timeout(5),
+        client.post(server.url, {}, b"", idle) as response,
+    ):
+        await response.carry(each)
+    assert b"".join(got) == b"one|two|three|"
+
+
+async def test_a_server_is_made_to_wait_while_each_does(client):
+    size = 20_000_000
+    blocked = asyncio.Event()
+    got = 0
+
+    async def each(data):
+        nonlocal got
+        got += len(data)
+        await blocked.wait()
+        return False
+
+    async def serve(request, wire):
+        await wire.send(f"HTTP/1.1 200 OK\r\nContent-Length: {size}\r\n\r\n")
+        for _ in range(size // 1_000_000):
+            wire.writer.write(b"x" * 1_000_000)
+            try:
+                async with asyncio.timeout(0.2):
+                    await wire.writer.drain()
+            except TimeoutError:
+                blocked.set()
+                await wire.writer.drain()
+
+    async with serving(serve) as server, asyncio.timeout(10), client.post(server.url, {}, b"", QUICK) as response:
+        await response.carry(each)
+    assert got == size
+
+
+async def test_what_each_raises_is_raised_where_it_is_carried(client):
+    waits = asyncio.Event()
+
+    async def each(data):
+        if data == b"two":
+            raise LookupError(data)
+        waits.set()
+        return False
+
+    async def serve(request, wire):
+        await wire.head()
+        await wire.send("one")
+        await waits.wait()
+        await wire.send("two")
+        await wire.peer_left()
+
+    async with serving(serve) as server, asyncio.timeout(5):
+        with pytest.raises(LookupError):
+            async with client.post(server.url, {}, b"", QUICK) as response:
+                await response.carry(each)
+
+
+@pytest.mark.parametrize(
+    ("deadlines", "which"), [(Deadlines(2, 0.2, 5, 5), "first_byte"), (Deadlines(2, 5, 5, 0.3), "total")]
+)
+@pytest.mark.parametrize("drops", [True, False])
+async def test_deadlines_hold_while_carrying(client, deadlines, which, drops):
+    async def each(data):
+        return False
+
+    async def serve(request, wire):
+        await wire.head()
+        while drops and which == "total":
+            await wire.send("x")
+            await asyncio.sleep(0.02)
+        await wire.peer_left()
+
+    async with serving(serve) as server, asyncio.timeout(5):
+        with pytest.raises(TimedOut) as caught:
+            async with client.post(server.url, {}, b"", deadlines) as response:
+                await response.carry(each)
+    assert caught.value.which == which
+
+
+async def test_silence_between_two_reads_that_are_carried_is_the_idle_deadline(client):
+    got: list[bytes] = []
+
+    async def each(data):
+        got.append(data)
+        return False
+
+    async def serve(request, wire):
+        await wire.head()
+        for drop in "abcdefgh":  # together longer than the deadline
+            await wire.send(drop)
+            await asyncio.sleep(0.05)
+        await wire.peer_left()
+
+    async with serving(serve) as server, asyncio.timeout(5):
+        with pytest.raises(TimedOut) as caught:
+            async with client.post(server.url, {}, b"", Deadlines(2, 5, 0.2, 5)) as response:
+                await response.carry(each)
+    assert caught.value.which == "idle"
+    assert b"".join(got) == b"abcdefgh"
+
+
+async def test_a_body_that_is_cut_off_while_it_is_carried_is_broken(client):
+    begun = asyncio.Event()
+    got: list[bytes] = []
+
+    async def each(data):
+        got.append(data)
+        begun.set()
+        return False
+
+    async def serve(request, wire):
+        await wire.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n")
+        await begun.wait()
+        await wire.send("5\r\nsec")
+
+    async with serving(closing(serve)) as server, asyncio.timeout(5):
+        with pytest.raises(Broken):
+            async with client.post(server.url, {}, b"", QUICK) as response:
+                await response.carry(each)
+    assert b"".join(got) == b"firstsec"
+
+
+@pytest.mark.parametrize("waiting", [True, False])
+async def test_cancelling_while_carrying_closes_the_connection_and_ends_each(client, waiting):
+    first, second, left, ended = (asyncio.Event() for _ in range(4))
+
+    async def each(data):
+        (first if data == b"x" else second).set()
+        if waiting and data == b"y":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+        return False
+
+    async def carried(url):
+        async with client.post(url, {}, b"", QUICK) as response:
+            await response.carry(each)
+
+    async def serve(request, wire):
+        await wire.head()
+        await wire.send("x")
+        await first.wait()
+        await wire.send("y")
+        await wire.peer_left()
+        left.set()
+
+    async with serving(serve) as server, asyncio.timeout(5):
+        task = asyncio.create_task(carried(server.url))
+        await second.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await left.wait()
+    assert ended.is_set() == waiting
+
+
+async def test_each_runs_in_the_context_of_who_carries(client):
+    whose = contextvars.ContextVar("whose", default="nobody's")
+    seen: list[str] = []
+    handed_on = asyncio.Event()
+
+    async def each(data):
+        seen.append(whose.get())
+        handed_on.set()
+        return False
+
+    async def serve(request, wire):
+        await wire.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for _ in range(3):
+            handed_on.clear()
+            await wire.send("1\r\nx\r\n")
+            await handed_on.wait()
+        await wire.send("0\r\n\r\n")
+
+    async def carried(name):
+        whose.set(name)
+        async with client.post(server.url, {}, b"", QUICK) as response:
+            await response.carry(each)
+
+    async with serving(serve) as server, asyncio.timeout(5):
+        for name in ("first", "second"):
+            await asyncio.create_task(carried(name))
+    assert server.connections == 1
+    assert seen == ["first"] * 3 + ["second"] * 3
+
+
+async def test_a_compressed_body_is_not_carried(client):
+    async def each(data):
+        raise AssertionError("nothing can be made of it")
+
+    async def serve(request, wire):
+        await wire.send("HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 1\r\n\r\nx")
+
+    async with serving(closing(serve)) as server, client.post(server.url, {}, b"", QUICK) as response:
+        with pytest.raises(Broken):
+            await response.carry(each)
+
+
+# Odd answers ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [70_000, 300_000, 3_000_000])

@@ -42,16 +42,27 @@ def passing(*, stream=True, include_usage=True, **fields):
     return PassOn(raw, stream, include_usage)
 
 
+async def parts_of(passage):
+    got = []
+    await passage.carry(keeping(got))
+    return got
+
+
+def keeping(got):
+    async def tell(part):
+        got.append(part)
+
+    return tell
+
+
 async def passed(model, asked):
     async with asyncio.timeout(10), model.pass_on(asked) as passage:
-        parts = [part async for part in passage]
-    return b"".join(parts), passage
+        return b"".join(await parts_of(passage)), passage
 
 
 async def gathered(model, got):
     async with asyncio.timeout(10), model.pass_on(passing()) as passage:
-        async for part in passage:
-            got.append(part)
+        await passage.carry(keeping(got))
 
 
 def sse(*payloads, done=True):
@@ -249,6 +260,11 @@ class _Cut:
     def chunks(self):
         return self
 
+    async def carry(self, each):
+        async for piece in self:
+            if await each(piece):
+                return
+
     async def read(self, limit):
         raise AssertionError("a stream is not read whole")
 
@@ -316,7 +332,7 @@ def test_however_a_stream_is_cut_it_says_the_same_as_when_all_of_it_is_read(foun
 
     async def relayed():
         passage = await StreamPassage.begun(_Cut(pieces), (), ANSWER_BYTES, hide_usage=False)
-        return b"".join([part async for part in passage]), passage
+        return b"".join(await parts_of(passage)), passage
 
     out, passage = asyncio.run(relayed())
     assert read_all(out) == read_all(body)
