@@ -125,6 +125,7 @@ class ScriptedAnswer:
 
     def __init__(self, turn: ScriptedTurn, asking: Asking, reason_is_raw: bool) -> None:
         self.reason_is_raw = reason_is_raw
+        self.lane = "scripted"
         self._turn = turn
         self._asking = asking
 

@@ -57,7 +57,7 @@ class Passed:
         self._tell_the_end(passage, time.monotonic() - began)
 
     def _tell_the_end(self, passage: Passage, seconds: float) -> None:
-        account = TurnAccount(passage.reasons, (), (), (), (), passage.usage, seconds)
+        account = TurnAccount(passage.reasons, (), (), (), (), passage.usage, seconds, lane="direct")
         self._hear(TurnEnded(0, account))
         reason = passage.reasons[-1] if passage.reasons else "stop"
         told = cast(FinishReason, reason) if reason in FINISH_REASONS else "stop"

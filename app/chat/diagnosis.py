@@ -68,6 +68,8 @@ class Diagnosis:
             "calls": rows,
             "ms": _milliseconds(answer.seconds),
         }
+        if answer.lane:
+            turn["lane"] = answer.lane
         if len(answer.reasons) > 1:
             turn["finish_reasons"] = list(answer.reasons)
         if not answer.reason_is_raw:

@@ -213,6 +213,8 @@ class TurnAccount(msgspec.Struct, frozen=True, gc=False):
     """False where a library between us and the provider may have rewritten the finish reason."""
     in_words: AskedInWords | None = None
     """How the model was asked for calls, where it was asked in its prompt."""
+    lane: str = ""
+    """Which way the model was reached; nothing where none was."""
 
 
 class CallStarted(msgspec.Struct, frozen=True, gc=False):

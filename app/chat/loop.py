@@ -118,9 +118,9 @@ class _Course:
 
     async def run(self) -> Ending:
         while True:
-            turn, seconds, raw = await self._listen()
+            turn, seconds, raw, lane = await self._listen()
             plan = self.toolbox.plan(turn.calls) if turn.calls else NO_PLAN
-            await self.tell(TurnEnded(self.index, _account(turn, plan, seconds, raw)))
+            await self.tell(TurnEnded(self.index, _account(turn, plan, seconds, raw, lane)))
             if turn.failure in (Flaw.STREAM_ENDED, Flaw.UPSTREAM_ERROR):
                 raise _broke_off(turn)
             ending = await self._ending(turn, plan)
@@ -135,7 +135,7 @@ class _Course:
 
     # -- one turn
 
-    async def _listen(self) -> tuple[Turn, float, bool]:
+    async def _listen(self) -> tuple[Turn, float, bool, str]:
         """One answer of the model, whole. Asked again while it breaks off with nothing of it passed on."""
         question, tell, index = self._question(), self.tell, self.index
         is_told = not (self.format_kept_back and question.tools)
@@ -143,10 +143,10 @@ class _Course:
             await tell(TurnStarted(index, bool(question.tools)))
             began = self.clock()
             building = TurnBuilder(self.toolbox.offer, self.new_id, argument_bytes=self.rules.argument_bytes)
-            raw, end = True, StreamEnd.DONE
+            raw, lane, end = True, "", StreamEnd.DONE
             try:
                 async with self.model.ask(question) as answer:
-                    is_begun = False
+                    lane, is_begun = answer.lane, False
                     async for events in answer:
                         building.feed(events)
                         if is_told and (not is_begun or is_for_listeners(events)):
@@ -162,7 +162,7 @@ class _Course:
             if not broke_off or passed_on or attempt > self.rules.max_broken_off:
                 break
             await tell(ModelRetried(index, attempt, str(turn.failure)))
-        return turn, self.clock() - began, raw
+        return turn, self.clock() - began, raw, lane
 
     def _question(self) -> Ask:
         ask = self.ask
@@ -277,7 +277,7 @@ def _refuse(calls: Iterable[ReadyCall], why: str) -> dict[str, Outcome]:
     return {call.id: Failed(why, FailureKind.NOT_RUN) for call in calls}
 
 
-def _account(turn: Turn, plan: Plan, seconds: float, reason_is_raw: bool) -> TurnAccount:
+def _account(turn: Turn, plan: Plan, seconds: float, reason_is_raw: bool, lane: str) -> TurnAccount:
     return TurnAccount(
         reasons=turn.reasons,
         findings=turn.findings,
@@ -288,6 +288,7 @@ def _account(turn: Turn, plan: Plan, seconds: float, reason_is_raw: bool) -> Tur
         seconds=seconds,
         reason_is_raw=reason_is_raw,
         in_words=turn.in_words,
+        lane=lane,
     )
 
 

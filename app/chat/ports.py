@@ -44,6 +44,11 @@ class Answer(Protocol):
         """Whether finish reasons are the provider's own. To be asked at the end, which may be when it is known."""
         ...
 
+    @property
+    def lane(self) -> str:
+        """Which way the model was reached, in the words of the config: `direct`, `translated`, `litellm`."""
+        ...
+
     def __aiter__(self) -> AsyncIterator[Sequence[ModelEvent]]: ...
 
 

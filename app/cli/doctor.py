@@ -101,7 +101,8 @@ async def _model(entry: "ModelEntry", client: "Client", places: asyncio.Semaphor
     async with places:
         row = await row_of(entry)
         found = await look(entry, client)
-    how = f"{row['lane']} lane, tool calling {row['tool_calling']}" + (f", {row['host']}" if row["host"] else "")
+    lane = f"{row['lane']} lane" + (f" (translated: {row['why_litellm']})" if row["why_litellm"] else "")
+    how = f"{lane}, tool calling {row['tool_calling']}" + (f", {row['host']}" if row["host"] else "")
     return _check(f"model {entry.model_name}", found.verdict, f"{found.detail}; {how}", found.seconds, **row)
 
 

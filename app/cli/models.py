@@ -46,6 +46,7 @@ async def row_of(entry: "ModelEntry") -> dict[str, Any]:
         "name": entry.model_name,
         "model": str(entry.litellm_params["model"]),
         "lane": place.lane,
+        "why_litellm": place.why,
         "tool_calling": "auto" if choice is None else choice.format,
         "decided_by": None if choice is None else choice.decided_by,
         "host": place.host,

@@ -244,6 +244,7 @@ class PromptedAnswer:
     def __init__(self, answer: Answer, reader: "_Patient", asked: AskedInWords) -> None:
         self._asked: AskedInWords | None = asked
         self.reason_is_raw = answer.reason_is_raw
+        self.lane = answer.lane
         self._answer = answer
         self._batches = aiter(answer)
         self._reader = reader

@@ -77,6 +77,7 @@ class LogListener:
         self._log.warning(
             "turn with findings",
             turn=turn,
+            lane=answer.lane,
             findings=[str(finding) for finding in findings],
             finish_reasons=list(answer.reasons),
             broken=[self._broken(call) for call in answer.broken],

@@ -90,6 +90,7 @@ class DemoModel:
 
 class _DemoAnswer:
     reason_is_raw = True
+    lane = "demo"
 
     def __init__(self, batches: Iterator[Sequence[ModelEvent]], pause: Callable[[], Any] | None) -> None:
         self._batches = batches

@@ -161,6 +161,7 @@ class HttpAnswer:
     """An answer read off a response of ours, whatever its body is written in: when it begins, breaks off and ends."""
 
     reason_is_raw = True
+    lane = "direct"
 
     def __init__(self, response: Response, secrets: Sequence[str], answer_bytes: int) -> None:
         self._response = response

@@ -37,6 +37,8 @@ class Whereabouts:
     host: str | None
     """None where only the library between us and the provider knows it."""
     endpoint: Endpoint | None = None
+    why: str | None = None
+    """Why litellm carries it, where that was left to us."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +60,11 @@ async def whereabouts(entry: ModelEntry) -> Whereabouts:
     if endpoint is not None:
         return Whereabouts("direct", urlsplit(endpoint.url).netloc.rpartition("@")[2], endpoint)
     base = entry.litellm_params.get("api_base") or entry.litellm_params.get("base_url")
-    translated = entry.lane in {"auto", "translated"} and resolve.why_not_translated(entry) is None
-    lane = "translated" if translated else "litellm"
-    return Whereabouts(lane, urlsplit(str(base)).netloc.rpartition("@")[2] if base else None)
+    host = urlsplit(str(base)).netloc.rpartition("@")[2] if base else None
+    if entry.lane == "litellm":
+        return Whereabouts("litellm", host)
+    why = resolve.why_not_translated(entry)
+    return Whereabouts("translated" if why is None else "litellm", host, why=why)
 
 
 async def look(entry: ModelEntry, client: Client) -> Found:

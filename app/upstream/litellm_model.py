@@ -102,6 +102,7 @@ class _WholeAnswer:
     """One completion. litellm turns a missing finish reason into `stop` and keeps the rewritten ones aside."""
 
     reason_is_raw = False
+    lane = "litellm"
 
     def __init__(self, completion: Any, secrets: Sequence[str]) -> None:
         self._completion: Any = completion
@@ -126,6 +127,7 @@ class _WholeAnswer:
 
 class _StreamedAnswer:
     reason_is_raw = False
+    lane = "litellm"
 
     def __init__(self, stream: Any, clock: "_Clock", secrets: Sequence[str]) -> None:
         self._stream = stream

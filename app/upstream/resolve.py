@@ -162,7 +162,7 @@ def check(entry: ModelEntry) -> None:
         raise LaneError(f"litellm_params.api_base is not an http address: {base!r}")
     provider, _ = split_provider(params)
     if entry.lane == "translated" and (why := why_not_translated(entry)) is not None:
-        raise LaneError(f"lane is translated, and {why}")
+        raise LaneError(f"lane is translated, and {why}: set lane: auto or litellm")
     if entry.lane == "direct" and known_endpoint(entry) is None and base is None:
         needed = PROVIDERS.get(provider or "")
         raise LaneError(
@@ -178,9 +178,9 @@ def why_not_translated(entry: ModelEntry) -> str | None:
     provider = params.get("custom_llm_provider") or (prefix if slash else None)
     if provider not in TRANSLATED:
         vouched = ", ".join(f"{name}/" for name in TRANSLATED)
-        return f"that is vouched for with {vouched} models only: set lane: auto or litellm"
+        return f"that is vouched for with {vouched} models only"
     if unknown := set(params) - _TRANSLATABLE - _ROUTING:
-        return f"only the litellm lane can honour {', '.join(sorted(unknown))}: set lane: auto or litellm"
+        return f"only the litellm lane can honour {', '.join(sorted(unknown))}"
     return None
 
 

@@ -325,6 +325,10 @@ class _Begun:
     def reason_is_raw(self) -> bool:
         return self._answer.reason_is_raw  # asked late: an answer may know it only at its end
 
+    @property
+    def lane(self) -> str:
+        return self._answer.lane
+
     def __aiter__(self) -> AsyncIterator[Sequence[ModelEvent]]:
         return self
 

@@ -283,6 +283,8 @@ def _address(base: str | None) -> str:
 
 
 class _TranslatedAnswer(HttpAnswer):
+    lane = "translated"
+
     def __init__(self, response: Response, question: _Question, answer_bytes: int, lost: Lost) -> None:
         super().__init__(response, question.secrets, answer_bytes)
         self._question = question

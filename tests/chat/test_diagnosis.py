@@ -9,6 +9,12 @@ def account(**given: Any) -> TurnAccount:
     return TurnAccount(**plain, usage=None, seconds=0.5, **given)
 
 
+def test_a_turn_says_which_way_its_model_was_reached():
+    diagnosis = Diagnosis("run_1")
+    diagnosis.hear(TurnEnded(0, account(lane="translated")))
+    assert diagnosis.report()["turns"][0]["lane"] == "translated"
+
+
 def test_a_turn_says_how_it_was_asked_for_calls_where_that_was_in_words():
     diagnosis = Diagnosis("run_1")
     diagnosis.hear(TurnEnded(0, account(in_words=AskedInWords("hermes", 120))))

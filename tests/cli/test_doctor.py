@@ -91,3 +91,13 @@ async def test_models_are_listed_with_their_ways_and_nobody_is_asked(upstream: U
     assert list(upstream.requests) == []
     _, table = await callgate("models", config=config, folder=tmp_path)
     assert [line.split()[0] for line in table.splitlines()] == ["NAME", "one", "demo"]
+
+
+async def test_why_litellm_carries_a_model_is_said(upstream: Upstream, tmp_path: Path) -> None:
+    config = config_dict(upstream.url, models=["one"], provider="cohere", lane="auto")
+    _, out = await callgate("models", "--json", config=config, folder=tmp_path)
+    [one] = json.loads(out)
+    assert one["lane"] == "litellm"
+    assert "vouched for with anthropic/" in one["why_litellm"]
+    _, told = await callgate("doctor", config=config, folder=tmp_path)
+    assert "litellm lane (translated: that is vouched for with anthropic/" in told

@@ -31,6 +31,7 @@ Answers = Callable[[Ask], Sequence[ModelEvent] | Exception]
 
 class Said:
     reason_is_raw = True
+    lane = "scripted"
 
     def __init__(self, events: Sequence[ModelEvent]) -> None:
         self._events = events

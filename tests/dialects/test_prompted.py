@@ -59,6 +59,7 @@ ASK = Ask(messages=(QUESTION,), tools=(WEATHER, CLOCK))
 
 class Said:
     reason_is_raw = False
+    lane = "scripted"
 
     def __init__(self, batches, broke_off=None):
         self.batches = batches

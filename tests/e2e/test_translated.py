@@ -40,6 +40,7 @@ async def test_claudes_calls_are_run_and_its_thinking_goes_back_signed(upstream:
     text, account = await told(upstream, stream=stream)
     assert text == "21 C, and 4."
     assert [turn["finish_reason"] for turn in account["turns"]] == ["tool_use", "end_turn"]
+    assert [turn["lane"] for turn in account["turns"]] == ["translated", "translated"]
     assert not any("finish_reason_rewritten" in turn for turn in account["turns"])
     assistant, results = upstream.requests[1].body["messages"][1:]
     assert [block["type"] for block in assistant["content"]] == ["thinking", "tool_use", "tool_use"]

@@ -54,7 +54,11 @@ A_WHOLE_CHAT: list[ChatEvent] = [
     TurnEnded(
         0,
         account(
-            findings=(Finding.TOOL_CALLS_WITH_STOP,), run=(CLOCK,), handed_back=(THEIRS,), broken=(BROKEN, INVENTED)
+            findings=(Finding.TOOL_CALLS_WITH_STOP,),
+            run=(CLOCK,),
+            handed_back=(THEIRS,),
+            broken=(BROKEN, INVENTED),
+            lane="litellm",
         ),
     ),
     CallStarted(0, CLOCK),
@@ -84,6 +88,7 @@ def test_findings_are_logged_once_a_turn_with_the_run_and_what_the_model_claimed
         "log_level": "warning",
         "run_id": "run_1",
         "turn": 0,
+        "lane": "litellm",
         "findings": ["tool_calls_with_stop", "arguments_repaired"],
         "finish_reasons": ["stop"],
         "broken": [

@@ -212,7 +212,7 @@ async def test_each_request_is_asked_with_its_own_fields_however_many_are_rememb
         ({}, []),
     ]
     for params, tools in [*given, *given]:
-        await heard(translated, asking(tools=tools, **params))
+        await heard(translated, asking(tools=tools, params=params))
     found = [
         (it.body.get("temperature"), [each["name"] for each in it.body.get("tools", ())]) for it in upstream.requests
     ]
@@ -494,6 +494,9 @@ async def test_a_setting_that_only_litellm_knows_keeps_a_model_with_litellm(upst
     upstream.script(MODEL, [Reply(text="ok")])
     model = Catalogue([entry(upstream, "auto", ssl_verify=False)], client).model("m")
     assert (await heard(model, asking()))[2] is False
+    place = await whereabouts(entry(upstream, "auto", ssl_verify=False))
+    assert (place.lane, place.why) == ("litellm", "only the litellm lane can honour ssl_verify")
+    assert (await whereabouts(entry(upstream, "litellm", ssl_verify=False))).why is None, "it was not left to us"
 
 
 @pytest.mark.parametrize(
