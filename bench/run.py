@@ -1,464 +1,292 @@
-"""What a request costs: `python bench/run.py`, two minutes. What `make bench` calls.
+"""What a request costs, and whether that has grown: `make bench`. `make bench-check` is the quick half of it, for CI.
 
-Callgate is served as its users serve it (a key, logs, metrics, diagnostics, the gate) against an upstream in this process,
-and beside it the floor: two bare protocols that hand bytes on. What is measured is the CPU time of the server by request,
-by chunk or by tool turn, which holds on a busy machine where seconds do not. To compare machines, and to say whether
-something has become dearer, every figure is divided by what a fixed piece of work costs at that moment; that ratio is held
-against `bench/baseline.json`, and one that is more than 15 % above it fails.
+Every kind of request in `bench/works.py` is measured by `bench/inside.py`, in a process of its own: its CPU time, as a
+ratio to a fixed piece of work done in the same moments, and its bytecode instructions, which are exact. Beside them stand
+what a start costs, and what memory is held when idle and after twenty thousand requests. Each is held against
+`bench/baseline.json`, and fails when it is more than 15 % above it. A ratio that is too high is measured again, in another
+process: a neighbour on the machine goes away, what the code has become dearer by does not.
 
-    python bench/run.py                 measure, compare, and run the other benches
+    python bench/run.py                 measure and compare
+    python bench/run.py --check         the same from one round instead of three
     python bench/run.py --only turn     some of it, by a part of the name
-    python bench/run.py --write         write the baseline anew
+    python bench/run.py --write         write the baseline anew, from five rounds
+
+Ratios depend on the processor and instructions on the version of Python. The baseline says what it was measured with, and
+what cannot be compared here is shown, said aloud, and not compared.
 """
 
 import argparse
 import asyncio
-import contextlib
-import hashlib
 import json
 import os
+import platform
 import re
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
-
-import httptools
-import uvloop
 
 HERE = Path(__file__).resolve().parent
-BASELINE = HERE / "baseline.json"
-OTHERS = ("arguments.py", "readers.py")
-KEY = "cg-bench-0123456789abcdef"
-ALLOWED = 1.15
-ROUNDS = 3
-SECONDS = 1.2
-START_SECONDS = 30.0
-PAUSE = 0.005
-"""Between two chunks of a paced stream."""
+sys.path.insert(0, str(HERE.parent))
 
-CHUNK = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
-USAGE = {"prompt_tokens": 12, "completion_tokens": 9, "total_tokens": 21}
-TEXT = 'The quick brown fox said "jump" over the lazy dog;\nit costs 12.50 EUR. '
+from bench import reference, wire
+from bench.house import KEY, folder, served
+from bench.works import WORKS
+
+BASELINE = HERE / "baseline.json"
+ALLOWED = 1.15
+CHECK_ROUNDS, ROUNDS, WRITE_ROUNDS = 1, 3, 5
+AGAIN = 6
+"""How often what is too dear is measured again, until it has been dear every time."""
+PATIENCE = 75.0
+"""Seconds after which nothing is measured again that has been measured three times."""
+LOAD = 20_000
+"""Requests after which memory is looked at."""
+UNSTEADY = 1.1
+"""The dearest round over the cheapest, from which on a baseline says more about the machine."""
+
+START, MODULES = "start", "modules at the start"
+IDLE, LOADED = "MB when idle", f"MB after {LOAD:,} requests"
+OF_A_PROCESS = (MODULES, IDLE, LOADED)
 
 
 @dataclass(frozen=True)
-class Work:
-    """One kind of request, repeated by so many clients at once."""
+class Machine:
+    """What figures depend on beside the code."""
 
-    name: str
-    body: dict[str, Any]
-    at_once: int = 16
-    chunks: int = 0
-    """Chunks of text in each answer; the cost is then told by the chunk."""
-    floor: bool = True
-    """Whether the floor can do it."""
-    expect: bytes = b"BENCH_OK"
+    python: str
+    processor: str
 
-
-def question(model: str, text: str = "hi", **more: Any) -> dict[str, Any]:
-    return {"model": model, "messages": [{"role": "user", "content": text}], **more}
+    @staticmethod
+    def this() -> "Machine":
+        version = f"{sys.implementation.name} {sys.version_info.major}.{sys.version_info.minor}"
+        return Machine(version, f"{platform.machine()}, {_processor()}")
 
 
-def schema(number: int) -> dict[str, Any]:
-    fields = {name: {"type": "string", "description": f"What to look for in {name}"} for name in ("a", "b", "c")}
-    parameters = {"type": "object", "properties": {**fields, "limit": {"type": "integer", "minimum": 1}}}
-    return {
-        "type": "function",
-        "function": {"name": f"tool_{number}", "description": "Looks up.", "parameters": parameters},
-    }
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
 
 
-def works() -> list[Work]:
-    history = [{"role": "user" if n % 2 == 0 else "assistant", "content": TEXT * 70} for n in range(21)]
-    return [
-        Work("small, passed on", question("plain")),
-        Work("small, read", question("tools"), floor=False),
-        Work("100 KB, passed on", {"model": "plain", "messages": history}),
-        Work("200 tools, passed on", question("plain", tools=[schema(n) for n in range(200)])),
-        Work("paced chunk, passed on", question("plain", "paced", stream=True), 32, 50, expect=b"[DONE]"),
-        Work("paced chunk, read", question("tools", "paced", stream=True), 32, 50, floor=False, expect=b"[DONE]"),
-        Work("tool turn", question("tools", "call"), floor=False),
-        Work("tool turn, streamed", question("tools", "call", stream=True), floor=False, expect=b"[DONE]"),
-        Work("100 KB of arguments", question("tools", "write", stream=True), 1, floor=False, expect=b"[DONE]"),
-    ]
+@dataclass
+class Figures:
+    """What was found, by the names of the works."""
+
+    ratios: dict[str, float] = field(default_factory=dict)
+    """CPU time, in thousandths of the reference; of the start, in whole ones."""
+    instructions: dict[str, float] = field(default_factory=dict)
+    process: dict[str, float] = field(default_factory=dict)
+    """Modules and megabytes of a process."""
+
+    def comparable(self, other: "Figures") -> Iterator[tuple[str, str, float, float]]:
+        """Kind, name, and the figure here and there."""
+        for kind, found in asdict(self).items():
+            there = getattr(other, kind)
+            for name, figure in found.items():
+                if name in there:
+                    yield kind, name, figure, there[name]
 
 
-# The upstream ---------------------------------------------------------------------------------------------------------
+@dataclass
+class Baseline:
+    machine: Machine
+    figures: Figures
+
+    @staticmethod
+    def read(file: Path) -> "Baseline | None":
+        if not file.exists():
+            return None
+        kept = json.loads(file.read_text())
+        return Baseline(Machine(**kept.pop("machine")), Figures(**kept))
+
+    def write(self, file: Path) -> None:
+        kept = {"machine": asdict(self.machine), **asdict(self.figures)}
+        file.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n")
+
+    def fit_for(self, here: Machine) -> Figures:
+        """What of it holds on this machine."""
+        if self.machine.python != here.python:
+            return Figures()
+        if self.machine.processor != here.processor:
+            return Figures(instructions=self.figures.instructions, process=self.figures.process)
+        return self.figures
 
 
-def whole(message: dict[str, Any], reason: str) -> bytes:
-    choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": reason}
-    body = json.dumps(
-        {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": USAGE}
-    )
-    return f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode()
-
-
-def event(delta: dict[str, Any], reason: str | None = None) -> bytes:
-    return framed(
-        b"data: "
-        + json.dumps({**CHUNK, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}).encode()
-        + b"\n\n"
-    )
-
-
-def framed(data: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(data), data)
-
-
-def call(arguments: str, **more: Any) -> dict[str, Any]:
-    return {"tool_calls": [{"index": 0, "function": {"arguments": arguments}, **more}]}
-
-
-STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-FIRST = STREAM + event({"role": "assistant", "content": ""})
-WORD = event({"content": "a word or two "})
-LAST = event({}, "stop") + framed(b"data: " + json.dumps({**CHUNK, "choices": [], "usage": USAGE}).encode() + b"\n\n")
-END = framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
-OPENED = event(
-    {"tool_calls": [{"index": 0, "id": "call_1", "type": "function", "function": {"name": "echo", "arguments": ""}}]}
-)
-CALLED = {
-    "content": None,
-    "tool_calls": [{"id": "call_1", "type": "function", "function": {"name": "echo", "arguments": '{"text":"x"}'}}],
-}
-ANSWER, CALL = whole({"content": "BENCH_OK"}, "stop"), whole(CALLED, "tool_calls")
-STREAMED_ANSWER = FIRST + WORD + LAST + END
-STREAMED_CALL = FIRST + OPENED + event(call('{"text":')) + event(call('"x"}')) + event({}, "tool_calls") + END
-LONG_CALL = [
-    FIRST + OPENED,
-    event(call('{"text":"')),
-    *[event(call("0123456789abcdefghij"))] * 5000,
-    event(call('"}')),
-    event({}, "tool_calls") + END,
-]
-
-
-class Upstream(asyncio.Protocol):
-    """A model that answers at once, by what the question says."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport: Any = transport
-        self.parser = httptools.HttpRequestParser(self)
-        self.body: list[bytes] = []
-
-    def data_received(self, data: bytes) -> None:
-        self.parser.feed_data(data)
-
-    def on_body(self, data: bytes) -> None:
-        self.body.append(data)
-
-    def on_message_complete(self) -> None:
-        body = b"".join(self.body)
-        self.body.clear()
-        streamed, answered = b'"stream":true' in body, b'"role":"tool"' in body
-        if b'"paced"' in body or b'"content": "paced"' in body:
-            self.pace([FIRST, *[WORD] * 50, LAST + END])
-        elif not answered and b'"write"' in body:
-            self.transport.writelines(LONG_CALL)
-        elif not answered and b'"call"' in body:
-            self.transport.write(STREAMED_CALL if streamed else CALL)
-        else:
-            self.transport.write(STREAMED_ANSWER if streamed else ANSWER)
-
-    def pace(self, left: list[bytes], place: int = 0) -> None:
-        if self.transport.is_closing():
-            return
-        self.transport.write(left[place])
-        if place + 1 < len(left):
-            asyncio.get_running_loop().call_later(PAUSE, self.pace, left, place + 1)
-
-
-# The floor ------------------------------------------------------------------------------------------------------------
-
-
-async def floor(port: int, upstream: int) -> None:
-    """Two protocols back to back: what no proxy in Python gets below."""
-    loop = asyncio.get_running_loop()
-    free: list[Any] = []
-
-    class Up(asyncio.Protocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            self.transport: Any = transport
-
-        def ask(self, down: Any, head: bytes) -> None:
-            self.down, self.parser = down, httptools.HttpResponseParser(self)
-            self.transport.write(head)
-
-        def data_received(self, data: bytes) -> None:
-            self.down.transport.write(data)
-            self.parser.feed_data(data)
-
-        def on_message_complete(self) -> None:
-            free.append(self)
-
-    class Down(asyncio.Protocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            self.transport: Any = transport
-            self.parser = httptools.HttpRequestParser(self)
-            self.parts: list[bytes] = []
-
-        def data_received(self, data: bytes) -> None:
-            self.parts.append(data)
-            self.parser.feed_data(data)
-
-        def on_message_complete(self) -> None:
-            asked = b"".join(self.parts)
-            self.parts.clear()
-            if free:
-                free.pop().ask(self, asked)
-            else:
-                self.dialling = loop.create_task(self.dial(asked))
-
-        async def dial(self, asked: bytes) -> None:
-            _, up = await loop.create_connection(Up, "127.0.0.1", upstream)
-            up.ask(self, asked)
-
-    server = await loop.create_server(Down, "127.0.0.1", port)
-    await server.serve_forever()
-
-
-# The clients ----------------------------------------------------------------------------------------------------------
-
-
-class Client(asyncio.Protocol):
-    """Asks the same again and again until the time is over."""
-
-    def __init__(self, request: bytes, work: Work, until: float) -> None:
-        self.request, self.work, self.until = request, work, until
-        self.done = 0
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport: Any = transport
-        self.ask()
-
-    def ask(self) -> None:
-        self.parser = httptools.HttpResponseParser(self)
-        self.body: list[bytes] = []
-        self.transport.write(self.request)
-
-    def data_received(self, data: bytes) -> None:
-        self.parser.feed_data(data)
-
-    def on_body(self, data: bytes) -> None:
-        self.body.append(data)
-
-    def on_message_complete(self) -> None:
-        body = b"".join(self.body)
-        if self.parser.get_status_code() != 200 or self.work.expect not in body:
-            self.over.set_exception(AssertionError(f"{self.work.name}: {body[:300]!r}"))
-            return
-        self.done += 1
-        if time.monotonic() < self.until:
-            self.ask()
-        else:
-            self.over.set_result(None)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if not self.over.done():
-            self.over.set_exception(error or ConnectionError("closed by the server"))
-
-
-async def load(port: int, work: Work, seconds: float) -> int:
-    """How many requests were answered."""
-    body = json.dumps(work.body, separators=(",", ":")).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {KEY}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    loop = asyncio.get_running_loop()
-    until = time.monotonic() + seconds
-    clients = [Client(head.encode() + body, work, until) for _ in range(work.at_once)]
-    for client in clients:
-        await loop.create_connection(lambda client=client: client, "127.0.0.1", port)  # type: ignore[misc]
-    await asyncio.gather(*(client.over for client in clients))
-    for client in clients:
-        client.transport.close()
-    return sum(client.done for client in clients)
+def dearer(found: Figures, baseline: Figures) -> set[tuple[str, str]]:
+    """Kind and name of what is further above the baseline than is allowed."""
+    return {(kind, name) for kind, name, here, there in found.comparable(baseline) if here > there * ALLOWED}
 
 
 # Measuring ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Server:
-    name: str
-    port: int
-    process: subprocess.Popen[bytes]
+@dataclass
+class Measurements:
+    """All rounds of one run."""
 
-    def cpu(self) -> float:
-        """Microseconds of all its threads."""
-        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
-        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1000
+    rounds: list[Figures] = field(default_factory=list)
+    shown: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    """Microseconds and the floor's, for people."""
 
+    def round(self, names: list[str], *, counted: bool) -> None:
+        figures = Figures()
+        works = [work.name for work in WORKS if work.name in names]
+        if works:
+            for name, found in _inside(works, counted=counted).items():
+                self.shown.setdefault(name, []).append(found)
+                figures.ratios[name] = found["ratio"]
+                if counted:
+                    figures.instructions[name] = found["instructions"]
+        if not {START, *OF_A_PROCESS}.isdisjoint(names):
+            found = asyncio.run(_process())
+            self.shown.setdefault(START, []).append({"microseconds": found[START] * 1e6})
+            figures.ratios[START] = found["ratio"]
+            figures.process = {name: found[name] for name in OF_A_PROCESS}
+        self.rounds.append(figures)
 
-def unit() -> float:
-    """Microseconds of a fixed piece of work like ours: small objects, dicts, JSON, bytes."""
-    text = json.dumps({"messages": [{"role": "user", "content": TEXT}] * 8, "n": list(range(64))})
-    costs = []
-    for _ in range(5):
-        began = time.process_time_ns()
-        for _ in range(100):
-            found = json.loads(text)
-            {key: (str(value), hash(key)) for key, value in found.items()}
-            b"".join(text[at : at + 64].encode() for at in range(0, len(text), 64))
-        costs.append((time.process_time_ns() - began) / 100_000)
-    return min(costs)
+    def over_rounds(self, of: Callable[[list[float]], float]) -> Figures:
+        kinds: dict[str, dict[str, list[float]]] = {}
+        for figures in self.rounds:
+            for kind, by in asdict(figures).items():
+                for name, figure in by.items():
+                    kinds.setdefault(kind, {}).setdefault(name, []).append(figure)
+        return Figures(**{kind: {name: of(all_) for name, all_ in by.items()} for kind, by in kinds.items()})
 
-
-async def measured(server: Server, work: Work) -> float:
-    before = server.cpu()
-    done = await load(server.port, work, SECONDS)
-    return (server.cpu() - before) / (done * max(1, work.chunks))
-
-
-async def all_measured(servers: list[Server], chosen: list[Work]) -> dict[str, dict[str, tuple[float, float]]]:
-    """By work and server: microseconds, and how many units that is. Medians of rounds in turn."""
-    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for round_ in range(ROUNDS + 1):
-        for work in chosen:
-            for server in servers:
-                if server.name == "floor" and not work.floor:
-                    continue
-                cost, each = await measured(server, work), unit()
-                if round_:  # the first warms up
-                    found.setdefault(work.name, {}).setdefault(server.name, []).append((cost, cost / each))
-    return {
-        work: {
-            name: (statistics.median(c for c, _ in costs), statistics.median(r for _, r in costs))
-            for name, costs in by.items()
-        }
-        for work, by in found.items()
-    }
+    def unsteady(self) -> list[str]:
+        """Works whose rounds differ, the outermost two of five left aside."""
+        found: dict[str, list[float]] = {}
+        for figures in self.rounds:
+            for name, ratio in figures.ratios.items():
+                found.setdefault(name, []).append(ratio)
+        return [name for name, ratios in found.items() if sorted(ratios)[-2] > sorted(ratios)[1] * UNSTEADY]
 
 
-CONFIG = """
-keys: [{{name: bench, hash: "sha256:{hash}"}}]
-model_list:
-  - model_name: plain
-    litellm_params: &up {{model: openai/gpt-4o-mini, api_base: "http://127.0.0.1:{port}/v1", api_key: x}}
-  - model_name: tools
-    litellm_params: *up
-    tools: [echo]
-tools: [{{kind: python, function: "echo_tool:echo"}}]
-logging: {{format: json}}
-data_dir: {data}
-"""
-TOOL = '''async def echo(text: str) -> str:
-    """Says it again."""
-    return f"echo:{text[:20]}"
-'''
+def _inside(works: list[str], *, counted: bool) -> dict[str, dict[str, float]]:
+    """One process, in which hashes and therefore dicts are the same each time."""
+    command = [sys.executable, str(HERE / "inside.py"), *works, *(["--counted"] if counted else [])]
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}
+    with tempfile.TemporaryFile() as log:
+        ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=log, check=False)
+        if ended.returncode:
+            log.seek(0)
+            sys.stderr.write(log.read().decode()[-4000:])
+            raise SystemExit(f"bench/inside.py ended with {ended.returncode}")
+    found: dict[str, dict[str, float]] = json.loads(ended.stdout)
+    return found
 
 
-@contextlib.contextmanager
-def served(upstream: int, directory: Path) -> Iterator[list[Server]]:
-    (directory / "echo_tool.py").write_text(TOOL)
-    config = directory / "config.yaml"
-    config.write_text(
-        CONFIG.format(hash=hashlib.sha256(KEY.encode()).hexdigest(), port=upstream, data=directory / "data")
-    )
-    ports = free_port(), free_port()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(directory)])}
-    commands = {
-        "callgate": [sys.executable, "-m", "app", "serve", "--config", str(config), "--port", str(ports[0])],
-        "floor": [sys.executable, __file__, "--floor", str(ports[1]), str(upstream)],
-    }
-    servers = []
-    with (directory / "server.log").open("wb") as log:
-        try:
-            for (name, command), port in zip(commands.items(), ports, strict=True):
-                process = subprocess.Popen(command, env=environment, stderr=log, cwd=HERE.parent)
-                _give_the_first_processor(process.pid)
-                servers.append(Server(name, port, process))
-                _wait_for(servers[-1])
-            yield servers
-        finally:
-            for server in servers:
-                server.process.terminate()
-                server.process.wait(20)
+async def _process() -> dict[str, float]:
+    """The start of a process of its own, and its memory."""
+    wire.Model.pace = wire.Pace()
+    model = await wire.listening(wire.Model)
+    with folder() as directory:
+        with served(directory, model, "-X", "importtime") as process:  # which also warms the file cache
+            modules = process.modules()
+        before = _reference()
+        with served(directory, model) as process:
+            start, idle = process.cpu(), process.megabytes()
+            unit = (before + _reference()) / 2
+            clients = await wire.connected(process.port, KEY, WORKS[0], 16)
+            await clients.ask(LOAD // 16)
+            clients.leave()
+            return {
+                START: start,
+                "ratio": start / unit,
+                MODULES: modules,
+                IDLE: idle,
+                LOADED: process.megabytes(),
+            }
 
 
-def _give_the_first_processor(pid: int) -> None:
-    """To the server alone; the upstream and the clients have the others."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(pid, {0})
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
-
-
-def _wait_for(server: Server) -> None:
-    end = time.monotonic() + START_SECONDS
-    while time.monotonic() < end and server.process.poll() is None:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", server.port), 1):
-            return
-        time.sleep(0.02)
-    raise SystemExit(f"{server.name} did not start")
+def _reference() -> float:
+    return statistics.median(reference.cost() for _ in range(60))
 
 
 # Telling --------------------------------------------------------------------------------------------------------------
 
 
-def told(found: dict[str, dict[str, tuple[float, float]]], baseline: dict[str, float]) -> bool:
-    """Prints the table. Whether nothing has become dearer than is allowed."""
-    fine = True
-    print(f"{'CPU time':28} {'callgate':>12} {'floor':>10} {'in units':>10} {'baseline':>10}")
-    for work, by in found.items():
-        cost, ratio = by["callgate"]
-        floor_cost = f"{by['floor'][0]:8.1f} µs" if "floor" in by else ""
-        before = baseline.get(work)
-        worse = before is not None and ratio > before * ALLOWED
-        fine = fine and not worse
+def table(found: Measurements, figures: Figures, baseline: Figures) -> None:
+    bad = dearer(figures, baseline)
+    print(f"{'':26} {'CPU':>11} {'floor':>10} {'ratio':>10} {'baseline':>10} {'instructions':>13} {'baseline':>10}")
+    for name, shown in found.shown.items():
+        cost = statistics.median(one["microseconds"] for one in shown)
+        floor = statistics.median(one.get("floor", 0.0) for one in shown)
+        row = f"{name:26} {cost:8.1f} µs {f'{floor:7.1f} µs' if floor else '':>10}"
+        row += f" {figures.ratios[name]:10.1f} {_or_none(baseline.ratios.get(name)):>10}"
+        if name in figures.instructions:
+            row += f" {figures.instructions[name]:13,.0f} {_or_none(baseline.instructions.get(name), 0):>10}"
+        print(row + ("  dearer" if {("ratios", name), ("instructions", name)} & bad else ""))
+    for name, figure in figures.process.items():
+        row = f"{name:49} {figure:10.1f} {_or_none(baseline.process.get(name)):>10}"
+        print(row + ("  dearer" if ("process", name) in bad else ""))
+
+
+def _or_none(figure: float | None, digits: int = 1) -> str:
+    return "–" if figure is None else f"{figure:,.{digits}f}"
+
+
+def warn_of_strangeness(baseline: Baseline | None, here: Machine) -> None:
+    if baseline is None:
+        print("WARNING: there is no baseline. Nothing is compared.")
+    elif baseline.machine.python != here.python:
+        print(f"WARNING: the baseline is of {baseline.machine.python}, this is {here.python}. Nothing is compared.")
+    elif baseline.machine.processor != here.processor:
         print(
-            f"{work:28} {cost:9.1f} µs {floor_cost:>10} {ratio:10.2f} {before or 0:10.2f}{'  dearer' if worse else ''}"
+            f"WARNING: the baseline is of another processor ({baseline.machine.processor}; here {here.processor}).\n"
+            "Ratios of CPU time are shown and not compared. Instructions and memory are."
         )
-    return fine
 
 
-async def main(only: str, *, write: bool) -> int:
-    if hasattr(os, "sched_setaffinity") and len(os.sched_getaffinity(0)) > 1:
-        os.sched_setaffinity(0, os.sched_getaffinity(0) - {0})
-    loop = asyncio.get_running_loop()
-    upstream = await loop.create_server(Upstream, "127.0.0.1", 0)
-    chosen = [work for work in works() if re.search(only, work.name)]
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        served(upstream.sockets[0].getsockname()[1], Path(directory)) as servers,
-    ):
-        found = await all_measured(servers, chosen)
-    upstream.close()
-    baseline = json.loads(BASELINE.read_text()) if BASELINE.exists() else {}
-    fine = told(found, {} if write else baseline)
+def main(only: str, *, check: bool, write: bool) -> int:
+    began = time.monotonic()
+    here, kept = Machine.this(), Baseline.read(BASELINE)
+    baseline = kept.fit_for(here) if kept and not write else Figures()
+    names = [name for name in [*(work.name for work in WORKS), START, *OF_A_PROCESS] if re.search(only, name)]
+    found = Measurements()
+    for number in range(WRITE_ROUNDS if write else CHECK_ROUNDS if check else ROUNDS):
+        found.round(names, counted=number == 0)
     if write:
-        kept = {**baseline, **{work: round(by["callgate"][1], 3) for work, by in found.items()}}
-        BASELINE.write_text(json.dumps(kept, indent=2) + "\n")
-    return 0 if fine else 1
+        return _written(found, kept, here)
+    figures = found.over_rounds(statistics.median)
+    for number in range(AGAIN):
+        bad = {name for _, name in dearer(figures, baseline)}
+        if not bad or (number >= 2 and time.monotonic() - began > PATIENCE):
+            break
+        print(f"Measuring again: {', '.join(sorted(bad))}", flush=True)
+        found.round([name for name in names if name in bad], counted=False)
+        figures = found.over_rounds(min)
+    table(found, figures, baseline)
+    warn_of_strangeness(kept, here)
+    return 1 if dearer(figures, baseline) else 0
 
 
-def others() -> int:
-    worst = 0
-    for script in OTHERS:
-        print(f"\n{script}", flush=True)
-        worst = max(worst, subprocess.run([sys.executable, str(HERE / script)], check=False).returncode)
-    return worst
+def _written(found: Measurements, kept: Baseline | None, here: Machine) -> int:
+    figures = found.over_rounds(statistics.median)
+    table(found, figures, Figures())
+    if unsteady := found.unsteady():
+        print(f"NOT WRITTEN: rounds differed by more than 10 %: {', '.join(unsteady)}. Is the machine busy?")
+        return 1
+    before = asdict(kept.figures) if kept and kept.machine == here else {}
+    merged = {kind: {**before.get(kind, {}), **_rounded(by)} for kind, by in asdict(figures).items()}
+    Baseline(here, Figures(**merged)).write(BASELINE)
+    return 0
+
+
+def _rounded(by: dict[str, float]) -> dict[str, float]:
+    return {name: round(figure, 1) for name, figure in by.items()}
 
 
 if __name__ == "__main__":
     reader = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     reader.add_argument("--only", default="", help="works whose name matches")
+    reader.add_argument("--check", action="store_true", help="one round, and more only of what is too dear")
     reader.add_argument("--write", action="store_true", help="write the baseline anew")
-    reader.add_argument("--floor", nargs=2, type=int, help=argparse.SUPPRESS)
-    arguments = reader.parse_args()
-    if arguments.floor:
-        uvloop.run(floor(*arguments.floor))
-    status = uvloop.run(main(arguments.only, write=arguments.write))
-    sys.exit(max(status, 0 if arguments.only else others()))
+    given = reader.parse_args()
+    sys.exit(main(given.only, check=given.check, write=given.write))

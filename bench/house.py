@@ -1,0 +1,116 @@
+"""Callgate as it is measured: with a key, the gate, logs, metrics, diagnostics and the ledger, as its users run it."""
+
+import contextlib
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+KEY = "cg-bench-0123456789abcdef"
+START_SECONDS = 60.0
+
+CONFIG = """
+server: {{port: {port}}}
+keys: [{{name: bench, hash: "sha256:{hash}"}}]
+tools: [{{kind: python, function: "bench_tool:echo"}}]
+logging: {{format: json}}
+data_dir: {data}
+model_list:
+  - model_name: plain
+    litellm_params: &up {{model: openai/gpt-4o-mini, api_base: "http://127.0.0.1:{model}/v1", api_key: x}}
+  - {{model_name: tools, litellm_params: *up, tools: [echo]}}
+"""
+WITH_MCP = """
+  - {{model_name: mcp, litellm_params: *up, tools: [far_echo]}}
+mcp_servers:
+  far: {{url: "http://127.0.0.1:{mcp}/mcp"}}
+"""
+TOOL = '''async def echo(text: str) -> str:
+    """Says it again."""
+    return f"echo:{text[:20]}"
+'''
+
+
+@contextlib.contextmanager
+def folder() -> Iterator[Path]:
+    """In memory where there is such a place: how long a disk takes is not ours."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as directory:
+        yield Path(directory)
+
+
+def configured(directory: Path, port: int, model: int, mcp: int | None = None) -> Path:
+    """A config file, and beside it the tool that it names."""
+    (directory / "bench_tool.py").write_text(TOOL)
+    text = CONFIG.format(
+        port=port, hash=hashlib.sha256(KEY.encode()).hexdigest(), model=model, data=directory / "data"
+    )
+    if mcp:
+        text += WITH_MCP.format(mcp=mcp)
+    file = directory / "config.yaml"
+    file.write_text(text)
+    return file
+
+
+@dataclass(frozen=True)
+class Served:
+    """A process of its own."""
+
+    port: int
+    process: "subprocess.Popen[bytes]"
+    log: Path
+
+    def modules(self) -> int:
+        """How many it has imported, if it was asked to tell."""
+        return self.log.read_bytes().count(b"import time:")
+
+    def cpu(self) -> float:
+        """Seconds of all its threads so far."""
+        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+    def megabytes(self) -> float:
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1024
+
+
+@contextlib.contextmanager
+def served(directory: Path, model: int, *options: str) -> Iterator[Served]:
+    """`options` are the interpreter's."""
+    port = free_port()
+    command = [sys.executable, *options, "-m", "app", "serve", "--config", str(configured(directory, port, model))]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(directory)])}
+    written = directory / "server.log"
+    with written.open("wb") as log:
+        process = subprocess.Popen(command, env=environment, stderr=log, cwd=ROOT)
+        try:
+            _wait_for(port, process)
+            yield Served(port, process, written)
+        finally:
+            process.terminate()
+            process.wait(START_SECONDS)
+
+
+def _wait_for(port: int, process: "subprocess.Popen[bytes]") -> None:
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end and process.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1) as asking:
+            asking.sendall(b"GET /health/ready HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n")
+            if asking.recv(64).startswith(b"HTTP/1.1 200"):
+                return
+        time.sleep(0.02)
+    raise SystemExit("Callgate did not start")
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port

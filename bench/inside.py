@@ -1,0 +1,164 @@
+"""Measures Callgate from inside its process, and prints what it found as JSON: `python bench/inside.py WORK...`.
+
+Callgate serves as it always does, and its clients, the model and the MCP server live on the same event loop: one thread,
+in which everything happens in one order however busy the machine is. CPU time is taken in slices of some milliseconds, in
+turn with slices of a fixed piece of work, and it is their ratio that is told. The cost of clients and model alone is
+taken off. Then one request is counted instruction by instruction.
+"""
+
+import argparse
+import asyncio
+import json
+import socket
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from app import server
+from app.config.load import load
+from bench import reference, wire
+from bench.house import KEY, configured, folder, free_port
+from bench.works import WORKS, Work
+
+SLICE = 0.006
+"""Seconds of CPU that a slice takes, about."""
+SLICES = 40
+COUNTED = 6
+"""Requests of which each is counted; the least is told, because what runs once a second may fall into one of them."""
+
+class Measured(server.DrainingServer):
+    """The server as it is, which looks at itself when it has started, and then ends."""
+
+    look: Callable[[], Awaitable[None]]
+    beside: dict[type[asyncio.Protocol], socket.socket]
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        for protocol, listening in self.beside.items():
+            await loop.create_server(protocol, sock=listening)
+        await super().startup(sockets=sockets)
+        self.looking = loop.create_task(self.look_and_end())
+
+    async def look_and_end(self) -> None:
+        try:
+            await type(self).look()
+        except Exception:
+            traceback.print_exc()
+        finally:
+            self.should_exit = True
+
+
+@dataclass(frozen=True)
+class Ports:
+    callgate: int
+    model: int
+    floor: int
+
+
+def main(chosen: list[Work], slices: int, *, counted: bool) -> int:
+    found: dict[str, dict[str, float]] = {}
+    Measured.beside = {made: socket.create_server(("127.0.0.1", 0)) for made in (wire.Model, wire.McpServer, wire.Floor)}
+    model, mcp, floor = (listening.getsockname()[1] for listening in Measured.beside.values())
+    wire.Model.pace, wire.Floor.free, wire.Floor.port = wire.Pace(), [], model
+    with folder() as directory:
+        sys.path.insert(0, str(directory))
+        loaded = load(configured(directory, free_port(), model, mcp))
+        ports = Ports(loaded.config.server.port, model, floor)
+
+        async def look() -> None:
+            for work in chosen:
+                found[work.name] = await measured(work, ports, slices)
+                if counted:
+                    found[work.name]["instructions"] = await instructions(work, ports.callgate)
+
+        Measured.look = staticmethod(look)
+        server.DrainingServer = Measured  # type: ignore[misc]
+        status = server.serve(loaded)
+    if len(found) < len(chosen):
+        return status or 1
+    print(json.dumps(found))
+    return status
+
+
+async def measured(work: Work, ports: Ports, slices: int) -> dict[str, float]:
+    """What one request takes: in microseconds, in units of the reference, and where the floor can do it, the floor."""
+    ours = await wire.connected(ports.callgate, KEY, work, work.at_once)
+    direct = await wire.connected(ports.model, KEY, replace(work, expect=b""), work.at_once)
+    floor = await wire.connected(ports.floor, KEY, work, work.at_once) if work.floor else None
+    for clients in (ours, direct, floor):
+        if clients:
+            await cpu(clients, 2)
+    times = max(1, round(SLICE / (await cpu(ours, 3) / 3)))
+    each = times * work.at_once * work.per
+    found: dict[str, list[float]] = {"microseconds": [], "ratio": [], "floor": []}
+    for _ in range(slices):
+        took, least = await cpu(ours, times), await cpu(direct, times)
+        unit = (reference.cost() + reference.cost()) / 2
+        found["microseconds"].append((took - least) / each * 1e6)
+        found["ratio"].append((took - least) / each / unit * 1000)
+        if floor:
+            found["floor"].append((await cpu(floor, times) - least) / each * 1e6)
+    for clients in (ours, direct, floor):
+        if clients:
+            clients.leave()
+    return {name: statistics.median(values) for name, values in found.items() if values}
+
+
+async def cpu(clients: wire.Clients, times: int) -> float:
+    began = time.process_time()
+    await clients.ask(times)
+    return time.process_time() - began
+
+
+async def instructions(work: Work, port: int) -> int:
+    """Bytecode instructions of one request, in Callgate and the libraries it is written with."""
+    counter = Counter()
+    clients = await wire.connected(port, KEY, work, 1)
+    counts = []
+    for _ in range(COUNTED):
+        counter.count = 0
+        sys.settrace(counter.enter)
+        try:
+            await clients.ask(1)
+            for _ in range(20):  # what is done when the answer is out
+                await asyncio.sleep(0)
+        finally:
+            sys.settrace(None)
+        counts.append(counter.count)
+    clients.leave()
+    return min(counts)
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.count = 0
+        self.ours = str(Path(__file__).parent)
+
+    def enter(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if frame.f_code.co_filename.startswith(self.ours):
+            return None
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        return self.step
+
+    def step(self, frame: FrameType, event: str, arg: Any) -> Any:
+        self.count += event == "opcode"
+        return self.step
+
+
+if __name__ == "__main__":
+    reader = argparse.ArgumentParser(description=__doc__)
+    reader.add_argument("works", nargs="*")
+    reader.add_argument("--slices", type=int, default=SLICES)
+    reader.add_argument("--counted", action="store_true", help="count instructions as well")
+    given = reader.parse_args()
+    works = [work for work in WORKS if work.name in given.works or not given.works]
+    sys.exit(main(works, given.slices, counted=given.counted))
