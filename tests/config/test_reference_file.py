@@ -11,7 +11,8 @@ import yaml
 from pydantic import BaseModel
 
 from app.config.load import DEFAULT_FILE, load
-from app.config.schema import Config, LitellmParams, ToolSection, json_schema, json_schema_text
+from app.config.schema import Config, LitellmParams, ToolSection
+from app.config.schema.editors import json_schema, json_schema_text
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "config.yaml"

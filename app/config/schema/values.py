@@ -1,0 +1,97 @@
+"""What settings are made of: sections, and the types of single values."""
+
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    StringConstraints,
+    ValidationInfo,
+    WithJsonSchema,
+)
+from pydantic_core import PydanticCustomError
+
+
+class Section(BaseModel):
+    """A block of the file. Unknown keys are mistakes, and nothing changes after reading."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        defer_build=True,  # only the whole is validated, so its parts need no validators of their own
+        frozen=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        hide_input_in_errors=True,
+    )
+
+
+def _no_boolean(value: Any) -> Any:
+    """`timeout: yes` would otherwise be one second."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("number", "should be a number")
+    return value
+
+
+NO_BOOLEAN = BeforeValidator(_no_boolean)
+SHAPES: dict[str, str] = {}
+"""What the patterns below ask for, in words, for errors."""
+
+
+def shape(pattern: str, words: str) -> StringConstraints:
+    SHAPES[pattern] = words
+    return StringConstraints(pattern=pattern)
+
+
+FOLDER = "folder"
+"""Under which `load` says, in the context of the validation, where relative paths start."""
+
+
+def _beside_the_file(path: str, info: ValidationInfo) -> str:
+    return str(Path(info.context[FOLDER] if info.context else "").resolve() / path)
+
+
+BesideFile: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_beside_the_file)]
+"""A path, from the folder that the config file is in."""
+
+
+def _beside_the_file_or_an_address(place: str, info: ValidationInfo) -> str:
+    return place if place.startswith(("http://", "https://")) else _beside_the_file(place, info)
+
+
+DocumentPlace: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_beside_the_file_or_an_address)]
+"""A path like that, or an address."""
+Seconds: TypeAlias = Annotated[float, Field(gt=0), NO_BOOLEAN]
+Count: TypeAlias = Annotated[int, Field(ge=1), NO_BOOLEAN]
+Money: TypeAlias = Annotated[float, Field(ge=0), NO_BOOLEAN]
+Retries: TypeAlias = Annotated[int, Field(ge=0, le=10), NO_BOOLEAN]
+Switch: TypeAlias = Annotated[
+    bool,
+    PlainSerializer(lambda on: "on" if on else "off", when_used="json"),
+    WithJsonSchema({"enum": ["on", "off", True, False]}),
+]
+Glob: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
+Globs: TypeAlias = tuple[Glob, ...]
+WebAddress: TypeAlias = Annotated[str, shape(r"^https?://[^/\s]+", "should be an address like `https://example.com`")]
+Origin: TypeAlias = Annotated[
+    str, shape(r"^(\*|https?://[^/\s]+)$", "should be an origin like `https://chat.example.com` (no path), or `*`")
+]
+KeyName: TypeAlias = Annotated[
+    str, shape(r"^[A-Za-z0-9._-]{1,64}$", "should be 1 to 64 letters, digits, `.`, `_` or `-`")
+]
+KeyHash: TypeAlias = Annotated[
+    str,
+    shape(
+        r"^sha256:[0-9a-f]{64}$",
+        "should be `sha256:` and the 64 hex digits of the key's SHA-256; the key itself does not belong here",
+    ),
+]
+ToolName: TypeAlias = Annotated[str, shape(r"^[A-Za-z0-9_-]{1,64}$", "should be 1 to 64 letters, digits, `_` or `-`")]
+FunctionPath: TypeAlias = Annotated[
+    str, shape(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_][\w.]*$", "should be like `package.module:function`")
+]
+ModulePath: TypeAlias = Annotated[str, shape(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", "should be like `package.module`")]
