@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test chaos fuzz check format bench clients lock image clean
+.PHONY: help serve test chaos fuzz check format bench bench-check clients lock image clean
 
 PORT   ?=
 CONFIG ?=
@@ -24,7 +24,7 @@ WHOLE := $(PY) -c '$(USABLE)' 2>/dev/null && grep -qF "$$(pwd -P)/.venv/bin/pyth
 $(shell { $(WHOLE); } || rm -f .venv/.made)
 
 help: ## list the chores
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
 serve: .venv/.runtime ## serve on 127.0.0.1:8000, or as the config says (PORT=8001 CONFIG=my.yaml)
 	@$(PY) -m app serve $(if $(PORT),--port "$(PORT)") $(if $(CONFIG),--config "$(CONFIG)") $(ARGS)
@@ -53,6 +53,9 @@ format: .venv/.dev ## put the code in its form
 
 bench: .venv/.dev ## measure what a request costs, and whether that has grown (ARGS=bench/arguments.py for one of the others)
 	@$(PY) $(or $(ARGS),bench/run.py)
+
+bench-check: .venv/.dev ## the quick half of it: whether a request has become dearer, in under a minute
+	@$(PY) bench/run.py --check
 
 clients: .venv/.dev ## play the real clients against a served Callgate, and write docs/clients.md
 	@CALLGATE_CLIENTS_TABLE=write $(PY) -m pytest tests/clients

@@ -49,9 +49,7 @@ def folder() -> Iterator[Path]:
 def configured(directory: Path, port: int, model: int, mcp: int | None = None) -> Path:
     """A config file, and beside it the tool that it names."""
     (directory / "bench_tool.py").write_text(TOOL)
-    text = CONFIG.format(
-        port=port, hash=hashlib.sha256(KEY.encode()).hexdigest(), model=model, data=directory / "data"
-    )
+    text = CONFIG.format(port=port, hash=hashlib.sha256(KEY.encode()).hexdigest(), model=model, data=directory / "data")
     if mcp:
         text += WITH_MCP.format(mcp=mcp)
     file = directory / "config.yaml"

@@ -35,6 +35,7 @@ SLICES = 40
 COUNTED = 6
 """Requests of which each is counted; the least is told, because what runs once a second may fall into one of them."""
 
+
 class Measured(server.DrainingServer):
     """The server as it is, which looks at itself when it has started, and then ends."""
 
@@ -51,7 +52,7 @@ class Measured(server.DrainingServer):
     async def look_and_end(self) -> None:
         try:
             await type(self).look()
-        except Exception:
+        except Exception:  # noqa: BLE001 - nobody awaits this task; the missing figures are an error
             traceback.print_exc()
         finally:
             self.should_exit = True
@@ -66,7 +67,9 @@ class Ports:
 
 def main(chosen: list[Work], slices: int, *, counted: bool) -> int:
     found: dict[str, dict[str, float]] = {}
-    Measured.beside = {made: socket.create_server(("127.0.0.1", 0)) for made in (wire.Model, wire.McpServer, wire.Floor)}
+    Measured.beside = {
+        made: socket.create_server(("127.0.0.1", 0)) for made in (wire.Model, wire.McpServer, wire.Floor)
+    }
     model, mcp, floor = (listening.getsockname()[1] for listening in Measured.beside.values())
     wire.Model.pace, wire.Floor.free, wire.Floor.port = wire.Pace(), [], model
     with folder() as directory:

@@ -7,6 +7,7 @@ machine is. They read only what we write ourselves, and fail aloud on anything e
 import asyncio
 import json
 from collections.abc import Callable
+from typing import Any
 
 from bench.works import Work, answer, said_to
 
@@ -22,8 +23,7 @@ class Peer(asyncio.Protocol):
     ends_at = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
-        self.transport = transport  # type: ignore[assignment]
+        self.transport = transport  # type: ignore[assignment]  # uvloop's is no asyncio.Transport
 
     def data_received(self, data: bytes) -> None:
         self.got += data
@@ -81,26 +81,27 @@ class Pace:
             self.later(TURNS)
 
 
+RESULTS: dict[str, dict[str, Any]] = {
+    "initialize": {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {"tools": {}},
+        "serverInfo": {"name": "bench", "version": "1"},
+    },
+    "tools/list": {
+        "tools": [
+            {
+                "name": "echo",
+                "description": "Says it again.",
+                "inputSchema": {"type": "object", "properties": {"text": {"type": "string"}}},
+            }
+        ]
+    },
+    "tools/call": {"content": [{"type": "text", "text": "echo:x"}], "isError": False},
+}
+
+
 class McpServer(Peer):
     """One tool, over streamable HTTP without streams."""
-
-    RESULTS = {
-        "initialize": {
-            "protocolVersion": "2025-06-18",
-            "capabilities": {"tools": {}},
-            "serverInfo": {"name": "bench", "version": "1"},
-        },
-        "tools/list": {
-            "tools": [
-                {
-                    "name": "echo",
-                    "description": "Says it again.",
-                    "inputSchema": {"type": "object", "properties": {"text": {"type": "string"}}},
-                }
-            ]
-        },
-        "tools/call": {"content": [{"type": "text", "text": "echo:x"}], "isError": False},
-    }
 
     def came(self, message: bytes) -> None:
         head, body = message.split(b"\r\n\r\n", 1)
@@ -111,7 +112,7 @@ class McpServer(Peer):
         if "id" not in asked:
             self.transport.write(b"HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n")
             return
-        result = self.RESULTS.get(asked["method"])
+        result = RESULTS.get(asked["method"])
         said = {"error": {"code": -32601, "message": "no such method"}} if result is None else {"result": result}
         self.transport.write(answer(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **said}).encode()))
 
