@@ -25,6 +25,7 @@ from app.auth.meter import FREE, Meter, Price
 from app.calls.outcome import Failed
 from app.calls.states import ReadyCall
 from app.chat.errors import ChatError
+from app.chat.events import Ending
 from app.chat.ids import new_id
 from app.chat.ports import Message, Model, Relay, Report, Toolbox
 from app.config.load import Loaded
@@ -38,7 +39,7 @@ from app.ledger.entry import Ledger, NoLedger
 from app.ledger.recorded import RecordedToolbox
 from app.stores.conversations import Conversations
 from app.telemetry import logs
-from app.telemetry.listeners import Listener, LogListener, MetricsListener
+from app.telemetry.listeners import Listener, LogListener, MetricsListener, write_down_passage
 from app.telemetry.metrics import Metrics
 from app.telemetry.models import write_choice
 from app.telemetry.tool_servers import ToolServers
@@ -58,6 +59,7 @@ from app.upstream.catalogue import Catalogue
 from app.upstream.passing import Passage, model_in, passage_for
 from app.upstream.prices import costs_of
 from app.upstream.resolve import ModelEntry
+from app.upstream.retry import RetryingModel
 from app.upstream.tool_calling import ToolCalling
 from app.upstream.vision import sees_images
 
@@ -121,11 +123,27 @@ class Lasting:
 
 
 @dataclass(frozen=True, slots=True)
-class Engaged:
-    """What one request was given: a model and a toolbox."""
+class Chosen:
+    """Who is asked, and with what of the house: known before anything is made for one request."""
 
-    model_name: str
+    name: str
     """What may be counted under: the configured name."""
+    entry: ModelEntry
+    model: RetryingModel
+    house: Selection | None
+    """The tools of the house that are on offer."""
+    places: int | None
+    """How many requests the model takes at once; None is any number."""
+
+    def relay(self, *, with_tools: bool) -> Relay | None:
+        """Where the request may pass straight through: there is no tool of the house in it, and nothing has to be read."""
+        return self.model if not self.house and self.model.can_pass_on(with_tools=with_tools) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Engaged:
+    """What one chat was given: a model and a toolbox."""
+
     model: Model
     toolbox: Toolbox
     has_house_tools: bool
@@ -133,8 +151,6 @@ class Engaged:
     recall: Callable[[Sequence[Message]], None]
     """To be told of the history that was put back, which may name results that are kept."""
     format_with_tools: bool = True
-    relay: Relay | None = None
-    """Where the request may pass straight through: there is no tool of the house in it."""
 
 
 class Runtime:
@@ -176,6 +192,7 @@ class Runtime:
         self._known_tools: tuple[HouseTool, ...] = ()
         self._names: frozenset[str] = frozenset()
         self._narrowed: dict[Any, Selection] = {}
+        self._chosen: dict[Any, Chosen] = {}
         self._places = assembly.concurrency_of(config)
         self._prices: dict[str, Price] = {}
         self._infos = {section.model_name: section.model_info for section in config.model_list}
@@ -261,22 +278,42 @@ class Runtime:
             listed += map(quarantined_facts, self.registry.quarantined())
         return listed
 
-    def engage(
+    def choose(
         self,
         model: str,
         caller: Caller,
         *,
+        wanted_tools: str | None = None,
+        tool_choice: Any = None,
+        allowed: frozenset[str] | None = None,
+    ) -> Chosen:
+        """Who answers a request of this caller's; `allowed` names the tools that it may use, whosever. Remembered until
+        the tools change: requests of one client choose alike."""
+        self._all_tools()
+        asked = (model, caller.models, caller.tools, wanted_tools, tool_choice == "none", allowed)
+        chosen = self._chosen.get(asked)
+        if chosen is None:
+            if len(self._chosen) >= REMEMBERED_SELECTIONS:
+                self._chosen.clear()
+            entry = self._entry(model, caller)
+            house: Selection | None = None
+            if tool_choice != "none" and entry.tools:
+                house = self._tools_for(entry.tools, caller.tools, wanted_tools, allowed)
+            name, places = self.counted_name(model), self._places.get(entry.model_name)
+            chosen = self._chosen[asked] = Chosen(name, entry, self.catalogue.model(model), house, places)
+        return chosen
+
+    def engage(
+        self,
+        chosen: Chosen,
+        caller: Caller,
+        *,
         run_id: str,
         client_tools: Sequence[msgspec.Raw],
-        wanted_tools: str | None,
-        tool_choice: Any,
         allowed: frozenset[str] | None = None,
     ) -> Engaged:
-        """The model and the tools for one request of this caller's; `allowed` names those it may use, whosever."""
-        entry = self._entry(model, caller)
-        house: Selection | None = None
-        if tool_choice != "none" and entry.tools:
-            house = self._tools_for(entry.tools, caller.tools, wanted_tools, allowed)
+        """The model and the tools for one chat of this caller's."""
+        house = chosen.house
         toolbox: Toolbox
         shelf = Shelf(self._leftovers, caller.name, run_id)
         if house:
@@ -291,17 +328,20 @@ class Runtime:
             toolbox = PagedToolbox(self._recorded(toolbox, caller, run_id), shelf, self.config.limits.tool_result_bytes)
         else:
             toolbox = ClientsOnly(client_tools)
-        asked = self.catalogue.model(model)
         return Engaged(
-            model_name=self.counted_name(model),
-            model=asked,
+            model=chosen.model,
             toolbox=toolbox,
             has_house_tools=bool(house),
             recall=shelf.recall,
-            sees_images=bool(house) and all(map(sees_images, self.catalogue.entries(model))),
-            format_with_tools=entry.format_with_tools or not house,
-            relay=asked if not house and asked.can_pass_on(with_tools=bool(client_tools)) else None,
+            sees_images=bool(house) and all(map(sees_images, self.catalogue.entries(chosen.model.name))),
+            format_with_tools=chosen.entry.format_with_tools or not house,
         )
+
+    def write_down_passage(
+        self, chosen: Chosen, run_id: str, ending: Ending, usage: Mapping[str, Any] | None, seconds: float
+    ) -> None:
+        """What a request that was passed through came to."""
+        write_down_passage(self.metrics.model(chosen.name), run_id, ending, usage, seconds)
 
     def listeners(self, model_name: str, run_id: str) -> tuple[Listener, ...]:
         return (
@@ -334,6 +374,7 @@ class Runtime:
             self._known_tools = tools
             self._names = frozenset(tool.name for tool in tools)
             self._narrowed = {}
+            self._chosen = {}
         return tools
 
     def _recorded(self, toolbox: Toolbox, caller: Caller, run_id: str) -> Toolbox:

@@ -17,9 +17,9 @@ from starlette.types import Receive, Scope, Send
 from app.api import legacy
 from app.api.door import Visit, visit_of
 from app.api.errors import encode
-from app.api.once import Ended, Once
+from app.api.once import WELL, Ended, Once
 from app.api.progress import progress_in
-from app.api.relay import Passed, PassedBody, PassedStream
+from app.api.relay import PassedBody, PassedStream, pass_on
 from app.api.requests import ChatRequest, check_encoding, read_body, read_chat_request
 from app.api.responses import BodyWriter, ClientLeft, EventStream, Pulse, StreamWriter, WholeAnswer
 from app.api.wire import (
@@ -32,12 +32,13 @@ from app.api.wire import (
     function_body,
 )
 from app.auth.keys import Caller
+from app.auth.meter import Meter
 from app.chat.diagnosis import Diagnosis
 from app.chat.errors import ChatError
-from app.chat.events import CallsHandedBack, CallStarted, ChatEnded, ChatEvent, Heard
+from app.chat.events import CallsHandedBack, CallStarted, ChatEnded, ChatEvent, Ending, Heard
 from app.chat.ids import new_id
 from app.chat.loop import Rules, converse
-from app.chat.ports import Ask, CannotPassOn, Message, Relay, Tell
+from app.chat.ports import Ask, CannotPassOn, Message, Tell
 from app.runtime import House, Runtime, new_call_id
 from app.stores.conversations import Conversations
 
@@ -68,49 +69,55 @@ class ChatEndpoint:
         body = await read_body(receive, limits.body_bytes)
         request = read_chat_request(body, visit.headers, limits.messages, limits.json_depth)
 
-        async def begin(receive: Receive, send: Send) -> Ended:
-            with self._house.lease() as runtime:
-                run = Run(runtime, self._house.conversations, visit, request, caller)
-                visit.ids["run_id"] = run.id
-                return await run.answer(receive, send)
-
         key = visit.headers.get("idempotency-key")
         if key is None:
-            await begin(receive, send)
+            await self._answer(visit, request, caller, receive, send)
             return
+        begin, seconds = partial(self._answer, visit, request, caller), config.store.answer_seconds
         try:
-            seconds = config.store.answer_seconds
             await self._once.answer(caller_key(caller), key, body, begin, seconds, receive, send)
         except ClientLeft:
             visit.notes["ending"] = "client_left"
 
+    async def _answer(self, visit: Visit, request: ChatRequest, caller: Caller, receive: Receive, send: Send) -> Ended:
+        with self._house.lease() as runtime:
+            return await Run(runtime, self._house.conversations, visit, request, caller).answer(receive, send)
+
 
 class Run:
-    """The answer to one request: its chats, one for each choice, and the headers."""
+    """The answer to one request, and its headers: passed through where nothing has to be read, and otherwise what comes
+    of its chats, one for each choice."""
 
     def __init__(
         self, runtime: Runtime, conversations: Conversations, visit: Visit, request: ChatRequest, caller: Caller
     ) -> None:
-        self.id = new_id("run")
-        self._runtime, self._visit, self._request = runtime, visit, request
-        self._caller = caller
+        self.id = visit.ids["run_id"] = new_id("run")
+        self.runtime, self.conversations, self.request, self.caller = runtime, conversations, request, caller
+        self.chosen = runtime.choose(
+            request.model,
+            caller,
+            wanted_tools=request.tool_filter,
+            tool_choice=request.tool_choice,
+            allowed=request.allowed,
+        )
+        self._visit = visit
         self._limit_headers: Mapping[str, str] = {}
-        self._tally: Callable[[], Listener] | None = None
-        self._new_chat = partial(Conversation, self, runtime, conversations, request, caller)
-        self._chats = [self._new_chat()]
-        self._relay = self._chats[0].relay
-        if self._relay is None:
-            self._open_all_choices()
-        visit.model = self._chats[0].model_name
-        visit.notes |= {"model": request.model, "stream": request.stream}
+        self._meter: Meter | None = None
+        self._relay = self.chosen.relay(with_tools=request.has_tools)
+        self._chats: Sequence[Conversation] = () if self._relay is not None else self._opened()
+        visit.model = self.chosen.name
+        visit.notes["model"] = request.model
+        visit.notes["stream"] = request.stream
 
     async def answer(self, receive: Receive, send: Send) -> Ended:
-        answer = self._streamed() if self._request.stream else self._whole()
+        answer = self._streamed() if self.request.stream else self._whole()
         try:
             error = await answer.send(receive, send)
         except ClientLeft:
             self._visit.notes["ending"] = "client_left"
             return Ended(wrote=self._visit.wrote, left=True)
+        if error is None and not self._visit.wrote:
+            return WELL
         if error is not None:
             self._visit.notes |= {"error": error.code or error.type, "detail": error.detail}
         return Ended(error, self._visit.wrote)
@@ -120,27 +127,28 @@ class Run:
             case CallStarted(writes=True):
                 self._visit.wrote = True
             case ChatEnded(ending=ending):
-                self._visit.notes["ending"] = str(ending.kind)
+                self._visit.notes["ending"] = ending.kind.value
                 if ending.note:
                     self._visit.notes["note"] = ending.note
 
-    def _open_all_choices(self) -> None:
-        while len(self._chats) < self._request.n:
-            chat = self._new_chat()
-            if self._tally is not None:
-                chat.add_listener(self._tally())
-            self._chats.append(chat)
+    def _opened(self) -> Sequence["Conversation"]:
+        chats = [Conversation(self) for _ in range(self.request.n)]
+        if self._meter is not None:
+            for chat in chats:
+                chat.add_listener(self._meter.tally())
+        return chats
 
     def _streamed(self) -> EventStream:
-        writer = self._stream_writer() if self._relay is None else PassedStream(self._head())
-        return EventStream(self._chat, writer, self._headers, _pulse(self._runtime))
+        writer = self._stream_writer() if self._relay is None else PassedStream(self._head)
+        seconds = self.runtime.limits.request_seconds
+        return EventStream(self._chat, writer, self._headers, _pulse(self.runtime), seconds)
 
     def _whole(self) -> WholeAnswer:
         writer = self._body_writer() if self._relay is None else PassedBody()
-        return WholeAnswer(self._chat, writer, self._headers)
+        return WholeAnswer(self._chat, writer, self._headers, self.runtime.limits.request_seconds)
 
     def _stream_writer(self) -> StreamWriter:
-        head, diagnoses, include_usage = self._head(), self._diagnoses(), self._request.include_usage
+        head, diagnoses, include_usage = self._head(), self._diagnoses(), self.request.include_usage
         if len(self._chats) == 1:
             return ChunkWriter(head, diagnoses[0] if diagnoses else None, include_usage)
         return ChoicesChunkWriter(head, diagnoses, include_usage, len(self._chats))
@@ -152,44 +160,49 @@ class Run:
         return ChoicesWriter(head, diagnoses, len(self._chats))
 
     async def _chat(self, tell: Callable[[Any], Awaitable[None]]) -> None:
-        """All chats to their ends, within the time one request may take."""
-        with _Deadline(self._runtime.limits.request_seconds), await self._runtime.place_at(self._request.model):
-            if self._caller.allowance.is_metered:
-                await self._chat_metered(tell)
-            else:
-                await self._carry_all(tell)
+        """Everything that is told to the client, held to what the model takes at once and the key may use."""
+        if self.chosen.places is None:
+            await self._metered(tell)
+        else:
+            with await self.runtime.place_at(self.request.model):
+                await self._metered(tell)
 
-    async def _chat_metered(self, tell: Callable[[Any], Awaitable[None]]) -> None:
-        """The chats, held to what the key may use: an estimate is reserved before and settled after them."""
-        request = self._request
+    async def _metered(self, tell: Callable[[Any], Awaitable[None]]) -> None:
+        """An estimate is reserved before and settled after."""
+        request = self.request
+        if not self.caller.allowance.is_metered:
+            await self._carry(tell)
+            return
         size = sum(memoryview(each).nbytes for each in (*request.messages, *request.tools))
-        meter = await self._runtime.meter(self._caller, request.model, size, _longest_answer(request.params), request.n)
-        self._tally = meter.tally
+        longest = _longest_answer(request.params)
+        meter = self._meter = await self.runtime.meter(self.caller, request.model, size, longest, request.n)
         for chat in self._chats:
-            chat.add_listener(self._tally())
+            chat.add_listener(meter.tally())
         try:
             async with meter:
                 self._limit_headers = meter.headers
-                await self._carry_all(tell)
+                await self._carry(tell)
         finally:
             self._limit_headers = meter.headers
 
-    async def _carry_all(self, tell: Callable[[Any], Awaitable[None]]) -> None:
-        if self._relay is not None:
-            await self._pass_on(self._relay, tell)
-        else:
+    async def _carry(self, tell: Callable[[Any], Awaitable[None]]) -> None:
+        if self._relay is None:
             await self._converse_all(tell)
-
-    async def _pass_on(self, relay: Relay, tell: Callable[[bytes], Awaitable[None]]) -> None:
+            return
+        tally = None if self._meter is None else self._meter.tally()
         try:
-            await Passed(relay, self._request, self._chats[0].listeners_to_a_passage).carry(tell)
+            await pass_on(self._relay, self.request, tell, self._account_for_passage, tally)
         except CannotPassOn:
-            self._open_all_choices()
             await self._read_after_all(tell)
+
+    def _account_for_passage(self, ending: Ending, usage: Mapping[str, Any] | None, seconds: float) -> None:
+        self._visit.notes["ending"] = ending.kind.value
+        self.runtime.write_down_passage(self.chosen, self.id, ending, usage, seconds)
 
     async def _read_after_all(self, tell: Callable[[bytes], Awaitable[None]]) -> None:
         """Once more, its answer read and written anew: it comes in another shape than was asked for."""
-        stream = self._stream_writer() if self._request.stream else None
+        self._chats = self._opened()
+        stream = self._stream_writer() if self.request.stream else None
         body = self._body_writer() if stream is None else None
 
         async def write(told: Any) -> None:
@@ -214,12 +227,12 @@ class Run:
             raise failures.exceptions[0] from None  # the client is told of one; it cannot be answered in parts
 
     def _head(self) -> AnswerHead:
-        request = self._request
+        request = self.request
         progress = progress_in(request.tool_events, self.id)
         return AnswerHead(f"chatcmpl-{self.id[4:]}", int(time.time()), request.model, progress, request.legacy)
 
     def _diagnoses(self) -> list[Diagnosis] | None:
-        return [chat.diagnosis for chat in self._chats] if self._runtime.diagnostics else None
+        return [chat.diagnosis for chat in self._chats] if self.runtime.diagnostics else None
 
     def _headers(self, error: ChatError | None = None) -> Mapping[str, str]:
         headers = {"x-callgate-run": self.id, **self._limit_headers}
@@ -232,31 +245,18 @@ class Run:
 class Conversation:
     """One chat of a run: its model and tools, and those who listen to it."""
 
-    def __init__(
-        self, run: Run, runtime: Runtime, conversations: Conversations, request: ChatRequest, caller: Caller
-    ) -> None:
-        self._runtime, self._conversations, self._request, self._caller = runtime, conversations, request, caller
+    def __init__(self, run: Run) -> None:
+        request, runtime = run.request, run.runtime
+        self._runtime, self._conversations, self._request = runtime, run.conversations, request
+        self._caller = run.caller
         self._engaged = runtime.engage(
-            request.model,
-            caller,
-            run_id=run.id,
-            client_tools=request.tools,
-            wanted_tools=request.tool_filter,
-            tool_choice=request.tool_choice,
-            allowed=request.allowed,
+            run.chosen, run.caller, run_id=run.id, client_tools=request.tools, allowed=request.allowed
         )
-        self.model_name = self._engaged.model_name
         self.diagnosis = Diagnosis(run.id)
-        self.relay = self._engaged.relay
-        self.listeners: Sequence[Listener] = (run, self.diagnosis, *runtime.listeners(self.model_name, run.id))
+        self.listeners: Sequence[Listener] = (run, self.diagnosis, *runtime.listeners(run.chosen.name, run.id))
 
     def add_listener(self, listener: Listener) -> None:
         self.listeners = (*self.listeners, listener)
-
-    @property
-    def listeners_to_a_passage(self) -> Sequence[Listener]:
-        """Nobody is shown a diagnosis of what is passed through."""
-        return [listener for listener in self.listeners if listener is not self.diagnosis]
 
     async def carry(self, tell: Tell) -> None:
         """The chat from its question to its end, heard by all listeners."""
@@ -358,34 +358,3 @@ def _for_choice(choice: int, tell: Callable[[Any], Awaitable[None]]) -> Tell:
 def _pulse(runtime: Runtime) -> Pulse:
     server = runtime.config.server
     return Pulse(first=server.first_chunk_seconds, heartbeat=server.heartbeat_seconds)
-
-
-class _Deadline:
-    """The wall-clock limit of a request, as an error the client understands. It costs a third of `asyncio.timeout`."""
-
-    __slots__ = ("_cancelled_before", "_passed", "_seconds", "_task", "_timer")
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._passed = False
-
-    def __enter__(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task: asyncio.Task[Any] = task
-        self._cancelled_before = task.cancelling()
-        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._pass)
-
-    def __exit__(self, kind: type[BaseException] | None, failure: BaseException | None, trace: object) -> None:
-        self._timer.cancel()
-        if self._passed and self._task.uncancel() <= self._cancelled_before and kind is asyncio.CancelledError:
-            raise ChatError(
-                504,
-                f"The request took longer than {self._seconds:g} seconds.",
-                type="server_error",
-                code="request_timeout",
-            ) from None
-
-    def _pass(self) -> None:
-        self._passed = True
-        self._task.cancel()

@@ -7,7 +7,7 @@ richer hides the client's leaving from what is inside.
 import asyncio
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,7 +19,7 @@ from app.auth.keys import Caller
 from app.chat.errors import ChatError
 from app.chat.ids import new_id
 from app.runtime import House
-from app.telemetry.logs import Log, stand_on_every_line
+from app.telemetry.logs import Log, masked, stand_on_every_line
 
 OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/health"})
 """Asked by probes that have no key. They tell nothing but that the house stands."""
@@ -44,9 +44,12 @@ class Visit:
     __slots__ = ("caller", "headers", "ids", "model", "notes", "request_id", "route", "started", "status", "wrote")
 
     def __init__(self, headers: Mapping[str, str]) -> None:
-        given = headers.get("x-request-id", "")
-        self.request_id = given if SAFE_REQUEST_ID.fullmatch(given) else new_id("req")
-        self.ids = {"request_id": self.request_id}
+        given = headers.get("x-request-id")
+        if given is not None and SAFE_REQUEST_ID.fullmatch(given):
+            self.request_id, known_as = given, masked(given)
+        else:
+            self.request_id = known_as = new_id("req")
+        self.ids = {"request_id": known_as}
         """On every line that is written on its behalf."""
         self.headers = headers
         self.caller: Caller | None = None
@@ -83,11 +86,11 @@ class Door:
         if len(scope["path"]) > 1 and scope["path"].endswith("/"):
             scope["path"] = scope["path"].rstrip("/") or "/"
 
-        async def send_marked(message: Message) -> None:
+        def send_marked(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 visit.status = message["status"]
                 message["headers"] = [*message.get("headers", ()), *marks]
-            await send(message)
+            return send(message)  # no coroutine of its own: every chunk of every stream goes out through here
 
         # Never taken back: a server runs each request in a context of its own, which ends with it.
         stand_on_every_line(visit.ids)

@@ -43,6 +43,8 @@ class Ended:
         return not self.wrote and (self.left or failed)
 
 
+WELL = Ended()
+
 Begin: TypeAlias = Callable[[Receive, Send], Awaitable[Ended]]
 """Starts the run of a request."""
 

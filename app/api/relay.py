@@ -4,82 +4,76 @@ Only what Callgate owes its own operator happens on the way: one line in the log
 """
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, Protocol, cast
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, cast
 
 import msgspec
 
 from app.api.errors import encode
 from app.api.requests import ChatRequest
 from app.api.wire import DONE, AnswerHead
+from app.auth.meter import Tally
 from app.chat.errors import BrokenOff, ChatError
-from app.chat.events import (
-    ChatEnded,
-    ChatEvent,
-    Ending,
-    EndingKind,
-    FinishReason,
-    TurnAccount,
-    TurnEnded,
-    TurnStarted,
-)
-from app.chat.ports import Passage, PassOn, Relay
+from app.chat.events import ChatEnded, Ending, EndingKind, FinishReason, ModelRetried, TurnStarted
+from app.chat.ports import CannotPassOn, Passage, PassOn, Relay
 
 FINISH_REASONS: Final = frozenset({"stop", "length", "tool_calls", "content_filter", "function_call"})
 
 
-class Listener(Protocol):
-    def hear(self, event: ChatEvent) -> None: ...
+Account = Callable[[Ending, Mapping[str, Any] | None, float], None]
+"""Told of a passage that has ended: how, what it used, and how long it took."""
 
 
-class Passed:
-    """One passage, as the chat that an answer runs, and as what its listeners are told."""
+async def pass_on(
+    relay: Relay,
+    request: ChatRequest,
+    tell: Callable[[bytes], Awaitable[None]],
+    account: Account,
+    tally: Tally | None = None,
+) -> None:
+    """The request to the model and its answer to the client, and then the account of it. Raises `CannotPassOn` before
+    anything was told. Where the key is metered, `tally` hears what it came to; one that breaks off counts as estimated."""
+    began = time.monotonic()
+    if tally is not None:
+        tally.hear(TurnStarted(0, tools_offered=request.has_tools))
+    try:
+        async with relay.pass_on(PassOn(_fields(request), request.stream, request.include_usage)) as passage:
+            await passage.carry(tell)
+    except BrokenOff as broke:
+        raise ChatError(
+            502,
+            "The model's answer broke off before it was finished.",
+            type="server_error",
+            code="upstream_broke_off",
+            detail=str(broke),
+        ) from broke
+    except CannotPassOn:
+        if tally is not None:
+            tally.hear(ModelRetried(0, 1, "the answer has to be read"))
+        raise
+    ending = _ending(passage)
+    account(ending, passage.usage, time.monotonic() - began)
+    if tally is not None:
+        tally.hear(ChatEnded(ending, passage.usage))
 
-    def __init__(self, relay: Relay, request: ChatRequest, listeners: Sequence[Listener]) -> None:
-        self._relay, self._request, self._listeners = relay, request, listeners
 
-    async def carry(self, tell: Callable[[bytes], Awaitable[None]]) -> None:
-        request = self._request
-        asked = PassOn(_fields(request), request.stream, request.include_usage)
-        self._hear(TurnStarted(0, tools_offered=request.has_tools))
-        began = time.monotonic()
-        try:
-            async with self._relay.pass_on(asked) as passage:
-                await passage.carry(tell)
-        except BrokenOff as broke:
-            raise ChatError(
-                502,
-                "The model's answer broke off before it was finished.",
-                type="server_error",
-                code="upstream_broke_off",
-                detail=str(broke),
-            ) from broke
-        self._tell_the_end(passage, time.monotonic() - began)
-
-    def _tell_the_end(self, passage: Passage, seconds: float) -> None:
-        account = TurnAccount(passage.reasons, (), (), (), (), passage.usage, seconds, lane="direct")
-        self._hear(TurnEnded(0, account))
-        reason = passage.reasons[-1] if passage.reasons else "stop"
-        told = cast(FinishReason, reason) if reason in FINISH_REASONS else "stop"
-        kind = EndingKind.HANDED_BACK if told in ("tool_calls", "function_call") else EndingKind.ANSWERED
-        self._hear(ChatEnded(Ending(kind, told), passage.usage))
-
-    def _hear(self, event: ChatEvent) -> None:
-        for listener in self._listeners:
-            listener.hear(event)
+def _ending(passage: Passage) -> Ending:
+    reason = passage.reasons[-1] if passage.reasons else "stop"
+    told = cast(FinishReason, reason) if reason in FINISH_REASONS else "stop"
+    return Ending(EndingKind.HANDED_BACK if told in ("tool_calls", "function_call") else EndingKind.ANSWERED, told)
 
 
 class PassedStream:
     """The writer of a stream that is passed through. Its own words are a heartbeat and an error."""
 
-    def __init__(self, head: AnswerHead) -> None:
+    def __init__(self, head: Callable[[], AnswerHead]) -> None:
         self._head = head
 
     def write(self, told: bytes, /) -> bytes:
         return told
 
     def heartbeat(self) -> bytes:
-        head = self._head
+        head = self._head()
         chunk = {
             "id": head.id,
             "object": "chat.completion.chunk",

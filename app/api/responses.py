@@ -5,7 +5,7 @@ everything that the chat had begun, because cancelling the chat cancels the mode
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -68,14 +68,15 @@ class Headers(Protocol):
 class WholeAnswer:
     """Runs a chat to its end and sends one JSON body."""
 
-    def __init__(self, chat: Chat, writer: BodyWriter, headers: Headers) -> None:
-        self._chat, self._writer, self._headers = chat, writer, headers
+    def __init__(self, chat: Chat, writer: BodyWriter, headers: Headers, seconds: float | None = None) -> None:
+        """`seconds`: how long the chat may take."""
+        self._chat, self._writer, self._headers, self._seconds = chat, writer, headers, seconds
 
     async def send(self, receive: Receive, send: Send) -> ChatError | None:
         """The error it ended with, if any. Raises `ClientLeft` when the client did not wait for it."""
         error: ChatError | None = None
         try:
-            await unless_left(self._run(), receive)
+            await unless_left(self._chat(self._tell), receive, self._seconds)
         except ClientLeft:
             raise
         except Exception as failure:  # noqa: BLE001 - whatever went wrong, the client gets an envelope and we get the log line
@@ -84,18 +85,19 @@ class WholeAnswer:
         await send_whole(send, error.status if error else 200, encode(body), self._headers(error), error)
         return error
 
-    async def _run(self) -> None:
-        async def tell(event: Any) -> None:
-            self._writer.write(event)
-
-        await self._chat(tell)
+    async def _tell(self, event: Any) -> None:
+        self._writer.write(event)
 
 
 class EventStream:
     """Runs a chat and sends each chunk as it comes; commits to a status as late as it can."""
 
-    def __init__(self, chat: Chat, writer: StreamWriter, headers: Headers, pulse: Pulse) -> None:
-        self._chat, self._writer, self._headers, self._pulse = chat, writer, headers, pulse
+    def __init__(
+        self, chat: Chat, writer: StreamWriter, headers: Headers, pulse: Pulse, seconds: float | None = None
+    ) -> None:
+        """`seconds`: how long the chat may take."""
+        self._chat, self._writer, self._headers = chat, writer, headers
+        self._pulse, self._seconds = pulse, seconds
         self._started = False
         self._began = 0.0
         self._quiet_since = 0.0
@@ -110,7 +112,7 @@ class EventStream:
         soonest = min(self._pulse.first, self._pulse.heartbeat)
         self._timer = self._loop.call_at(self._began + soonest, self._start_beat)
         try:
-            await unless_left(self._run(), receive)
+            await unless_left(self._run(), receive, self._seconds)
             error = None
         except ClientLeft:
             raise
@@ -162,49 +164,74 @@ class EventStream:
             await asyncio.wait({self._beat})
 
 
-async def unless_left(work: Coroutine[Any, Any, None], receive: Receive) -> None:
-    """Do the work, unless the client leaves first: then the work is cancelled, and `ClientLeft` raised when it has ended."""
-    leaving = _Leaving(receive)
+async def unless_left(work: Awaitable[None], receive: Receive, seconds: float | None = None) -> None:
+    """Do the work, unless the client leaves first: then it is cancelled, and `ClientLeft` raised when it has ended. Nor may
+    it take longer than so many seconds."""
+    watch = _Watch(receive, seconds)
     try:
         await work
     except asyncio.CancelledError:
-        if not leaving.seen:
-            raise
-        leaving.task.uncancel()
-        raise ClientLeft from None
+        watch.explain()
+        raise
     finally:
-        await leaving.stop()
+        watch.timer.cancel()
+        if watch.looking is not None:
+            watch.looking.cancel()
+            await asyncio.wait({watch.looking})
 
 
-class _Leaving:
-    """Looks out for the client's leaving, and cancels the task that answers it.
+class _Watch:
+    """Looks out for the client's leaving and for the end of the time there is, and cancels the task that answers.
 
     It begins to look after a moment: most answers that are not streamed are gone by then, and have cost no task.
     """
 
-    def __init__(self, receive: Receive) -> None:
+    __slots__ = ("_cancelled_before", "_due", "_left", "_loop", "_receive", "_seconds", "_task", "looking", "timer")
+
+    def __init__(self, receive: Receive, seconds: float | None) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self.task: asyncio.Task[Any] = task
-        self.seen = False
+        self._task: asyncio.Task[Any] = task
+        self._cancelled_before = task.cancelling()
+        self._loop = asyncio.get_running_loop()
         self._receive = receive
-        self._looking: asyncio.Task[None] | None = None
-        self._timer = asyncio.get_running_loop().call_later(LOOK_AFTER_SECONDS, self._begin)
+        self._seconds = seconds
+        self._left = self._due = False
+        self.looking: asyncio.Task[None] | None = None
+        moment = LOOK_AFTER_SECONDS if seconds is None else min(LOOK_AFTER_SECONDS, seconds)
+        self.timer = self._loop.call_later(moment, self._begin)
 
-    async def stop(self) -> None:
-        self._timer.cancel()
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.wait({self._looking})
+    def explain(self) -> None:
+        """The error that a cancellation of ours means; nothing where the server has cancelled as well."""
+        for ours in (self._left, self._due):
+            if ours:
+                self._task.uncancel()
+        if self._task.cancelling() > self._cancelled_before:
+            return
+        if self._left:
+            raise ClientLeft from None
+        if self._due:
+            raise ChatError(
+                504,
+                f"The request took longer than {self._seconds:g} seconds.",
+                type="server_error",
+                code="request_timeout",
+            ) from None
 
     def _begin(self) -> None:
-        self._looking = asyncio.get_running_loop().create_task(self._look())
+        self.looking = self._loop.create_task(self._look())
+        if self._seconds is not None:
+            self.timer = self._loop.call_later(self._seconds - LOOK_AFTER_SECONDS, self._time_is_up)
 
     async def _look(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self.seen = True
-        self.task.cancel()
+        self._left = True
+        self._task.cancel()
+
+    def _time_is_up(self) -> None:
+        self._due = True
+        self._task.cancel()
 
 
 async def send_whole(

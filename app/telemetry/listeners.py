@@ -1,8 +1,8 @@
 """Listeners of a chat: what it does becomes log lines and counts. Cheap, synchronous, one pair for each chat."""
 
 import logging
-from collections.abc import Container
-from typing import Final, Protocol
+from collections.abc import Container, Mapping
+from typing import Any, Final, Protocol
 
 from app.calls.outcome import Failed, Outcome, Returned
 from app.calls.states import BrokenCall, Finding, ReadyCall
@@ -12,6 +12,7 @@ from app.chat.events import (
     CallStarted,
     ChatEnded,
     ChatEvent,
+    Ending,
     Heard,
     ModelRetried,
     TurnAccount,
@@ -19,7 +20,7 @@ from app.chat.events import (
     TurnStarted,
 )
 from app.telemetry.logs import Log
-from app.telemetry.metrics import OTHER, Metrics
+from app.telemetry.metrics import OTHER, Metrics, OfModel
 
 CLIENTS: Final = "client"
 """The label of all tools that clients brought; their names are theirs to choose."""
@@ -140,6 +141,19 @@ class MetricsListener:
 
     def _label(self, tool: str | None) -> str:
         return tool if tool is not None and tool in self._tools else OTHER
+
+
+def write_down_passage(
+    counted: OfModel, run_id: str, ending: Ending, usage: Mapping[str, Any] | None, seconds: float
+) -> None:
+    """What both listeners would make of a request that is passed through. It is told at once, when it has ended: while
+    its bytes go by nobody listens."""
+    counted.turn(seconds)
+    counted.ended(ending.kind.value, ending.finish_reason)
+    if usage:
+        counted.spent(usage)
+    if Log.hears(logging.DEBUG):
+        LogListener(run_id).hear(ChatEnded(ending, usage))
 
 
 def _findings(answer: TurnAccount) -> list[Finding]:
