@@ -68,8 +68,8 @@ def configure(redactor: Redactor, *, level: str = "info", format: str = "auto", 
 
 
 def stand_on_every_line(ids: dict[str, str]) -> None:
-    """From now on in this context. The dict is the caller's, who may add to it later: a run's id is known after its
-    request's. One variable for all of them, because each costs every request and every line."""
+    """From now on in this context; ids of our own, or masked. The dict is the caller's, who may add to it later: a run's id
+    is known after its request's. One variable for all of them, because each costs every request and every line."""
     _ids.set(ids)
 
 
@@ -134,13 +134,15 @@ class _Quick:
 
     def is_in_charge(self) -> bool:
         """Whether structlog still has our processors; `capture_logs` exchanges them inside the same list."""
-        return structlog.get_config()["processors"] is self._processors and self._processors[-1] is _as_json
+        return structlog.is_configured() and self._processors[-1] is _as_json
 
     def write(self, name: str, level: str, event: str, fields: dict[str, Any]) -> None:
-        line: dict[str, Any] = {"timestamp": self._now(), "level": level, "event": self._mask(event), "logger": name}
-        if (ids := _ids.get()) is not None:
-            fields = {**ids, **fields}
         harmless = self._harmless()
+        if event not in harmless:
+            event = self._mask(event)
+        line: dict[str, Any] = {"timestamp": self._now(), "level": level, "event": event, "logger": name}
+        if (ids := _ids.get()) is not None:
+            line |= ids
         for key, value in fields.items():
             plain = value in harmless if type(value) is str else _is_plain(value)
             line[key] = value if plain and not means_secret(key) else _cut(self._mask(value, key))

@@ -90,9 +90,9 @@ class Redactor:
     def text(self, text: str) -> str:
         """The text with every secret in it masked."""
         harmless = self._harmless
-        if len(text) < _MIN_MATCH or text in harmless or _OUR_IDS.fullmatch(text):
+        if text in harmless or _OUR_IDS.fullmatch(text):
             return text
-        masked = self._masked(text)
+        masked = self._masked(text) if len(text) >= _MIN_MATCH else text
         if masked == text and len(text) <= _REMEMBERED_LENGTH:
             if len(harmless) >= _REMEMBERED:
                 harmless.clear()

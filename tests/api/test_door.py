@@ -1,12 +1,16 @@
 """The door: what it still has to say when the handling of a request ends in the middle."""
 
 import asyncio
+import io
 import json
 from typing import Any
 
 import pytest
+import structlog
 
 from app.main import create_app
+from app.telemetry import logs
+from app.telemetry.redaction import MASK, Redactor
 from tests.harness import toolshed
 from tests.harness.configs import make_config
 from tests.upstream import Call, Reply, Upstream
@@ -19,7 +23,7 @@ class Exchange:
 
     def __init__(self, body: dict[str, Any]) -> None:
         self.sent: list[Any] = []
-        self.scope = {
+        self.scope: dict[str, Any] = {
             "type": "http",
             "method": "POST",
             "path": "/v1/chat/completions",
@@ -64,3 +68,23 @@ async def test_a_request_that_is_cut_off_by_the_end_of_the_server_is_not_repeate
     assert exchange.status == 503
     assert exchange.headers.get(b"x-should-retry") == retry
     assert running.cancelled.is_set()
+
+
+async def test_an_id_that_a_client_made_up_is_given_back_and_masked_in_the_log(upstream: Upstream) -> None:
+    written = io.StringIO()
+    logs.configure(Redactor(), format="json", stream=written)
+    upstream.script("m", [Reply(text="hello")])
+    made = create_app(make_config(upstream.url))
+    exchange = Exchange({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+    exchange.scope["headers"] += [(b"x-request-id", b"sk-0123456789abcdef")]
+    try:
+        async with made.router.lifespan_context(made):
+            await made(exchange.scope, exchange.receive, exchange.send)
+        logs.write_all()
+    finally:
+        structlog.reset_defaults()
+
+    [line] = [line for line in map(json.loads, written.getvalue().splitlines()) if line["event"] == "request"]
+    assert exchange.headers[b"x-request-id"] == b"sk-0123456789abcdef"
+    assert (line["request_id"], line["status"]) == (MASK, 200)
+    assert line["run_id"].encode() == exchange.headers[b"x-callgate-run"]

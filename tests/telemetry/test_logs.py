@@ -278,17 +278,6 @@ def test_the_ids_of_a_request_stand_on_every_line_written_on_its_behalf(lines):
     assert told == [("req_1", None), ("req_1", "run_1"), ("req_1", "run_1"), (None, None)]
 
 
-def test_an_id_that_a_client_made_up_is_masked_like_anything_else(lines):
-    def on_behalf_of_a_request() -> None:
-        stand_on_every_line({"request_id": "sk-0123456789abcdef"})
-        Log("callgate.test").info("quickly", count=1)
-
-    contextvars.copy_context().run(on_behalf_of_a_request)
-
-    [line] = lines()
-    assert (line["request_id"], line["count"]) == (MASK, 1)
-
-
 @pytest.mark.anyio
 async def test_lines_keep_their_order_whoever_writes_them_and_none_waits_long(lines):
     quick, slow = Log("callgate.test"), structlog.get_logger("callgate.test")
