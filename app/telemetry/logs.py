@@ -134,7 +134,7 @@ class _Quick:
 
     def is_in_charge(self) -> bool:
         """Whether structlog still has our processors; `capture_logs` exchanges them inside the same list."""
-        return structlog.is_configured() and self._processors[-1] is _as_json
+        return structlog.get_config()["processors"] is self._processors and self._processors[-1] is _as_json
 
     def write(self, name: str, level: str, event: str, fields: dict[str, Any]) -> None:
         harmless = self._harmless()
