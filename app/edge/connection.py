@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import math
+import socket
+import struct
 from collections import deque
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -46,6 +48,7 @@ class Connection(asyncio.Protocol):
         "_answering",
         "_app",
         "_app_state",
+        "_asked",
         "_body_began",
         "_body_bytes",
         "_context",
@@ -66,6 +69,7 @@ class Connection(asyncio.Protocol):
         "_scope",
         "_spent_bytes",
         "_target",
+        "_template",
         "_transport",
         "_waiting",
         "due",
@@ -110,6 +114,8 @@ class Connection(asyncio.Protocol):
         self._phase = HEAD
         self._in_head = self._in_body = self._in_reserve = self._is_deaf = False
         self._target = b""
+        self._asked = (b"", b"", "")
+        self._template: dict[str, Any] = {}
         self._headers: list[tuple[bytes, bytes]] = []
         self._read_bytes = self._spent_bytes = self._head_bytes = self._body_bytes = self._framing_bytes = 0
         self._body_began = self._last_data = 0.0
@@ -125,7 +131,6 @@ class Connection(asyncio.Protocol):
         self._scope: dict[str, Any] = {
             "type": "http",
             "asgi": ASGI,
-            "http_version": "1.1",
             "server": _address(transport, "sockname"),
             "client": _address(transport, "peername"),
             "scheme": "https" if transport.get_extra_info("sslcontext") else "http",
@@ -277,27 +282,32 @@ class Connection(asyncio.Protocol):
     # -- requests
 
     def _described(self) -> dict[str, Any]:
-        """The request as ASGI has it."""
-        target = self._target
-        if target[:1] == b"/" and b"#" not in target:
-            raw_path, _, query = target.partition(b"?")
-        else:
-            raw_path, query = _taken_apart(target)
-        path = raw_path.decode("ascii")
-        if "%" in path:
-            path = unquote(path)
-        root = self._root_path
-        scope = self._scope.copy()
-        version = self._parser.get_http_version()
-        if version != "1.1":
-            scope["http_version"] = version
-        scope["method"] = self._parser.get_method().decode("ascii")
-        scope["path"] = root + path
-        scope["raw_path"] = root.encode("ascii") + raw_path if root else raw_path
-        scope["query_string"] = query
+        """The request as ASGI has it. Most requests over a connection ask for the same: that is taken apart once."""
+        parser = self._parser
+        asked = (self._target, parser.get_method(), parser.get_http_version())
+        if asked != self._asked:
+            self._template = self._taken_apart(*asked)
+            self._asked = asked
+        scope = self._template.copy()
         scope["headers"] = self._headers
         scope["state"] = self._app_state.copy()
         return scope
+
+    def _taken_apart(self, target: bytes, method: bytes, version: str) -> dict[str, Any]:
+        if target[:1] == b"/" and b"#" not in target:
+            raw_path, _, query = target.partition(b"?")
+        else:  # a whole address, as a proxy is sent it, or nothing that can be asked for
+            url = httptools.parse_url(target)
+            raw_path, query = url.path or b"/", url.query or b""
+        path = raw_path.decode("ascii")
+        return {
+            **self._scope,
+            "http_version": version,
+            "method": method.decode("ascii"),
+            "path": self._root_path + (unquote(path) if "%" in path else path),
+            "raw_path": self._root_path.encode("ascii") + raw_path,
+            "query_string": query,
+        }
 
     def _measure_head(self) -> None:
         size = len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers)
@@ -341,9 +351,15 @@ class Connection(asyncio.Protocol):
         if exchange.is_complete or exchange.left:
             return
         if exchange.ends_with_the_connection:
-            self._transport.abort()  # an orderly end would say that this was all
+            self._reset()
         else:
             self._refuse(refusals.failed())
+
+    def _reset(self) -> None:
+        """An orderly end would say that this was all."""
+        sock = self._transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._transport.abort()
 
     def _rest(self) -> None:
         self.edge.idle[self] = None
@@ -450,12 +466,6 @@ class Connection(asyncio.Protocol):
             self._transport.write_eof()
         self.read_on()
         self._wait(CLOSING, self.loop.time() + LINGER_SECONDS)
-
-
-def _taken_apart(target: bytes) -> tuple[bytes, bytes]:
-    """Path and query of a target that is more than these: a whole address, as a proxy is sent it."""
-    url = httptools.parse_url(target)
-    return url.path or b"/", url.query or b""
 
 
 def _address(transport: asyncio.BaseTransport, side: str) -> tuple[str, int] | None:

@@ -81,7 +81,7 @@ class Edge:
         """The header lines of every answer, of which the date is one. The server makes the list anew every second."""
         if headers is not self._standing_headers:
             self._standing_headers = headers
-            self._standing_lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+            self._standing_lines = b"".join(b"\r\n%b: %b" % header for header in headers)
         return self._standing_lines
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:

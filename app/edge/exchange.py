@@ -183,7 +183,7 @@ class Exchange:
             raise RuntimeError(f"{status} is not the status of an answer.")
         connection = self._connection
         lines, length, ends = header_lines(headers)
-        own = b"\r\n"
+        own = b"\r\n\r\n"
         if status in BODILESS:
             self._framing, length = COUNTED, 0
         elif length >= 0:
@@ -193,14 +193,14 @@ class Exchange:
             self.keep = False
         else:
             self._framing = CHUNKED
-            own = b"transfer-encoding: chunked\r\n\r\n"
+            own = b"\r\ntransfer-encoding: chunked\r\n\r\n"
         if self.method == "HEAD":
             self._framing = NONE
-            own = b"\r\n"
+            own = b"\r\n\r\n"
         if ends or connection.edge.draining or (not self.is_whole and self.awaits_continue()):
             self.keep = False  # whoever was not asked for a body may send it or not, and we could not tell
         if not self.keep and not ends:
-            own = b"connection: close\r\n" + own
+            own = b"\r\nconnection: close" + own
         self._left = length
         standing = connection.edge.standing_lines(connection.server_state.default_headers)
         self._head = b"".join((line, standing, lines, own))

@@ -7,10 +7,8 @@ from typing import Final
 
 _PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
 
-STATUS_LINES: Final = {
-    status: f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode() for status in range(200, 600)
-}
-"""Every status that an answer can have."""
+STATUS_LINES: Final = {status: f"HTTP/1.1 {status} {_PHRASES.get(status, '')}".encode() for status in range(200, 600)}
+"""Every status that an answer can have. Here a line begins with the break before it, and a blank one ends the head."""
 
 CONTROLS: Final = bytes(sorted({*range(0x20), 0x7F} - {0x09}))
 """What no value may hold: the line breaks among them would begin a header of somebody else's making."""
@@ -18,9 +16,9 @@ NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 MAX_LABELS: Final = 1024
 """Names that are remembered. An application has a few dozen; those of one that makes them up are checked each time."""
 
-LENGTH: Final = b"content-length: "
-CODING: Final = b"transfer-encoding: "
-CONNECTION: Final = b"connection: "
+LENGTH: Final = b"\r\ncontent-length: "
+CODING: Final = b"\r\ntransfer-encoding: "
+CONNECTION: Final = b"\r\nconnection: "
 SPECIAL: Final = frozenset({LENGTH, CODING, CONNECTION})
 
 _labels: dict[bytes, bytes] = {}
@@ -39,19 +37,19 @@ def header_lines(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, int, bo
                 ends = ends or b"close" in value.lower()
             else:
                 length = _length(value, length)
-        parts += (label, value, b"\r\n")
+        parts += (label, value)
     lines = b"".join(parts)
-    # Each line has two control characters, those that end it.
-    if len(lines) - len(lines.translate(None, CONTROLS)) != len(parts) // 3 * 2:
+    # Each line has two parts and two control characters, those that it begins with.
+    if len(lines) - len(lines.translate(None, CONTROLS)) != len(parts):
         raise RuntimeError("Invalid HTTP header value.")
     return lines, length, ends
 
 
 def _label(name: bytes) -> bytes:
-    """A name as it begins a line."""
+    """The name of a header as it begins a line."""
     if not NAME.fullmatch(name):
         raise RuntimeError("Invalid HTTP header name.")
-    label = name.lower() + b": "
+    label = b"\r\n%b: " % name.lower()
     label = next((special for special in SPECIAL if special == label), label)
     if len(_labels) < MAX_LABELS:
         _labels[name] = label
@@ -59,6 +57,7 @@ def _label(name: bytes) -> bytes:
 
 
 def _length(value: bytes, before: int) -> int:
-    if not value.isdigit() or before not in (-1, int(value)):
+    length = int(value) if value.isdigit() else -1
+    if length < 0 or (before >= 0 and before != length):
         raise RuntimeError("Invalid Content-Length.")
-    return int(value)
+    return length

@@ -23,8 +23,8 @@ def refusal(refused: Refused, method: str = "") -> bytes:
         "connection": "close",
         **error_headers(refused.error),
     }
-    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    head = b"%b%b\r\n" % (STATUS_LINES[refused.error.status], lines.encode("latin-1"))
+    lines = "".join(f"\r\n{name}: {value}" for name, value in headers.items())
+    head = b"%b%b\r\n\r\n" % (STATUS_LINES[refused.error.status], lines.encode("latin-1"))
     return head if method == "HEAD" else head + body
 
 

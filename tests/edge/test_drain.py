@@ -13,11 +13,13 @@ import pytest
 from tests.harness.clients import http_client
 from tests.harness.configs import as_yaml, config_dict
 from tests.harness.process import Child, child, serving
+from tests.harness.wire import raw_connection
 from tests.upstream import Call, Hold, Pace, Reply, Upstream, by_turn
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 ASK = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hello"}]}
+LIVE = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
 STREAMS = 100
 CUT_OFF = 4
 
@@ -76,6 +78,29 @@ async def test_a_hundred_streams_finish_after_sigterm_and_nothing_new_comes_in(
         gate.set()
         ends = await asyncio.gather(*streams.tasks)
         assert ends == ["data: [DONE]"] * STREAMS
+        assert await child.ended() == 0
+
+
+async def test_a_request_on_its_way_over_an_idle_connection_is_answered_while_draining(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    gate = asyncio.Event()
+    upstream.script("m", lambda _: Reply(text="one two three four", pace=Pace(hold=Hold(gate, after=2))))
+    async with started(upstream, tmp_path) as (child, client), raw_connection(child.url) as idle:
+        streams = Streams(client, 1)
+        await streams.begun()
+        await idle.send(LIVE)
+        assert "connection" not in (await idle.answer()).headers
+        child.signal(signal.SIGTERM)
+        async with asyncio.timeout(5):
+            while (await client.get("/health/ready")).status_code == 200:
+                pass
+        await asyncio.sleep(0.3)  # the server has noticed, which nothing tells: it looks every tenth of a second
+        await idle.post("/v1/chat/completions", ASK)
+        late = await idle.answer()
+        assert (late.status, late.headers["connection"], late.headers["retry-after"]) == (503, "close", "1")
+        gate.set()
+        assert await streams.tasks[0] == "data: [DONE]"
         assert await child.ended() == 0
 
 
