@@ -26,7 +26,7 @@ from app.telemetry.tool_servers import ToolServers
 from app.tools.addresses import AddressRules
 from app.tools.approval_rules import SILENT, ApprovalRule
 from app.tools.command import CommandLine
-from app.tools.executor import Policy, Safety, Tool
+from app.tools.executor import Executor, Policy, Safety, Tool
 from app.tools.gates import Gates
 from app.tools.mcp_descriptors import Pins
 from app.tools.process import Limits, Paths, Processes
@@ -290,12 +290,12 @@ def _transport(section: McpSection) -> "StdioSpec | HttpSpec":
     from app.tools.mcp_process import StdioSpec
 
     if section.command is not None:
-        env = {name: value.get_secret_value() for name, value in section.env.items()}
+        env = _in_clear(section.env)
         return StdioSpec(section.command, section.args, env, section.cwd)
     assert section.url is not None, "the schema asks for one or the other"
     return HttpSpec(
         section.url,
-        {name: value.get_secret_value() for name, value in section.headers.items()},
+        _in_clear(section.headers),
         sse=None if section.type is None else section.type == "sse",
         rules=rules_for(section.url, allow_private=section.allow_private),
     )
@@ -334,20 +334,12 @@ def _http_tool(entry: HttpTool, defaults: Policy, web: "Web") -> Tool:
         web,
         method=entry.method,
         url=entry.url,
-        headers={name: value.get_secret_value() for name, value in entry.headers.items()},
+        headers=_in_clear(entry.headers),
         query=entry.query,
         body=entry.body,
         rules=AddressRules.of(allow_private=entry.allow_private, allow=entry.allow_hosts),
     )
-    return Tool(
-        name=entry.name,
-        description=entry.description,
-        parameters=entry.parameters,
-        executor=executor,
-        policy=replace(defaults, **_policy(entry)),
-        kind="http",
-        source=entry.url,
-    )
+    return _tool(entry, executor, defaults, entry.url)
 
 
 def _open_api(entry: OpenApiTool, defaults: Policy) -> "OpenApiSource":
@@ -355,8 +347,8 @@ def _open_api(entry: OpenApiTool, defaults: Policy) -> "OpenApiSource":
 
     api = Api(
         base_url=entry.base_url,
-        auth={name: value.get_secret_value() for name, value in entry.auth.items()},
-        headers={name: value.get_secret_value() for name, value in entry.headers.items()},
+        auth=_in_clear(entry.auth),
+        headers=_in_clear(entry.headers),
         selection=Selection(entry.include, entry.exclude),
         rules=AddressRules.of(allow_private=entry.allow_private, allow=entry.allow_hosts),
         policy=replace(defaults, **{**_policy(entry), "concurrency": None}),  # of the API, all its tools together
@@ -373,21 +365,30 @@ def _command_tool(entry: CommandTool, defaults: Policy, processes: Processes) ->
         parameters=entry.parameters,
         cwd=entry.cwd,
         stdin=entry.stdin,
-        env={name: value.get_secret_value() for name, value in entry.env.items()},
+        env=_in_clear(entry.env),
         allow_options=entry.allow_options,
         ok_codes=entry.ok_codes,
         limits=Limits(**{name: getattr(limits, name) for name in type(limits).model_fields}),
         paths=None if paths is None else Paths(read=paths.read, write=paths.write),
     )
+    program = entry.argv[0]
+    return _tool(entry, executor, defaults, program if isinstance(program, str) else " ".join(program))
+
+
+def _tool(entry: HttpTool | CommandTool, executor: Executor, defaults: Policy, source: str) -> Tool:
     return Tool(
         name=entry.name,
         description=entry.description,
         parameters=entry.parameters,
         executor=executor,
         policy=replace(defaults, **_policy(entry)),
-        kind="command",
-        source=entry.argv[0] if isinstance(entry.argv[0], str) else " ".join(entry.argv[0]),
+        kind=entry.kind,
+        source=source,
     )
+
+
+def _in_clear(secrets: Mapping[str, SecretStr]) -> dict[str, str]:
+    return {name: secret.get_secret_value() for name, secret in secrets.items()}
 
 
 _NOT_OF_THE_SOURCE = {"require_approval", "concurrency", "disabled"}

@@ -97,24 +97,14 @@ def _is_home(host: str) -> bool:
     return "." not in name or name.endswith(_HOME_SUFFIXES)
 
 
-class HttpLink:
-    """One session over streamable HTTP."""
+class _Link:
+    """What both transports share: a tap on what comes, what is to be closed, and word that the server is gone."""
 
-    lean = True
-
-    def __init__(self, spec: HttpSpec, web: Web) -> None:
+    def __init__(self, spec: HttpSpec, web: Web, *, stream_is_life: bool = False) -> None:
         self.spec = spec
-        self._url = yarl.URL(spec.url)
-        self._tap = Tap(web, spec.rules, self._lost)
-        self._web = web
-        self._client: aiohttp.ClientSession | None = None
+        self._tap = Tap(web, spec.rules, self._lost, stream_is_life=stream_is_life)
         self._stack = AsyncExitStack()
-        self._ids = itertools.count(1)
-        self._terms = Terms("", modern=False)
-        self._headers: dict[str, str] = {}
-        self._aside: set[asyncio.Task[None]] = set()
         self.gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._check: Callable[[], None] = _nothing
 
     @property
     def trouble(self) -> str:
@@ -123,6 +113,35 @@ class HttpLink:
     @trouble.setter
     def trouble(self, words: str) -> None:
         self._tap.trouble = words
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._stack.__aexit__(kind, error, trace)
+
+    def kill(self) -> None:
+        self._lost("")
+
+    def _lost(self, reason: str) -> None:
+        if not self.gone.done():
+            self.gone.set_result(reason)
+
+
+class HttpLink(_Link):
+    """One session over streamable HTTP."""
+
+    lean = True
+
+    def __init__(self, spec: HttpSpec, web: Web) -> None:
+        super().__init__(spec, web)
+        self._url = yarl.URL(spec.url)
+        self._web = web
+        self._client: aiohttp.ClientSession | None = None
+        self._ids = itertools.count(1)
+        self._terms = Terms("", modern=False)
+        self._headers: dict[str, str] = {}
+        self._aside: set[asyncio.Task[None]] = set()
+        self._check: Callable[[], None] = _nothing
 
     @property
     def may_be_older(self) -> bool:
@@ -158,14 +177,7 @@ class HttpLink:
             task.cancel()
         if self._aside:
             await asyncio.wait(self._aside)
-        return await self._stack.__aexit__(kind, error, trace)
-
-    def kill(self) -> None:
-        self._lost("")
-
-    def _lost(self, reason: str) -> None:
-        if not self.gone.done():
-            self.gone.set_result(reason)
+        return await super().__aexit__(kind, error, trace)
 
     @property
     def _http(self) -> aiohttp.ClientSession:
@@ -313,24 +325,13 @@ class HttpLink:
                 pass
 
 
-class SseLink:
+class SseLink(_Link):
     """One session over the older SSE transport. Rare enough by now that calls go through the SDK."""
 
     lean = False
 
     def __init__(self, spec: HttpSpec, web: Web) -> None:
-        self.spec = spec
-        self._tap = Tap(web, spec.rules, self._lost, stream_is_life=True)
-        self._stack = AsyncExitStack()
-        self.gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-    @property
-    def trouble(self) -> str:
-        return self._tap.trouble
-
-    @trouble.setter
-    def trouble(self, words: str) -> None:
-        self._tap.trouble = words
+        super().__init__(spec, web, stream_is_life=True)
 
     def agreed(self, terms: Terms, check: Callable[[], None]) -> None:
         """What was agreed is the SDK's to keep."""
@@ -343,18 +344,6 @@ class SseLink:
             return sdk_client(self._tap, self.spec.headers)
 
         return await self._stack.enter_async_context(sse_client(self.spec.url, httpx_client_factory=client))
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        return await self._stack.__aexit__(kind, error, trace)
-
-    def kill(self) -> None:
-        self._lost("")
-
-    def _lost(self, reason: str) -> None:
-        if not self.gone.done():
-            self.gone.set_result(reason)
 
 
 class _Reading:

@@ -7,18 +7,16 @@ needs the package registries; where they cannot be reached the clients are not t
     python -m tests.clients.environment lock   # makes the locks anew
 """
 
-import fcntl
 import hashlib
-import os
 import platform
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.harness.installing import NotMade, alone, run_installer
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = Path(__file__).parent / "environments"
@@ -29,12 +27,6 @@ NODE_FLOOR = 22
 AT_ONCE = 3
 PATIENCE = 300.0
 """Seconds to make one: the largest takes ten on a good line."""
-BRIEF_NETWORK = {"UV_HTTP_TIMEOUT": "20", "UV_HTTP_RETRIES": "1", "NPM_CONFIG_FETCH_RETRIES": "1"}
-"""A registry that is out of reach should be found so in seconds."""
-
-
-class NotMade(Exception):
-    """An environment could not be made; the message is the last that the installer said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +64,7 @@ class Environment:
 
     def make(self) -> None:
         """Makes it unless it is there; a run that makes the same one at this moment is waited for."""
-        with _alone(self.name):
+        with alone(CACHE / f"{self.name}.lock"):
             if self.is_made:
                 return
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -161,25 +153,7 @@ def _node_version(package: str) -> str:
 
 
 def _run(command: list[str], folder: Path = ROOT) -> str:
-    environment = {**os.environ, **BRIEF_NETWORK, "UV_CUSTOM_COMPILE_COMMAND": "make lock"}
-    try:
-        done = subprocess.run(  # noqa: PLW1510 - the failure is looked at below, with what was said
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE
-        )
-    except subprocess.TimeoutExpired:
-        raise NotMade(f"`{command[0]}` did not end in {PATIENCE:g} s") from None
-    if done.returncode:
-        said = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        raise NotMade(" / ".join(said[-3:]) or f"`{command[0]}` ended with {done.returncode}")
-    return done.stdout
-
-
-@contextmanager
-def _alone(name: str) -> Iterator[None]:
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    return run_installer(command, folder, PATIENCE)
 
 
 if __name__ == "__main__":

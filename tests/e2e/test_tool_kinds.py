@@ -108,16 +108,17 @@ async def test_a_command_is_run_with_what_the_model_wrote_and_nothing_else(upstr
     assert "may not begin with a dash" in refused
 
 
+def waiting(script: str, mark: Path) -> dict[str, Any]:
+    """A tool that is a Python script, which writes the file when it runs."""
+    argv = [sys.executable, "-I", "-S", "-c", script, str(mark)]
+    return {"kind": "command", "name": "wait", "description": "Waits.", "argv": argv}
+
+
 async def test_when_the_client_leaves_the_command_ends(upstream: Upstream, tmp_path: Path) -> None:
     mark = tmp_path / "running"
     script = "import sys, signal; open(sys.argv[1], 'w').close(); signal.pause()"
     upstream.script("m", [Reply(calls=[Call("wait", {})])])
-    entry = {
-        "kind": "command",
-        "name": "wait",
-        "description": "Waits.",
-        "argv": [sys.executable, "-I", "-S", "-c", script, str(mark)],
-    }
+    entry = waiting(script, mark)
     async with serve(create_app(make_config(upstream.url, tools=[entry]))) as url, asyncio.timeout(20):
         asking = asyncio.create_task(answer_of(url, stream=True))
         await everything(mark.exists)
@@ -141,12 +142,7 @@ if os.fork() == 0:
 signal.pause()
 """
     upstream.script("m", [Reply(calls=[Call("wait", {})])])
-    entry = {
-        "kind": "command",
-        "name": "wait",
-        "description": "Waits.",
-        "argv": [sys.executable, "-I", "-S", "-c", script, str(mark)],
-    }
+    entry = waiting(script, mark)
     config = tmp_path / "config.yaml"
     config.write_text(as_yaml(config_dict(upstream.url, tools=[entry], server={"drain_seconds": 0.1})))
     async with serving(config) as server, asyncio.timeout(50):

@@ -2,16 +2,14 @@
 
 import asyncio
 import contextlib
-import fcntl
 import hashlib
-import os
 import platform
 import shutil
-import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
+
+from tests.harness.installing import alone, run_installer
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCK = Path(__file__).parent / "requirements.txt"
@@ -22,11 +20,6 @@ MAKING_PATIENCE = 120.0
 START_PATIENCE = 30.0
 """Seconds until the model is loaded; one, on an idle machine."""
 STOP_PATIENCE = 10.0
-BRIEF_NETWORK = {"UV_HTTP_TIMEOUT": "20", "UV_HTTP_RETRIES": "1"}
-
-
-class NotMade(Exception):
-    """The environment could not be made; the message is the last that the installer said."""
 
 
 def made() -> Path:
@@ -34,13 +27,13 @@ def made() -> Path:
     seed = f"{sys.version_info[:2]} {platform.machine()} {sys.platform}".encode() + LOCK.read_bytes()
     folder = CACHE / hashlib.sha256(seed).hexdigest()[:12]
     interpreter = folder / "bin" / "python"
-    with _alone():
+    with alone(CACHE / "lock"):
         if not (folder / ".made").exists():
             shutil.rmtree(folder, ignore_errors=True)
             uv = [sys.executable, "-m", "uv", "--quiet"]
-            _run([*uv, "venv", "--python", sys.executable, str(folder)])
+            run_installer([*uv, "venv", "--python", sys.executable, str(folder)], ROOT, MAKING_PATIENCE)
             wanted = ["--python", str(interpreter), "--no-deps", "--require-hashes", "-r", str(LOCK)]
-            _run([*uv, "pip", "install", *wanted])
+            run_installer([*uv, "pip", "install", *wanted], ROOT, MAKING_PATIENCE)
             (folder / ".made").touch()
     return interpreter
 
@@ -66,22 +59,3 @@ async def serving(interpreter: Path) -> AsyncIterator[str]:
             process.terminate()
         async with asyncio.timeout(STOP_PATIENCE):
             await process.communicate()
-
-
-def _run(command: list[str]) -> None:
-    try:
-        done = subprocess.run(  # noqa: PLW1510 - the failure is looked at below, with what was said
-            command, env={**os.environ, **BRIEF_NETWORK}, capture_output=True, text=True, timeout=MAKING_PATIENCE
-        )
-    except subprocess.TimeoutExpired:
-        raise NotMade(f"`{command[0]}` did not end in {MAKING_PATIENCE:g} s") from None
-    if done.returncode:
-        raise NotMade(" / ".join(done.stderr.split("\n")[-4:]).strip() or f"it ended with {done.returncode}")
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

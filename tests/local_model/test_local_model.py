@@ -11,6 +11,7 @@ from app.config.schema import Config
 from app.main import create_app
 from tests.harness.clients import http_client, openai_client
 from tests.harness.configs import tool_entry
+from tests.harness.installing import NotMade
 from tests.harness.needs import demanded
 from tests.harness.server import serve
 from tests.local_model import environment
@@ -45,7 +46,7 @@ class Served:
 async def served() -> AsyncIterator[Served]:
     try:
         interpreter = environment.made()
-    except environment.NotMade as fault:
+    except NotMade as fault:
         if demanded(NAME):
             pytest.fail(f"{NAME} is demanded and cannot be had: {fault}", pytrace=False)
         pytest.skip(f"{NAME} cannot be had here: {fault}")

@@ -5,37 +5,27 @@ Where node or the package registries are missing the servers are not there, and 
 if `CALLGATE_TESTS_REQUIRE` names `mcp-servers`.
 """
 
-import fcntl
 import hashlib
-import os
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.harness.installing import NotMade, alone, run_installer
 from tests.harness.needs import demanded
 
 ROOT = Path(__file__).resolve().parents[3]
 LOCKS = Path(__file__).parent / "locks"
 CACHE = ROOT / ".cache" / "mcp-servers"
 PATIENCE = 300.0
-BRIEF_NETWORK = {"UV_HTTP_TIMEOUT": "20", "UV_HTTP_RETRIES": "1", "NPM_CONFIG_FETCH_RETRIES": "1"}
-"""A registry that is out of reach should be found so in seconds."""
-
-
-class NotInstalled(Exception):
-    """The servers cannot be had; the message is the last that the installer said."""
 
 
 def command(name: str) -> str:
     """The path of a server's command, installed if need be. Skips the test where that cannot be."""
     try:
         return str(_node() / name if name in NODE_SERVERS else _pypi() / name)
-    except NotInstalled as why:
+    except NotMade as why:
         if demanded("mcp-servers"):
             pytest.fail(f"this run demands mcp-servers: {why}", pytrace=False)
         pytest.skip(f"no MCP servers to speak to: {why}")
@@ -46,14 +36,14 @@ NODE_SERVERS = frozenset({"mcp-server-everything", "mcp-server-filesystem", "mcp
 
 def _node() -> Path:
     folder = _folder("node", "package.json", "package-lock.json")
-    with _alone("node"):
+    with alone(CACHE / "node.lock"):
         if not (folder / ".made").exists():
             if shutil.which("npm") is None:
-                raise NotInstalled("npm is not installed")
+                raise NotMade("npm is not installed")
             folder.mkdir(parents=True, exist_ok=True)
             for lock in ("package.json", "package-lock.json"):
                 shutil.copy(LOCKS / lock, folder)
-            _run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"], folder)
+            run_installer(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"], folder, PATIENCE)
             (folder / ".made").touch()
     return folder / "node_modules" / ".bin"
 
@@ -61,13 +51,13 @@ def _node() -> Path:
 def _pypi() -> Path:
     """In an environment of their own: what they ask for need not fit what we ask for."""
     folder = _folder("pypi", "pypi.txt")
-    with _alone("pypi"):
+    with alone(CACHE / "pypi.lock"):
         if not (folder / ".made").exists():
             uv = [sys.executable, "-m", "uv", "--quiet"]
-            _run([*uv, "venv", "--clear", "--python", sys.executable, str(folder)], ROOT)
+            run_installer([*uv, "venv", "--clear", "--python", sys.executable, str(folder)], ROOT, PATIENCE)
             python = ["--python", str(folder / "bin" / "python")]
             wanted = ["--require-hashes", "--compile-bytecode", "-r", str(LOCKS / "pypi.txt")]
-            _run([*uv, "pip", "install", *python, *wanted], ROOT)
+            run_installer([*uv, "pip", "install", *python, *wanted], ROOT, PATIENCE)
             (folder / ".made").touch()
     return folder / "bin"
 
@@ -78,27 +68,6 @@ def _folder(name: str, *locks: str) -> Path:
     for lock in locks:
         seed.update((LOCKS / lock).read_bytes())
     return CACHE / f"{name}-{seed.hexdigest()[:12]}"
-
-
-@contextmanager
-def _alone(name: str) -> Iterator[None]:
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _run(words: list[str], folder: Path) -> None:
-    environment = {**os.environ, **BRIEF_NETWORK, "UV_CUSTOM_COMPILE_COMMAND": "make lock"}
-    try:
-        done = subprocess.run(  # noqa: PLW1510 - the failure is looked at below, with what was said
-            words, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NotInstalled(f"{words[0]}: {error}") from error
-    if done.returncode:
-        said = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        raise NotInstalled(" / ".join(said[-3:]) or f"{words[0]} ended with {done.returncode}")
 
 
 def lock() -> None:
@@ -116,10 +85,12 @@ def lock() -> None:
         "--upgrade",
     ]
     options = ["--generate-hashes", "--no-emit-index-url", "--no-emit-find-links", "--exclude-newer", "7 days"]
-    _run([*uv, *options, "--output-file", "pypi.txt", "pypi.in"], LOCKS)
+    run_installer([*uv, *options, "--output-file", "pypi.txt", "pypi.in"], LOCKS, PATIENCE)
     (LOCKS / "package-lock.json").unlink(missing_ok=True)
     quiet = ["--ignore-scripts", "--no-audit", "--no-fund"]
-    _run(["npm", "install", "--package-lock-only", "--omit-lockfile-registry-resolved=true", *quiet], LOCKS)
+    run_installer(
+        ["npm", "install", "--package-lock-only", "--omit-lockfile-registry-resolved=true", *quiet], LOCKS, PATIENCE
+    )
 
 
 if __name__ == "__main__":
@@ -129,5 +100,5 @@ if __name__ == "__main__":
         try:
             _node()
             _pypi()
-        except NotInstalled as why:
+        except NotMade as why:
             sys.exit(str(why))
