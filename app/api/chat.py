@@ -101,6 +101,7 @@ class Run:
             allowed=request.allowed,
         )
         self._visit = visit
+        self.notes = _Notes(visit)
         self._limit_headers: Mapping[str, str] = {}
         self._meter: Meter | None = None
         self._relay = self.chosen.relay(with_tools=request.has_tools)
@@ -121,15 +122,6 @@ class Run:
         if error is not None:
             self._visit.notes |= {"error": error.code or error.type, "detail": error.detail}
         return Ended(error, self._visit.wrote)
-
-    def hear(self, event: ChatEvent) -> None:
-        match event:
-            case CallStarted(writes=True):
-                self._visit.wrote = True
-            case ChatEnded(ending=ending):
-                self._visit.notes["ending"] = ending.kind.value
-                if ending.note:
-                    self._visit.notes["note"] = ending.note
 
     def _opened(self) -> Sequence["Conversation"]:
         chats = [Conversation(self) for _ in range(self.request.n)]
@@ -242,6 +234,23 @@ class Run:
         return headers
 
 
+class _Notes:
+    """What the door is to know of a chat. Not the run itself: it has its chats, and a ring of the two would keep every
+    body that came until the next collection."""
+
+    def __init__(self, visit: Visit) -> None:
+        self._visit = visit
+
+    def hear(self, event: ChatEvent) -> None:
+        match event:
+            case CallStarted(writes=True):
+                self._visit.wrote = True
+            case ChatEnded(ending=ending):
+                self._visit.notes["ending"] = ending.kind.value
+                if ending.note:
+                    self._visit.notes["note"] = ending.note
+
+
 class Conversation:
     """One chat of a run: its model and tools, and those who listen to it."""
 
@@ -253,7 +262,7 @@ class Conversation:
             run.chosen, run.caller, run_id=run.id, client_tools=request.tools, allowed=request.allowed
         )
         self.diagnosis = Diagnosis(run.id)
-        self.listeners: Sequence[Listener] = (run, self.diagnosis, *runtime.listeners(run.chosen.name, run.id))
+        self.listeners: Sequence[Listener] = (run.notes, self.diagnosis, *runtime.listeners(run.chosen.name, run.id))
 
     def add_listener(self, listener: Listener) -> None:
         self.listeners = (*self.listeners, listener)

@@ -30,13 +30,13 @@ class Gatherer:
         self,
         offer: Offer,
         ids: Callable[[], str],
-        notice: Callable[[Finding], None],
+        noticed: dict[Finding, None],
         argument_bytes: int | None = None,
     ) -> None:
-        """`argument_bytes`: the size beyond which a call's arguments are let go of and the call is broken."""
+        """`noticed`: where findings go. `argument_bytes`: the size beyond which a call's arguments are let go of and the call is broken."""
         self._offer = offer
         self._ids = ids
-        self._notice = notice
+        self._noticed = noticed
         self._argument_bytes = argument_bytes
         self._calls: list[_Gathering] = []
         self._by_index: dict[int, _Gathering] = {}
@@ -135,7 +135,7 @@ class Gatherer:
         if so_far is None:
             return _Fate.CONTINUES
         if _same_object(so_far.value, arguments):
-            self._notice(Finding.DUPLICATE_CALL_DROPPED)
+            self._noticed[Finding.DUPLICATE_CALL_DROPPED] = None
             return _Fate.RESENT
         return _Fate.CONTINUES if same_id else _Fate.OPENS
 
@@ -170,7 +170,7 @@ class Gatherer:
         if call.from_text:
             self.read_from_text = True
         elif given.id is not None and self._was_written(given.id, call.name, gathering.arguments):
-            self._notice(Finding.DUPLICATE_CALL_DROPPED)
+            self._noticed[Finding.DUPLICATE_CALL_DROPPED] = None
             return
         self._calls.append(gathering)
 

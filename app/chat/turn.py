@@ -79,12 +79,13 @@ class TurnBuilder:
     def __init__(self, offer: Offer, ids: Callable[[], str], *, argument_bytes: int | None = None) -> None:
         """`argument_bytes`: how much one call's arguments may be; None for as much as comes."""
         self._offer = offer
-        self._calls = Gatherer(offer, ids, self._notice, argument_bytes)
+        self._noticed: dict[Finding, None] = {}
+        """Each once, in their order."""
+        self._calls = Gatherer(offer, ids, self._noticed, argument_bytes)
         self._in_words: AskedInWords | None = None
         self._texts: list[str] = []
         self._reasoning: dict[str, list[str]] = {}
         self._reasons: list[str] = []
-        self._noticed: list[Finding] = []
         self._usage: Mapping[str, Any] | None = None
         self._head: Head | None = None
         self._error: ProviderError | None = None
@@ -168,7 +169,7 @@ class TurnBuilder:
         self._error = self._error or event
 
     def _ignored(self, event: ChoiceIgnored) -> None:
-        self._notice(Finding.EXTRA_CHOICES_IGNORED)
+        self._noticed[Finding.EXTRA_CHOICES_IGNORED] = None
 
     def _thought(self, event: ThinkingBlock) -> None:
         self._thinking = self._thinking or _Thinking()
@@ -182,10 +183,6 @@ class TurnBuilder:
         if self._thinking is not None:
             asides["thinking_blocks"] = self._thinking.blocks()
         return _sound(asides)
-
-    def _notice(self, finding: Finding) -> None:
-        if finding not in self._noticed:
-            self._noticed.append(finding)
 
 
 _TAKEN: dict[type, Callable[[TurnBuilder, Any], None]] = {
