@@ -131,19 +131,23 @@ class EventStream:
     async def _run(self) -> None:
         write = self._writer.write
 
-        async def tell(event: Any) -> None:
+        # No coroutine, because every chunk goes through here; whoever tells waits for the server itself.
+        def tell(event: Any) -> Awaitable[None]:
             data = write(event)
-            if data:
-                await self._pass(data)
+            return self._pass(data) if data else _nothing()
 
         await self._chat(tell)
 
-    async def _pass(self, data: bytes) -> None:
+    def _pass(self, data: bytes) -> Awaitable[None]:
         if not self._started:
-            self._started = True
-            await self._send(start_message(200, {**STREAM_HEADERS, **self._headers(None)}))
+            return self._start(data)
         self._quiet_since = self._loop.time()
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        return self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def _start(self, data: bytes) -> None:
+        self._started = True
+        await self._send(start_message(200, {**STREAM_HEADERS, **self._headers(None)}))
+        await self._pass(data)
 
     # Heartbeats run on a bare timer: nearly every answer ends before the first is due, and a timer costs
     # next to nothing while a task per request would not.
@@ -152,9 +156,12 @@ class EventStream:
         now = self._loop.time()
         due = self._quiet_since + self._pulse.heartbeat if self._started else self._began + self._pulse.first
         if due <= now:
-            self._beat = self._loop.create_task(self._pass(self._writer.heartbeat()))
+            self._beat = self._loop.create_task(self._send_beat())
             due = now + self._pulse.heartbeat
         self._timer = self._loop.call_at(due, self._start_beat)
+
+    async def _send_beat(self) -> None:
+        await self._pass(self._writer.heartbeat())
 
     async def _stop_beating(self) -> None:
         if self._timer is not None:
@@ -162,6 +169,10 @@ class EventStream:
         if self._beat is not None and not self._beat.done():
             self._beat.cancel()
             await asyncio.wait({self._beat})
+
+
+async def _nothing() -> None:
+    pass
 
 
 async def unless_left(work: Awaitable[None], receive: Receive, seconds: float | None = None) -> None:

@@ -43,7 +43,7 @@ def passing(*, stream=True, include_usage=True, **fields):
 
 
 async def parts_of(passage):
-    got = []
+    got: list[bytes] = []
     await passage.carry(keeping(got))
     return got
 
