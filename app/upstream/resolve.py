@@ -86,7 +86,7 @@ _ROUTING = frozenset(
     """.split()
 )
 """Settings of litellm's router: they change when a deployment is asked and not what it is asked."""
-TRANSLATED = ("anthropic",)
+TRANSLATED = ("anthropic", "gemini")
 """Providers whose translation is vouched for: it was compared with the litellm lane, answer by answer."""
 _TRANSLATABLE = frozenset({"model", "custom_llm_provider", "top_k", "cache_control", *_CREDENTIALS, *NAMED}) - {
     "organization"
@@ -174,14 +174,19 @@ def check(entry: ModelEntry) -> None:
 def why_not_translated(entry: ModelEntry) -> str | None:
     """What speaks against the translated lane for this entry, or None."""
     params = opened(entry.litellm_params)
-    prefix, slash, _ = str(params.get("model", "")).partition("/")
-    provider = params.get("custom_llm_provider") or (prefix if slash else None)
-    if provider not in TRANSLATED:
+    if provider_of(params) not in TRANSLATED:
         vouched = ", ".join(f"{name}/" for name in TRANSLATED)
         return f"that is vouched for with {vouched} models only"
     if unknown := set(params) - _TRANSLATABLE - _ROUTING:
         return f"only the litellm lane can honour {', '.join(sorted(unknown))}"
     return None
+
+
+def provider_of(params: Mapping[str, Any]) -> str | None:
+    """The provider that an entry names, if it names one."""
+    prefix, slash, _ = str(params.get("model", "")).partition("/")
+    given = params.get("custom_llm_provider")
+    return str(given) if given else (prefix if slash else None)
 
 
 def split_provider(params: Mapping[str, Any]) -> tuple[str | None, str]:

@@ -1,6 +1,7 @@
 """Claude behind its own API, through the whole house: the provider checks each history as strictly as Anthropic does."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,14 +15,16 @@ from tests.upstream import Call, Reply, Upstream
 pytestmark = [pytest.mark.anyio, pytest.mark.leaves("litellm", why="litellm keeps its thread for logging")]
 
 MODEL = "claude-sonnet-4-5"
+GEMINI = "gemini-2.5-flash"
 ASKING = [{"role": "user", "content": "How warm is it in Lisbon, and what is 2 + 2?"}]
 CALLS = [Call("get_weather", {"city": "Lisbon"}), Call("add", {"a": 2, "b": 2})]
 
 
-async def told(upstream: Upstream, *, stream: bool) -> tuple[str, dict[str, Any]]:
+async def told(upstream: Upstream, *, stream: bool, model: str = MODEL) -> tuple[str, dict[str, Any]]:
     """The text of an answer and what is said of its turns."""
-    config = make_config(upstream.root, models=[MODEL], provider="anthropic", tools=("get_weather", "add"), lane="auto")
-    question = {"model": MODEL, "messages": ASKING, "stream": stream}
+    base, provider = (f"{upstream.root}/v1beta", "gemini") if model == GEMINI else (upstream.root, "anthropic")
+    config = make_config(base, models=[model], provider=provider, tools=("get_weather", "add"), lane="auto")
+    question = {"model": model, "messages": ASKING, "stream": stream}
     async with serve(create_app(config)) as url, http_client(url) as client:
         answer = await client.post("/v1/chat/completions", json=question)
         assert answer.status_code == 200, answer.text
@@ -58,3 +61,17 @@ async def test_a_call_of_claudes_that_was_cut_is_not_run(upstream: Upstream, str
     first = account["turns"][0]
     assert first["finish_reason"] == "max_tokens"
     assert [(call["verdict"], call.get("flaw")) for call in first["calls"]] == [("broken", "truncated")]
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+async def test_geminis_calls_are_run_and_their_signatures_go_back(upstream: Upstream, stream: bool) -> None:
+    signed = [replace(CALLS[0], extras={"thoughtSignature": "c2lnbmVk"}), CALLS[1]]
+    upstream.script(GEMINI, [Reply(calls=signed), Reply(text="21 C, and 4.")])
+    text, account = await told(upstream, stream=stream, model=GEMINI)
+    assert text == "21 C, and 4."
+    assert [(turn["lane"], turn["finish_reason"]) for turn in account["turns"]] == 2 * [("translated", "STOP")]
+    assert account["turns"][0]["findings"] == ["nonstandard_finish_reason", "tool_calls_with_stop"]
+    calls, results = upstream.requests[1].body["contents"][1:]
+    assert [part["function_call"]["name"] for part in calls["parts"]] == ["get_weather", "add"]
+    assert calls["parts"][0]["thoughtSignature"] == "c2lnbmVk"
+    assert [part["function_response"]["name"] for part in results["parts"]] == ["get_weather", "add"]

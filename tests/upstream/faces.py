@@ -1,4 +1,4 @@
-"""The two APIs the upstream can be taken for, as one protocol, and what a face needs to know of a request."""
+"""The APIs the upstream can be taken for, as one protocol, and what a face needs to know of a request."""
 
 import json
 from collections.abc import Callable, Mapping

@@ -1,10 +1,13 @@
 """What the upstream saw: one record per request, and events to wait on so that no test sleeps."""
 
 import asyncio
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
+GEMINI_PATH = re.compile(r"/v1beta/models/([^:]+):(generateContent|streamGenerateContent)")
+"""Google has the model and the wish for a stream in the address."""
 PATIENCE = 10.0
 """Seconds a wait may last before it fails the test; far above what loopback needs on a busy machine."""
 
@@ -33,11 +36,12 @@ class RequestRecord:
 
     @property
     def model(self) -> str:
-        return str(self.body.get("model", ""))
+        named = GEMINI_PATH.fullmatch(self.path)
+        return named[1] if named else str(self.body.get("model", ""))
 
     @property
     def stream(self) -> bool:
-        return bool(self.body.get("stream"))
+        return bool(self.body.get("stream")) or self.path.endswith(":streamGenerateContent")
 
     @property
     def messages(self) -> list[dict[str, Any]]:

@@ -11,16 +11,18 @@ from typing import Any, Self
 from tests.upstream.agent import BASES
 from tests.upstream.anthropic_face import AnthropicFace
 from tests.upstream.faces import Asked, Face, encode
+from tests.upstream.gemini_face import GeminiFace
 from tests.upstream.history import Rejection, parse
 from tests.upstream.http import BadHttp, ClientLeft, Connection, HttpRequest, WatchedProtocol
 from tests.upstream.names import Behaviour, behaviour
 from tests.upstream.openai_face import CREATED, OpenAIFace
 from tests.upstream.play import JSON, Player, WrongForm
-from tests.upstream.records import RequestLog, RequestRecord, Stats
+from tests.upstream.records import GEMINI_PATH, RequestLog, RequestRecord, Stats
 from tests.upstream.replay import case_reply
 from tests.upstream.script import Chooser, Reply, Script
 
 FACES: Mapping[str, Face] = {"/chat/completions": OpenAIFace(), "/messages": AnthropicFace()}
+GEMINI = GeminiFace()
 CLOSING_PATIENCE = 5.0
 """Seconds that connections get to end after they were cancelled; more means that one of them is stuck."""
 
@@ -168,8 +170,9 @@ class Upstream:
 
     async def _route(self, connection: Connection, request: HttpRequest) -> bool:
         path = request.path.removeprefix("/v1") or "/"
-        if path in FACES and request.method == "POST":
-            return await self._chat(connection, request, FACES[path])
+        face = GEMINI if GEMINI_PATH.fullmatch(request.path) else FACES.get(path)
+        if face is not None and request.method == "POST":
+            return await self._chat(connection, request, face)
         status, body = self._page(request, path)
         await connection.answer(status, encode(body), JSON)
         return True
@@ -253,6 +256,7 @@ class Upstream:
     def _check_key(self, record: RequestRecord) -> None:
         sent = record.headers.get("authorization", "")
         given = sent[7:] if sent.lower().startswith("bearer ") else record.headers.get("x-api-key", "")
+        given = given or record.headers.get("x-goog-api-key", "")
         if self.key is not None and given != self.key:
             raise Rejection(
                 "Incorrect API key provided.", status=401, code="invalid_api_key", type="authentication_error"
@@ -293,7 +297,7 @@ def _model(name: str) -> dict[str, Any]:
 
 def _summary(record: RequestRecord) -> dict[str, Any]:
     """A record for people; keys are shortened to their last four characters."""
-    secret = ("authorization", "x-api-key")
+    secret = ("authorization", "x-api-key", "x-goog-api-key")
     headers = {name: f"...{value[-4:]}" if name in secret else value for name, value in record.headers.items()}
     plain = ("number", "path", "model", "stream", "turn", "status", "outcome", "sent", "body")
     return {**{name: getattr(record, name) for name in plain}, "headers": headers}

@@ -18,7 +18,7 @@ from app.chat.errors import BrokenOff, ChatError
 from app.chat.events import ProviderError, StreamEnd
 from app.chat.ports import Ask, Message
 from app.chat.turn import TurnBuilder
-from app.upstream import litellm_model, resolve, translated_model
+from app.upstream import litellm_model, resolve, translation
 from app.upstream.catalogue import Catalogue
 from app.upstream.client import Deadlines
 from app.upstream.direct_model import ANSWER_BYTES
@@ -202,7 +202,7 @@ async def test_the_request_is_the_one_litellm_would_send(upstream, lanes, stream
 
 
 async def test_each_request_is_asked_with_its_own_fields_however_many_are_remembered(upstream, lanes, monkeypatch):
-    monkeypatch.setattr(translated_model, "REMEMBERED", 2)
+    monkeypatch.setattr(translation, "REMEMBERED", 2)
     upstream.script(MODEL, [Reply(text="ok")], repeat_last=True)
     translated, _ = lanes()
     given = [
