@@ -21,7 +21,11 @@ USABLE  := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
 # A .venv whose Python has gone, or that was made for another folder, is not whole and will be made anew.
 WHOLE := $(PY) -c '$(USABLE)' 2>/dev/null && grep -qF "$$(pwd -P)/.venv/bin/python" .venv/bin/pip 2>/dev/null
-$(shell { $(WHOLE); } || rm -f .venv/.made)
+$(shell [ -L .venv ] || { $(WHOLE); } || rm -f .venv/.made)
+
+# Where .venv is a link, what it leads to is another checkout's: making it anew would empty that one, and installing would
+# point it here.
+OWN := if [ -L .venv ]; then echo '.venv is a link, and what it leads to is left alone: remove the link, or call .venv/bin/python -m ...' >&2; exit 1; fi
 
 help: ## list the chores
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -83,6 +87,7 @@ lock: .venv/.dev ## re-make the locks after a change in pyproject.toml (UPGRADE=
 # The stamps. A lock that is newer than its stamp is installed again; pip leaves what is already right alone.
 
 .venv/.made:
+	@$(OWN)
 	@if { $(WHOLE); }; then touch $@; exit 0; fi; \
 	for candidate in $(PYTHONS); do \
 		if "$$candidate" -c '$(USABLE)' 2>/dev/null; then found=$$candidate; break; fi; \
@@ -96,6 +101,7 @@ lock: .venv/.dev ## re-make the locks after a change in pyproject.toml (UPGRADE=
 	"$$found" -m venv --clear .venv && touch $@
 
 .venv/.runtime: .venv/.made requirements.lock requirements-build.lock pyproject.toml
+	@$(OWN)
 	@echo 'Installing what requirements.lock names (under a minute, the first time)'
 	@$(PIP) install --no-compile --require-hashes -r requirements.lock
 	@$(PIP) install --no-compile --require-hashes -r requirements-build.lock
@@ -104,6 +110,7 @@ lock: .venv/.dev ## re-make the locks after a change in pyproject.toml (UPGRADE=
 	@touch $@
 
 .venv/.dev: .venv/.runtime requirements-dev.lock
+	@$(OWN)
 	@echo 'Installing what tests and checks need'
 	@$(PIP) install --no-compile --require-hashes -r requirements-dev.lock
 	@$(COMPILE)

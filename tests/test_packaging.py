@@ -4,6 +4,7 @@ import ast
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -257,6 +258,23 @@ def test_make_alone_lists_every_chore():
 
     for chore in phony.split():
         assert re.search(rf"^  make {chore} +\S", listed, re.MULTILINE), chore
+
+
+def test_an_environment_that_is_another_checkouts_is_neither_emptied_nor_installed_into(tmp_path):
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    theirs.mkdir()
+    ours.mkdir()
+    (theirs / "kept").touch()
+    (ours / ".venv").symlink_to(theirs)
+    for name in ("Makefile", "pyproject.toml", *(lock.name for lock in ROOT.glob("*.lock"))):
+        shutil.copy(ROOT / name, ours)
+    for stamps in ((), (".made",), (".made", ".runtime")):
+        for stamp in stamps:
+            (theirs / stamp).touch()
+        made = subprocess.run(["make", "-s", "check"], cwd=ours, check=False, capture_output=True, text=True)
+        assert made.returncode
+        assert ".venv is a link" in made.stderr
+        assert {it.name for it in theirs.iterdir()} == {"kept", *stamps}
 
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", *(f"docs/decisions/{page.name}" for page in DECISIONS)])
