@@ -21,7 +21,7 @@ from app.api.once import WELL, Ended, Once
 from app.api.progress import progress_in
 from app.api.relay import PassedBody, PassedStream, pass_on
 from app.api.requests import ChatRequest, check_encoding, read_body, read_chat_request
-from app.api.responses import BodyWriter, ClientLeft, EventStream, Pulse, StreamWriter, WholeAnswer
+from app.api.responses import BodyWriter, Chat, ClientLeft, EventStream, Pulse, StreamWriter, WholeAnswer
 from app.api.wire import (
     AnswerHead,
     ChoicesChunkWriter,
@@ -133,11 +133,11 @@ class Run:
     def _streamed(self) -> EventStream:
         writer = self._stream_writer() if self._relay is None else PassedStream(self._head)
         seconds = self.runtime.limits.request_seconds
-        return EventStream(self._chat, writer, self._headers, _pulse(self.runtime), seconds)
+        return EventStream(self._work(), writer, self._headers, _pulse(self.runtime), seconds)
 
     def _whole(self) -> WholeAnswer:
         writer = self._body_writer() if self._relay is None else PassedBody()
-        return WholeAnswer(self._chat, writer, self._headers, self.runtime.limits.request_seconds)
+        return WholeAnswer(self._work(), writer, self._headers, self.runtime.limits.request_seconds)
 
     def _stream_writer(self) -> StreamWriter:
         head, diagnoses, include_usage = self._head(), self._diagnoses(), self.request.include_usage
@@ -151,20 +151,18 @@ class Run:
             return CompletionWriter(head, diagnoses[0] if diagnoses else None)
         return ChoicesWriter(head, diagnoses, len(self._chats))
 
-    async def _chat(self, tell: Callable[[Any], Awaitable[None]]) -> None:
-        """Everything that is told to the client, held to what the model takes at once and the key may use."""
-        if self.chosen.places is None:
-            await self._metered(tell)
-        else:
-            with await self.runtime.place_at(self.request.model):
-                await self._metered(tell)
+    def _work(self) -> Chat:
+        """Everything that is told to the client, held to what the key may use and the model takes at once."""
+        work = self._metered if self.caller.allowance.is_metered else self._carry
+        return work if self.chosen.places is None else partial(self._placed, work)
+
+    async def _placed(self, work: Chat, tell: Callable[[Any], Awaitable[None]]) -> None:
+        with await self.runtime.place_at(self.request.model):
+            await work(tell)
 
     async def _metered(self, tell: Callable[[Any], Awaitable[None]]) -> None:
         """An estimate is reserved before and settled after."""
         request = self.request
-        if not self.caller.allowance.is_metered:
-            await self._carry(tell)
-            return
         size = sum(memoryview(each).nbytes for each in (*request.messages, *request.tools))
         longest = _longest_answer(request.params)
         meter = self._meter = await self.runtime.meter(self.caller, request.model, size, longest, request.n)
@@ -188,7 +186,7 @@ class Run:
             await self._read_after_all(tell)
 
     def _account_for_passage(self, ending: Ending, usage: Mapping[str, Any] | None, seconds: float) -> None:
-        self._visit.notes["ending"] = ending.kind.value
+        self._visit.notes["ending"] = str(ending.kind)
         self.runtime.write_down_passage(self.chosen, self.id, ending, usage, seconds)
 
     async def _read_after_all(self, tell: Callable[[bytes], Awaitable[None]]) -> None:
@@ -246,7 +244,7 @@ class _Notes:
             case CallStarted(writes=True):
                 self._visit.wrote = True
             case ChatEnded(ending=ending):
-                self._visit.notes["ending"] = ending.kind.value
+                self._visit.notes["ending"] = str(ending.kind)
                 if ending.note:
                     self._visit.notes["note"] = ending.note
 

@@ -163,7 +163,8 @@ def outline_of(fields: Fields, max_depth: int) -> Outline | None:
     if not outline.messages or not outline.model:
         return None
     _check_messages(outline.messages)
-    _check_choice(outline.tool_choice)
+    if outline.tool_choice is not None:
+        _check_choice(outline.tool_choice)
     return outline
 
 

@@ -5,7 +5,7 @@ Only what Callgate owes its own operator happens on the way: one line in the log
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 
@@ -14,10 +14,18 @@ from app.api.requests import ChatRequest
 from app.api.wire import DONE, AnswerHead
 from app.auth.meter import Tally
 from app.chat.errors import BrokenOff, ChatError
-from app.chat.events import ChatEnded, Ending, EndingKind, FinishReason, ModelRetried, TurnStarted
+from app.chat.events import ChatEnded, Ending, EndingKind, ModelRetried, TurnStarted
 from app.chat.ports import CannotPassOn, Passage, PassOn, Relay
 
-FINISH_REASONS: Final = frozenset({"stop", "length", "tool_calls", "content_filter", "function_call"})
+ANSWERED: Final = Ending(EndingKind.ANSWERED, "stop")
+ENDINGS: Final[Mapping[str, Ending]] = {
+    "stop": ANSWERED,
+    "length": Ending(EndingKind.ANSWERED, "length"),
+    "content_filter": Ending(EndingKind.ANSWERED, "content_filter"),
+    "tool_calls": Ending(EndingKind.HANDED_BACK, "tool_calls"),
+    "function_call": Ending(EndingKind.HANDED_BACK, "function_call"),
+}
+"""What a passage came to, by its finish reason; a reason of a provider's own is a stop."""
 
 
 Account = Callable[[Ending, Mapping[str, Any] | None, float], None]
@@ -58,9 +66,7 @@ async def pass_on(
 
 
 def _ending(passage: Passage) -> Ending:
-    reason = passage.reasons[-1] if passage.reasons else "stop"
-    told = cast(FinishReason, reason) if reason in FINISH_REASONS else "stop"
-    return Ending(EndingKind.HANDED_BACK if told in ("tool_calls", "function_call") else EndingKind.ANSWERED, told)
+    return ENDINGS.get(passage.reasons[-1], ANSWERED) if passage.reasons else ANSWERED
 
 
 class PassedStream:

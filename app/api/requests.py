@@ -121,7 +121,7 @@ def _read(body: bytes, headers: Mapping[str, str], max_messages: int, max_depth:
     n = 1 if outline.n is None else outline.n
     if not 1 <= n <= 128:
         raise wrong("n", "Invalid 'n': expected a value between 1 and 128.", "invalid_value")
-    metadata, ours = _split_metadata(words)
+    metadata, ours = _split_metadata(words) if "metadata" in words else ({}, NO_METADATA)
     wanted = headers.get("x-callgate-events") or ours.tool_events or "off"
     tool_events = DIALECTS.get(wanted)
     if tool_events is None:
@@ -227,8 +227,8 @@ def _mode(choice: str | Choice | None) -> str | None:
 
 def _split_metadata(fields: Fields) -> tuple[dict[str, Any], _Metadata]:
     """The client's metadata without the two keys that are meant for us, and those two."""
-    raw = fields.get("metadata")
-    if raw is None or bytes(raw) == b"null":
+    raw = fields["metadata"]
+    if bytes(raw) == b"null":
         return {}, NO_METADATA
     try:
         ours = _metadata.decode(raw)

@@ -256,8 +256,5 @@ async def send_whole(
 
 
 def start_message(status: int, headers: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        "type": "http.response.start",
-        "status": status,
-        "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()],
-    }
+    fields = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    return {"type": "http.response.start", "status": status, "headers": fields}

@@ -108,7 +108,10 @@ def _has_few_brackets(body: bytes, limit: int) -> bool:
 def _repeated_key(body: bytes, fields: Fields) -> str | None:
     """The reader keeps the last of equal keys. So the text is walked along the fields: where a value does not stand
     that the reader has, an earlier one was dropped."""
-    if len(body) == 1 + sum(len(key) + _AROUND + memoryview(value).nbytes for key, value in fields.items()):
+    size = 1 + _AROUND * len(fields) + sum(map(len, fields))
+    for text in fields.values():
+        size += memoryview(text).nbytes
+    if len(body) == size:
         return None  # without white space between them, these fields fill the whole body
     place, seen = _past(body, body.index(b"{") + 1), set[str]()
     while body[place] == 0x22:

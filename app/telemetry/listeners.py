@@ -124,7 +124,7 @@ class MetricsListener:
             case ModelRetried():
                 self._metrics.retries.of(self._model).inc()
             case ChatEnded(ending=ending, usage=usage):
-                self._metrics.model(self._model).ended(ending.kind.value, ending.finish_reason)
+                self._metrics.model(self._model).ended(str(ending.kind), ending.finish_reason)
                 if usage:
                     self._metrics.model(self._model).spent(usage)
             case _:
@@ -149,7 +149,7 @@ def write_down_passage(
     """What both listeners would make of a request that is passed through. It is told at once, when it has ended: while
     its bytes go by nobody listens."""
     counted.turn(seconds)
-    counted.ended(ending.kind.value, ending.finish_reason)
+    counted.ended(str(ending.kind), ending.finish_reason)
     if usage:
         counted.spent(usage)
     if Log.hears(logging.DEBUG):

@@ -143,9 +143,11 @@ class _Quick:
         line: dict[str, Any] = {"timestamp": self._now(), "level": level, "event": event, "logger": name}
         if (ids := _ids.get()) is not None:
             line |= ids
+        line |= fields
         for key, value in fields.items():
             plain = value in harmless if type(value) is str else _is_plain(value)
-            line[key] = value if plain and not means_secret(key) else _cut(self._mask(value, key))
+            if not plain or means_secret(key):
+                line[key] = _cut(self._mask(value, key))
         self._lines.msg(_as_json(None, level, line))
 
     def _now(self) -> str:

@@ -185,7 +185,7 @@ class OfModel:
         if self._turn is None:
             self._turn = self._metrics.turns.of(self._name), self._metrics.turn_seconds.of(self._name)
         count, times = self._turn
-        count.inc()
+        count.amount += 1
         times.observe(seconds)
 
     def ended(self, ending: str, finish_reason: str) -> None:
@@ -193,7 +193,7 @@ class OfModel:
         count = self._ends.get((ending, finish_reason))
         if count is None:
             count = self._ends[ending, finish_reason] = self._metrics.chats.of(self._name, ending, finish_reason)
-        count.inc()
+        count.amount += 1
 
     def spent(self, usage: Mapping[str, Any]) -> None:
         """A chat's token counts, as providers report them."""
@@ -210,4 +210,4 @@ class OfModel:
         count = self._tokens.get(kind)
         if count is None:
             count = self._tokens[kind] = self._metrics.tokens.of(self._name, kind)
-        count.inc(tokens)
+        count.amount += tokens
