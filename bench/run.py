@@ -46,6 +46,8 @@ PATIENCE = 75.0
 """Seconds after which nothing is measured again that has been measured three times."""
 LOAD = 20_000
 """Requests after which memory is looked at."""
+QUIET = 1.0
+"""The load average up to which a machine is fit for writing a baseline."""
 UNSTEADY = 1.1
 """The dearest round over the cheapest, from which on a baseline says more about the machine."""
 
@@ -257,6 +259,8 @@ def main(only: str, *, check: bool, write: bool) -> int:
     here, kept = Machine.this(), Baseline.read(BASELINE)
     baseline = kept.fit_for(here) if kept and not write else Figures()
     names = [name for name in [*(work.name for work in WORKS), START, *OF_A_PROCESS] if re.search(only, name)]
+    if write and (load := os.getloadavg()[0]) > QUIET:
+        print(f"WARNING: the machine is busy (load average {load:.1f}). Some ratios come out up to a tenth too low.")
     found = Measurements()
     for number in range(WRITE_ROUNDS if write else CHECK_ROUNDS if check else ROUNDS):
         found.round(names, counted=number == 0)
