@@ -13,6 +13,8 @@ import msgspec
 
 from app.chat.events import CallDelta, ModelEvent, ReasoningDelta, TextDelta
 
+FIRST_LESSON = 4
+"""The chunk that a frame is learned from at the earliest. Many an answer is over before a lesson could pay."""
 MOST_LESSONS = 3
 """Some providers write something else into every chunk. Learning their frames again and again would cost more than reading."""
 WORTH_A_LESSON = 16
@@ -30,6 +32,7 @@ class Frame:
         self._before = self._after = b""
         self._opening = self._between = self._closing = b""
         """The same for events as they come over the wire."""
+        self._read = 0
         self._lessons = 0
         self._given = 0
 
@@ -62,9 +65,10 @@ class Frame:
         """Take the frame of a chunk that was read and brought one string and nothing else. `read` reads another chunk."""
         if len(events) != 1 or (kind := _kind(events[0])) is None or b"\n" in payload:
             return
+        self._read += 1
         if self._given >= WORTH_A_LESSON:
             self._lessons = self._given = 0
-        if self._lessons >= MOST_LESSONS:
+        if self._lessons >= MOST_LESSONS or self._read < FIRST_LESSON:
             return
         self._lessons += 1
         name, make = kind

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from app.chat.events import CallDelta, ReasoningDelta, TextDelta
 from app.upstream import direct_model
 from app.upstream.chunks import ChunkReader
-from app.upstream.frame import MOST_LESSONS, WORTH_A_LESSON, Frame
+from app.upstream.frame import FIRST_LESSON, MOST_LESSONS, WORTH_A_LESSON, Frame
 from app.upstream.sse import SseReader
 from tests.upstream_room.wire import chunk
 
@@ -44,7 +44,8 @@ def alone(payload):
 
 def learned(payload):
     frame = Frame()
-    frame.learn(payload, alone(payload), alone)
+    for _ in range(FIRST_LESSON):
+        frame.learn(payload, alone(payload), alone)
     return frame
 
 
@@ -145,6 +146,13 @@ def test_a_frame_that_goes_over_several_lines_is_not_learned():
     assert learned(payload).payload_in(payload) is None
 
 
+def test_a_short_stream_is_read_without_learning():
+    frame = Frame()
+    for _ in range(FIRST_LESSON - 1):
+        frame.learn(text("a"), alone(text("a")), alone)
+    assert frame.payload_in(text("a")) is None
+
+
 def test_frames_that_always_change_are_not_learned_for_ever():
     frame, lessons = Frame(), 0
 
@@ -153,13 +161,13 @@ def test_frames_that_always_change_are_not_learned_for_ever():
         lessons += 1
         return []
 
-    for number in range(MOST_LESSONS + 5):
+    for number in range(FIRST_LESSON + MOST_LESSONS + 5):
         frame.learn(arguments("a", number), alone(arguments("a", number)), never_the_same)
     assert lessons == MOST_LESSONS
 
 
 def test_frames_that_pay_for_themselves_are():
-    frame = Frame()
+    frame = learned(arguments("a"))
     for number in range(MOST_LESSONS + 5):
         frame.learn(arguments("a", number), alone(arguments("a", number)), alone)
         for _ in range(WORTH_A_LESSON):
@@ -212,4 +220,6 @@ def test_however_a_stream_is_written_and_cut_it_says_the_same(found, spacing, da
     ends = [at + 2 for at in range(len(body)) if body.startswith(b"\n\n", at)]
     cuts = sorted(data.draw(st.lists(st.one_of(st.integers(0, len(body)), st.sampled_from(ends)), max_size=8)))
     pieces = [body[a:b] for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True)]
-    assert read_framed([piece for piece in pieces if piece]) == read_all(body)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("app.upstream.frame.FIRST_LESSON", data.draw(st.sampled_from([1, FIRST_LESSON])))
+        assert read_framed([piece for piece in pieces if piece]) == read_all(body)
