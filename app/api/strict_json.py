@@ -12,6 +12,7 @@ from app.chat.errors import ChatError
 Fields = dict[str, msgspec.Raw]
 
 _STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_KEY = re.compile(rb'[ \t\r\n,]*"([^"\\]*)"[ \t\r\n]*:[ \t\r\n]*')
 _ROUND = bytes.maketrans(b"[{]}", b"(())")
 _NOT_MARKS = bytes(set(range(256)) - set(b'[]{}"'))
 _SPACE = b" \t\r\n"
@@ -113,6 +114,17 @@ def _repeated_key(body: bytes, fields: Fields) -> str | None:
         size += memoryview(text).nbytes
     if len(body) == size:
         return None  # without white space between them, these fields fill the whole body
+    place = body.index(b"{") + 1
+    for key, text in fields.items():
+        member, value = _KEY.match(body, place), bytes(text)
+        if member is None or member[1] != key.encode() or not body.startswith(value, member.end()):
+            return _first_repeated(body, fields)
+        place = member.end() + len(value)
+    return None if body[place:].strip(_SPACE) == b"}" else _first_repeated(body, fields)
+
+
+def _first_repeated(body: bytes, fields: Fields) -> str | None:
+    """The same walk for keys spelled in any way, which names the one that comes again."""
     place, seen = _past(body, body.index(b"{") + 1), set[str]()
     while body[place] == 0x22:
         string = _STRINGS.match(body, place)
