@@ -65,11 +65,15 @@ class LiteLLMModel:
         if not hasattr(answer, "aclose"):
             yield _WholeAnswer(answer, self._way.secrets)
             return
+        # litellm's reader of Anthropic's streams closes nothing itself, and the wrapper around it holds on to it.
+        lines = getattr(answer.completion_stream, "streaming_response", None)
         try:
             async with aclosing(answer):
                 yield _StreamedAnswer(answer, clock, self._way.secrets)
         finally:
             clock.stop()
+            if hasattr(lines, "aclose"):
+                await lines.aclose()
 
     def _arguments(self, litellm: Any, ask: Ask) -> dict[str, Any]:
         named, beside = for_litellm(ask)
