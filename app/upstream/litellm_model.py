@@ -72,7 +72,7 @@ class LiteLLMModel:
                 yield _StreamedAnswer(answer, clock, self._way.secrets)
         finally:
             clock.stop()
-            if hasattr(lines, "aclose"):
+            if lines is not None and hasattr(lines, "aclose"):
                 await lines.aclose()
 
     def _arguments(self, litellm: Any, ask: Ask) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from tests.upstream_room.wire import QUICK, SSE, asking, chunk, closing, complet
 
 pytestmark = [
     pytest.mark.anyio,
+    pytest.mark.leaves("litellm", why="litellm keeps its thread for logging"),
     # litellm and what it loads; none of it is ours to mend.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
