@@ -25,7 +25,6 @@ from app.upstream.translated_model import TranslatedModel
 Wrap: TypeAlias = Callable[[Model, ModelEntry], Model]
 """What is put around each deployment: the prompt wrapper, for models that cannot call functions."""
 
-"""The provider of the embedded model: `demo/demo`, or `demo` alone."""
 FILLED_IN = 256
 """How many names that matched a wildcard are kept ready. Clients choose these names, so there must be a bound."""
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=\-]{0,199}")
