@@ -111,7 +111,12 @@ class Exchange:
 
     def awaits_continue(self) -> bool:
         """The client holds its body back until it is asked for it. Looked for only when a body is waited for."""
-        if self.is_whole or self.was_told_to_continue or self._scope["http_version"] != "1.1":
+        if (
+            self.is_whole
+            or self.was_told_to_continue
+            or self._connection.body_bytes
+            or self._scope["http_version"] != "1.1"
+        ):
             return False
         return any(name == b"expect" and value.lower() == b"100-continue" for name, value in self._scope["headers"])
 
@@ -225,7 +230,9 @@ class Exchange:
             else:
                 data = self._head + data
             self._stage = SENDING
-        if data:
+        if data and (more or connection.unsent):
+            connection.gather(data)
+        elif data:
             connection.write(data)
         if not more:
             self._stage = COMPLETE
@@ -240,7 +247,7 @@ class Exchange:
             return b"%x\r\n%b\r\n" % (size, body)
         if self._stage == HELD:
             self._stage = SENDING
-            self._connection.write(self._head)
-        self._connection.write(b"%x\r\n" % size)
-        self._connection.write(body)
+            self._connection.gather(self._head)
+        self._connection.gather(b"%x\r\n" % size)
+        self._connection.gather(body)
         return b"\r\n"

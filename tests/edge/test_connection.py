@@ -14,6 +14,12 @@ from tests.harness.wire import raw_connection
 pytestmark = pytest.mark.anyio
 
 
+@pytest.fixture(params=[False, True], ids=["asyncio", "uvloop"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
+    """uvloop is what serves. Its clock stands still for a turn of the loop, and its transports write at once."""
+    return "asyncio", {"use_uvloop": request.param}
+
+
 async def echo(scope: Any, receive: Any, send: Any) -> None:
     await answer(send, await read_body(receive))
 

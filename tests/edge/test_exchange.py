@@ -11,6 +11,13 @@ from tests.harness.wire import raw_connection
 
 pytestmark = pytest.mark.anyio
 
+
+@pytest.fixture(params=[False, True], ids=["asyncio", "uvloop"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
+    """uvloop is what serves. Its clock stands still for a turn of the loop, and its transports write at once."""
+    return "asyncio", {"use_uvloop": request.param}
+
+
 HEAD = GET.replace(b"GET", b"HEAD")
 OLD = GET.replace(b"1.1", b"1.0")
 
@@ -51,6 +58,50 @@ async def test_parts_of_any_size_arrive_as_they_were_sent(size: int, counted: bo
             got = await connection.answer()
             assert got.body == b"a" * size + b"b" * size
             assert len(got.raw.partition(b"\r\n\r\n")[0]) < 200
+
+
+async def test_parts_that_come_in_a_burst_keep_their_order_and_their_last_does_not_wait() -> None:
+    numbers = b"".join(b"%d," % number for number in range(5000))
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await begin(send)
+        for number in range(5000):
+            await part(send, b"%d," % number)
+            if not number % 700:
+                await asyncio.sleep(0.002 if number % 1400 else 0)
+        await part(send, b"", more=False)
+
+    async with connected(app) as connection:
+        for _ in range(3):
+            connection.received.clear()
+            await connection.send(GET)
+            got = await connection.answer()
+            assert (got.body, got.ended) == (numbers, "complete")
+
+
+async def test_what_was_gathered_goes_out_though_nothing_follows() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await begin(send)
+        for _ in range(3):
+            await part(send, b"word ")
+        await read_body(receive)
+        assert (await receive())["type"] == "http.disconnect"
+
+    async with connected(app) as connection:
+        await connection.send(GET)
+        await connection.until(b"word ", 3)
+
+
+async def test_what_was_gathered_goes_out_before_a_broken_answer_is_cut() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await begin(send)
+        for _ in range(3):
+            await part(send, b"word ")
+        raise RuntimeError("broken")
+
+    async with connected(app) as connection:
+        await connection.send(GET)
+        assert (await connection.answer()).body == b"word " * 3
 
 
 async def test_a_head_goes_out_with_the_first_of_its_body_and_not_before() -> None:
