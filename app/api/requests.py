@@ -14,7 +14,7 @@ from app.api.legacy import in_todays_words, is_legacy
 from app.api.misaddressed import as_chat, is_misaddressed
 from app.api.outline import Choice, Outline, Tool, from_validation, outline_of, outline_of_any, wrong
 from app.api.progress import Dialect
-from app.api.strict_json import Fields, check_text, invalid_json, split
+from app.api.strict_json import Fields, check_text, invalid_json, split, split_around_messages
 from app.chat.errors import ChatError
 from app.chat.lost import FIELD, Hint, take_hints
 
@@ -105,10 +105,15 @@ def read_chat_request(body: bytes, headers: Mapping[str, str], max_messages: int
 
 
 def _read(body: bytes, headers: Mapping[str, str], max_messages: int, max_depth: int) -> ChatRequest:
-    passed = words = split(body, max_depth)
     hints: Mapping[int, Hint] = NO_HINTS
     legacy = False
-    outline = outline_of(words, max_depth)
+    guessed = split_around_messages(body)
+    outline = None if guessed is None else outline_of(guessed, max_depth)
+    if guessed is not None and outline is not None:
+        passed = words = guessed
+    else:
+        passed = words = split(body, max_depth)
+        outline = outline_of(words, max_depth)
     if outline is None:
         check_text(body, max_depth)
         passed, words, hints = _in_words_of_chat(body, words)

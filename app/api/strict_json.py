@@ -18,6 +18,9 @@ _NOT_MARKS = bytes(set(range(256)) - set(b'[]{}"'))
 _SPACE = b" \t\r\n"
 _AROUND = len('"":,')
 """What stands around the shortest spelling of a key; the last field has a brace for a comma."""
+_LARGE = 4096
+_MESSAGES = b'"messages":['
+_MESSAGES_FIRST = b"{" + _MESSAGES
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 
 _fields = msgspec.json.Decoder(Fields)
@@ -43,6 +46,33 @@ def split(body: bytes, max_depth: int) -> Fields:
     repeated = _repeated_key(body, fields)
     if repeated is not None:
         raise ChatError(400, f"'{repeated}' is given more than once.", param=repeated[:100], code="duplicate_parameter")
+    return fields
+
+
+def split_around_messages(body: bytes) -> Fields | None:
+    """The fields of an object whose messages come last, or first as SDKs write them, without a look at those: they are
+    most of a large body, and whoever reads them reads them once. None where they stand otherwise.
+
+    It is the body's split only if the text of the messages turns out to be a list: then the object around an empty list,
+    which was read here, is an object around that one as well.
+    """
+    if len(body) < _LARGE:
+        return None
+    if body.startswith(_MESSAGES_FIRST):
+        end = body.rfind(b'}],"') + 2
+        messages, around = body[len(_MESSAGES_FIRST) - 1 : end], _MESSAGES_FIRST + b"]" + body[end:]
+    else:
+        place = body.find(_MESSAGES)
+        messages, around = body[place + len(_MESSAGES) - 1 : -1], body[:place] + _MESSAGES + b"]}"
+        if place < 0 or not body.endswith(b"]}"):
+            return None
+    try:
+        fields = _fields.decode(around)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if _repeated_key(around, fields) is not None:
+        return None
+    fields["messages"] = msgspec.Raw(messages)
     return fields
 
 

@@ -1,5 +1,6 @@
 """A plain request is read field by field, and as every other: whatever is not plain is left to the one that reads it whole."""
 
+import json
 from typing import Any
 
 import msgspec
@@ -8,7 +9,7 @@ import pytest
 from app.api import outline as room
 from app.api.outline import Outline, outline_of, outline_of_any
 from app.api.requests import read_chat_request
-from app.api.strict_json import split
+from app.api.strict_json import split, split_around_messages
 from app.chat.errors import ChatError
 
 USER = {"role": "user", "content": "hi"}
@@ -121,3 +122,61 @@ def test_tools_that_are_wrong_are_not_remembered_as_right() -> None:
         with pytest.raises(ChatError) as caught:
             read_chat_request(text, {}, 100)
         assert caught.value.param == "tools[0].function"
+
+
+LONG = {"role": "user", "content": 'x"]},"messages":[{' * 300}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        body(USER, LONG),
+        body(LONG, {"role": "assistant", "content": None, "tool_calls": [CALL]}, {**USER, "content": [{"type": "text", "text": "]"}]}),
+        msgspec.json.encode({"messages": [LONG, USER], "model": "m", "temperature": 1}),
+        msgspec.json.encode({"messages": [LONG, USER], "model": "m", "metadata": {"tools": "a"}}),
+    ],
+)  # fmt: skip
+def test_a_body_that_is_mostly_messages_is_split_around_them(text: bytes) -> None:
+    around, usual = split_around_messages(text), split(text, 100)
+
+    assert around is not None
+    assert {name: bytes(value) for name, value in around.items()} == {
+        name: bytes(value) for name, value in usual.items()
+    }
+    assert read_chat_request(text, {}, 100).fields.keys() == usual.keys()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        b',"messages":[{"role":"user","content":"other"}]',
+        b',"model":"other"',
+        b',"\\u006dessages":[{"role":"user","content":"other"}]',
+    ],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_what_is_said_twice_around_messages_is_seen(more: bytes, first: bool) -> None:
+    given = {"messages": [LONG], "model": "m"} if first else {"model": "m", "messages": [LONG]}
+    text = msgspec.json.encode(given)
+    with pytest.raises(ChatError) as caught:
+        read_chat_request(text[:-1] + more + b"}", {}, 100)
+    assert caught.value.code == "duplicate_parameter"
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(
+    "tail", [b'],"x":[1', b']]"x":[', b"],", b'],"tools":[{"type":"function","function":{"name":"f"}}', b"]}{["]
+)
+def test_messages_that_are_not_where_they_seem_to_be_are_read_as_ever(first: bool, tail: bytes) -> None:
+    given = {"messages": [LONG], "model": "m"} if first else {"model": "m", "messages": [LONG]}
+    text = msgspec.json.encode(given)
+    place = text.rindex(b"}]") + 1
+    text = text[:place] + tail + text[place:]
+    try:
+        wanted = json.loads(text)
+    except ValueError:
+        with pytest.raises(ChatError):
+            read_chat_request(text, {}, 100)
+    else:
+        request = read_chat_request(text, {}, 100)
+        assert {name: json.loads(bytes(value)) for name, value in request.fields.items()} == wanted
