@@ -23,6 +23,7 @@ from app.upstream.client import Response, TransportError
 from app.upstream.direct_model import DONE, DirectModel, opened, read_json, without_developers
 from app.upstream.params import ALWAYS_PASSED, is_denied
 from app.upstream.sse import BOM, EVENT_BYTES, SseReader, SseTooLarge, looks_like_keep_alive
+from app.upstream.words import Words
 
 LOOKED_AT = (b"[DONE]", b'"usage":{', b'"usage": {', b'"finish_reason":"', b'"finish_reason": "', b'"error"')
 """An event with none of these says nothing but words. Looking for them costs less than one look at the JSON."""
@@ -178,6 +179,7 @@ class StreamPassage:
         self._rest: list[bytes] = []
         self._size = 0
         self._done = False
+        self._words = Words()
         self._tell: TellBytes
         self._rebuilt: SseReader | None = None
         self.usage: Mapping[str, Any] | None = None
@@ -240,9 +242,12 @@ class StreamPassage:
             data = _as_events(self._rebuilt.feed(data))
         elif self._rest or not data.endswith(b"\n\n"):
             data = self._whole_events(data)
+        if self._words.are_all_of(data):
+            return data
         for mark in LOOKED_AT:
             if mark in data:
                 return self._looked_at(data)
+        self._words.learn(data)
         return data
 
     def _whole_events(self, data: bytes) -> bytes:
