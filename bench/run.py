@@ -51,6 +51,9 @@ QUIET = 1.0
 UNSTEADY = 1.1
 """The dearest round over the cheapest, from which on a baseline says more about the machine."""
 
+STEADY = {"PYTHONHASHSEED": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 28), "MALLOC_MMAP_THRESHOLD_": str(1 << 28)}
+"""The same hashes, and so the same dicts, each time; and large buffers that glibc keeps when they are freed. Otherwise it is
+chance, by what the process did before, whether it gives them back and fetches them again at each request of 100 KB."""
 START, MODULES = "start", "modules at the start"
 IDLE, LOADED = "MB when idle", f"MB after {LOAD:,} requests"
 OF_A_PROCESS = (MODULES, IDLE, LOADED)
@@ -178,9 +181,9 @@ class Measurements:
 
 
 def _inside(works: list[str], *, counted: bool) -> dict[str, dict[str, float]]:
-    """One process, in which hashes and therefore dicts are the same each time."""
+    """One process, in which chance plays no part that can be kept out of it."""
     command = [sys.executable, str(HERE / "inside.py"), *works, *(["--counted"] if counted else [])]
-    environment = {**os.environ, "PYTHONHASHSEED": "0"}
+    environment = {**os.environ, **STEADY}
     with tempfile.TemporaryFile() as log:
         ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=log, check=False)
         if ended.returncode:
