@@ -27,9 +27,6 @@ from app.ledger.entry import Entry, NotRecorded, RunState
 FILE: Final = "ledger.sqlite3"
 SOON_SECONDS: Final = 0.02
 """How long what nobody waits for may lie in memory. A commit costs far more than what is in it."""
-APART_SECONDS: Final = 0.002
-"""How far apart batches are handed over where they would follow on one another. Who is alone never waits for this; a
-commit for each of many calls would cost more than running them."""
 BATCH: Final = 500
 """Rows from which on a transaction takes in no more, so that nobody waits long for its end."""
 ROWS: Final = 32
@@ -108,7 +105,6 @@ class SqliteLedger:
         self._loop = asyncio.get_running_loop()
         self._next = _Batch()
         self._is_urgent = False
-        self._handed_at = -1.0
         self._timer: asyncio.TimerHandle | None = None
         self._handed: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
         self._behind = 0
@@ -180,17 +176,12 @@ class SqliteLedger:
     # -- from the loop to the thread
 
     async def _written(self) -> None:
-        """Wait until all that has come so far is on the disk. Who asks in one turn of the loop is written together, and
-        under load who asks within a moment."""
+        """Wait until all that has come so far is on the disk. Who asks in one turn of the loop is written together."""
         done: asyncio.Future[None] = self._loop.create_future()
         self._next.waiting.append(done)
         if not self._is_urgent:
             self._is_urgent = True
-            wait = self._handed_at + APART_SECONDS - self._loop.time()
-            if wait > 0:
-                self._loop.call_later(wait, self._hand_over)
-            else:
-                self._loop.call_soon(self._hand_over)
+            self._loop.call_soon(self._hand_over)
         await done
 
     def _soon(self) -> None:
@@ -206,7 +197,6 @@ class SqliteLedger:
         self._is_urgent = False
         batch = self._next
         if batch or batch.waiting:
-            self._handed_at = self._loop.time()
             self._next = _Batch()
             self._behind += len(batch)
             self._handed.put(batch)

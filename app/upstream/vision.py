@@ -4,6 +4,7 @@ A wrong yes costs a refused request, a wrong no a picture that is described in w
 """
 
 import re
+from functools import lru_cache
 
 from app.upstream import litellm_model
 from app.upstream.resolve import ModelEntry
@@ -30,6 +31,7 @@ def sees_images(entry: ModelEntry) -> bool:
     return by_family(model) if known is None else known
 
 
+@lru_cache(maxsize=1024)
 def by_family(model: str) -> bool:
     """What the name says, without provider and organisation."""
     last = model.lower().rstrip("/").rsplit("/", 1)[-1]
