@@ -1,7 +1,7 @@
 """What a request costs, and whether that has grown: `make bench`. `make bench-check` is the quick half of it, for CI.
 
 Every kind of request in `bench/works.py` is measured by `bench/inside.py`, in a process of its own: its CPU time, as a
-ratio to a fixed piece of work done in the same moments, and its bytecode instructions, which are exact. Beside them stand
+ratio to a fixed piece of work done in the same moments, and its bytecode instructions, which are exact to half a percent. Beside them stand
 what a start costs, and what memory is held when idle and after twenty thousand requests. Each is held against
 `bench/baseline.json`, and fails when it is more than 15 % above it. A ratio that is too high is measured again, in another
 process, until it was low twice: a neighbour on the machine goes away, what the code has become dearer by does not.
