@@ -19,8 +19,7 @@ _SPACE = b" \t\r\n"
 _AROUND = len('"":,')
 """What stands around the shortest spelling of a key; the last field has a brace for a comma."""
 _LARGE = 4096
-_MESSAGES = b'"messages":['
-_MESSAGES_FIRST = b"{" + _MESSAGES
+_MESSAGES = re.compile(rb'"messages"[ \t\r\n]*:[ \t\r\n]*\[')
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 
 _fields = msgspec.json.Decoder(Fields)
@@ -58,14 +57,12 @@ def split_around_messages(body: bytes) -> Fields | None:
     """
     if len(body) < _LARGE:
         return None
-    if body.startswith(_MESSAGES_FIRST):
-        end = body.rfind(b'}],"') + 2
-        messages, around = body[len(_MESSAGES_FIRST) - 1 : end], _MESSAGES_FIRST + b"]" + body[end:]
-    else:
-        place = body.find(_MESSAGES)
-        messages, around = body[place + len(_MESSAGES) - 1 : -1], body[:place] + _MESSAGES + b"]}"
-        if place < 0 or not body.endswith(b"]}"):
-            return None
+    found = _MESSAGES.search(body, 0, _LARGE)
+    if found is None:
+        return None
+    start, before = found.end() - 1, body[: found.end()]
+    end = body.rfind(b"}],") + 2 if found.start() == 1 else body.rfind(b"]") + 1
+    messages, around = body[start:end], before + b"]" + body[end:]
     try:
         fields = _fields.decode(around)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

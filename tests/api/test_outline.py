@@ -134,6 +134,8 @@ LONG = {"role": "user", "content": 'x"]},"messages":[{' * 300}
         body(LONG, {"role": "assistant", "content": None, "tool_calls": [CALL]}, {**USER, "content": [{"type": "text", "text": "]"}]}),
         msgspec.json.encode({"messages": [LONG, USER], "model": "m", "temperature": 1}),
         msgspec.json.encode({"messages": [LONG, USER], "model": "m", "metadata": {"tools": "a"}}),
+        json.dumps({"model": "m", "n": 1, "messages": [LONG, USER]}).encode() + b" \n",
+        json.dumps({"messages": [LONG, USER], "model": "m", "user": "u"}).encode(),
     ],
 )  # fmt: skip
 def test_a_body_that_is_mostly_messages_is_split_around_them(text: bytes) -> None:
