@@ -86,11 +86,13 @@ class Edge:
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()
-        for connection in [one for one in self.connections if one.due <= now or one.stalled <= now]:
-            connection.time_is_up(now)
         self._sweeping = None
-        if self.connections:
-            self._sweep_again(loop)
+        try:
+            for connection in [one for one in self.connections if one.due <= now or one.stalled <= now]:
+                connection.time_is_up(now)
+        finally:  # whatever is wrong with one of them, the clocks of the others go on
+            if self.connections:
+                self._sweep_again(loop)
 
     def _sweep_again(self, loop: asyncio.AbstractEventLoop) -> None:
         # A context of its own: a sweep that was begun by a request would remember it for ever.

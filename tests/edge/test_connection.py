@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import contextvars
 import json
+import math
 from typing import Any
 
 import pytest
@@ -365,3 +366,22 @@ async def test_clocks_are_looked_at_only_while_there_are_connections() -> None:
         while bare.edge.connections:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.001)
         assert bare.edge._sweeping is None
+
+
+async def test_a_clock_that_fails_does_not_stop_those_of_others() -> None:
+    failures: list[Any] = []
+
+    class Failing:
+        due, stalled = 0.0, math.inf
+
+        def time_is_up(self, now: float) -> None:
+            bare.edge.connections.discard(self)
+            raise RuntimeError("broken")
+
+    asyncio.get_running_loop().set_exception_handler(lambda _, told: failures.append(told["exception"]))
+    async with behind_the_edge(echo, idle_seconds=0.1) as bare, raw_connection(bare.url) as connection:
+        await connection.send(GET)
+        await connection.answer()
+        bare.edge.connections.add(Failing())  # type: ignore[arg-type]
+        assert await gone(connection) == b""
+    assert [str(failure) for failure in failures] == ["broken"]
