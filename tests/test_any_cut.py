@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import json
 import random
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
@@ -51,6 +51,11 @@ class Body:
     async def chunks(self) -> AsyncIterator[bytes]:
         for data in self._reads:
             yield data
+
+    async def carry(self, each: Callable[[bytes], Coroutine[Any, Any, bool]]) -> None:
+        async for data in self.chunks():
+            if await each(data):
+                return
 
     async def read(self, limit: int) -> bytes:
         return b"".join(self._reads)[:limit]
