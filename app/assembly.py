@@ -19,6 +19,8 @@ from app.config.schema import ApprovalLists, CommandTool, Config, HttpTool, Key,
 from app.config.schema import McpServer as McpSection
 from app.config.schema import ModelEntry as ModelSection
 from app.ledger.sqlite import SqliteLedger
+from app.outbound.client import Client, Deadlines
+from app.outbound.lean_client import LeanClient
 from app.stores.memory import MemoryStore
 from app.stores.redis import RedisStore
 from app.stores.store import Store
@@ -34,8 +36,6 @@ from app.tools.python_function import NotATool, functions_at, python_tool
 from app.tools.registry import Registry
 from app.tools.source_pool import SourcePool
 from app.tools.threads import ThreadPool
-from app.upstream.client import Client, Deadlines
-from app.upstream.lean_client import LeanClient
 from app.upstream.resolve import LaneError, ModelEntry, check
 from app.upstream.retry import RetryPolicy
 
@@ -125,7 +125,7 @@ def client_of(config: Config) -> Client:
     """What carries requests to models. aiohttp is loaded only where it is wanted."""
     if config.upstream.client == "lean":
         return LeanClient()
-    from app.upstream.aiohttp_client import AiohttpClient
+    from app.outbound.aiohttp_client import AiohttpClient
 
     return AiohttpClient(proxies_from_env=True)
 

@@ -24,7 +24,7 @@ from app.chat.ports import Answer, Ask, Model
 from app.chat.turn import Turn, TurnBuilder
 from app.dialects.prompted import PromptedModel
 from app.dialects.prompts import FORMATS
-from app.upstream.client import Deadlines
+from app.outbound.client import Deadlines
 from app.upstream.direct_model import DirectModel, Endpoint
 from tests.corpus.judge import Case, cases, offer_of, verdict
 from tests.dialects.reading import SCRAPS, mutated

@@ -16,9 +16,9 @@ from app.cli.shared import WRONG, ConfigOption, JsonOption, check_exposure, read
 if TYPE_CHECKING:
     from app.config.load import Loaded
     from app.config.schema import Config
+    from app.outbound.client import Client
     from app.tools.registry import Registry
     from app.tools.sources import SourceStatus
-    from app.upstream.client import Client
     from app.upstream.resolve import ModelEntry
 
 Check = dict[str, Any]

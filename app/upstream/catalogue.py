@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 from app.chat.errors import ChatError
 from app.chat.ports import Answer, Ask, Model, Passage, PassOn
+from app.outbound.client import Client
 from app.upstream import litellm_model, resolve
-from app.upstream.client import Client
 from app.upstream.demo_model import DemoModel
 from app.upstream.direct_model import Endpoint
 from app.upstream.relay import RelayModel

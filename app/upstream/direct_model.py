@@ -16,10 +16,10 @@ from app.chat import late
 from app.chat.errors import BrokenOff, ChatError
 from app.chat.events import Head, ModelEvent, ProviderError
 from app.chat.ports import Answer, Ask, Message
+from app.outbound.client import Client, Deadlines, Response, TransportError
 from app.upstream import errors
 from app.upstream.begun import is_said
 from app.upstream.chunks import ChunkReader, read_completion
-from app.upstream.client import Client, Deadlines, Response, TransportError
 from app.upstream.frame import Frame
 from app.upstream.params import for_body
 from app.upstream.sse import BOM, SseReader, SseTooLarge, looks_like_keep_alive

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from app.chat.errors import ChatError
-from app.upstream.client import ConnectFailed, TimedOut, TransportError
+from app.outbound.client import ConnectFailed, TimedOut, TransportError
 
 MESSAGE_CHARS = 500
 DETAIL_CHARS = 2000

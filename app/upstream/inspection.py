@@ -14,9 +14,9 @@ import httpx2
 
 from app.chat.errors import ChatError
 from app.chat.ports import Ask
+from app.outbound.client import Client, Deadlines
 from app.upstream import errors, litellm_model, resolve
 from app.upstream.catalogue import Catalogue, is_demo
-from app.upstream.client import Client, Deadlines
 from app.upstream.direct_model import Endpoint
 from app.upstream.resolve import ModelEntry
 from app.upstream.retry import RetryPolicy

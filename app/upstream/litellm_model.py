@@ -19,10 +19,10 @@ from app.chat import late
 from app.chat.errors import BrokenOff, ChatError
 from app.chat.events import Finished, ModelEvent, ProviderError
 from app.chat.ports import Answer, Ask
+from app.outbound.client import Deadlines
 from app.upstream import errors, resolve
 from app.upstream.begun import has_begun
 from app.upstream.chunks import ChunkReader, read_completion
-from app.upstream.client import Deadlines
 from app.upstream.direct_model import Endpoint
 from app.upstream.params import for_litellm
 from app.upstream.resolve import ModelEntry, ThroughLiteLLM

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from app.chat.errors import ChatError
+from app.outbound.client import Client, Deadlines, Response, TransportError
 from app.upstream import errors, litellm_model, resolve
 from app.upstream.catalogue import is_demo
-from app.upstream.client import Client, Deadlines, Response, TransportError
 from app.upstream.direct_model import ERROR_BYTES, Endpoint
 from app.upstream.params import is_denied
 from app.upstream.resolve import ModelEntry

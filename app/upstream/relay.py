@@ -16,10 +16,10 @@ import msgspec
 from app.chat.errors import BrokenOff, ChatError
 from app.chat.events import ProviderError
 from app.chat.ports import CannotPassOn, PassOn, TellBytes
+from app.outbound.client import Response, TransportError
 from app.upstream import errors
 from app.upstream.begun import is_said
 from app.upstream.chunks import ChunkReader, read_completion
-from app.upstream.client import Response, TransportError
 from app.upstream.direct_model import DONE, DirectModel, opened, read_json, without_developers
 from app.upstream.params import ALWAYS_PASSED, is_denied
 from app.upstream.sse import BOM, EVENT_BYTES, SseReader, SseTooLarge, looks_like_keep_alive

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from app.upstream.client import Deadlines
+from app.outbound.client import Deadlines
 from app.upstream.direct_model import ANSWER_BYTES, Endpoint
 from app.upstream.params import NAMED
 

@@ -14,8 +14,8 @@ import structlog
 
 from app.chat.errors import ChatError
 from app.chat.ports import Answer, Ask
+from app.outbound.client import Client, Deadlines, Response, TransportError
 from app.upstream import claude, errors, gemini, resolve
-from app.upstream.client import Client, Deadlines, Response, TransportError
 from app.upstream.direct_model import ANSWER_BYTES, Body, HttpAnswer, opened
 from app.upstream.litellm_model import LiteLLMModel, loaded
 from app.upstream.resolve import ThroughLiteLLM

@@ -8,8 +8,8 @@ from pydantic import SecretStr
 
 from app.chat.errors import ChatError
 from app.chat.events import TextDelta
+from app.outbound.aiohttp_client import AiohttpClient
 from app.upstream import resolve
-from app.upstream.aiohttp_client import AiohttpClient
 from app.upstream.catalogue import Catalogue
 from app.upstream.resolve import LaneError, ModelEntry
 from tests.upstream_room.wire import asking, completion, serving
@@ -262,7 +262,7 @@ def test_no_repr_shows_a_key():
 def test_reading_the_room_and_building_a_catalogue_does_not_load_litellm():
     code = (
         "import sys; from app.upstream.catalogue import Catalogue; from app.upstream.resolve import ModelEntry;"
-        "from app.upstream.aiohttp_client import AiohttpClient;"
+        "from app.outbound.aiohttp_client import AiohttpClient;"
         "c = Catalogue([ModelEntry('a', {'model': 'anthropic/x'}), ModelEntry('d', {'model': 'demo'})], AiohttpClient());"
         "c.model('a'); c.model('d'); print('litellm' in sys.modules)"
     )

@@ -9,10 +9,10 @@ import pytest
 from app.chat.errors import BrokenOff, ChatError
 from app.chat.events import CallWritten, Finished, Head, TextDelta, Usage
 from app.chat.ports import Ask
-from app.upstream.aiohttp_client import AiohttpClient
-from app.upstream.client import Deadlines
+from app.outbound.aiohttp_client import AiohttpClient
+from app.outbound.client import Deadlines
+from app.outbound.lean_client import LeanClient
 from app.upstream.direct_model import DirectModel, Endpoint, read_json
-from app.upstream.lean_client import LeanClient
 from tests.upstream_room.wire import QUICK, SSE, asking, chunk, closing, completion, serving, tool
 
 pytestmark = pytest.mark.anyio

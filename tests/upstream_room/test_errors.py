@@ -5,8 +5,8 @@ import time
 
 import pytest
 
+from app.outbound.client import Broken, ConnectFailed, TimedOut
 from app.upstream import errors
-from app.upstream.client import Broken, ConnectFailed, TimedOut
 
 KEY = "sk-proj-abcDEF1234567890abcDEF"
 

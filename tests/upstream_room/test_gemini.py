@@ -8,10 +8,10 @@ import pytest
 from app.calls.states import BrokenCall, ReadyCall
 from app.chat.errors import BrokenOff
 from app.chat.ports import Ask, Message
+from app.outbound.lean_client import LeanClient
 from app.upstream import litellm_model, resolve
 from app.upstream.catalogue import Catalogue
 from app.upstream.inspection import whereabouts
-from app.upstream.lean_client import LeanClient
 from app.upstream.litellm_model import LiteLLMModel
 from app.upstream.resolve import ModelEntry
 from app.upstream.translated_model import TranslatedModel

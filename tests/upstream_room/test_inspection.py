@@ -5,9 +5,9 @@ from typing import Annotated, Any
 import pytest
 from fastapi import FastAPI, Header, Response
 
+from app.outbound.lean_client import LeanClient
 from app.upstream import litellm_model
 from app.upstream.inspection import Found, look, whereabouts
-from app.upstream.lean_client import LeanClient
 from app.upstream.resolve import ModelEntry
 from tests.harness.server import serve
 

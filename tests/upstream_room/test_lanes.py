@@ -16,10 +16,10 @@ from app.chat.errors import BrokenOff, ChatError
 from app.chat.events import Finished, ProviderError, StreamEnd, TextDelta
 from app.chat.finish import FinishClass
 from app.chat.turn import TurnBuilder
+from app.outbound.client import Deadlines
+from app.outbound.lean_client import LeanClient
 from app.upstream import litellm_model, resolve
-from app.upstream.client import Deadlines
 from app.upstream.direct_model import DirectModel, Endpoint
-from app.upstream.lean_client import LeanClient
 from app.upstream.litellm_model import LiteLLMModel
 from app.upstream.resolve import ModelEntry, ThroughLiteLLM
 from app.upstream.translated_model import TranslatedModel

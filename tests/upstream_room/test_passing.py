@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.upstream.aiohttp_client import AiohttpClient
+from app.outbound.aiohttp_client import AiohttpClient
 from app.upstream.passing import model_in, passage_for, with_model
 from app.upstream.resolve import ModelEntry
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from app.chat.errors import BrokenOff, ChatError
 from app.chat.ports import CannotPassOn, PassOn
-from app.upstream.aiohttp_client import AiohttpClient
+from app.outbound.aiohttp_client import AiohttpClient
+from app.outbound.lean_client import LeanClient
 from app.upstream.chunks import ChunkReader
 from app.upstream.direct_model import ANSWER_BYTES, Endpoint
-from app.upstream.lean_client import LeanClient
 from app.upstream.relay import RelayModel, StreamPassage
 from app.upstream.sse import SseReader
 from tests.upstream_room.wire import QUICK, SSE, chunk, closing, completion, serving

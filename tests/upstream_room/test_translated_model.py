@@ -18,12 +18,12 @@ from app.chat.errors import BrokenOff, ChatError
 from app.chat.events import ProviderError, StreamEnd
 from app.chat.ports import Ask, Message
 from app.chat.turn import TurnBuilder
+from app.outbound.client import Deadlines
+from app.outbound.lean_client import LeanClient
 from app.upstream import litellm_model, resolve, translation
 from app.upstream.catalogue import Catalogue
-from app.upstream.client import Deadlines
 from app.upstream.direct_model import ANSWER_BYTES
 from app.upstream.inspection import whereabouts
-from app.upstream.lean_client import LeanClient
 from app.upstream.litellm_model import LiteLLMModel
 from app.upstream.resolve import LaneError, ModelEntry
 from app.upstream.translated_model import TranslatedModel

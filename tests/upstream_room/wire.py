@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from app.chat.ports import Ask
-from app.upstream.client import Deadlines
+from app.outbound.client import Deadlines
 
 QUICK = Deadlines(connect=2, first_byte=5, idle=5, total=10)
 SSE = "text/event-stream"

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TypeAlias
 from urllib.parse import quote, unquote, urlsplit
 
-from app.upstream.client import ConnectFailed
+from app.outbound.client import ConnectFailed
 
 Where: TypeAlias = tuple[str, int, bool]
 """Host, port and whether TLS is spoken."""

@@ -10,9 +10,9 @@ import ssl
 
 import pytest
 
-from app.upstream.aiohttp_client import AiohttpClient
-from app.upstream.client import Broken, ConnectFailed, Deadlines, TimedOut, TooLarge
-from app.upstream.lean_client import LeanClient
+from app.outbound.aiohttp_client import AiohttpClient
+from app.outbound.client import Broken, ConnectFailed, Deadlines, TimedOut, TooLarge
+from app.outbound.lean_client import LeanClient
 from tests.upstream_room.wire import QUICK, closing, serving
 
 pytestmark = pytest.mark.anyio
@@ -713,7 +713,7 @@ async def test_a_connection_that_was_free_for_long_is_not_asked_again(monkeypatc
     async def serve(request, wire):
         await wire.whole("x")
 
-    monkeypatch.setattr("app.upstream.lean_client.KEEP_ALIVE_SECONDS", 0.0)
+    monkeypatch.setattr("app.outbound.lean_client.KEEP_ALIVE_SECONDS", 0.0)
     client = LeanClient()
     async with serving(serve) as server:
         for _ in range(2):

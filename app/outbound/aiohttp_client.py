@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from app.upstream.client import (
+from app.outbound.client import (
     COMPRESSED,
     DRAIN_BYTES,
     DRAIN_SECONDS,

@@ -14,9 +14,9 @@ from types import TracebackType
 
 import aiohappyeyeballs
 
-from app.upstream.client import KEEP_ALIVE_SECONDS, ConnectFailed, Deadlines, TimedOut, reason
-from app.upstream.lean_connection import Connection
-from app.upstream.lean_head import Where, prepared
+from app.outbound.client import KEEP_ALIVE_SECONDS, ConnectFailed, Deadlines, TimedOut, reason
+from app.outbound.lean_connection import Connection
+from app.outbound.lean_head import Where, prepared
 
 SECOND_ADDRESS_SECONDS = 0.25
 """How long one address of a host is tried before the next is tried beside it."""

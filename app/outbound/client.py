@@ -1,4 +1,4 @@
-"""What the house needs of an HTTP client to speak to models, and the ways it can fail. No library's types appear here.
+"""What the house needs of an HTTP client, and the ways it can fail. No library's types appear here.
 
 The interface is small on purpose: one verb, a status, headers, bytes. Another implementation takes a page.
 """

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias, cast
 
 import httptools
 
-from app.upstream.client import (
+from app.outbound.client import (
     COMPRESSED,
     DRAIN_BYTES,
     DRAIN_SECONDS,
@@ -25,7 +25,7 @@ from app.upstream.client import (
     read_whole,
     reason,
 )
-from app.upstream.lean_head import Where
+from app.outbound.lean_head import Where
 
 HEAD_BYTES = 65_536
 """Some gateways send long policy headers; no honest head comes near this."""

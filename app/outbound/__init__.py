@@ -1,0 +1,1 @@
+"""The HTTP clients with which models and tools are asked. They know neither."""
