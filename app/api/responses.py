@@ -6,6 +6,7 @@ everything that the chat had begun, because cancelling the chat cancels the mode
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -178,17 +179,22 @@ async def _nothing() -> None:
 async def unless_left(work: Awaitable[None], receive: Receive, seconds: float | None = None) -> None:
     """Do the work, unless the client leaves first: then it is cancelled, and `ClientLeft` raised when it has ended. Nor may
     it take longer than so many seconds."""
-    watch = _Watch(receive, seconds)
+    lookout = _lookout_here()
+    watch = _Watch(lookout.loop, receive, seconds)
+    if seconds is not None and seconds < LOOK_AFTER_SECONDS:
+        watch.begin()
+    else:
+        lookout.await_turn(watch)
     try:
         await work
     except asyncio.CancelledError:
         watch.explain()
         raise
     finally:
-        watch.timer.cancel()
-        if watch.looking is not None:
-            watch.looking.cancel()
-            await asyncio.wait({watch.looking})
+        if watch.looking is None:
+            del lookout.waiting[watch]
+        else:
+            await watch.end()
 
 
 class _Watch:
@@ -197,20 +203,17 @@ class _Watch:
     It begins to look after a moment: most answers that are not streamed are gone by then, and have cost no task.
     """
 
-    __slots__ = ("_cancelled_before", "_due", "_left", "_loop", "_receive", "_seconds", "_task", "looking", "timer")
+    looking: asyncio.Task[None] | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _left = _due = False
 
-    def __init__(self, receive: Receive, seconds: float | None) -> None:
-        task = asyncio.current_task()
+    def __init__(self, loop: asyncio.AbstractEventLoop, receive: Receive, seconds: float | None) -> None:
+        task = asyncio.current_task(loop)
         assert task is not None
         self._task: asyncio.Task[Any] = task
         self._cancelled_before = task.cancelling()
-        self._loop = asyncio.get_running_loop()
-        self._receive = receive
-        self._seconds = seconds
-        self._left = self._due = False
-        self.looking: asyncio.Task[None] | None = None
-        moment = LOOK_AFTER_SECONDS if seconds is None else min(LOOK_AFTER_SECONDS, seconds)
-        self.timer = self._loop.call_later(moment, self._begin)
+        self._loop, self._receive, self._seconds = loop, receive, seconds
+        self.since = loop.time()
 
     def explain(self) -> None:
         """The error that a cancellation of ours means; nothing where the server has cancelled as well."""
@@ -229,10 +232,18 @@ class _Watch:
                 code="request_timeout",
             ) from None
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         self.looking = self._loop.create_task(self._look())
         if self._seconds is not None:
-            self.timer = self._loop.call_later(self._seconds - LOOK_AFTER_SECONDS, self._time_is_up)
+            self._timer = self._loop.call_at(self.since + self._seconds, self._time_is_up)
+
+    async def end(self) -> None:
+        """Once it has begun."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.looking is not None:
+            self.looking.cancel()
+            await asyncio.wait({self.looking})
 
     async def _look(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -243,6 +254,49 @@ class _Watch:
     def _time_is_up(self) -> None:
         self._due = True
         self._task.cancel()
+
+
+class _Lookout:
+    """The watches of one event loop that are still to begin, and one timer for all of them: setting and cancelling one
+    for each would cost as much as all else that a watch does."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.waiting: dict[_Watch, None] = {}
+        """The oldest first. Whose answer has ended takes its watch out."""
+        self._is_set = False
+
+    def await_turn(self, watch: _Watch) -> None:
+        self.waiting[watch] = None
+        if not self._is_set:
+            self._set(watch)
+
+    def _set(self, next_one: _Watch) -> None:
+        # A context of its own: a timer that was set by a request would remember it for as long as there are others.
+        self.loop.call_at(next_one.since + LOOK_AFTER_SECONDS, self._begin, context=Context())
+        self._is_set = True
+
+    def _begin(self) -> None:
+        self._is_set = False
+        now = self.loop.time()
+        for watch in [*self.waiting]:
+            if watch.since + LOOK_AFTER_SECONDS > now:
+                self._set(watch)
+                return
+            del self.waiting[watch]
+            watch.begin()
+
+
+_lookout: _Lookout | None = None
+
+
+def _lookout_here() -> _Lookout:
+    """That of the running loop. A server has one loop; where there are several in turn, each begins with its own."""
+    global _lookout  # noqa: PLW0603 - asking the loop itself would need a place in it that it does not have
+    loop = asyncio.get_running_loop()
+    if _lookout is None or _lookout.loop is not loop:
+        _lookout = _Lookout(loop)
+    return _lookout
 
 
 async def send_whole(
