@@ -136,11 +136,12 @@ def _has_few_brackets(body: bytes, limit: int) -> bool:
 def _repeated_key(body: bytes, fields: Fields) -> str | None:
     """The reader keeps the last of equal keys. So the text is walked along the fields: where a value does not stand
     that the reader has, an earlier one was dropped."""
-    size = 1 + _AROUND * len(fields) + sum(map(len, fields))
-    for text in fields.values():
-        size += memoryview(text).nbytes
-    if len(body) == size:
-        return None  # without white space between them, these fields fill the whole body
+    size = 1 + _AROUND * len(fields)
+    for key, text in fields.items():
+        size += len(key) + memoryview(text).nbytes
+    # A field that comes again would need what stands around it, its key, and a character for its value.
+    if len(body) - size <= _AROUND + min(map(len, fields), default=0):
+        return None
     place = body.index(b"{") + 1
     for key, text in fields.items():
         member, value = _KEY.match(body, place), bytes(text)
