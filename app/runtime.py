@@ -27,6 +27,7 @@ from app.calls.states import ReadyCall
 from app.chat.errors import ChatError
 from app.chat.events import Ending
 from app.chat.ids import new_id
+from app.chat.listening import Listener
 from app.chat.ports import Message, Model, Relay, Report, Toolbox
 from app.config.load import Loaded
 from app.config.problems import ConfigError, Problem, Spot
@@ -39,7 +40,7 @@ from app.ledger.entry import Ledger, NoLedger
 from app.ledger.recorded import RecordedToolbox
 from app.stores.conversations import Conversations
 from app.telemetry import logs
-from app.telemetry.listeners import Listener, LogListener, MetricsListener, write_down_passage
+from app.telemetry.listeners import LogListener, MetricsListener, write_down_passage
 from app.telemetry.metrics import Metrics
 from app.telemetry.models import write_choice
 from app.telemetry.tool_servers import ToolServers

@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -35,20 +35,15 @@ from app.auth.keys import Caller
 from app.auth.meter import Meter
 from app.chat.diagnosis import Diagnosis
 from app.chat.errors import ChatError
-from app.chat.events import CallsHandedBack, CallStarted, ChatEnded, ChatEvent, Ending, Heard
+from app.chat.events import CallsHandedBack, CallStarted, ChatEnded, ChatEvent, Ending
 from app.chat.ids import new_id
+from app.chat.listening import Hears, Listener, who_hears
 from app.chat.loop import Rules, converse
 from app.chat.ports import Ask, CannotPassOn, Message, Tell
 from app.runtime import House, Runtime, new_call_id
 from app.stores.conversations import Conversations
 
 Keep: TypeAlias = Callable[[CallsHandedBack], Awaitable[CallsHandedBack]]
-
-
-class Listener(Protocol):
-    """Someone who cares what happens in a chat, but not for every word of it."""
-
-    def hear(self, event: ChatEvent) -> None: ...
 
 
 class ChatEndpoint:
@@ -232,21 +227,23 @@ class Run:
         return headers
 
 
-class _Notes:
+class _Notes(Listener):
     """What the door is to know of a chat. Not the run itself: it has its chats, and a ring of the two would keep every
     body that came until the next collection."""
 
     def __init__(self, visit: Visit) -> None:
         self._visit = visit
 
-    def hear(self, event: ChatEvent) -> None:
-        match event:
-            case CallStarted(writes=True):
-                self._visit.wrote = True
-            case ChatEnded(ending=ending):
-                self._visit.notes["ending"] = str(ending.kind)
-                if ending.note:
-                    self._visit.notes["note"] = ending.note
+    def _call_started(self, event: CallStarted) -> None:
+        if event.writes:
+            self._visit.wrote = True
+
+    def _chat_ended(self, event: ChatEnded) -> None:
+        self._visit.notes["ending"] = str(event.ending.kind)
+        if event.ending.note:
+            self._visit.notes["note"] = event.ending.note
+
+    hears: ClassVar[Hears] = {CallStarted: _call_started, ChatEnded: _chat_ended}
 
 
 class Conversation:
@@ -312,25 +309,24 @@ def caller_key(caller: Caller) -> str:
 
 
 def heard_by(listeners: Sequence[Listener], tell: Tell, keep: Keep | None = None) -> Tell:
-    """Tell all listeners, then the writer. The model's words go to the writer alone: there are thousands of them.
+    """Tell those who listen, then the writer. The model's words go to the writer alone: there are thousands of them.
 
     `keep` is given calls that go back to the client before anybody else is, and says how they are told.
     """
+    told = who_hears(listeners)
 
     # No coroutine, because every chunk of every answer goes through here; whoever tells waits for the writer itself.
     def tell_all(event: ChatEvent) -> Awaitable[None]:
-        if isinstance(event, Heard):
-            return tell(event)
         if keep is not None and isinstance(event, CallsHandedBack):
             return keep_and_tell(keep, event)
-        for listener in listeners:
-            listener.hear(event)
+        for place, hear in told.get(type(event), ()):
+            hear(listeners[place], event)
         return tell(event)
 
     async def keep_and_tell(keep: Keep, handed: CallsHandedBack) -> None:
         handed = await keep(handed)
-        for listener in listeners:
-            listener.hear(handed)
+        for place, hear in told.get(CallsHandedBack, ()):
+            hear(listeners[place], handed)
         await tell(handed)
 
     return tell_all

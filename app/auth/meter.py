@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from app.auth.keys import Caller
 from app.auth.limits import NANO, Amount, Limiter, OverLimit, Reservation
-from app.chat.events import ChatEnded, ChatEvent, ModelRetried, TurnEnded, TurnStarted
+from app.chat.events import ChatEnded, ModelRetried, TurnEnded, TurnStarted
+from app.chat.listening import Hears, Listener
 from app.chat.usage import add_usage
 
 BYTES_PER_TOKEN: Final = 4
@@ -39,7 +40,7 @@ class Price:
 FREE: Final = Price()
 
 
-class Tally:
+class Tally(Listener):
     """Hears what one chat uses."""
 
     __slots__ = ("_asked", "_usages")
@@ -48,18 +49,26 @@ class Tally:
         self._usages: list[Mapping[str, Any] | None] = []
         self._asked = 0
 
-    def hear(self, event: ChatEvent) -> None:
-        match event:
-            case TurnStarted():
-                self._asked += 1
-            case ModelRetried():
-                self._asked -= 1  # it broke off before anything came, and is asked anew
-            case TurnEnded(answer=answer):
-                self._asked -= 1
-                self._usages.append(answer.usage)
-            case ChatEnded(usage=usage):
-                self._asked = 0
-                self._usages = [usage]
+    def _turn_started(self, event: TurnStarted) -> None:
+        self._asked += 1
+
+    def _model_retried(self, event: ModelRetried) -> None:
+        self._asked -= 1  # it broke off before anything came, and is asked anew
+
+    def _turn_ended(self, event: TurnEnded) -> None:
+        self._asked -= 1
+        self._usages.append(event.answer.usage)
+
+    def _chat_ended(self, event: ChatEnded) -> None:
+        self._asked = 0
+        self._usages = [event.usage]
+
+    hears: ClassVar[Hears] = {
+        TurnStarted: _turn_started,
+        ModelRetried: _model_retried,
+        TurnEnded: _turn_ended,
+        ChatEnded: _chat_ended,
+    }
 
     @property
     def usage(self) -> Mapping[str, Any]:

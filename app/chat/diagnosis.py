@@ -3,25 +3,25 @@
 A listener like any other. It keeps previews only of what broken calls said, because those are seen nowhere else.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 from app.calls.outcome import Failed
 from app.calls.states import BrokenCall, Call, ReadyCall
 from app.chat.events import (
     CallEnded,
     ChatEnded,
-    ChatEvent,
     Ending,
     ModelRetried,
     TurnAccount,
     TurnEnded,
 )
+from app.chat.listening import Hears, Listener
 
 PREVIEW_CHARS = 200
 """Enough to see what was cut; an argument text may be megabytes."""
 
 
-class Diagnosis:
+class Diagnosis(Listener):
     """Hears a chat and can be asked at any time what is known of it."""
 
     def __init__(self, run_id: str) -> None:
@@ -31,20 +31,26 @@ class Diagnosis:
         self._retries: list[dict[str, Any]] = []
         self._ending: Ending | None = None
 
-    def hear(self, event: ChatEvent) -> None:
-        match event:
-            case TurnEnded(turn=turn, answer=answer):
-                self._turns.append(self._turn(turn, answer))
-            case CallEnded(turn=turn, call=call, outcome=outcome, seconds=seconds):
-                row = self._calls[turn, call.id]
-                row["outcome"] = str(outcome.kind) if isinstance(outcome, Failed) else "returned"
-                row["ms"] = _milliseconds(seconds)
-            case ModelRetried(turn=turn, reason=reason):
-                self._retries.append({"turn": turn, "reason": reason})
-            case ChatEnded(ending=ending):
-                self._ending = ending
-            case _:
-                pass
+    def _turn_ended(self, event: TurnEnded) -> None:
+        self._turns.append(self._turn(event.turn, event.answer))
+
+    def _call_ended(self, event: CallEnded) -> None:
+        row, outcome = self._calls[event.turn, event.call.id], event.outcome
+        row["outcome"] = str(outcome.kind) if isinstance(outcome, Failed) else "returned"
+        row["ms"] = _milliseconds(event.seconds)
+
+    def _model_retried(self, event: ModelRetried) -> None:
+        self._retries.append({"turn": event.turn, "reason": event.reason})
+
+    def _chat_ended(self, event: ChatEnded) -> None:
+        self._ending = event.ending
+
+    hears: ClassVar[Hears] = {
+        TurnEnded: _turn_ended,
+        CallEnded: _call_ended,
+        ModelRetried: _model_retried,
+        ChatEnded: _chat_ended,
+    }
 
     def report(self) -> dict[str, Any]:
         told: dict[str, Any] = {"run": self.run_id, "turns": self._turns}

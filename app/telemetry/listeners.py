@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Container, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final
 
 from app.calls.outcome import Failed, Outcome, Returned
 from app.calls.states import BrokenCall, Finding, ReadyCall
@@ -11,14 +11,12 @@ from app.chat.events import (
     CallsHandedBack,
     CallStarted,
     ChatEnded,
-    ChatEvent,
     Ending,
-    Heard,
     ModelRetried,
     TurnAccount,
     TurnEnded,
-    TurnStarted,
 )
+from app.chat.listening import Hears, Listener
 from app.telemetry.logs import Log
 from app.telemetry.metrics import OTHER, Metrics, OfModel
 
@@ -26,11 +24,7 @@ CLIENTS: Final = "client"
 """The label of all tools that clients brought; their names are theirs to choose."""
 
 
-class Listener(Protocol):
-    def hear(self, event: ChatEvent) -> None: ...
-
-
-class LogListener:
+class LogListener(Listener):
     """Writes down what is worth reading later. Arguments and results only with `content`."""
 
     __slots__ = ("_content", "_log")
@@ -39,35 +33,27 @@ class LogListener:
         self._log = Log("callgate.chat", run_id=run_id)
         self._content = content
 
-    def hear(self, event: ChatEvent) -> None:
-        match event:
-            case TurnStarted() | Heard():
-                return
-            case ChatEnded(ending=ending):
-                # The line of the request says the same, and there is one of those for every chat.
-                if self._log.hears(logging.DEBUG):
-                    more = {"note": ending.note} if ending.note else {}
-                    self._log.debug("chat ended", ending=str(ending.kind), finish_reason=ending.finish_reason, **more)
-            case TurnEnded(turn=turn, answer=answer):
-                self._turn_ended(turn, answer)
-            case CallStarted(turn=turn, call=call):
-                self._call_started(turn, call)
-            case CallEnded(turn=turn, call=call, outcome=outcome, seconds=seconds):
-                self._call_ended(turn, call, outcome, seconds)
-            case ModelRetried(turn=turn, attempt=attempt, reason=reason):
-                self._log.warning("model asked again", turn=turn, attempt=attempt, reason=reason)
-            case _:
-                return
+    def _chat_ended(self, event: ChatEnded) -> None:
+        """The line of the request says the same, and there is one of those for every chat."""
+        if self._log.hears(logging.DEBUG):
+            ending = event.ending
+            more = {"note": ending.note} if ending.note else {}
+            self._log.debug("chat ended", ending=str(ending.kind), finish_reason=ending.finish_reason, **more)
 
-    def _call_started(self, turn: int, call: ReadyCall) -> None:
+    def _model_retried(self, event: ModelRetried) -> None:
+        self._log.warning("model asked again", turn=event.turn, attempt=event.attempt, reason=event.reason)
+
+    def _call_started(self, event: CallStarted) -> None:
         """Its end says all of this again, but for the arguments."""
+        turn, call = event.turn, event.call
         if self._content:
             self._log.info("call started", turn=turn, call_id=call.id, tool=call.name, arguments=call.arguments)
         elif self._log.hears(logging.DEBUG):
             self._log.debug("call started", turn=turn, call_id=call.id, tool=call.name)
 
-    def _turn_ended(self, turn: int, answer: TurnAccount) -> None:
+    def _turn_ended(self, event: TurnEnded) -> None:
         """All that was odd about a turn in one line, so that it is found by the run and read at once."""
+        turn, answer = event.turn, event.answer
         if (words := answer.in_words) is not None:
             self._log.info(
                 "tools described in the prompt", turn=turn, format=words.format, extra_tokens=words.extra_tokens
@@ -88,18 +74,32 @@ class LogListener:
         told = {"call_id": call.id, "tool": call.name, "flaw": str(call.flaw)}
         return {**told, "written": call.text} if self._content else told
 
-    def _call_ended(self, turn: int, call: ReadyCall, outcome: Outcome, seconds: float) -> None:
-        log = self._log.bind(turn=turn, call_id=call.id, tool=call.name, seconds=round(seconds, 3))
-        if self._content:
-            log = log.bind(result=outcome.text)
-        match outcome:
-            case Returned(cut_bytes=cut):
-                log.info("call ended", outcome="returned", **({"cut_bytes": cut} if cut else {}))
-            case Failed(kind=kind):
-                log.warning("call ended", outcome=str(kind))
+    def _call_ended(self, event: CallEnded) -> None:
+        call, outcome = event.call, event.outcome
+        more: dict[str, Any] = {"result": outcome.text} if self._content else {}
+        if isinstance(outcome, Returned) and outcome.cut_bytes:
+            more["cut_bytes"] = outcome.cut_bytes
+        say = self._log.warning if isinstance(outcome, Failed) else self._log.info
+        say(
+            "call ended",
+            turn=event.turn,
+            call_id=call.id,
+            tool=call.name,
+            seconds=round(event.seconds, 3),
+            outcome=_verdict(outcome),
+            **more,
+        )
+
+    hears: ClassVar[Hears] = {
+        TurnEnded: _turn_ended,
+        CallStarted: _call_started,
+        CallEnded: _call_ended,
+        ModelRetried: _model_retried,
+        ChatEnded: _chat_ended,
+    }
 
 
-class MetricsListener:
+class MetricsListener(Listener):
     """Counts. `model` is the configured name; of tools only those in `tools`, the house's, are counted by name."""
 
     __slots__ = ("_metrics", "_model", "_tools")
@@ -109,28 +109,25 @@ class MetricsListener:
         self._model = model
         self._tools = tools
 
-    def hear(self, event: ChatEvent) -> None:
-        match event:
-            case TurnStarted() | Heard():
-                return
-            case TurnEnded(answer=answer):
-                self._turn_ended(answer)
-            case CallEnded(call=call, outcome=outcome, seconds=seconds):
-                tool = self._label(call.name)
-                self._metrics.calls.of(tool, _verdict(outcome)).inc()
-                self._metrics.call_seconds.of(tool).observe(seconds)
-            case CallsHandedBack(calls=calls):
-                self._metrics.calls.of(CLIENTS, "handed_back").inc(len(calls))
-            case ModelRetried():
-                self._metrics.retries.of(self._model).inc()
-            case ChatEnded(ending=ending, usage=usage):
-                self._metrics.model(self._model).ended(str(ending.kind), ending.finish_reason)
-                if usage:
-                    self._metrics.model(self._model).spent(usage)
-            case _:
-                return
+    def _call_ended(self, event: CallEnded) -> None:
+        tool = self._label(event.call.name)
+        self._metrics.calls.of(tool, _verdict(event.outcome)).inc()
+        self._metrics.call_seconds.of(tool).observe(event.seconds)
 
-    def _turn_ended(self, answer: TurnAccount) -> None:
+    def _handed_back(self, event: CallsHandedBack) -> None:
+        self._metrics.calls.of(CLIENTS, "handed_back").inc(len(event.calls))
+
+    def _model_retried(self, event: ModelRetried) -> None:
+        self._metrics.retries.of(self._model).inc()
+
+    def _chat_ended(self, event: ChatEnded) -> None:
+        counted = self._metrics.model(self._model)
+        counted.ended(str(event.ending.kind), event.ending.finish_reason)
+        if event.usage:
+            counted.spent(event.usage)
+
+    def _turn_ended(self, event: TurnEnded) -> None:
+        answer = event.answer
         self._metrics.model(self._model).turn(answer.seconds)
         if (words := answer.in_words) is not None:
             self._metrics.prompt_tokens_added.of(self._model, words.format).inc(words.extra_tokens)
@@ -141,6 +138,14 @@ class MetricsListener:
 
     def _label(self, tool: str | None) -> str:
         return tool if tool is not None and tool in self._tools else OTHER
+
+    hears: ClassVar[Hears] = {
+        TurnEnded: _turn_ended,
+        CallEnded: _call_ended,
+        CallsHandedBack: _handed_back,
+        ModelRetried: _model_retried,
+        ChatEnded: _chat_ended,
+    }
 
 
 def write_down_passage(
