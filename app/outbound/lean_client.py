@@ -1,4 +1,4 @@
-"""The upstream HTTP client on httptools and bare transports: a keep-alive pool, four deadlines, nothing followed,
+"""The HTTP client on httptools and bare transports: a keep-alive pool, four deadlines, nothing followed,
 nothing inflated, nothing kept. It costs a fifth of what a general client costs, because it can do one thing.
 
 It speaks HTTP/1.1 and knows no proxies; where one is needed, `aiohttp_client` stands in. What is here are the
@@ -9,8 +9,9 @@ import asyncio
 import socket
 import ssl
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
+from typing import Any, TypeAlias
 
 import aiohappyeyeballs
 
@@ -22,11 +23,29 @@ SECOND_ADDRESS_SECONDS = 0.25
 """How long one address of a host is tried before the next is tried beside it."""
 
 
-class LeanClient:
-    """One per runtime: connections are shared by all models."""
+AddressInfo: TypeAlias = tuple[int, int, int, str, Any]
+"""A line of `getaddrinfo`."""
+Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[AddressInfo]]]
+"""The addresses of a host, by name or literal, that may be dialled. What else it raises than `OSError` goes through."""
 
-    def __init__(self, *, tls: ssl.SSLContext | None = None) -> None:
+
+async def resolved(host: str, port: int) -> Sequence[AddressInfo]:
+    return await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+
+
+class LeanClient:
+    """All that is asked through one shares its connections: one per runtime for the models, one for each tool server."""
+
+    def __init__(
+        self,
+        *,
+        tls: ssl.SSLContext | None = None,
+        resolve: Resolve = resolved,
+        keep_alive: float = KEEP_ALIVE_SECONDS,
+    ) -> None:
         self._tls = tls
+        self._resolve = resolve
+        self._keep_alive = keep_alive
         self._free: dict[Where, deque[Connection]] = {}
         self._all: set[Connection] = set()
         self._gone = asyncio.Event()
@@ -34,7 +53,10 @@ class LeanClient:
         self._closed = False
 
     def post(self, url: str, headers: Mapping[str, str], body: bytes, deadlines: Deadlines) -> "_Exchange":
-        return _Exchange(self, url, headers, body, deadlines)
+        return _Exchange(self, "POST", url, headers, body, deadlines)
+
+    def get(self, url: str, headers: Mapping[str, str], deadlines: Deadlines) -> "_Exchange":
+        return _Exchange(self, "GET", url, headers, b"", deadlines)
 
     async def close(self) -> None:
         self._closed = True
@@ -54,12 +76,14 @@ class LeanClient:
         free = self._free.get(where)
         while free:
             connection = free.pop()
-            if connection.is_open and now - connection.free_since < KEEP_ALIVE_SECONDS:
+            if connection.is_open and now - connection.free_since < self._keep_alive:
                 return connection
             connection.abort()
         return None
 
     async def connect(self, where: Where, deadlines: Deadlines) -> Connection:
+        if self._closed:
+            raise ConnectFailed("the client was closed")
         limit = min(deadlines.connect, deadlines.first_byte, deadlines.total)
         waiting = asyncio.timeout(limit)
         try:
@@ -75,7 +99,7 @@ class LeanClient:
     async def _connected(self, where: Where) -> Connection:
         host, port, secure = where
         loop = asyncio.get_running_loop()
-        addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = await self._resolve(host, port)
         delay = SECOND_ADDRESS_SECONDS if len(addresses) > 1 else None
         sock = await aiohappyeyeballs.start_connection(addresses, happy_eyeballs_delay=delay, loop=loop)
         try:
@@ -112,7 +136,7 @@ class LeanClient:
             free = self._free[connection.where] = deque()
         free.append(connection)
         if self._sweeping is None:
-            self._sweeping = connection.loop.call_later(KEEP_ALIVE_SECONDS, self._sweep, connection.loop)
+            self._sweeping = connection.loop.call_later(self._keep_alive, self._sweep, connection.loop)
 
     def lost(self, connection: Connection) -> None:
         self._all.discard(connection)
@@ -124,31 +148,38 @@ class LeanClient:
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         """Close what has been free for too long."""
-        oldest = loop.time() - KEEP_ALIVE_SECONDS
+        oldest = loop.time() - self._keep_alive
         for free in self._free.values():
             while free and free[0].free_since <= oldest:
                 free.popleft().abort()
         self._sweeping = None
         if any(self._free.values()):
-            self._sweeping = loop.call_later(KEEP_ALIVE_SECONDS / 2, self._sweep, loop)
+            self._sweeping = loop.call_later(self._keep_alive / 2, self._sweep, loop)
 
 
 class _Exchange:
     """The context of one request. A class and not a generator: this is entered for every turn of every chat."""
 
-    __slots__ = ("_body", "_client", "_connection", "_deadlines", "_headers", "_url")
+    __slots__ = ("_body", "_client", "_connection", "_deadlines", "_headers", "_method", "_url")
 
     def __init__(
-        self, client: LeanClient, url: str, headers: Mapping[str, str], body: bytes, deadlines: Deadlines
+        self,
+        client: LeanClient,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        deadlines: Deadlines,
     ) -> None:
         self._client = client
+        self._method = method
         self._url = url
         self._headers = headers
         self._body = body
         self._deadlines = deadlines
 
     async def __aenter__(self) -> Connection:
-        where, head = prepared(self._url, tuple(self._headers.items()))
+        where, head = prepared(self._method, self._url, tuple(self._headers.items()))
         asked_at = asyncio.get_running_loop().time()
         connection = self._client.take(where, asked_at) or await self._client.connect(where, self._deadlines)
         try:

@@ -1,4 +1,4 @@
-"""Where a request goes, and its head: what of a request is the same whenever a model is asked."""
+"""Where a request goes, and its head: what of a request is the same whenever a server is asked."""
 
 import base64
 from collections.abc import Iterator
@@ -16,10 +16,10 @@ SAFE_IN_TARGET = "/%:@!$&'()*+,;=~-._?"
 
 
 @lru_cache(maxsize=1024)
-def prepared(url: str, headers: tuple[tuple[str, str], ...]) -> tuple[Where, bytes]:
+def prepared(method: str, url: str, headers: tuple[tuple[str, str], ...]) -> tuple[Where, bytes]:
     """Where a request goes and its head up to the length of the body."""
     address = _address(url)
-    lines = [f"POST {address.target} HTTP/1.1", *_lines(address, headers), "Content-Length: "]
+    lines = [f"{method} {address.target} HTTP/1.1", *_lines(address, headers), "Content-Length: "]
     for line in lines:
         if "\r" in line or "\n" in line or "\0" in line:
             raise ConnectFailed("a header holds a line break")

@@ -169,6 +169,22 @@ async def system_resolver(host: str, port: int) -> Sequence[str]:
     return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
 
 
+async def allowed_addresses(rules: AddressRules, resolve: Resolver, host: str, port: int) -> list[Address]:
+    """What of a host may be dialled. Asked whenever a connection is made: a name may change its mind."""
+    try:
+        found: list[Address] = [ipaddress.ip_address(host)]
+    except ValueError:  # a name, then
+        found = [ipaddress.ip_address(text) for text in await resolve(host, port)]
+    judged = [(address, rules.refusal(host, address)) for address in found]
+    allowed = [address for address, refusal in judged if refusal is None]
+    if allowed:
+        return allowed
+    refused = next((refusal for _, refusal in judged if refusal is not None), None)
+    if refused is None:
+        raise OSError(f"{host} has no address")
+    raise AddressRefused(host, refused)
+
+
 class GuardedTransport(httpx2.AsyncBaseTransport):
     """httpx2's transport, over a pool that dials through our guard."""
 
@@ -245,23 +261,8 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
         await asyncio.sleep(seconds)
 
     async def _allowed(self, host: str, port: int) -> list[Address]:
-        addresses = await self._addresses(host, port)
-        judged = [(address, self._rules.refusal(host, address)) for address in addresses]
-        allowed = [address for address, refusal in judged if refusal is None]
-        if not allowed:
-            refused = next((refusal for _, refusal in judged if refusal is not None), None)
-            if refused is None:
-                raise httpcore2.ConnectError(f"{host} has no address")
-            raise AddressRefused(host, refused)
-        return allowed
-
-    async def _addresses(self, host: str, port: int) -> list[Address]:
         try:
-            return [ipaddress.ip_address(host)]
-        except ValueError:
-            pass  # a name, then
-        try:
-            return [ipaddress.ip_address(text) for text in await self._resolve(host, port)]
+            return await allowed_addresses(self._rules, self._resolve, host, port)
         except (OSError, UnicodeError) as error:
             raise httpcore2.ConnectError(f"{host} cannot be resolved: {error}") from error
 

@@ -10,17 +10,15 @@ import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 
-import aiohttp
 import httpx2
 import yarl
-from aiohttp.abc import AbstractResolver, ResolveResult
 
+from app.outbound.lean_client import AddressInfo, LeanClient
 from app.tools.addresses import Address, AddressRules
-from app.tools.http_client import CONNECT_TIMEOUT, KEEPALIVE_SECONDS, AddressRefused, Resolver, Web
+from app.tools.http_client import CONNECT_TIMEOUT, KEEPALIVE_SECONDS, AddressRefused, Web, allowed_addresses
 from app.tools.mcp_wire import MAX_MESSAGE_BYTES
 
 EVENTS = "text/event-stream"
-MAX_CONNECTIONS = 100
 GOODBYE_SECONDS = 1.0
 """For a server to take its session back."""
 
@@ -36,27 +34,18 @@ def sdk_client(tap: "Tap", headers: Mapping[str, str]) -> httpx2.AsyncClient:
     )
 
 
-def lean_client(web: Web, url: str, rules: AddressRules) -> aiohttp.ClientSession:
-    """aiohttp, because a call over it costs a quarter of what it costs over httpx2."""
-    host = host_of(url)
-    address = literal(host)
-    refusal = rules.refusal(host, address) if address is not None else None
-    if refusal is not None:  # aiohttp asks no resolver about these
-        raise AddressRefused(host, refusal)
-    connector = aiohttp.TCPConnector(
-        resolver=_Guard(rules, web.resolve),
-        use_dns_cache=False,
-        limit=MAX_CONNECTIONS,
-        keepalive_timeout=KEEPALIVE_SECONDS,
-        ssl=web.tls if url.lower().startswith("https") else True,
-    )
-    return aiohttp.ClientSession(
-        connector=connector,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        trust_env=False,
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT),
-    )
+def lean_client(web: Web, url: str, rules: AddressRules) -> LeanClient:
+    """Ours, because a call over it costs a tenth of what it costs over httpx2."""
+
+    async def resolve(host: str, port: int) -> list[AddressInfo]:
+        loop = asyncio.get_running_loop()
+        infos: list[AddressInfo] = []
+        for address in await allowed_addresses(rules, web.resolve, host, port):
+            infos += await loop.getaddrinfo(str(address), port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        return infos
+
+    tls = web.tls if url.lower().startswith("https") else None
+    return LeanClient(tls=tls, resolve=resolve, keep_alive=KEEPALIVE_SECONDS)
 
 
 class Tap(httpx2.AsyncBaseTransport):
@@ -134,35 +123,6 @@ class _Bounded(httpx2.AsyncByteStream):
     async def aclose(self) -> None:
         assert isinstance(self._stream, httpx2.AsyncByteStream)
         await self._stream.aclose()
-
-
-class _Guard(AbstractResolver):
-    """Resolves a host and lets through the addresses that the rules allow; aiohttp dials exactly those."""
-
-    def __init__(self, rules: AddressRules, resolve: Resolver) -> None:
-        self._rules = rules
-        self._resolve = resolve
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        found = [ipaddress.ip_address(text) for text in await self._resolve(host, port)]
-        judged = [(address, self._rules.refusal(host, address)) for address in found]
-        refused = next((kind for _, kind in judged if kind is not None), None)
-        allowed = [address for address, kind in judged if kind is None]
-        if not allowed and refused is not None:
-            raise AddressRefused(host, refused)
-        return [_resolved(host, port, address) for address in allowed]
-
-    async def close(self) -> None:
-        """Nothing is kept."""
-
-
-def _resolved(host: str, port: int, address: Address) -> ResolveResult:
-    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-    return ResolveResult(
-        hostname=host, host=str(address), port=port, family=family, proto=0, flags=socket.AI_NUMERICHOST
-    )
 
 
 def _refusal(response: httpx2.Response) -> str:

@@ -11,19 +11,21 @@ import itertools
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from http import HTTPStatus
+from math import inf
 from types import TracebackType
 from typing import Any
 
-import aiohttp
 import httpx2
-import yarl
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.inbound import encode_header_value
 
 from app.chat.ports import Report
+from app.outbound.client import Broken, ConnectFailed, Deadlines, Response, TimedOut, TransportError
+from app.outbound.lean_client import LeanClient
 from app.tools.addresses import HOME_KINDS, PUBLIC_ONLY, AddressRules, kind_of
-from app.tools.http_client import AddressRefused, Web
+from app.tools.http_client import CONNECT_TIMEOUT, MAX_CONNECTIONS, AddressRefused, Web
 from app.tools.mcp_clients import EVENTS, Tap, host_of, lean_client, literal, sdk_client
 from app.tools.mcp_wire import (
     MAX_MESSAGE_BYTES,
@@ -55,6 +57,9 @@ MAX_RESUMPTIONS = 5
 RESUME_SECONDS = 1.0
 LONGEST_RESUME_SECONDS = 15.0
 METHOD_NOT_FOUND = -32601
+_DEADLINES = Deadlines(connect=CONNECT_TIMEOUT, first_byte=inf, idle=inf, total=inf)
+"""The toolbox keeps the time of a call."""
+_REASONS = {status.value: status.phrase for status in HTTPStatus}
 _NO_POST = frozenset({400, 404, 405})
 _TOO_BUSY = frozenset({429, 503})
 _BEHIND_A_GATEWAY = frozenset({502, 504})
@@ -134,9 +139,9 @@ class HttpLink(_Link):
 
     def __init__(self, spec: HttpSpec, web: Web) -> None:
         super().__init__(spec, web)
-        self._url = yarl.URL(spec.url)
         self._web = web
-        self._client: aiohttp.ClientSession | None = None
+        self._client: LeanClient | None = None
+        self._room = asyncio.Semaphore(MAX_CONNECTIONS)
         self._ids = itertools.count(1)
         self._terms = Terms("", modern=False)
         self._headers: dict[str, str] = {}
@@ -180,7 +185,7 @@ class HttpLink(_Link):
         return await super().__aexit__(kind, error, trace)
 
     @property
-    def _http(self) -> aiohttp.ClientSession:
+    def _http(self) -> LeanClient:
         assert self._client is not None, "a call before the session was opened"
         return self._client
 
@@ -199,13 +204,13 @@ class HttpLink(_Link):
         except AddressRefused as refused:
             self._lost(str(refused))
             raise NotSent from refused
-        except aiohttp.ClientConnectorError as error:
-            self._lost(f"it cannot be reached ({error.os_error.strerror or 'no connection'})")
+        except ConnectFailed as error:
+            self._lost(f"it cannot be reached ({getattr(error.__cause__, 'strerror', None) or 'no connection'})")
             raise NotSent from error
-        except aiohttp.ConnectionTimeoutError as error:
+        except TimedOut as error:  # of its deadlines only that for connecting ever passes
             self._check()
             raise NotSent from error
-        except (aiohttp.ClientError, OSError) as error:
+        except TransportError as error:
             self._check()
             raise Gone from error
 
@@ -216,26 +221,28 @@ class HttpLink(_Link):
             if "name" in params:
                 headers["Mcp-Name"] = encode_header_value(params["name"])
         body = request(id, method, params, self._terms)
-        async with self._http.post(self._url, data=body, headers=headers, allow_redirects=False) as response:
+        async with self._room, self._http.post(self.spec.url, headers, body, _DEADLINES) as response:
             if response.status != 200:
                 return await self._refused(response, id)
-            kind = response.content_type
+            answered = response.headers
+            kind = _type(answered)
             if kind == _JSON:
-                return _whole(id, *await _read(response, MAX_MESSAGE_BYTES))
+                return _whole(id, *await _read(response, answered, MAX_MESSAGE_BYTES))
             if kind != EVENTS:
                 raise Unreadable(f"The tool's server answered with {kind[:80]}, which is not the protocol's.")
             reading = _Reading(id, report)
             answer = await self._follow(response, reading)
         return answer if answer is not None else await self._resumed(reading)
 
-    async def _follow(self, response: aiohttp.ClientResponse, reading: "_Reading") -> Answer | None:
+    async def _follow(self, response: Response, reading: "_Reading") -> Answer | None:
         """Read events until the answer; None where the stream ends before it."""
         # broken off is as good as ended: it may be resumed
-        with contextlib.suppress(aiohttp.ClientPayloadError, aiohttp.ClientConnectionError):
-            async for data in response.content.iter_any():
+        with contextlib.suppress(Broken):
+            async for data in response.chunks():
                 for event in reading.feed(data):
                     answer = await self._event(event, reading)
                     if answer is not None:
+                        response.settle()
                         return answer
         return None
 
@@ -267,7 +274,7 @@ class HttpLink(_Link):
             await asyncio.sleep(min(wait, LONGEST_RESUME_SECONDS))
             try:
                 answer = await self._continued(reading, reading.last_id)
-            except (aiohttp.ClientError, OSError, AddressRefused):
+            except (TransportError, AddressRefused):
                 break  # whatever it is, the call itself was sent
             if answer is not None:
                 return answer
@@ -276,14 +283,14 @@ class HttpLink(_Link):
 
     async def _continued(self, reading: "_Reading", last_id: str) -> Answer | None:
         headers = {**self._headers, "Accept": EVENTS, "Last-Event-ID": last_id}
-        async with self._http.get(self._url, headers=headers, allow_redirects=False) as response:
-            if response.status != 200 or response.content_type != EVENTS:
+        async with self._room, self._http.get(self.spec.url, headers, _DEADLINES) as response:
+            if response.status != 200 or _type(response.headers) != EVENTS:
                 raise Gone("the server does not go on where it ended")
             reading.again()
             return await self._follow(response, reading)
 
-    async def _refused(self, response: aiohttp.ClientResponse, id: str) -> Answer:
-        body, _ = await _read(response, EXCERPT_BYTES)
+    async def _refused(self, response: Response, id: str) -> Answer:
+        body, _ = await _read(response, response.headers, EXCERPT_BYTES)
         message = read_message(body)
         error = message.error if message is not None else None
         if self._tap.session_id and _is_about_sessions(response.status, error):
@@ -295,7 +302,7 @@ class HttpLink(_Link):
             raise NotSent(f"HTTP {response.status}")
         if response.status in _BEHIND_A_GATEWAY:
             raise Gone(f"HTTP {response.status}")
-        words = f"HTTP {response.status} {response.reason or ''}".strip()
+        words = f"HTTP {response.status} {_REASONS.get(response.status, '')}".strip()
         if 300 <= response.status < 400:
             words += ": a redirect, which is not followed"
         return Answer(error=RpcError(response.status, f"The tool's server refused the call: {words}."))
@@ -317,12 +324,13 @@ class HttpLink(_Link):
         task.add_done_callback(self._aside.discard)
 
     async def _sent_aside(self, body: bytes) -> None:
-        with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError, AddressRefused):
+        with contextlib.suppress(TransportError, TimeoutError, AddressRefused):
             async with (
                 asyncio.timeout(ASIDE_SECONDS),
-                self._http.post(self._url, data=body, headers=self._headers, allow_redirects=False),
+                self._room,
+                self._http.post(self.spec.url, self._headers, body, _DEADLINES) as response,
             ):
-                pass
+                response.settle()
 
 
 class SseLink(_Link):
@@ -369,18 +377,22 @@ class _Reading:
         self._events = Events()
 
 
-async def _read(response: aiohttp.ClientResponse, max_bytes: int) -> tuple[bytes, int]:
+def _type(headers: Mapping[str, str]) -> str:
+    return headers.get("content-type", "").partition(";")[0].strip().lower() or "application/octet-stream"
+
+
+async def _read(response: Response, headers: Mapping[str, str], max_bytes: int) -> tuple[bytes, int]:
     """The body as far as `max_bytes`, and how much more of it was seen or announced."""
-    if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+    if headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
         raise Unreadable("The tool's server sent an encoded answer, which was not asked for.")
-    announced = response.content_length
-    if announced is not None and announced <= max_bytes:
-        return await response.read(), 0
+    announced = int(headers.get("content-length", 0))
+    if 0 < announced <= max_bytes:
+        return await response.read(max_bytes), 0
     data = bytearray()
-    async for piece in response.content.iter_any():
+    async for piece in response.chunks():
         data += piece
         if len(data) > max_bytes:
-            return bytes(data[:max_bytes]), max(len(data), announced or 0) - max_bytes
+            return bytes(data[:max_bytes]), max(len(data), announced) - max_bytes
     return bytes(data), 0
 
 

@@ -709,17 +709,67 @@ async def test_an_address_may_hold_a_port_a_query_a_user_and_letters_of_any_kind
     assert request.headers["authorization"] == "Basic bWU6cyB0"
 
 
-async def test_a_connection_that_was_free_for_long_is_not_asked_again(monkeypatch):
+async def test_a_connection_that_was_free_for_long_is_not_asked_again():
     async def serve(request, wire):
         await wire.whole("x")
 
-    monkeypatch.setattr("app.outbound.lean_client.KEEP_ALIVE_SECONDS", 0.0)
-    client = LeanClient()
+    client = LeanClient(keep_alive=0.0)
     async with serving(serve) as server:
         for _ in range(2):
             assert await read_all(client, server.url) == b"x"
         await client.close()
     assert server.connections == 2
+
+
+async def test_only_what_the_resolver_lets_through_is_dialled_and_it_is_asked_for_every_connection():
+    allowed = ["127.0.0.1"]
+
+    class Refused(Exception):
+        pass
+
+    async def resolve(host, port):
+        hosts.append(host)
+        if not allowed:
+            raise Refused
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (allowed.pop(), port))]
+
+    async def serve(request, wire):
+        await wire.whole("x", 200, "Connection: close")
+
+    hosts = []
+    client = LeanClient(resolve=resolve)
+    async with serving(serve) as server:
+        url = server.url.replace("127.0.0.1", "example.com")
+        assert await read_all(client, url) == b"x"
+        with pytest.raises(Refused):
+            await read_all(client, url)
+        with pytest.raises(Refused):  # a literal is no way around it
+            await read_all(client, server.url)
+        await client.close()
+    assert hosts == ["example.com", "example.com", "127.0.0.1"]
+    assert server.connections == 1
+
+
+async def test_a_client_that_was_closed_opens_no_connection():
+    client = LeanClient()
+    async with serving() as server:
+        await client.close()
+        with pytest.raises(ConnectFailed):
+            await read_all(client, server.url)
+    assert server.connections == 0
+
+
+async def test_what_is_got_has_no_body():
+    async def serve(request, wire):
+        await wire.whole("x")
+
+    client = LeanClient()
+    async with serving(serve) as server, client.get(f"{server.url}/a", {"X-Key": "k"}, QUICK) as response:
+        assert await response.read(10) == b"x"
+    await client.close()
+    [request] = server.requests
+    assert (request.method, request.target, request.raw) == ("GET", "/a", b"")
+    assert request.headers["x-key"] == "k"
 
 
 async def test_redirects_are_not_followed(client):

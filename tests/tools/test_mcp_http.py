@@ -412,19 +412,28 @@ async def test_a_public_name_that_leads_home_is_refused_before_anything_is_sent(
 
 
 async def test_a_name_that_changes_its_mind_gains_nothing() -> None:
-    found = ["1.1.1.1"]
+    found = ["127.0.0.1"]
 
     async def resolve(host: str, port: int) -> list[str]:
-        return ["127.0.0.1"] if host == "localhost" else found
+        return found
+
+    def last_answer(asked: Asked) -> bytes | None:
+        if asked.message.get("method") != "tools/call":
+            return None
+        body = b'{"jsonrpc":"2.0","id":"%b","result":{"content":[]}}' % asked.message["id"].encode()
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        return head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
 
     async with HttpMcp().running() as http:
         url = http.url.replace("127.0.0.1", "localhost")
-        async with house(url, rules=rules_for(url), web=Web(resolve=resolve)) as it:
-            assert await it.run("echo") == Returned("{}")
-            guard = it.server._session._link._http.connector._resolver  # type: ignore[union-attr]
+        http.instead = last_answer
+        async with house(url, rules=rules_for(url), web=Web(resolve=resolve), delay=lambda failures: 60) as it:
+            assert isinstance(await it.run("echo"), Returned)
             found[:] = ["169.254.169.254"]
-            with pytest.raises(Exception, match="cloud metadata address"):
-                await guard.resolve("mcp.example.com", 80)
+            assert isinstance(await it.run("echo"), Failed)
+            status = await it.state(SourceState.DOWN)
+            assert "localhost has a cloud metadata address" in status.error
+        assert [asked.message.get("method") for asked in http.asked].count("tools/call") == 1
 
 
 async def test_a_redirect_is_followed_nowhere_not_even_at_home() -> None:

@@ -24,6 +24,7 @@ class Request:
     target: str
     headers: dict[str, str]
     raw: bytes
+    method: str = "POST"
 
     @property
     def body(self) -> Any:
@@ -143,7 +144,8 @@ async def _read_request(reader: asyncio.StreamReader) -> Request | None:
     first, *lines = head.split("\r\n")[:-2]
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     body = await reader.readexactly(int(headers.get("content-length", "0")))
-    return Request(first.split()[1], headers, body)
+    method, target, _ = first.split()
+    return Request(target, headers, body, method)
 
 
 def chunk(delta: dict[str, Any] | None = None, finish: str | None = None, **more: Any) -> dict[str, Any]:
