@@ -33,15 +33,17 @@ def create_app(config: Config, reading: Reading | None = None) -> FastAPI:
     )
     straight = add_routes(app, house)
     app.state.house = house
-    app.state.door = Door(app.inside, house, straight)
+    app.door = Door(app.inside, house, straight)
     return app
 
 
 class _Callgate(FastAPI):
     """FastAPI with the door outside even of the framework's own middleware."""
 
+    door: Door
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.state.door(scope, receive, send)
+        await self.door(scope, receive, send)
 
     async def inside(self, scope: Scope, receive: Receive, send: Send) -> None:
         await super().__call__(scope, receive, send)

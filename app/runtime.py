@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -224,9 +224,9 @@ class Runtime:
         """Whether a caller may have the config read again. Without keys only this machine may."""
         return caller.admin or (caller.anonymous and is_loopback(self.config.server.host))
 
-    async def place(self, caller: Caller) -> Place:
+    def place(self, caller: Caller) -> Awaitable[Place]:
         """A place for one request, or a refusal: 429 when its key has too many under way, 503 when all have."""
-        return await self._admission.request(caller.name, caller.allowance.parallel)
+        return self._admission.request(caller.name, caller.allowance.parallel)
 
     async def place_at(self, model: str) -> Place:
         """A place for one request to a model."""

@@ -83,8 +83,9 @@ class Door:
         marks = [(b"x-request-id", visit.request_id.encode())]
         if "origin" in visit.headers:
             marks += encoded(cors_headers(visit.headers, self._origins))
-        if len(scope["path"]) > 1 and scope["path"].endswith("/"):
-            scope["path"] = scope["path"].rstrip("/") or "/"
+        path = scope["path"]
+        if path[-1:] == "/" and path != "/":
+            path = scope["path"] = path.rstrip("/") or "/"
 
         def send_marked(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
@@ -100,13 +101,13 @@ class Door:
                 return
             if scope["method"] == "HEAD":
                 scope = {**scope, "method": "GET"}  # the server sends the head of what is answered to a GET
-            if scope["path"] not in OPEN_PATHS:
-                visit.caller = self._house.current.admit(visit.headers)
-            inner = self._straight.get((scope["method"], scope["path"]), self._app)
-            if visit.caller is None or _is_light(scope):
+            runtime = self._house.current
+            caller = visit.caller = None if path in OPEN_PATHS else runtime.admit(visit.headers)
+            inner = self._straight.get((scope["method"], path), self._app)
+            if caller is None or _is_light(scope["method"], path):
                 await inner(scope, receive, send_marked)
             else:
-                with await self._house.current.place(visit.caller):
+                with await runtime.place(caller):
                     await inner(scope, receive, send_marked)
         except Exception as failure:  # noqa: BLE001 - the last place where a failure can still become an answer
             await self._refuse(as_chat_error(failure), visit, send_marked)
@@ -168,8 +169,8 @@ def encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
 
-def _is_light(scope: Scope) -> bool:
-    return scope["method"] in LIGHT_METHODS or scope["path"].startswith(LIGHT_PATHS)
+def _is_light(method: str, path: str) -> bool:
+    return method in LIGHT_METHODS or path.startswith(LIGHT_PATHS)
 
 
 def _shutting_down() -> ChatError:

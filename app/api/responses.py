@@ -21,6 +21,8 @@ Chat: TypeAlias = Callable[[Callable[[Any], Awaitable[None]]], Awaitable[None]]
 LOOK_AFTER_SECONDS = 0.05
 """How long an answer may take before we look whether its client is still there."""
 
+JSON_TYPE = (b"content-type", b"application/json")
+
 STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -302,10 +304,10 @@ def _lookout_here() -> _Lookout:
 async def send_whole(
     send: Send, status: int, body: bytes, headers: Mapping[str, str], error: ChatError | None = None
 ) -> None:
-    fields = {"content-type": "application/json", "content-length": str(len(body)), **headers}
-    if error is not None:
-        fields |= error_headers(error)
-    await send(start_message(status, fields))
+    fields = headers if error is None else {**headers, **error_headers(error)}
+    start = start_message(status, fields)
+    start["headers"] += (JSON_TYPE, (b"content-length", b"%d" % len(body)))
+    await send(start)
     await send({"type": "http.response.body", "body": body})
 
 

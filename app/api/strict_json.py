@@ -140,7 +140,8 @@ def _repeated_key(body: bytes, fields: Fields) -> str | None:
     for key, text in fields.items():
         size += len(key) + memoryview(text).nbytes
     # A field that comes again would need what stands around it, its key, and a character for its value.
-    if len(body) - size <= _AROUND + min(map(len, fields), default=0):
+    room = len(body) - size
+    if room <= _AROUND or room <= _AROUND + min(map(len, fields), default=0):
         return None
     place = body.index(b"{") + 1
     for key, text in fields.items():

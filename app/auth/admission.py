@@ -29,10 +29,16 @@ class Turnstile:
     def waiting(self) -> int:
         return len(self._queue)
 
+    def enter_now(self) -> bool:
+        """Whether there was a place at once. Nobody overtakes those who wait."""
+        if self.running >= self.places or self._queue:
+            return False
+        self.running += 1
+        return True
+
     async def enter(self, patience: float) -> bool:
         """Whether there was a place within so many seconds. The queue is no longer than there are places."""
-        if self.running < self.places and not self._queue:
-            self.running += 1
+        if self.enter_now():
             return True
         if patience <= 0 or len(self._queue) >= self.places:
             return False
@@ -111,7 +117,7 @@ class Admission:
     async def request(self, key: str, parallel: int | None) -> Place:
         """A place for one request of this key's, or a `ChatError`: 429 when the key has too many, 503 when all have."""
         if parallel is None:
-            if not await self.all.enter(self._patience):
+            if not self.all.enter_now() and not await self.all.enter(self._patience):
                 raise _over_capacity()
             return Place(self.all)
         own = _sized(self._keys, key, parallel)

@@ -5,9 +5,9 @@ from typing import Literal, TypeAlias
 
 Kind: TypeAlias = Literal["req", "run", "call"]
 
-_bits = Random().getrandbits  # noqa: S311 - seeded by the system, once for the process
+_bytes = Random().randbytes  # noqa: S311 - seeded by the system, once for the process
 
 
 def new_id(kind: Kind) -> str:
     """96 random bits: two of them are never the same."""
-    return f"{kind}_{_bits(96):024x}"
+    return f"{kind}_{_bytes(12).hex()}"

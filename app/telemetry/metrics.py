@@ -114,6 +114,8 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
         self._models: dict[str, OfModel] = {}
+        self._requests: dict[tuple[str, int, str], tuple[Count, Times]] = {}
+        """Looked up once for each kind of request that there is."""
         ProcessCollector(registry=self.registry)
         self.requests = self._counter("requests", "Requests answered.", "route", "status", "model")
         self.request_seconds = self._histogram(
@@ -143,8 +145,14 @@ class Metrics:
 
     def request(self, route: str, status: int, model: str, seconds: float) -> None:
         """A request was answered. `route` is a template, `model` a configured name or empty."""
-        self.requests.of(route, str(status), model).inc()
-        self.request_seconds.of(route, model).observe(seconds)
+        counted = self._requests.get((route, status, model))
+        if counted is None:
+            counted = self.requests.of(route, str(status), model), self.request_seconds.of(route, model)
+            if len(self._requests) < _MAX_CHILDREN:
+                self._requests[route, status, model] = counted
+        count, times = counted
+        count.amount += 1
+        times.observe(seconds)
 
     def model(self, name: str) -> "OfModel":
         """What is counted under one configured name."""
