@@ -7,7 +7,7 @@ tool call, its name and id once; `arguments` a string; one finish reason of Open
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -31,6 +31,7 @@ from app.chat.events import (
     ReasoningDelta,
     TextDelta,
 )
+from app.chat.listening import Hears
 from app.chat.usage import add_usage
 
 DONE = b"data: [DONE]\n\n"
@@ -39,6 +40,8 @@ PART_BREAK = "\n\n"
 """Between what a model says before a call and what it says after it."""
 INNER_ASIDES = frozenset({"provider_specific_fields", "thinking_blocks"})
 """Belong to single turns and their calls; the loop gives them back to the model, a client has no use for them."""
+
+_TOOL_EVENTS = (CallStarted, CallProgress, CallEnded)
 
 _MARK = "\x00"
 """Stands where the text of a chunk will; nothing behind it holds such a character."""
@@ -126,7 +129,7 @@ class ChunkWriter:
     def write(self, event: ChatEvent) -> bytes:
         if isinstance(event, Heard):
             return self._heard(event.turn, event.events)
-        if isinstance(event, CallStarted | CallProgress | CallEnded):
+        if isinstance(event, _TOOL_EVENTS):
             return b"" if self._head.progress is None else self._progress(self._head.progress, event)
         if isinstance(event, CallsHandedBack):
             return self.opening() + b"".join(map(self._chunk, self._handed(event.calls)))
@@ -284,18 +287,35 @@ class CompletionWriter:
         self._ended: ChatEnded | None = None
 
     def write(self, event: ChatEvent) -> None:
-        if isinstance(event, Heard):
-            self._heard.setdefault(event.turn, []).extend(event.events)
-        elif isinstance(event, ModelRetried):
-            self._heard.pop(event.turn, None)
-        elif isinstance(event, CallStarted | CallProgress | CallEnded):
-            line = None if self._head.progress is None else self._head.progress.line(event)
-            if line is not None:
-                self._lines.setdefault(event.turn, []).append(line)
-        elif isinstance(event, CallsHandedBack):
-            self._calls = event.calls
-        elif isinstance(event, ChatEnded):
-            self._ended = event
+        if (take := self._takes.get(type(event))) is not None:
+            take(self, event)
+
+    def _hear(self, event: Heard) -> None:
+        self._heard.setdefault(event.turn, []).extend(event.events)
+
+    def _forget(self, event: ModelRetried) -> None:
+        self._heard.pop(event.turn, None)
+
+    def _show(self, event: ToolEvent) -> None:
+        line = None if self._head.progress is None else self._head.progress.line(event)
+        if line is not None:
+            self._lines.setdefault(event.turn, []).append(line)
+
+    def _take_calls(self, event: CallsHandedBack) -> None:
+        self._calls = event.calls
+
+    def _end(self, event: ChatEnded) -> None:
+        self._ended = event
+
+    _takes: ClassVar[Hears] = {
+        Heard: _hear,
+        ModelRetried: _forget,
+        CallStarted: _show,
+        CallProgress: _show,
+        CallEnded: _show,
+        CallsHandedBack: _take_calls,
+        ChatEnded: _end,
+    }
 
     def body(self) -> dict[str, Any]:
         """The whole answer; there is one only after the chat has ended."""
@@ -315,7 +335,7 @@ class CompletionWriter:
             "choices": choices,
             "usage": whole_usage(usage),
         }
-        first = next((event for event in self._all() if isinstance(event, Head)), None)
+        first = self._first_head()
         if first is not None and first.system_fingerprint is not None:
             body["system_fingerprint"] = first.system_fingerprint
         if first is not None and first.service_tier is not None:
@@ -362,9 +382,12 @@ class CompletionWriter:
         text.append(said.finish())
         return "".join(text), "".join(reasoning), logprobs
 
-    def _all(self) -> Iterator[ModelEvent]:
+    def _first_head(self) -> Head | None:
         for events in self._heard.values():
-            yield from events
+            for event in events:
+                if isinstance(event, Head):
+                    return event
+        return None
 
 
 class ChoicesWriter:

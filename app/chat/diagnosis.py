@@ -63,14 +63,13 @@ class Diagnosis(Listener):
         return told
 
     def _turn(self, index: int, answer: TurnAccount) -> dict[str, Any]:
-        rows = [
-            *(self._call(index, call, "house") for call in answer.run),
-            *(self._call(index, call, "client") for call in answer.handed_back),
-            *(self._call(index, call, None) for call in answer.broken),
-        ]
+        rows: list[dict[str, Any]] = []
+        for owner, calls in (("house", answer.run), ("client", answer.handed_back), (None, answer.broken)):
+            for call in calls:
+                rows.append(self._call(index, call, owner))
         turn: dict[str, Any] = {
             "finish_reason": answer.reasons[-1] if answer.reasons else None,
-            "findings": [str(finding) for finding in answer.findings],
+            "findings": list(map(str, answer.findings)),
             "calls": rows,
             "ms": _milliseconds(answer.seconds),
         }
@@ -99,4 +98,4 @@ class Diagnosis(Listener):
 
 
 def _milliseconds(seconds: float) -> float:
-    return round(seconds * 1000, 1)
+    return int(seconds * 10_000 + 0.5) / 10  # `round` costs five times as much

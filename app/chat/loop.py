@@ -43,6 +43,8 @@ from app.chat.usage import add_usage
 FORMAT_IS_DUE = "format"
 """Why the last turn has no tools where they cannot be offered beside the form of the answer."""
 NO_PLAN = Plan(ours=(), theirs=(), broken=())
+BROKE_OFF = frozenset({Flaw.STREAM_ENDED, Flaw.UPSTREAM_ERROR})
+"""The flaws of a turn that its provider did not finish."""
 
 
 class Rules(msgspec.Struct, frozen=True, gc=False):
@@ -121,7 +123,7 @@ class _Course:
             turn, seconds, raw, lane = await self._listen()
             plan = self.toolbox.plan(turn.calls) if turn.calls else NO_PLAN
             await self.tell(TurnEnded(self.index, _account(turn, plan, seconds, raw, lane)))
-            if turn.failure in (Flaw.STREAM_ENDED, Flaw.UPSTREAM_ERROR):
+            if turn.failure in BROKE_OFF:
                 raise _broke_off(turn)
             ending = await self._ending(turn, plan)
             if ending is not None:
@@ -157,9 +159,10 @@ class _Course:
                 end = StreamEnd.ERROR if broke.transport_error else StreamEnd.EOF
             turn = building.finish(end)
             self.usage = add_usage((self.usage, turn.usage)) if turn.usage else self.usage
-            broke_off = turn.failure in (Flaw.STREAM_ENDED, Flaw.UPSTREAM_ERROR)
+            if turn.failure not in BROKE_OFF:
+                break
             passed_on = is_told and question.stream and bool(turn.text or turn.reasoning)
-            if not broke_off or passed_on or attempt > self.rules.max_broken_off:
+            if passed_on or attempt > self.rules.max_broken_off:
                 break
             await tell(ModelRetried(index, attempt, str(turn.failure)))
         return turn, self.clock() - began, raw, lane

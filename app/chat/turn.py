@@ -115,7 +115,9 @@ class TurnBuilder:
         from_text = self._in_words is not None or self._calls.read_from_text
         findings = finish_findings(finish, calls_found=bool(calls), from_text=from_text)
         findings += self._noticed
-        findings += [finding for call in calls if isinstance(call, ReadyCall) for finding in call.findings]
+        for call in calls:
+            if isinstance(call, ReadyCall):
+                findings += call.findings
         return Turn(
             text=sound_text("".join(self._texts)),
             reasoning=self._all_reasoning(),

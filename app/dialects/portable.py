@@ -1,7 +1,8 @@
 """A model whose provider is picky about schemas: the house's tools are shown to it in its provider's dialect."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from operator import is_not
 from typing import TypeAlias
 
 import msgspec
@@ -19,6 +20,7 @@ class PortableTools:
     def __init__(self, inner: Model, translate: Translate) -> None:
         self._inner, self._translate = inner, translate
         self._relay = relay_in(inner)
+        self._last: tuple[Sequence[msgspec.Raw], tuple[msgspec.Raw, ...]] = ((), ())
 
     @property
     def name(self) -> str:
@@ -26,8 +28,18 @@ class PortableTools:
 
     def ask(self, ask: Ask) -> AbstractAsyncContextManager[Answer]:
         if ask.tools:
-            ask = replace(ask, tools=tuple(map(self._translate, ask.tools)))
+            ask = replace(ask, tools=self._translated(ask.tools))
         return self._inner.ask(ask)
+
+    def _translated(self, tools: Sequence[msgspec.Raw]) -> tuple[msgspec.Raw, ...]:
+        """Requests of one kind bring the very same tools of the house, of which one look is enough."""
+        before, after = self._last
+        if tools is before:
+            return after
+        after = tuple(map(self._translate, tools))
+        if all(map(is_not, tools, after)):  # a client's own would keep the whole body alive that they came in
+            self._last = tools, after
+        return after
 
     def can_pass_on(self, *, with_tools: bool) -> bool:
         return self._relay is not None and self._relay.can_pass_on(with_tools=with_tools)

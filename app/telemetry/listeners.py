@@ -1,7 +1,7 @@
 """Listeners of a chat: what it does becomes log lines and counts. Cheap, synchronous, one pair for each chat."""
 
 import logging
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from app.calls.outcome import Failed, Outcome, Returned
@@ -161,10 +161,10 @@ def write_down_passage(
         LogListener(run_id).hear(ChatEnded(ending, usage))
 
 
-def _findings(answer: TurnAccount) -> list[Finding]:
+def _findings(answer: TurnAccount) -> Sequence[Finding]:
     """Those about the turn, and each call's own. The turn names what it noticed about any of its calls once more."""
-    if not answer.run and not answer.handed_back:
-        return list(answer.findings)
+    if not answer.findings:
+        return ()
     calls = (call for call in (*answer.run, *answer.handed_back) if isinstance(call, ReadyCall))
     about_calls = [finding for call in calls for finding in call.findings]
     return [*(finding for finding in answer.findings if finding not in about_calls), *about_calls]

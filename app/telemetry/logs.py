@@ -10,7 +10,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextvars import ContextVar
 from typing import Any, Final, TextIO
 
@@ -141,11 +141,13 @@ class _Quick:
         if event not in harmless:
             event = self._mask(event)
         line: dict[str, Any] = {"timestamp": self._now(), "level": level, "event": event, "logger": name}
+        ours: Container[str] = ()
         if (ids := _ids.get()) is not None:
             line |= ids
+            ours = ids.values()  # stand on the line as they are
         line |= fields
         for key, value in fields.items():
-            plain = value in harmless if type(value) is str else _is_plain(value)
+            plain = value in harmless or value in ours if type(value) is str else _is_plain(value)
             if not plain or means_secret(key):
                 line[key] = _cut(self._mask(value, key))
         self._lines.msg(_as_json(None, level, line))

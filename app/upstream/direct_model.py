@@ -18,7 +18,7 @@ from app.chat.events import Head, ModelEvent, ProviderError
 from app.chat.ports import Answer, Ask, Message
 from app.outbound.client import Client, Deadlines, Response, TransportError
 from app.upstream import errors
-from app.upstream.begun import is_said
+from app.upstream.begun import first_said
 from app.upstream.chunks import ChunkReader, read_completion
 from app.upstream.frame import Frame
 from app.upstream.params import for_body
@@ -218,12 +218,10 @@ class HttpAnswer:
 
     def _begin(self, batch: Sequence[ModelEvent]) -> None:
         """An error that comes before anything else is a failure of the request; a later one is part of the turn."""
-        for event in batch:
-            if isinstance(event, ProviderError):
-                raise errors.reported(event.message, event.body, self._response.headers, secrets=self._secrets)
-            if is_said(event):
-                self._begun = True
-                return
+        first = first_said(batch)
+        if isinstance(first, ProviderError):
+            raise errors.reported(first.message, first.body, self._response.headers, secrets=self._secrets)
+        self._begun = first is not None
 
     def _broken(self, error: TransportError | BrokenOff) -> Exception:
         if not self._begun:

@@ -19,7 +19,7 @@ from app.chat.errors import BrokenOff, ChatError
 from app.chat.events import ModelEvent, ProviderError
 from app.chat.ports import Answer, Ask, Model, Passage, PassOn, Relay, relay_in
 from app.upstream import errors
-from app.upstream.begun import is_said
+from app.upstream.begun import first_said
 
 WINDOW_SECONDS = 60.0
 
@@ -309,7 +309,7 @@ class _Begun:
         try:
             async for batch in begun._batches:
                 begun._held.append(batch)
-                first = next((event for event in batch if is_said(event)), None)
+                first = first_said(batch)
                 if isinstance(first, ProviderError):
                     raise errors.reported(first.message, first.body, {})
                 if first is not None:
