@@ -125,8 +125,9 @@ class _Quick:
 
     def __init__(self, redactor: Redactor, threshold: int, processors: list[Processor], stream: TextIO | None) -> None:
         self.threshold = threshold
-        self._mask = redactor.value
-        self._harmless = redactor.harmless
+        self._redactor = redactor
+        self._open_names: set[str] = set()
+        """Names of fields that do not mean secrets. Our own code names them, so they are few."""
         self._processors = processors
         self._lines = _Lines(None, stream)
         self._second = -1
@@ -137,20 +138,32 @@ class _Quick:
         return structlog.get_config()["processors"] is self._processors and self._processors[-1] is _as_json
 
     def write(self, name: str, level: str, event: str, fields: dict[str, Any]) -> None:
-        harmless = self._harmless()
+        harmless = self._redactor.harmless()
         if event not in harmless:
-            event = self._mask(event)
+            event = self._redactor.value(event)
         line: dict[str, Any] = {"timestamp": self._now(), "level": level, "event": event, "logger": name}
         ours: Container[str] = ()
         if (ids := _ids.get()) is not None:
             line |= ids
             ours = ids.values()  # stand on the line as they are
         line |= fields
-        for key, value in fields.items():
-            plain = value in harmless or value in ours if type(value) is str else _is_plain(value)
-            if not plain or means_secret(key):
-                line[key] = _cut(self._mask(value, key))
+        if not (fields.keys() <= self._open_names and _are_among(fields, harmless)):
+            self._mask(fields, line, ours)
         self._lines.msg(_as_json(None, level, line))
+
+    def _mask(self, fields: dict[str, Any], line: dict[str, Any], ours: Container[str]) -> None:
+        """What is found harmless is known from the next line on."""
+        harmless = self._redactor.harmless()
+        for key, value in fields.items():
+            if key not in self._open_names:
+                if means_secret(key):
+                    line[key] = self._redactor.value(value, key)
+                    continue
+                self._open_names.add(key)
+            if type(value) is not str and _is_plain(value):
+                self._redactor.remember(value)
+            elif type(value) is not str or not (value in harmless or value in ours):
+                line[key] = _cut(self._redactor.value(value, key))
 
     def _now(self) -> str:
         """As structlog's stamper writes it; the part up to the second is the same for all lines of that second."""
@@ -160,6 +173,14 @@ class _Quick:
             self._until_second = time.strftime("%Y-%m-%dT%H:%M:%S.", time.gmtime(second))
             self._second = second
         return f"{self._until_second}{rest // 1000:06d}Z"
+
+
+def _are_among(fields: dict[str, Any], harmless: set[Any]) -> bool:
+    """Whether all values are. Asked of all at once, because asking of each would cost more than all else about a line."""
+    try:
+        return harmless.issuperset(fields.values())
+    except TypeError:  # a list, or a mapping: not to be found in any set
+        return False
 
 
 def _is_plain(value: Any) -> bool:

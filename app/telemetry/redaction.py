@@ -7,7 +7,7 @@ like one (`sk-…`, `Bearer …`). Any of them is enough.
 import base64
 import json
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
 from urllib.parse import quote
@@ -70,7 +70,7 @@ class Redactor:
     def __init__(self, known: Iterable[str] = ()) -> None:
         self._known: frozenset[str] = frozenset()
         self._pattern: re.Pattern[str] | None = None
-        self._harmless: set[str] = set()
+        self._harmless: set[Any] = set()
         self.add(*known)
 
     def add(self, *values: str) -> None:
@@ -83,9 +83,16 @@ class Redactor:
         self._pattern = re.compile("|".join(map(re.escape, sorted(self._known, key=len, reverse=True))))
         self._harmless = set()
 
-    def harmless(self) -> Container[str]:
-        """Texts that were looked at and hold no secret, as far as is known at this moment."""
+    def harmless(self) -> set[Any]:
+        """What was looked at and holds no secret, as far as is known at this moment."""
         return self._harmless
+
+    def remember(self, value: float | None) -> None:
+        """That a value is harmless which nobody could take for a secret: too short a number, a yes or no, nothing."""
+        harmless = self._harmless
+        if len(harmless) >= _REMEMBERED:
+            harmless.clear()
+        harmless.add(value)
 
     def text(self, text: str) -> str:
         """The text with every secret in it masked."""
