@@ -192,6 +192,20 @@ async def test_a_call_given_up_in_the_newest_protocol_is_hung_up_on() -> None:
         await stopped.wait()
 
 
+async def test_a_server_is_asked_no_more_at_once_than_it_is_thought_to_bear(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.tools.mcp_http.MAX_CONNECTIONS", 1)
+    async with HttpMcp().running() as http, house(http.url) as it:
+        first = asyncio.create_task(it.run("hangs", city="Oslo"))
+        await http.begun.wait()
+        second = asyncio.create_task(it.run("echo"))
+        await asyncio.wait([second], timeout=0.1)
+        calls = [asked.message["params"]["name"] for asked in http.asked if asked.message.get("method") == "tools/call"]
+        assert calls == ["hangs"]
+        first.cancel()
+        assert await second == Returned("{}")
+        await asyncio.wait([first])
+
+
 @pytest.mark.parametrize(
     "status, kind",
     [
