@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
-from app.api.responses import EventStream, Pulse
+from app.api.responses import LOOK_AFTER_SECONDS, ClientLeft, EventStream, Pulse, unless_left
 from app.chat.errors import ChatError
 
 pytestmark = pytest.mark.anyio
@@ -97,3 +98,42 @@ async def test_before_the_first_word_no_heartbeat_promises_a_status():
     assert error is not None
     assert error.status == 429
     assert b"beat" not in wire.bodies
+
+
+async def test_each_of_several_clients_is_seen_to_leave_whichever_answers_came_before():
+    left = [asyncio.Event() for _ in range(3)]
+
+    async def at_once() -> None:
+        pass
+
+    async def told(leaving: asyncio.Event) -> dict[str, Any]:
+        await leaving.wait()
+        return {"type": "http.disconnect"}
+
+    async with asyncio.timeout(PATIENCE):
+        await unless_left(at_once(), lambda: told(left[0]))
+        waiting = [asyncio.create_task(unless_left(asyncio.sleep(NEVER), partial(told, it))) for it in left]
+        await unless_left(at_once(), lambda: told(left[0]))
+        for leaving, one in zip(reversed(left), reversed(waiting), strict=True):
+            leaving.set()
+            with pytest.raises(ClientLeft):
+                await one
+
+
+async def test_time_that_is_shorter_than_the_moment_before_we_look_is_kept_as_well():
+    with pytest.raises(ChatError) as late:
+        await unless_left(asyncio.sleep(NEVER), Wire().receive, LOOK_AFTER_SECONDS / 10)
+    assert late.value.code == "request_timeout"
+
+
+def test_clients_are_seen_to_leave_in_one_event_loop_after_another():
+    async def gone() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def one_leaves() -> None:
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(ClientLeft):
+                await unless_left(asyncio.sleep(NEVER), gone)
+
+    for _ in range(2):
+        asyncio.run(one_leaves())

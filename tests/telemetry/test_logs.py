@@ -300,3 +300,17 @@ def test_a_line_that_a_loop_left_behind_is_written_with_the_next(lines):
     write_all()
 
     assert [line["event"] for line in lines()] == ["one", "two", "three"]
+
+
+def test_a_secret_is_masked_from_the_moment_that_it_is_known_whatever_was_written_before():
+    stream, redactor = io.StringIO(), Redactor()
+    configure(redactor, format="json", stream=stream)
+    said = {"status": 200, "ms": 1.5, "stream": False, "caller": None, "model": "a-secret-later", "names": ["a", "b"]}
+    for _ in range(3):
+        Log("callgate.test").info("asked", **said)
+    redactor.add("a-secret-later")
+    Log("callgate.test").info("asked", **said, api_key="short")
+
+    *before, after = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert all(line.items() >= said.items() for line in before)
+    assert after.items() >= {**said, "model": MASK, "api_key": MASK}.items()
