@@ -347,7 +347,7 @@ class Runtime:
     def listeners(self, model_name: str, run_id: str) -> tuple[Listener, ...]:
         return (
             LogListener(run_id, content=self.config.logging.content),
-            MetricsListener(self.metrics, model_name, self._tool_names()),
+            MetricsListener(self.metrics, model_name, self._names),  # as they were when the model was chosen
         )
 
     def _tools_for(
@@ -363,10 +363,6 @@ class Runtime:
             filters = [ToolFilter(entrys), ToolFilter(callers), tool_filter(wanted), allowed_filter(allowed)]
             found = self._narrowed[asked] = Selection(narrowed(tools, filters))
         return found
-
-    def _tool_names(self) -> frozenset[str]:
-        self._all_tools()
-        return self._names
 
     def _all_tools(self) -> tuple[HouseTool, ...]:
         """All tools as they are now; what was worked out from them is forgotten when they have changed."""

@@ -215,16 +215,18 @@ class _Course:
 
     async def _answer(self, plan: Plan) -> dict[str, Outcome]:
         """An answer for every call of the turn: results for ours, explanations for broken ones."""
-        answers: dict[str, Outcome] = {
-            call.id: Failed(feedback.explain(call, self.toolbox.offer), FailureKind.NOT_RUN) for call in plan.broken
-        }
+        answers: dict[str, Outcome] = {}
+        for call in plan.broken:
+            answers[call.id] = Failed(feedback.explain(call, self.toolbox.offer), FailureKind.NOT_RUN)
         if not plan.ours:
             return answers
         if self.ran >= self.rules.max_iterations:
             self.limit = "max_iterations"
             return answers | _refuse(plan.ours, feedback.LIMIT_REACHED)
-        now, over = plan.ours[: self.rules.max_calls_per_turn], plan.ours[self.rules.max_calls_per_turn :]
-        answers |= _refuse(over, feedback.TOO_MANY_CALLS)
+        now, most = plan.ours, self.rules.max_calls_per_turn
+        if len(now) > most:
+            answers |= _refuse(now[most:], feedback.TOO_MANY_CALLS)
+            now = now[:most]
         self.ran += 1
         return answers | await self._run_calls(now)
 
@@ -255,17 +257,15 @@ class _Course:
 
     def _take_stock(self, calls: Iterable[Call], answers: Mapping[str, Outcome]) -> None:
         """Count what goes round in circles: turns in which nothing worked, and calls that change nothing."""
-        if all(isinstance(outcome, Failed) for outcome in answers.values()):
-            self.failed_turns += 1
-        else:
-            self.failed_turns = 0
+        some_worked = any(not isinstance(outcome, Failed) for outcome in answers.values())
+        self.failed_turns = 0 if some_worked else self.failed_turns + 1
         seen = {(call.name, call.text, answers[call.id].text) for call in calls if isinstance(call, ReadyCall)}
         self.repeats = {same: self.repeats.get(same, 0) + 1 for same in seen}
         if self.limit:
             return
         if self.failed_turns >= self.rules.max_failed_turns:
             self.limit = "failed_turns"
-        elif any(times >= self.rules.max_repeats for times in self.repeats.values()):
+        elif max(self.repeats.values(), default=0) >= self.rules.max_repeats:
             self.limit = "repeated_call"
         elif self.rules.max_tokens is not None and self._spent() >= self.rules.max_tokens:
             self.limit = "tokens"

@@ -187,7 +187,7 @@ def _is_plain(value: Any) -> bool:
     """Too short to be a secret: a yes or no, a small number, a time that we took."""
     kind = type(value)
     if kind is int or kind is float:
-        return -_SHORT_NUMBER < value < _SHORT_NUMBER and (kind is int or round(value, 3) == value)
+        return -_SHORT_NUMBER < value < _SHORT_NUMBER and (kind is int or int(value * 1000 + 0.5) / 1000 == value)
     return value is None or kind is bool
 
 

@@ -106,7 +106,7 @@ class Shelf:
 
     def __init__(self, leftovers: Leftovers, owner: str, run_id: str) -> None:
         self._leftovers, self._owner, self._run_id = leftovers, owner, run_id
-        self._ids: set[str] = set()
+        self.ids: set[str] = set()
         self.name = NAME
         """What the tool for reading on is called in this conversation."""
 
@@ -118,7 +118,7 @@ class Shelf:
             return replace(whole, text=_sayable(short), cut_bytes=missing)
         short, missing = cut(whole.text, room, already_missing=whole.cut_bytes)
         id = self._leftovers.keep(self._owner, self._run_id, whole.text, whole.cut_bytes)
-        self._ids.add(id)
+        self.ids.add(id)
         pointer = _pointer(self.name, id, size_of(_shared_start(whole.text, short)))
         return replace(whole, text=_sayable(short) + pointer, cut_bytes=missing)
 
@@ -134,13 +134,13 @@ class Shelf:
             )
             for id in map(bytes.decode, _ID.findall(text)):
                 if self._leftovers.find(self._owner, id) is not None:
-                    self._ids.add(id)
+                    self.ids.add(id)
 
     def __bool__(self) -> bool:
-        return bool(self._ids) and any(self._leftovers.find(self._owner, id) is not None for id in self._ids)
+        return any(self._leftovers.find(self._owner, id) is not None for id in self.ids)
 
     def page(self, id: str, offset: int, max_bytes: int) -> Outcome:
-        kept = self._leftovers.find(self._owner, id) if id in self._ids else None
+        kept = self._leftovers.find(self._owner, id) if id in self.ids else None
         if kept is None:
             text = "This result is not kept any more, or the id is wrong. Call the tool that gave it again."
             return Failed(text, FailureKind.REFUSED)
@@ -200,7 +200,7 @@ class PagedToolbox:
 
     def _tool(self) -> OfferedTool | None:
         """Once it was offered it stays known: a call that comes too late is told so, rather than that there is no such tool."""
-        if self._offered is None and self._shelf:
+        if self._offered is None and self._shelf.ids and self._shelf:
             self._offered = OfferedTool(self._shelf.name, PARAMETERS, _check)
         return self._offered
 
