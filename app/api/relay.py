@@ -45,8 +45,8 @@ async def pass_on(
     if tally is not None:
         tally.hear(TurnStarted(0, tools_offered=request.has_tools))
     try:
-        async with relay.pass_on(PassOn(_fields(request), request.stream, request.include_usage)) as passage:
-            await passage.carry(tell)
+        passage = await relay.pass_on(PassOn(_fields(request), request.stream, request.include_usage))
+        await passage.carry(tell)
     except BrokenOff as broke:
         raise ChatError(
             502,

@@ -74,7 +74,8 @@ class PassOn(msgspec.Struct, frozen=True, gc=False):
 class Passage(Protocol):
     """An answer in its provider's own bytes: the one body, or whole events of a stream, the end mark last.
 
-    What it says of itself is known when it has ended. It raises `BrokenOff` when it breaks off.
+    Who has it carries it: that is what gives its connection back. What it says of itself is known when it has ended. It
+    raises `BrokenOff` when it breaks off.
     """
 
     @property
@@ -83,7 +84,7 @@ class Passage(Protocol):
     @property
     def reasons(self) -> tuple[str, ...]: ...
 
-    async def carry(self, tell: TellBytes) -> None:
+    def carry(self, tell: TellBytes) -> Awaitable[None]:
         """Tell all of it, piece by piece, each of them whole events."""
         ...
 
@@ -93,7 +94,9 @@ class Relay(Protocol):
 
     def can_pass_on(self, *, with_tools: bool) -> bool: ...
 
-    def pass_on(self, asked: PassOn) -> AbstractAsyncContextManager[Passage]: ...
+    def pass_on(self, asked: PassOn) -> Awaitable[Passage]:
+        """Its answer once it has begun: until then it may fail cleanly, and leaves nothing open."""
+        ...
 
 
 def relay_in(model: Model) -> Relay | None:

@@ -117,7 +117,7 @@ class ChosenModel:
         native = self._settled is self._model or (self._settled is None and not with_tools)
         return native and self._relay is not None and self._relay.can_pass_on(with_tools=with_tools)
 
-    def pass_on(self, asked: PassOn) -> AbstractAsyncContextManager[Passage]:
+    def pass_on(self, asked: PassOn) -> Awaitable[Passage]:
         assert self._relay is not None
         return self._relay.pass_on(asked)
 

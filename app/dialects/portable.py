@@ -1,6 +1,6 @@
 """A model whose provider is picky about schemas: the house's tools are shown to it in its provider's dialect."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from operator import is_not
 from typing import TypeAlias
@@ -44,6 +44,6 @@ class PortableTools:
     def can_pass_on(self, *, with_tools: bool) -> bool:
         return self._relay is not None and self._relay.can_pass_on(with_tools=with_tools)
 
-    def pass_on(self, asked: PassOn) -> AbstractAsyncContextManager[Passage]:
+    def pass_on(self, asked: PassOn) -> Awaitable[Passage]:
         assert self._relay is not None, "it was not asked whether it can"
         return self._relay.pass_on(asked)

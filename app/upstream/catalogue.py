@@ -6,7 +6,7 @@ Which lane a deployment takes is settled when it is first asked, because only th
 import difflib
 import re
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -141,7 +141,7 @@ class _Undecided:
     def can_pass_on(self, *, with_tools: bool) -> bool:
         return isinstance(self._settled, RelayModel) and self._settled.can_pass_on(with_tools=with_tools)
 
-    def pass_on(self, asked: PassOn) -> AbstractAsyncContextManager[Passage]:
+    def pass_on(self, asked: PassOn) -> Awaitable[Passage]:
         assert isinstance(self._settled, RelayModel)
         return self._settled.pass_on(asked)
 

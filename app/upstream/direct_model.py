@@ -129,15 +129,16 @@ async def opened(exchange: AbstractAsyncContextManager[Response], secrets: Seque
     if response.status == 200:
         return response
     try:
-        refusal = await _refusal(response, secrets)
+        refused = await refusal(response, secrets)
     except BaseException as error:
         await exchange.__aexit__(type(error), error, error.__traceback__)
         raise
     await exchange.__aexit__(None, None, None)
-    raise refusal
+    raise refused
 
 
-async def _refusal(response: Response, secrets: Sequence[str]) -> ChatError:
+async def refusal(response: Response, secrets: Sequence[str]) -> ChatError:
+    """What an answer of another status than 200 means."""
     try:
         body = await response.read(ERROR_BYTES)
     except TransportError:

@@ -6,9 +6,8 @@ usage, an error in the middle. Whatever else a provider sends is neither known h
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -20,7 +19,7 @@ from app.outbound.client import Response, TransportError
 from app.upstream import errors
 from app.upstream.begun import is_said
 from app.upstream.chunks import ChunkReader, read_completion
-from app.upstream.direct_model import DONE, DirectModel, opened, read_json, without_developers
+from app.upstream.direct_model import DONE, DirectModel, read_json, refusal, without_developers
 from app.upstream.params import ALWAYS_PASSED, is_denied
 from app.upstream.sse import BOM, EVENT_BYTES, SseReader, SseTooLarge, looks_like_keep_alive
 from app.upstream.words import Words
@@ -61,18 +60,22 @@ class RelayModel(DirectModel):
         """It answered in another shape than was asked for. It may always do so, or it was in trouble for a moment."""
         self._read_until = time.monotonic() + READ_SECONDS
 
-    def pass_on(self, asked: PassOn) -> "Passing":
-        return Passing(
-            self, self._client.post(self._endpoint.url, self._headers, self._passed(asked), self._deadlines), asked
-        )
-
-    @property
-    def secrets(self) -> Sequence[str]:
-        return self._endpoint.secrets
-
-    @property
-    def answer_bytes(self) -> int:
-        return self._answer_bytes
+    async def pass_on(self, asked: PassOn) -> "WholePassage | StreamPassage":
+        endpoint, most = self._endpoint, self._answer_bytes
+        exchange = self._client.post(endpoint.url, self._headers, self._passed(asked), self._deadlines)
+        try:
+            if asked.stream:
+                return await StreamPassage.begun(exchange, endpoint.secrets, most, hide_usage=not asked.include_usage)
+            # One that comes whole needs its connection no longer than until then.
+            async with exchange as response:
+                if response.status != 200:
+                    raise await refusal(response, endpoint.secrets)
+                return WholePassage.of(await response.read(most), response, endpoint.secrets)
+        except TransportError as error:
+            raise errors.from_transport(error) from error
+        except CannotPassOn:
+            self.answered_otherwise()
+            raise
 
     def _passed(self, asked: PassOn) -> bytes:
         """The request as it came, with the provider's name for the model and without what could choose more than words."""
@@ -95,35 +98,6 @@ class RelayModel(DirectModel):
             raise ChatError(400, "A message holds half of a surrogate pair, which no JSON text can carry.") from None
 
 
-class Passing:
-    """The context of one request that is passed through. Entered, its answer has begun: until then it may fail cleanly."""
-
-    def __init__(self, model: RelayModel, exchange: AbstractAsyncContextManager[Response], asked: PassOn) -> None:
-        self._model = model
-        self._exchange = exchange
-        self._asked = asked
-
-    async def __aenter__(self) -> "WholePassage | StreamPassage":
-        secrets, most = self._model.secrets, self._model.answer_bytes
-        response = await opened(self._exchange, secrets)
-        try:
-            if self._asked.stream:
-                return await StreamPassage.begun(response, secrets, most, hide_usage=not self._asked.include_usage)
-            return await WholePassage.read(response, secrets, most)
-        except BaseException as error:
-            await self._exchange.__aexit__(type(error), error, error.__traceback__)
-            if isinstance(error, CannotPassOn):
-                self._model.answered_otherwise()
-            if isinstance(error, TransportError):
-                raise errors.from_transport(error) from error
-            raise
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._exchange.__aexit__(kind, error, trace)
-
-
 class WholePassage:
     """One body, read to its end before a byte of it is passed on: one that is cut off must not look whole."""
 
@@ -133,9 +107,9 @@ class WholePassage:
         self.reasons = tuple(choice.finish_reason for choice in outline.choices or () if choice.finish_reason)
 
     @classmethod
-    async def read(cls, response: Response, secrets: Sequence[str], most: int) -> "WholePassage":
-        body = (await response.read(most)).removeprefix(BOM)
+    def of(cls, body: bytes, response: Response, secrets: Sequence[str]) -> "WholePassage":
         response.settle()
+        body = body.removeprefix(BOM)
         start = body.lstrip()[:1]
         if start != b"{":
             _refuse_what_is_no_answer(start, response)
@@ -151,8 +125,8 @@ class WholePassage:
             raise errors.bad_answer("The model's provider sent an empty answer.")
         return cls(body, outline)
 
-    async def carry(self, tell: TellBytes) -> None:
-        await tell(self._body)
+    def carry(self, tell: TellBytes) -> Awaitable[None]:
+        return tell(self._body)
 
 
 def _tolerantly(body: bytes) -> _Outline:
@@ -171,7 +145,10 @@ def _tolerantly(body: bytes) -> _Outline:
 class StreamPassage:
     """The events of a stream, whole ones only, so that nothing half is left in front of an error of ours."""
 
-    def __init__(self, response: Response, most: int, *, hide_usage: bool) -> None:
+    def __init__(
+        self, exchange: AbstractAsyncContextManager[Response], response: Response, most: int, *, hide_usage: bool
+    ) -> None:
+        self._exchange = exchange
         self._response = response
         self._most = most
         self._hide_usage = hide_usage
@@ -186,30 +163,30 @@ class StreamPassage:
         self.reasons: tuple[str, ...] = ()
 
     @classmethod
-    async def begun(cls, response: Response, secrets: Sequence[str], most: int, *, hide_usage: bool) -> "StreamPassage":
+    async def begun(
+        cls, exchange: AbstractAsyncContextManager[Response], secrets: Sequence[str], most: int, *, hide_usage: bool
+    ) -> "StreamPassage":
         """The stream once its first words are there. What is wrong with it before that is an error like any other."""
-        passage = cls(response, most, hide_usage=hide_usage)
-        sse, chunks = SseReader(), ChunkReader()
-        start, reads = b"", aiter(response.chunks())
-        while True:
-            try:
-                data = await reads.__anext__()
-            except StopAsyncIteration:
-                raise errors.bad_answer("The model's provider sent an answer that is empty or cut off.") from None
-            if not start:
-                _check_start(data, response)
-            start += data
-            try:
-                said = _first_words(sse.feed(data), chunks, response, secrets)
-            except SseTooLarge as error:
-                raise errors.bad_answer(
-                    "The model's provider sent something that is not an answer.", str(error)
-                ) from None
-            if said:
-                passage._begin_with(start)
-                return passage
+        response = await exchange.__aenter__()
+        passage = cls(exchange, response, most, hide_usage=hide_usage)
+        try:
+            if response.status != 200:
+                raise await refusal(response, secrets)
+            passage._begin_with(await _start_of(response, secrets))
+        except BaseException as error:
+            await exchange.__aexit__(type(error), error, error.__traceback__)
+            raise
+        return passage
 
     async def carry(self, tell: TellBytes) -> None:
+        try:
+            await self._carry(tell)
+        except BaseException as error:
+            await self._exchange.__aexit__(type(error), error, error.__traceback__)
+            raise
+        await self._exchange.__aexit__(None, None, None)
+
+    async def _carry(self, tell: TellBytes) -> None:
         self._tell = tell
         if not await self._carry_on(self._ready):
             try:
@@ -307,6 +284,26 @@ class StreamPassage:
             raise BrokenOff("the body ended before its end mark", transport_error=False)
         self._done = False
         return rest if rest.endswith(END) else rest + END
+
+
+async def _start_of(response: Response, secrets: Sequence[str]) -> bytes:
+    """What has come once the first words are there."""
+    sse, chunks = SseReader(), ChunkReader()
+    start, reads = b"", aiter(response.chunks())
+    while True:
+        try:
+            data = await reads.__anext__()
+        except StopAsyncIteration:
+            raise errors.bad_answer("The model's provider sent an answer that is empty or cut off.") from None
+        if not start:
+            _check_start(data, response)
+        start += data
+        try:
+            said = _first_words(sse.feed(data), chunks, response, secrets)
+        except SseTooLarge as error:
+            raise errors.bad_answer("The model's provider sent something that is not an answer.", str(error)) from None
+        if said:
+            return start
 
 
 def _check_start(data: bytes, response: Response) -> None:

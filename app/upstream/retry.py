@@ -8,7 +8,7 @@ asked three times as often by the very clients that wait for it.
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -137,24 +137,23 @@ class RetryingModel:
                     return False
         return True
 
-    def pass_on(self, asked: PassOn) -> AbstractAsyncContextManager[Passage]:
-        return _PassingOn(self, asked)
+    def pass_on(self, asked: PassOn) -> Awaitable[Passage]:
+        return _PassingOn(self, asked).begun()
 
 
-Opened = TypeVar("Opened")
+Begun = TypeVar("Begun")
 
 
-class _Trying(Generic[Opened]):
-    """The context of one request. Entering it waits for the first words, because only until then may it be asked again."""
+class _Trying(Generic[Begun]):
+    """One request, asked until its answer has begun, because only until then may it be asked again."""
 
-    __slots__ = ("_attempt", "_model", "_open")
+    __slots__ = ("_attempt", "_model")
 
     def __init__(self, model: RetryingModel) -> None:
         self._model = model
-        self._open: AbstractAsyncContextManager[Any] | None = None
         self._attempt = 0
 
-    async def __aenter__(self) -> Opened:
+    async def begun(self) -> Begun:
         world = self._model.circumstances
         world.budget.count_request()
         began = world.clock()
@@ -177,13 +176,7 @@ class _Trying(Generic[Opened]):
                     raise
                 failure = error
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        assert self._open is not None
-        return await self._open.__aexit__(kind, error, trace)
-
-    async def _begin(self, deployment: Model) -> Opened:
+    def _begin(self, deployment: Model) -> Awaitable[Begun]:
         """Ask, and wait for the first words; whatever happens before them closes what was opened."""
         raise NotImplementedError
 
@@ -217,13 +210,23 @@ class _Trying(Generic[Opened]):
 
 
 class _Asking(_Trying[Answer]):
-    """One question."""
+    """The context of one question."""
 
-    __slots__ = ("_ask",)
+    __slots__ = ("_ask", "_open")
 
     def __init__(self, model: RetryingModel, ask: Ask) -> None:
         super().__init__(model)
         self._ask = ask
+        self._open: AbstractAsyncContextManager[Answer] | None = None
+
+    def __aenter__(self) -> Coroutine[Any, Any, Answer]:
+        return self.begun()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        assert self._open is not None
+        return await self._open.__aexit__(kind, error, trace)
 
     async def _begin(self, deployment: Model) -> Answer:
         opened = deployment.ask(self._ask)
@@ -246,11 +249,8 @@ class _PassingOn(_Trying[Passage]):
         super().__init__(model)
         self._asked = asked
 
-    async def _begin(self, deployment: Model) -> Passage:
-        opened = cast(Relay, deployment).pass_on(self._asked)
-        passage = await opened.__aenter__()  # waits for the first words by itself
-        self._open = opened
-        return passage
+    def _begin(self, deployment: Model) -> Awaitable[Passage]:
+        return cast(Relay, deployment).pass_on(self._asked)  # waits for the first words by itself
 
 
 @dataclass(frozen=True, slots=True)

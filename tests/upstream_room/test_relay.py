@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -56,12 +57,14 @@ def keeping(got):
 
 
 async def passed(model, asked):
-    async with asyncio.timeout(10), model.pass_on(asked) as passage:
+    async with asyncio.timeout(10):
+        passage = await model.pass_on(asked)
         return b"".join(await parts_of(passage)), passage
 
 
 async def gathered(model, got):
-    async with asyncio.timeout(10), model.pass_on(passing()) as passage:
+    async with asyncio.timeout(10):
+        passage = await model.pass_on(passing())
         await passage.carry(keeping(got))
 
 
@@ -331,7 +334,7 @@ def test_however_a_stream_is_cut_it_says_the_same_as_when_all_of_it_is_read(foun
     pieces = [piece for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True) if (piece := body[a:b])]
 
     async def relayed():
-        passage = await StreamPassage.begun(_Cut(pieces), (), ANSWER_BYTES, hide_usage=False)
+        passage = await StreamPassage.begun(nullcontext(_Cut(pieces)), (), ANSWER_BYTES, hide_usage=False)
         return b"".join(await parts_of(passage)), passage
 
     out, passage = asyncio.run(relayed())
