@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import Context
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any, Protocol, TypeAlias
 
 from starlette.types import Receive, Send
@@ -264,6 +265,7 @@ class _Lookout:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
+        self.thread = get_ident()
         self.waiting: dict[_Watch, None] = {}
         """The oldest first. Whose answer has ended takes its watch out."""
         self._is_set = False
@@ -293,11 +295,13 @@ _lookout: _Lookout | None = None
 
 
 def _lookout_here() -> _Lookout:
-    """That of the running loop. A server has one loop; where there are several in turn, each begins with its own."""
+    """That of the running loop. A server has one loop; where there are several in turn, each begins with its own.
+
+    A loop that runs in this thread is the running one. To ask which that is costs a system call each time.
+    """
     global _lookout  # noqa: PLW0603 - asking the loop itself would need a place in it that it does not have
-    loop = asyncio.get_running_loop()
-    if _lookout is None or _lookout.loop is not loop:
-        _lookout = _Lookout(loop)
+    if _lookout is None or _lookout.thread != get_ident() or not _lookout.loop.is_running():
+        _lookout = _Lookout(asyncio.get_running_loop())
     return _lookout
 
 

@@ -281,6 +281,8 @@ class _Lines:
     _waiting: Final[list[tuple[TextIO | None, str]]] = []
     _due_on: asyncio.AbstractEventLoop | None = None
     """The loop that will write what waits. Another one cannot rely on it."""
+    _due_in = 0
+    """The thread of that loop."""
     _written_at = 0.0
 
     def __init__(self, name: str | None, stream: TextIO | None) -> None:
@@ -288,19 +290,21 @@ class _Lines:
         self._stream = stream
 
     def msg(self, line: str) -> None:
+        here = threading.get_ident()
+        with self._lock:
+            self._waiting.append((self._stream, line))
+            # One that runs in this thread is the running one. Asking for that is a system call each time.
+            if self._due_on is not None and self._due_in == here and self._due_on.is_running():
+                return
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:  # another thread, or no server
-            with self._lock:
-                self._waiting.append((self._stream, line))
             write_all()
             return
         with self._lock:
-            self._waiting.append((self._stream, line))
-            is_due, _Lines._due_on = self._due_on is loop, loop
-        if not is_due:
-            wait = self._written_at + _GATHERED_SECONDS - time.monotonic()
-            loop.call_later(wait, write_all) if wait > 0 else loop.call_soon(write_all)
+            _Lines._due_on, _Lines._due_in = loop, here
+        wait = self._written_at + _GATHERED_SECONDS - time.monotonic()
+        loop.call_later(wait, write_all) if wait > 0 else loop.call_soon(write_all)
 
     debug = info = warning = error = critical = fatal = msg
 
