@@ -182,6 +182,39 @@ async def test_a_finished_stream_without_its_mark_gets_one(model):
     assert out.decode() == text + "\n\ndata: [DONE]\n\n"
 
 
+async def test_a_whole_answer_needs_its_connection_no_longer_while_it_is_told(model):
+    async with serving(serve_body(json.dumps(completion()))) as server:
+        made = model(server)
+
+        async def ask_another(part):
+            await passed(made, passing(stream=False))
+
+        async with asyncio.timeout(10):
+            passage = await made.pass_on(passing(stream=False))
+            await passage.carry(ask_another)
+        assert server.connections == 1
+
+
+async def test_a_stream_that_its_client_has_left_loses_its_connection(model):
+    left = asyncio.Event()
+
+    async def serve(request, wire):
+        await wire.head(200, SSE)
+        await wire.event(chunk({"content": "a"}))
+        await wire.peer_left()
+        left.set()
+
+    async def gone(part):
+        raise ConnectionResetError("the client has left")
+
+    async with serving(serve) as server:
+        async with asyncio.timeout(10):
+            passage = await model(server).pass_on(passing())
+            with pytest.raises(ConnectionResetError):
+                await passage.carry(gone)
+            await left.wait()
+
+
 async def test_a_stream_that_breaks_off_says_so_and_leaves_no_half_event(model):
     text = sse(chunk({"content": "a"}), done=False) + 'data: {"choices":[{"ind'
     got: list[Any] = []
