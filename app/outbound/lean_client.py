@@ -71,12 +71,12 @@ class LeanClient:
 
     # -- for the exchange
 
-    def take(self, where: Where, now: float) -> Connection | None:
+    def take(self, where: Where) -> Connection | None:
         """A free connection to there. The one used last comes first, so that those of a rush may grow old and go."""
         free = self._free.get(where)
         while free:
             connection = free.pop()
-            if connection.is_open and now - connection.free_since < self._keep_alive:
+            if connection.is_open and connection.loop.time() - connection.free_since < self._keep_alive:
                 return connection
             connection.abort()
         return None
@@ -180,8 +180,12 @@ class _Exchange:
 
     async def __aenter__(self) -> Connection:
         where, head = prepared(self._method, self._url, tuple(self._headers.items()))
-        asked_at = asyncio.get_running_loop().time()
-        connection = self._client.take(where, asked_at) or await self._client.connect(where, self._deadlines)
+        connection = self._client.take(where)
+        if connection is not None:
+            asked_at = connection.loop.time()  # its own loop: to ask which one runs is a system call
+        else:
+            asked_at = asyncio.get_running_loop().time()
+            connection = await self._client.connect(where, self._deadlines)
         try:
             await connection.ask(head, self._body, self._deadlines, asked_at)
         except BaseException:
