@@ -736,7 +736,7 @@ async def test_only_what_the_resolver_lets_through_is_dialled_and_it_is_asked_fo
     async def serve(request, wire):
         await wire.whole("x", 200, "Connection: close")
 
-    hosts = []
+    hosts: list[str] = []
     client = LeanClient(resolve=resolve)
     async with serving(serve) as server:
         url = server.url.replace("127.0.0.1", "example.com")
