@@ -53,7 +53,8 @@ def split_around_messages(body: bytes) -> Fields | None:
     most of a large body, and whoever reads them reads them once. None where they stand otherwise.
 
     It is the body's split only if the text of the messages turns out to be a list: then the object around an empty list,
-    which was read here, is an object around that one as well.
+    which was read here, is an object around that one as well. That the list is a field of it, and not of something inside
+    it, shows in what was read.
     """
     if len(body) < _LARGE:
         return None
@@ -67,7 +68,7 @@ def split_around_messages(body: bytes) -> Fields | None:
         fields = _fields.decode(around)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    if _repeated_key(around, fields) is not None:
+    if bytes(fields.get("messages", b"")) != b"[]" or _repeated_key(around, fields) is not None:
         return None
     fields["messages"] = msgspec.Raw(messages)
     return fields

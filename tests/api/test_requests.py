@@ -1,5 +1,6 @@
 """The outline of a request is checked, what is wrong is named, and everything else stays the bytes it was."""
 
+import json
 from typing import Any
 
 import msgspec
@@ -127,6 +128,22 @@ def test_how_deep_is_too_deep_is_said() -> None:
     with pytest.raises(ChatError, match="nested deeper than 100 levels") as caught:
         read(b'{"model":"m","x":' + b"[" * 100 + b"]" * 100 + b"}")
     assert caught.value.code == "json_too_deep"
+
+
+@pytest.mark.parametrize("more", [{}, {"messages": []}], ids=["none of its own", "an empty list of its own"])
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")], ids=["compact", "spaced"])
+def test_messages_inside_another_field_are_not_those_of_the_request(
+    more: dict[str, Any], separators: tuple[str, str]
+) -> None:
+    inside = {"messages": [{"role": "user", "content": "a" * 10_000}]}
+    for body in (
+        {"model": "m", "x": inside, **more},
+        {"x": inside, **more, "model": "m"},
+        {**more, "x": inside, "model": "m"},
+    ):
+        with pytest.raises(ChatError) as caught:
+            read(json.dumps(body, separators=separators).encode())
+        assert caught.value.param == "messages"
 
 
 def test_a_repeated_field_is_named() -> None:
