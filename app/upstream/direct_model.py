@@ -292,8 +292,8 @@ def _read_alone(payload: bytes) -> Sequence[ModelEvent]:
     return [event for event in ChunkReader().read(read_json(payload)) if not isinstance(event, Head)]
 
 
-class _WholeBody:
-    """Reads a body that is one completion."""
+class WholeBody:
+    """Reads a body that is one text of JSON: here, a completion."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -306,12 +306,15 @@ class _WholeBody:
 
     def finish(self) -> Sequence[ModelEvent]:
         try:
-            completion = read_json(b"".join(self._parts).removeprefix(BOM))
+            found = read_json(b"".join(self._parts).removeprefix(BOM))
         except ValueError:
             self.fault = "the body is not JSON"
             return ()
+        return self._read(found)
+
+    def _read(self, found: Any) -> Sequence[ModelEvent]:
         self.done = True
-        return read_completion(completion)
+        return read_completion(found)
 
 
 def read_json(text: bytes) -> Any:
@@ -328,13 +331,13 @@ def read_json(text: bytes) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-def recognised(start: bytes, response: Response) -> _StreamedBody | _WholeBody | None:
+def recognised(start: bytes, response: Response) -> _StreamedBody | WholeBody | None:
     """What a body is, is told by how it begins: servers label errors as streams, and streams as plain text."""
     mark = start.removeprefix(BOM).lstrip()[:1]
     if not mark:
         return None
     if mark in b"{[":
-        return _WholeBody()
+        return WholeBody()
     content_type = response.headers.get("content-type", "")
     if mark == b"<" or "html" in content_type.lower():
         raise errors.bad_answer(

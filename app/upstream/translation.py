@@ -14,11 +14,11 @@ import msgspec
 from app.chat.events import ModelEvent
 from app.chat.ports import Ask, Message
 from app.upstream.chunks import ChunkReader
-from app.upstream.direct_model import Body, read_json
+from app.upstream.direct_model import Body, WholeBody, read_json
 from app.upstream.litellm_model import COMMON_EXTRAS, decoded
 from app.upstream.params import for_litellm
 from app.upstream.resolve import ThroughLiteLLM
-from app.upstream.sse import BOM, SseReader, SseTooLarge, looks_like_keep_alive
+from app.upstream.sse import SseReader, SseTooLarge, looks_like_keep_alive
 
 Lost: TypeAlias = Callable[[Exception], None]
 """Who hears that an answer could not be translated."""
@@ -154,29 +154,18 @@ class EventsBody:
         return []
 
 
-class MessageBody:
+class MessageBody(WholeBody):
     """Reads a body that is one message."""
 
     def __init__(self, lost: Lost) -> None:
+        super().__init__()
         self._lost = lost
-        self._parts: list[bytes] = []
-        self.done = False
-        self.fault: str | None = None
 
-    def feed(self, data: bytes) -> Sequence[ModelEvent]:
-        self._parts.append(data)
-        return ()
-
-    def finish(self) -> Sequence[ModelEvent]:
-        try:
-            body = read_json(b"".join(self._parts).removeprefix(BOM))
-        except ValueError:
-            self.fault = "the body is not JSON"
-            return ()
-        if isinstance(body, dict) and body.get("error"):
+    def _read(self, found: Any) -> Sequence[ModelEvent]:
+        if isinstance(found, dict) and found.get("error"):
             self.done = True
-            return ChunkReader().read({"error": self._error(body["error"])})
-        events = self._told(body) if isinstance(body, dict) else None
+            return ChunkReader().read({"error": self._error(found["error"])})
+        events = self._told(found) if isinstance(found, dict) else None
         if events is None:
             self.fault = self.fault or "the body is not a message"
             return ()

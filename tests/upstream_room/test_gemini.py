@@ -8,45 +8,23 @@ import pytest
 from app.calls.states import BrokenCall, ReadyCall
 from app.chat.errors import BrokenOff
 from app.chat.ports import Ask, Message
-from app.outbound.lean_client import LeanClient
-from app.upstream import litellm_model, resolve
+from app.upstream import resolve
 from app.upstream.catalogue import Catalogue
 from app.upstream.inspection import whereabouts
 from app.upstream.litellm_model import LiteLLMModel
 from app.upstream.resolve import ModelEntry
 from app.upstream.translated_model import TranslatedModel
 from tests.upstream.script import Call, Cut, ErrorEvent, Malformed, Reply, Reset, Shape
-from tests.upstream_room.test_translated_model import asked, both_ways, heard, refused
+from tests.upstream_room.through_litellm import MARKS, both_ways, heard, refused
 from tests.upstream_room.wire import QUICK, asking, tool
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.leaves("litellm", why="litellm keeps its thread for logging"),
-    # litellm and what it loads; none of it is ours to mend.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore:.*:UserWarning"),
-    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
-]
+pytestmark = MARKS
 
 KEY = "AIza-planted-key-000111222"
 MODEL = "gemini-2.5-flash"
 WRITE = Call("now", {"path": "/a", "mode": "w"}, id="c1")
 PATH = tool("now", path={"type": "string"}, mode={"type": "string"})
 OTHER = tool("later")
-
-
-@pytest.fixture(autouse=True)
-async def _closed():
-    yield
-    await litellm_model.close()
-
-
-@pytest.fixture
-async def client():
-    made = LeanClient()
-    yield made
-    await made.close()
 
 
 @pytest.fixture
@@ -252,6 +230,6 @@ async def test_gemini_takes_the_lane_unless_told_otherwise(upstream, client, lan
     upstream.script(MODEL, [Reply(text="ok")])
     upstream.key = KEY
     model = Catalogue([entry(upstream, lane)], client).model("m")
-    turn, _, is_raw = await heard(model, asked(True))
+    turn, _, is_raw = await heard(model, question(True))
     assert (turn.text, is_raw) == ("ok", raw)
     assert (await whereabouts(entry(upstream, lane))).lane == ("translated" if raw else "litellm")

@@ -4,57 +4,31 @@ What only one of them does is in its own test: `test_direct_model`, `test_litell
 """
 
 import asyncio
-import itertools
 import json
 
-import msgspec
 import pytest
 
-from app.calls.offer import OfferedTool
 from app.calls.states import ReadyCall
 from app.chat.errors import BrokenOff, ChatError
-from app.chat.events import Finished, ProviderError, StreamEnd, TextDelta
+from app.chat.events import Finished, ProviderError, TextDelta
 from app.chat.finish import FinishClass
-from app.chat.turn import TurnBuilder
 from app.outbound.client import Deadlines
-from app.outbound.lean_client import LeanClient
-from app.upstream import litellm_model, resolve
+from app.upstream import resolve
 from app.upstream.direct_model import DirectModel, Endpoint
 from app.upstream.litellm_model import LiteLLMModel
 from app.upstream.resolve import ModelEntry, ThroughLiteLLM
 from app.upstream.translated_model import TranslatedModel
 from tests.upstream.script import Call, Cut, ErrorEvent, Hang, Reply, Reset
+from tests.upstream_room.through_litellm import MARKS, both_ways, heard
 from tests.upstream_room.wire import QUICK, SSE, asking, chunk, closing, serving, tool
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.leaves("litellm", why="litellm keeps its thread for logging"),
-    # litellm and what it loads; none of it is ours to mend.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore:.*:UserWarning"),
-    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
-]
+pytestmark = MARKS
 
 KEY = "sk-planted-key-000111222"
 SCRIPTED = "claude-sonnet-4-5"
 NOW = tool("now", place={"type": "string"})
 LATER = tool("later")
 CALL = Call("now", {"place": "Lisbon"})
-both_ways = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
-
-
-@pytest.fixture(autouse=True)
-async def _closed():
-    yield
-    await litellm_model.close()
-
-
-@pytest.fixture
-async def client():
-    made = LeanClient()
-    yield made
-    await made.close()
 
 
 # The same answer, in the words of each provider -----------------------------------------------------------------------
@@ -78,20 +52,8 @@ def lane(request, upstream, client):
     return through if request.param.startswith("litellm") else TranslatedModel("m", way, client, QUICK, through)
 
 
-async def heard(model, stream):
-    """The turn that an answer comes to, and what broke it off, if anything did."""
-    ask = asking(stream=stream, tools=[NOW, LATER])
-    functions = [msgspec.json.decode(raw)["function"] for raw in ask.tools]
-    offer = {it["name"]: OfferedTool(it["name"], it["parameters"]) for it in functions}
-    building = TurnBuilder(offer, map("made_{}".format, itertools.count()).__next__)
-    end, broke = StreamEnd.DONE, None
-    async with asyncio.timeout(20), model.ask(ask) as answer:
-        try:
-            async for batch in answer:
-                building.feed(batch)
-        except BrokenOff as error:
-            end, broke = StreamEnd.ERROR if error.transport_error else StreamEnd.EOF, error
-    return building.finish(end), broke
+def question(stream):
+    return asking(stream=stream, tools=[NOW, LATER])
 
 
 @both_ways
@@ -107,7 +69,7 @@ async def heard(model, stream):
 )
 async def test_the_same_answer_is_the_same_turn_on_every_lane(upstream, lane, stream, reply, winner):
     upstream.script(SCRIPTED, [reply])
-    turn, broke = await heard(lane, stream)
+    turn, broke, _ = await heard(lane, question(stream))
     assert (turn.text, broke) == (reply.text or "", None)
     assert [(type(it), it.name, it.arguments) for it in turn.calls] == [
         (ReadyCall, call.name, dict(call.arguments)) for call in reply.calls
@@ -121,7 +83,7 @@ async def test_the_same_answer_is_the_same_turn_on_every_lane(upstream, lane, st
 @pytest.mark.parametrize("fault", [Cut(after=5), Reset(after=5)], ids=["cut", "reset"])
 async def test_a_stream_that_breaks_off_is_not_an_answer_on_any_lane(upstream, lane, fault, request):
     upstream.script(SCRIPTED, [Reply(text="I look it up, and then I tell you all of it.", calls=[CALL], fault=fault)])
-    turn, broke = await heard(lane, True)
+    turn, broke, _ = await heard(lane, question(True))
     assert not any(isinstance(call, ReadyCall) for call in turn.calls)
     if "litellm-gemini" in request.node.name:
         # litellm has a reason for it that nobody sent. Such models take the translated lane by themselves.
@@ -136,7 +98,7 @@ async def test_a_key_that_is_refused_is_the_operators_to_mend_on_every_lane(upst
     upstream.key = "another"
     upstream.script(SCRIPTED, [Reply(text="never")])
     with pytest.raises(ChatError) as caught:
-        await heard(lane, stream)
+        await heard(lane, question(stream))
     assert (caught.value.status, caught.value.code) == (502, "upstream_auth")
     assert KEY not in f"{caught.value.envelope()}{caught.value.detail}"
     assert len(upstream.requests) == 1
@@ -145,7 +107,7 @@ async def test_a_key_that_is_refused_is_the_operators_to_mend_on_every_lane(upst
 async def test_an_error_before_anything_else_is_the_requests_on_every_lane(upstream, lane):
     upstream.script(SCRIPTED, [Reply(text="x", fault=ErrorEvent(after=0, message="Overloaded"))])
     with pytest.raises(ChatError) as caught:
-        await heard(lane, True)
+        await heard(lane, question(True))
     assert caught.value.status >= 500
 
 

@@ -17,28 +17,15 @@ from app.upstream import litellm_model, resolve
 from app.upstream.litellm_model import LiteLLMModel
 from app.upstream.params import NAMED
 from app.upstream.resolve import ModelEntry, ThroughLiteLLM
+from tests.upstream_room.through_litellm import MARKS
 from tests.upstream_room.wire import QUICK, SSE, asking, chunk, closing, completion, serving, tool
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.leaves("litellm", why="litellm keeps its thread for logging"),
-    # litellm and what it loads; none of it is ours to mend.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore:.*:UserWarning"),
-    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
-]
+pytestmark = MARKS
 
 
 @pytest.fixture
 async def litellm():
     return await litellm_model.loaded()
-
-
-@pytest.fixture(autouse=True)
-async def _closed():
-    yield
-    await litellm_model.close()
 
 
 def at(server, deadlines=QUICK, **more):

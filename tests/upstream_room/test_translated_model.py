@@ -4,7 +4,6 @@ A test here that fails after an update of litellm says what the lane relied upon
 """
 
 import asyncio
-import itertools
 import json
 from dataclasses import replace
 
@@ -12,15 +11,12 @@ import msgspec
 import pytest
 import structlog
 
-from app.calls.offer import OfferedTool
 from app.calls.states import BrokenCall, Finding, Flaw, ReadyCall
-from app.chat.errors import BrokenOff, ChatError
-from app.chat.events import ProviderError, StreamEnd
+from app.chat.errors import BrokenOff
+from app.chat.events import ProviderError
 from app.chat.ports import Ask, Message
-from app.chat.turn import TurnBuilder
 from app.outbound.client import Deadlines
-from app.outbound.lean_client import LeanClient
-from app.upstream import litellm_model, resolve, translation
+from app.upstream import resolve, translation
 from app.upstream.catalogue import Catalogue
 from app.upstream.direct_model import ANSWER_BYTES
 from app.upstream.inspection import whereabouts
@@ -28,36 +24,16 @@ from app.upstream.litellm_model import LiteLLMModel
 from app.upstream.resolve import LaneError, ModelEntry
 from app.upstream.translated_model import TranslatedModel
 from tests.upstream.script import Call, Cut, ErrorEvent, Hang, Hold, Html, Malformed, Pace, Reply, Reset, Shape
+from tests.upstream_room.through_litellm import MARKS, both_ways, heard, refused
 from tests.upstream_room.wire import QUICK, asking, tool
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.leaves("litellm", why="litellm keeps its thread for logging"),
-    # litellm and what it loads; none of it is ours to mend.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore:.*:UserWarning"),
-    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
-]
+pytestmark = MARKS
 
 KEY = "sk-ant-planted-key-000111222"
 MODEL = "claude-sonnet-4-5"
 PATH = tool("fs/write", path={"type": "string"}, mode={"type": "string"})
 NOTHING = tool("now")
 BAD = {"type": "error", "error": {"type": "invalid_request_error", "message": "temperature: must be at most 1"}}
-
-
-@pytest.fixture(autouse=True)
-async def _closed():
-    yield
-    await litellm_model.close()
-
-
-@pytest.fixture
-async def client():
-    made = LeanClient()
-    yield made
-    await made.close()
 
 
 @pytest.fixture
@@ -78,32 +54,6 @@ def entry(upstream, lane="translated", **more):
     return ModelEntry("m", params, lane=lane)
 
 
-async def heard(model, ask):
-    """The turn that an answer comes to, and what broke it off, if anything did."""
-    offer = {name: OfferedTool(name, parameters) for name, parameters in map(_offered, ask.tools)}
-    building = TurnBuilder(offer, map("made_{}".format, itertools.count()).__next__)
-    end, broke = StreamEnd.DONE, None
-    async with asyncio.timeout(20), model.ask(ask) as answer:
-        try:
-            async for batch in answer:
-                building.feed(batch)
-        except BrokenOff as error:
-            end, broke = StreamEnd.ERROR if error.transport_error else StreamEnd.EOF, error
-        raw = answer.reason_is_raw
-    return building.finish(end), broke, raw
-
-
-async def refused(model, ask):
-    with pytest.raises(ChatError) as caught:
-        await heard(model, ask)
-    return caught.value
-
-
-def _offered(raw):
-    function = msgspec.json.decode(raw)["function"]
-    return function["name"], function["parameters"]
-
-
 def asked(stream, **more):
     return asking(stream=stream, tools=[PATH, NOTHING], **more)
 
@@ -119,7 +69,6 @@ def likeness(turn):
     return turn.text, turn.reasoning, calls, turn.winner, counts(turn), turn.asides.get("thinking_blocks")
 
 
-both_ways = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 WRITE = Call("fs/write", {"path": "/a", "mode": "w"}, id="toolu_1")
 
 
