@@ -31,14 +31,14 @@ help: ## list the chores
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
 serve: .venv/.runtime ## serve on 127.0.0.1:8000, or as the config says (PORT=8001 CONFIG=my.yaml)
-	@$(PY) -m app serve $(if $(PORT),--port "$(PORT)") $(if $(CONFIG),--config "$(CONFIG)") $(ARGS)
+	@$(PY) -m callgate serve $(if $(PORT),--port "$(PORT)") $(if $(CONFIG),--config "$(CONFIG)") $(ARGS)
 
 test: .venv/.dev ## run all the tests (ARGS="tests/calls -k truncated")
 	@$(PY) -m pytest $(ARGS)
 
 chaos: .venv/.dev ## overload, drain, kill -9, soak, cancellation, bad requests, at full length; figures in build/chaos.jsonl
 	@mkdir -p build && rm -f build/chaos.jsonl
-	@CALLGATE_CHAOS=long CALLGATE_CHAOS_FIGURES=build/chaos.jsonl $(PY) -m pytest tests/chaos tests/edge $(ARGS)
+	@CALLGATE_CHAOS=long CALLGATE_CHAOS_FIGURES=build/chaos.jsonl $(PY) -m pytest tests/chaos tests/server $(ARGS)
 	@cat build/chaos.jsonl
 
 fuzz: .venv/.dev ## search for inputs that readers fail on, SECONDS=60 for each of tests/fuzz (ARGS=stream for one of them)

@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent / "app"), str(Path(__file__).resolve().parent.parent)]
 
-from app.calls.buffer import ToolCallBuffer
-from app.calls.offer import OfferedTool
-from app.calls.states import ReadyCall
-from app.chat.events import CallDelta
-from app.chat.turn import TurnBuilder
+from callgate.calls.buffer import ToolCallBuffer
+from callgate.calls.offer import OfferedTool
+from callgate.calls.states import ReadyCall
+from callgate.conversation.events import CallDelta
+from callgate.conversation.turn import TurnBuilder
 
 KB, MB = 1_000, 1_000_000
 SIZES = {"1 KB": KB, "100 KB": 100 * KB, "1 MB": MB, "10 MB": 10 * MB}

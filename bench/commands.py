@@ -7,10 +7,10 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path[:0] = [str(Path(__file__).parents[1] / "app"), str(Path(__file__).parents[1])]
 
-from app.tools.launch import landlock_abi
-from app.tools.process import Command, Paths, Processes
+from callgate.tools.launch import landlock_abi
+from callgate.tools.process import Command, Paths, Processes
 
 RUNS = 100
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}

@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path[:0] = [str(Path(__file__).parents[1] / "app"), str(Path(__file__).parents[1])]
 
 import httptools
 import uvicorn
@@ -21,7 +21,7 @@ import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from app.edge import Edge
+from callgate.server import ProtocolFactory
 
 BODY = b'{"model": "m", "messages": [{"role": "user", "content": "hello"}]}'
 HEADERS = {
@@ -55,7 +55,7 @@ def uvicorns() -> Any:
 
 
 def ours() -> Any:
-    return Edge().protocol
+    return ProtocolFactory().protocol
 
 
 MAKERS = {"uvicorn's": uvicorns, "ours": ours}

@@ -83,8 +83,8 @@ class Served:
 def served(directory: Path, model: int, *options: str) -> Iterator[Served]:
     """`options` are the interpreter's."""
     port = free_port()
-    command = [sys.executable, *options, "-m", "app", "serve", "--config", str(configured(directory, port, model))]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(directory)])}
+    command = [sys.executable, *options, "-m", "callgate", "serve", "--config", str(configured(directory, port, model))]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "app"), str(directory)])}
     written = directory / "server.log"
     with written.open("wb") as log:
         process = subprocess.Popen(command, env=environment, stderr=log, cwd=ROOT)

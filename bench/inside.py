@@ -21,13 +21,13 @@ from types import FrameType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT / "app"), str(ROOT)]
 
-from app import server
-from app.config.load import load
 from bench import reference, wire
 from bench.house import KEY, configured, folder, free_port
 from bench.works import WORKS, Work
+from callgate import server
+from callgate.config.load import load
 
 SLICE = 0.006
 """Seconds of CPU that a slice takes, about."""

@@ -10,18 +10,18 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "app"), str(Path(__file__).resolve().parents[1])]
 
 import uvloop
 
-from app.calls.states import ReadyCall
-from app.tools.executor import Occasion, Safety
-from app.tools.http_client import Web
-from app.tools.mcp_http import HttpSpec, rules_for
-from app.tools.mcp_process import StdioSpec
-from app.tools.mcp_server import McpServer, ServerSpec
-from app.tools.registry import Registry
-from app.tools.toolbox import RequestToolbox
+from callgate.calls.states import ReadyCall
+from callgate.tools.executor import Occasion, Safety
+from callgate.tools.http_client import Web
+from callgate.tools.mcp_http import HttpSpec, rules_for
+from callgate.tools.mcp_process import StdioSpec
+from callgate.tools.mcp_server import McpServer, ServerSpec
+from callgate.tools.registry import Registry
+from callgate.tools.toolbox import RequestToolbox
 
 CALLS = 2000
 ROUNDS = 5

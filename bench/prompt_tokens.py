@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent / "app"), str(Path(__file__).resolve().parent.parent)]
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
-from app.dialects.listings import ToolSpec
-from app.dialects.prompted import PromptCost
-from app.dialects.prompts import FORMATS, describe, style_for
+from callgate.text_calls.listings import ToolSpec
+from callgate.text_calls.prompted import PromptCost
+from callgate.text_calls.prompts import FORMATS, describe, style_for
 
 TOOLS = (
     ToolSpec(

@@ -8,10 +8,10 @@ measured, so that a busy machine does not fail it.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path[:0] = [str(Path(__file__).parents[1] / "app"), str(Path(__file__).parents[1])]
 
-from app.dialects.reader import FORMATS
-from tests.dialects.reading import FLOODS, cpu_seconds, flood
+from callgate.text_calls.reader import FORMATS
+from tests.text_calls.reading import FLOODS, cpu_seconds, flood
 
 SIZE = 100_000
 STEP = 4

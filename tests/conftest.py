@@ -9,7 +9,7 @@ import pytest
 
 from tests.harness import leftovers
 from tests.harness.needs import demanded, missing, summary
-from tests.upstream import Upstream
+from tests.scripted_upstream import Upstream
 
 # Without it litellm asks the network for its price list as soon as it is imported.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")

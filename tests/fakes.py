@@ -1,6 +1,6 @@
 """Fakes of our own ports: a model that says what it is told, tools that do one thing each, a listener that remembers.
 
-Nothing here stands for somebody else's library; what goes over a wire is `tests.upstream`'s.
+Nothing here stands for somebody else's library; what goes over a wire is `tests.scripted_upstream`'s.
 
     model = ScriptedModel(calls(("echo", {"text": "hi"})), says("done"))
     toolbox = ShelfToolbox(echo=EchoTool())
@@ -19,10 +19,10 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from app.calls.offer import OfferedTool
-from app.calls.outcome import Failed, FailureKind, Outcome, Returned
-from app.calls.states import BrokenCall, Call, ReadyCall
-from app.chat.events import (
+from callgate.calls.offer import OfferedTool
+from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned
+from callgate.calls.states import BrokenCall, Call, ReadyCall
+from callgate.conversation.events import (
     CallDelta,
     CallEnded,
     CallsHandedBack,
@@ -30,15 +30,15 @@ from app.chat.events import (
     ChatEnded,
     ChatEvent,
     Finished,
-    Heard,
     ModelEvent,
+    ModelOutput,
     TextDelta,
     TurnEnded,
     Usage,
 )
-from app.chat.ports import Ask, Plan, Report
-from app.tools.executor import Executor, Occasion, Policy, Tool
-from app.tools.schema import compile_schema
+from callgate.conversation.ports import Ask, Plan, Report
+from callgate.tools.executor import Executor, Occasion, Policy, Tool
+from callgate.tools.schema import compile_schema
 
 PATIENCE = 10.0
 """Seconds a wait may last before it fails the test."""
@@ -421,12 +421,12 @@ class Listener:
     @property
     def kinds(self) -> list[str]:
         """What happened, by name, pieces of answers left out."""
-        return [type(event).__name__ for event in self.events if not isinstance(event, Heard)]
+        return [type(event).__name__ for event in self.events if not isinstance(event, ModelOutput)]
 
     @property
     def heard(self) -> list[ModelEvent]:
         """Everything the models did, batches joined."""
-        return [event for batch in self.of(Heard) for event in batch.events]
+        return [event for batch in self.of(ModelOutput) for event in batch.events]
 
     @property
     def text(self) -> str:

@@ -17,17 +17,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.calls.states import ReadyCall
-from app.chat.errors import BrokenOff
-from app.chat.events import StreamEnd
-from app.chat.ports import Answer, Ask, Model
-from app.chat.turn import Turn, TurnBuilder
-from app.dialects.prompted import PromptedModel
-from app.dialects.prompts import FORMATS
-from app.outbound.client import Deadlines
-from app.upstream.direct_model import DirectModel, Endpoint
+from callgate.calls.states import ReadyCall
+from callgate.conversation.errors import BrokenOff
+from callgate.conversation.events import StreamEnd
+from callgate.conversation.ports import Answer, Ask, Model
+from callgate.conversation.turn import Turn, TurnBuilder
+from callgate.http.interface import Deadlines
+from callgate.text_calls.prompted import PromptedModel
+from callgate.text_calls.prompts import FORMATS
+from callgate.upstream.direct_model import DirectModel, Endpoint
 from tests.corpus.judge import Case, cases, offer_of, verdict
-from tests.dialects.reading import SCRAPS, mutated
+from tests.text_calls.reading import SCRAPS, mutated
 
 CASES = list(cases())
 STREAMS = [case for case in CASES if "chunks" in case.data]

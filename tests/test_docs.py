@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from app.config.load import load
-from app.config.schema import Config
-from app.main import create_app
+from callgate.application import create_app
+from callgate.config.load import load
+from callgate.config.schema import Config
 from tests.harness.server import serve
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from app.calls.outcome import Failed, FailureKind, Returned
-from app.chat.errors import BrokenOff, ChatError
-from app.chat.events import CallStarted, ChatEnded, Ending, EndingKind, Heard, TextDelta
-from app.chat.ports import Ask, Model, Toolbox
-from app.tools.executor import Executor, Source
+from callgate.calls.outcome import Failed, FailureKind, Returned
+from callgate.conversation.errors import BrokenOff, ChatError
+from callgate.conversation.events import CallStarted, ChatEnded, Ending, EndingKind, ModelOutput, TextDelta
+from callgate.conversation.ports import Ask, Model, Toolbox
+from callgate.tools.executor import Executor, Source
 from tests.fakes import (
     AnsweringTool,
     CountingTool,
@@ -46,7 +46,7 @@ async def heard(model: ScriptedModel, ask: Ask, listener: Listener | None = None
     listener = listener or Listener()
     async with model.ask(ask) as answer:
         async for events in answer:
-            await listener(Heard(0, events))
+            await listener(ModelOutput(0, events))
     return listener
 
 
@@ -160,8 +160,8 @@ async def test_a_listener_can_be_waited_on_and_insists_on_one_end():
     assert len(await waiting) == 1
     await listener(ChatEnded(Ending(EndingKind.ANSWERED, "stop"), None))
     assert listener.ended.ending.finish_reason == "stop"
-    await listener(Heard(0, [TextDelta("late")]))
-    with pytest.raises(AssertionError, match="Heard was told after the end"):
+    await listener(ModelOutput(0, [TextDelta("late")]))
+    with pytest.raises(AssertionError, match="ModelOutput was told after the end"):
         _ = listener.ended
 
 

@@ -8,12 +8,12 @@ import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion
 
-from app.main import create_app
+from callgate.application import create_app
 from tests.harness.clients import openai_client
 from tests.harness.configs import make_config
 from tests.harness.server import serve
 from tests.recordings import Recording, load_all
-from tests.upstream import Upstream
+from tests.scripted_upstream import Upstream
 
 pytestmark = pytest.mark.anyio
 

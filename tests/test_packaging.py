@@ -18,7 +18,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from app.config.load import load
+from callgate.config.load import load
 
 ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
@@ -115,7 +115,7 @@ def test_every_third_party_import_is_declared():
     undeclared: dict[str, str] = {}
 
     for file in (ROOT / "app").rglob("*.py"):
-        for module in imported(file) - sys.stdlib_module_names - {"app"}:
+        for module in imported(file) - sys.stdlib_module_names - {"callgate"}:
             names = {canonicalize_name(name) for name in distributions.get(module, [module])}
             if not ours & {COMES_WITH.get(name, name) for name in names}:
                 undeclared[module] = str(file.relative_to(ROOT))
@@ -147,11 +147,11 @@ def test_the_wheel_holds_all_of_the_program_and_nothing_else(tmp_path):
         held = set(archive.namelist())
         (entry_points,) = (archive.read(name).decode() for name in held if name.endswith("/entry_points.txt"))
 
-    program = {str(file.relative_to(ROOT)) for file in files_of_the_program()}
-    assert {"app/config/default.yaml", "app/__init__.py"} <= program
+    program = {str(file.relative_to(ROOT / "app")) for file in files_of_the_program()}
+    assert {"callgate/config/default.yaml", "callgate/__init__.py"} <= program
     assert {name for name in held if ".dist-info/" not in name} == program
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in held)
-    assert "callgate = app.__main__:main" in entry_points
+    assert "callgate = callgate.__main__:main" in entry_points
 
 
 def files_of_the_program() -> list[Path]:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.harness.clients import http_client, openai_client
 from tests.harness.wire import RawAnswer, raw_connection, raw_post
-from tests.upstream import (
+from tests.scripted_upstream import (
     Call,
     Cut,
     Empty,
@@ -36,8 +36,8 @@ from tests.upstream import (
     by_turn,
     dump,
 )
-from tests.upstream.history import Rejection, check_request
-from tests.upstream.names import ALWAYS, ENDINGS, FAULTS, SHAPES, behaviour
+from tests.scripted_upstream.history import Rejection, check_request
+from tests.scripted_upstream.names import ALWAYS, ENDINGS, FAULTS, SHAPES, behaviour
 
 pytestmark = pytest.mark.anyio
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.api.cors import cors_headers, preflight_headers
+from callgate.api.cors import cors_headers, preflight_headers
 
 PAGE = "https://chat.example.com"
 

@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.api import legacy
-from app.api.requests import ChatRequest, read_chat_request
-from app.chat.errors import ChatError
+from callgate.api import legacy
+from callgate.api.requests import ChatRequest, read_chat_request
+from callgate.conversation.errors import ChatError
 
 FUNCTION = {"name": "f", "description": "Does.", "parameters": {"type": "object"}}
 USER = {"role": "user", "content": "hi"}

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.api.requests import ChatRequest, read_body, read_chat_request
-from app.chat.errors import ChatError
+from callgate.api.requests import ChatRequest, read_body, read_chat_request
+from callgate.conversation.errors import ChatError
 
 USER = {"role": "user", "content": "hi"}
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.strict_json import split
-from app.chat.errors import ChatError
+from callgate.api.strict_json import split
+from callgate.conversation.errors import ChatError
 
 KEYS = st.sampled_from(['"a"', '"b"', '"\\u0061"', '"a b"', '"é"', '""'])
 VALUES = st.sampled_from(["1", "12", '"1"', '",\\"a\\":1"', '{"a":1}', "[1, 12]", "null", "true", '" "'])

@@ -1,11 +1,11 @@
 import pytest
 
-from app.auth.keys import mint_key
-from app.main import create_app
+from callgate.application import create_app
+from callgate.auth.keys import mint_key
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config
 from tests.harness.server import serve
-from tests.upstream import Upstream
+from tests.scripted_upstream import Upstream
 
 pytestmark = pytest.mark.anyio
 

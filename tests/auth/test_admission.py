@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
-from app.auth.admission import Admission, Turnstile
-from app.chat.errors import ChatError
+from callgate.auth.admission import Admission, Turnstile
+from callgate.conversation.errors import ChatError
 
 pytestmark = pytest.mark.anyio
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from app.auth import key_store
-from app.auth.key_store import KeyStore, NameTaken, stored_keys
-from app.auth.keys import ANONYMOUS, KeyEntry, Keyring, mint_key
-from app.auth.limits import Allowance
-from app.chat.errors import ChatError
+from callgate.auth import key_store
+from callgate.auth.key_store import KeyStore, NameTaken, stored_keys
+from callgate.auth.keys import ANONYMOUS, KeyEntry, Keyring, mint_key
+from callgate.auth.limits import Allowance
+from callgate.conversation.errors import ChatError
 
 SECRET, HASH = mint_key()
 OTHER, OTHER_HASH = mint_key()

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.auth.keys import ANONYMOUS, Caller, KeyEntry, Keyring, check_exposure, hash_key, is_loopback, mint_key
-from app.chat.errors import ChatError
+from callgate.auth.keys import ANONYMOUS, Caller, KeyEntry, Keyring, check_exposure, hash_key, is_loopback, mint_key
+from callgate.conversation.errors import ChatError
 
 SECRET, HASH = mint_key()
 OTHER, OTHER_HASH = mint_key()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.auth.limits import (
+from callgate.auth.limits import (
     NANO,
     WINDOW,
     Allowance,
@@ -25,8 +25,8 @@ from app.auth.limits import (
     month_of,
     seconds_to_next_month,
 )
-from app.auth.redis_limits import PATIENCE, RedisLimiter
-from app.chat.errors import ChatError
+from callgate.auth.redis_limits import PATIENCE, RedisLimiter
+from callgate.conversation.errors import ChatError
 from tests.harness.needs import needs
 from tests.harness.redis import redis_server
 
@@ -318,7 +318,7 @@ async def test_without_redis_each_process_counts_by_itself_when_open() -> None:
 @needs("redis-server", "module:redis")
 @pytest.mark.anyio
 async def test_when_redis_is_back_it_counts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.auth.redis_limits.AWAY_SECONDS", 0.0)
+    monkeypatch.setattr("callgate.auth.redis_limits.AWAY_SECONDS", 0.0)
     allowance = Allowance(requests_per_minute=100)
     async with redis_server(tmp_path) as url:
         limiter = RedisLimiter(url, down="closed")

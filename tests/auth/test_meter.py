@@ -1,9 +1,9 @@
 import pytest
 
-from app.auth.keys import Caller
-from app.auth.limits import NANO, Allowance, Amount, MemoryLimiter, OverLimit, Reservation
-from app.auth.meter import FREE, LONGEST_ANSWER, MOST_TOKENS, USUAL_ANSWER, Meter, Price
-from app.chat.events import ChatEnded, Ending, EndingKind, TurnAccount, TurnEnded, TurnStarted
+from callgate.auth.keys import Caller
+from callgate.auth.limits import NANO, Allowance, Amount, MemoryLimiter, OverLimit, Reservation
+from callgate.auth.meter import FREE, LONGEST_ANSWER, MOST_TOKENS, USUAL_ANSWER, Meter, Price
+from callgate.conversation.events import ChatEnded, Ending, EndingKind, TurnAccount, TurnEnded, TurnStarted
 
 pytestmark = pytest.mark.anyio
 

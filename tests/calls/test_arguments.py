@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.calls.arguments import BLOCK, MAX_KEPT, ArgumentsError, Fragments, read_arguments
-from app.calls.json_text import canonical, same_json
-from app.calls.states import Flaw
+from callgate.calls.arguments import BLOCK, MAX_KEPT, ArgumentsError, Fragments, read_arguments
+from callgate.calls.json_text import canonical, same_json
+from callgate.calls.states import Flaw
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS

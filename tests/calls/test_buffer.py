@@ -1,6 +1,6 @@
 import pytest
 
-from app.calls.buffer import ToolCallBuffer
+from callgate.calls.buffer import ToolCallBuffer
 
 
 def buffer_with(arguments: object) -> ToolCallBuffer:

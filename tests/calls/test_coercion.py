@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.calls.coercion import coerce
+from callgate.calls.coercion import coerce
 
 
 def converted(value: object, schema: object, **root: object) -> object:

@@ -3,10 +3,10 @@ from typing import Any
 
 import pytest
 
-from app.calls.arguments import Fragments
-from app.calls.gate import FoundCall, settle
-from app.calls.offer import OfferedTool
-from app.calls.states import BrokenCall, Call, Finding, Flaw, Problem, ReadyCall
+from callgate.calls.arguments import Fragments
+from callgate.calls.gate import FoundCall, settle
+from callgate.calls.offer import OfferedTool
+from callgate.calls.states import BrokenCall, Call, Finding, Flaw, Problem, ReadyCall
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

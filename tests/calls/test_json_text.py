@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.calls.json_text import MAX_DEPTH, JsonFault, read_json, same_json, sound_text, value_end
+from callgate.calls.json_text import MAX_DEPTH, JsonFault, read_json, same_json, sound_text, value_end
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS

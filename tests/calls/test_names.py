@@ -1,6 +1,6 @@
 import pytest
 
-from app.calls.names import close_names, inner_calls, is_parallel, resolve_name
+from callgate.calls.names import close_names, inner_calls, is_parallel, resolve_name
 
 OFFERED = {"get_weather", "search-docs", "functions.odd", "math:2"}
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from app.auth.keys import mint_key
-from app.edge import Edge
-from app.main import create_app
+from callgate.application import create_app
+from callgate.auth.keys import mint_key
+from callgate.server import ProtocolFactory
 from tests.chaos.load import asking
 from tests.chaos.scale import report, scaled
 from tests.harness.configs import make_config
 from tests.harness.server import serve
 from tests.harness.wire import RawAnswer, raw_connection
-from tests.upstream import Reply, Upstream
+from tests.scripted_upstream import Reply, Upstream
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -334,7 +334,7 @@ async def test_each_is_refused_in_shape_at_once_and_the_next_good_one_is_answere
     config = make_config(
         upstream.url, auth="keys", keys=[{"name": "alice", "hash": HASH}], limits={"body_bytes": 2_000_000}
     )
-    edge = Edge()
+    edge = ProtocolFactory()
     wrong: list[str] = []
     slowest, passed_on = 0.0, 0
     async with serve(create_app(config), http=edge.protocol) as url:

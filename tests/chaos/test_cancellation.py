@@ -18,16 +18,16 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from app.auth.keys import mint_key
-from app.auth.limits import MemoryLimiter
-from app.ledger.sqlite import FILE
-from app.main import create_app
-from app.runtime import House
+from callgate.application import create_app
+from callgate.auth.keys import mint_key
+from callgate.auth.limits import MemoryLimiter
+from callgate.ledger.sqlite import FILE
+from callgate.runtime.runtime import RuntimeManager
 from tests.chaos.load import asking
 from tests.chaos.scale import LONG, report, scaled
 from tests.harness.configs import make_config
 from tests.harness.sweep import Steps, counting
-from tests.upstream import Call, Pace, Reply, Upstream, by_turn
+from tests.scripted_upstream import Call, Pace, Reply, Upstream, by_turn
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -116,7 +116,7 @@ class Client:
 
 
 @contextlib.asynccontextmanager
-async def opened(upstream: Upstream, folder: Path) -> AsyncIterator[tuple[FastAPI, House]]:
+async def opened(upstream: Upstream, folder: Path) -> AsyncIterator[tuple[FastAPI, RuntimeManager]]:
     config = make_config(
         upstream.url,
         tools=["echo", "add", "send_mail", COMMAND],
@@ -154,7 +154,7 @@ async def test_nothing_is_left_wherever_a_request_ends(
     assert whole.count >= 5
 
 
-async def _end_at(app: FastAPI, house: House, upstream: Upstream, body: bytes, k: int, way: str) -> Steps:
+async def _end_at(app: FastAPI, house: RuntimeManager, upstream: Upstream, body: bytes, k: int, way: str) -> Steps:
     """Runs one request and ends it at its k-th suspension, if it comes so far."""
     client = Client(body)
     steps = Steps(k)
@@ -168,7 +168,7 @@ async def _end_at(app: FastAPI, house: House, upstream: Upstream, body: bytes, k
     return steps
 
 
-async def _nothing_left(house: House, upstream: Upstream, steps: Steps, when: str) -> None:
+async def _nothing_left(house: RuntimeManager, upstream: Upstream, steps: Steps, when: str) -> None:
     lasting = house.lasting
     assert isinstance(lasting.limiter, MemoryLimiter)
     account = lasting.limiter._account("alice")

@@ -13,7 +13,7 @@ from tests.chaos.load import asking, percentile, shoot
 from tests.chaos.scale import LONG, report, scaled
 from tests.harness.configs import as_yaml, config_dict
 from tests.harness.process import Child, serving
-from tests.upstream import Call, Reply, Upstream, by_turn
+from tests.scripted_upstream import Call, Reply, Upstream, by_turn
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from app.ledger.sqlite import FILE
+from callgate.ledger.sqlite import FILE
 from tests.chaos import tools
 from tests.chaos.load import Shot, asking, gone, shoot
 from tests.chaos.scale import report, scaled
 from tests.harness.configs import as_yaml, config_dict
 from tests.harness.process import serving
-from tests.upstream import Call, Reply, Upstream
-from tests.upstream.records import RequestRecord
+from tests.scripted_upstream import Call, Reply, Upstream
+from tests.scripted_upstream.records import RequestRecord
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -12,7 +12,7 @@ from tests.chaos.load import Shot, asking, gone, percentile, shoot
 from tests.chaos.scale import LONG, report, scaled
 from tests.harness.configs import as_yaml, config_dict
 from tests.harness.process import serving
-from tests.upstream import Pace, Reply, Upstream
+from tests.scripted_upstream import Pace, Reply, Upstream
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(300)]
 

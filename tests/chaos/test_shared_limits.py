@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from app.auth.keys import mint_key
-from app.auth.limits import WINDOW
+from callgate.auth.keys import mint_key
+from callgate.auth.limits import WINDOW
 from tests.chaos.load import Shot, asking, shoot
 from tests.chaos.scale import LONG, report, scaled
 from tests.harness.configs import as_yaml, config_dict
 from tests.harness.needs import needs
 from tests.harness.process import serving
 from tests.harness.redis import redis_server
-from tests.upstream import Reply, Upstream
+from tests.scripted_upstream import Reply, Upstream
 
 pytestmark = [
     pytest.mark.anyio,

@@ -14,8 +14,8 @@ from tests.chaos.load import asking, shoot
 from tests.chaos.scale import report, scaled
 from tests.harness.configs import as_yaml, config_dict
 from tests.harness.process import Child, serving
-from tests.upstream import Call, Cut, Reply, Upstream
-from tests.upstream.records import RequestRecord
+from tests.scripted_upstream import Call, Cut, Reply, Upstream
+from tests.scripted_upstream.records import RequestRecord
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(1800)]
 

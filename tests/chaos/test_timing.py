@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from app.auth.keys import KeyEntry, Keyring, mint_key
-from app.chat.errors import ChatError
+from callgate.auth.keys import KeyEntry, Keyring, mint_key
+from callgate.conversation.errors import ChatError
 from tests.chaos.scale import LONG, report
 
 pytestmark = [

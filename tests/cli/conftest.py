@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from app.telemetry import logs
+from callgate.telemetry import logs
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 import atexit
 import sys
 
-from app.__main__ import main
+from callgate.__main__ import main
 
 atexit.register(lambda: sys.stdout.write(" ".join(["loaded:", *sorted(sys.modules)]) + "\n"))
 main()

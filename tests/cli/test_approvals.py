@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from app.main import create_app
+from callgate.application import create_app
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config
 from tests.harness.process import ROOT
 from tests.harness.server import serve
-from tests.upstream import Call, Reply, Upstream
+from tests.scripted_upstream import Call, Reply, Upstream
 
 pytestmark = pytest.mark.anyio
 
@@ -21,8 +21,8 @@ QUESTION = {"model": "m", "messages": [{"role": "user", "content": "?"}]}
 
 async def callgate(*arguments: str, url: str) -> tuple[int, str, str]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "app", "approvals", *arguments, "--url", url,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        sys.executable, "-m", "callgate", "approvals", *arguments, "--url", url,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT / "app")},
     )  # fmt: skip
     async with asyncio.timeout(30):
         out, err = await process.communicate()

@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from app.auth.keys import mint_key
-from app.main import create_app
+from callgate.application import create_app
+from callgate.auth.keys import mint_key
 from tests.harness.configs import as_yaml, config_dict, make_config
 from tests.harness.process import ROOT
 from tests.harness.server import serve
-from tests.upstream import Call, Reply, Upstream
+from tests.scripted_upstream import Call, Reply, Upstream
 
 pytestmark = pytest.mark.anyio
 
 
 async def chat(*arguments: str, lines: str, environment: dict[str, str] | None = None) -> tuple[int, str, str]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "app", "chat", *arguments,
+        sys.executable, "-m", "callgate", "chat", *arguments,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "app"), **(environment or {})},
     )  # fmt: skip
     async with asyncio.timeout(50):
         out, err = await process.communicate(lines.encode())

@@ -9,8 +9,8 @@ import pytest
 import typer.main
 import yaml
 
-from app.__main__ import app
-from app.config.schema import Config
+from callgate.__main__ import app
+from callgate.config.schema import Config
 
 ROOT = Path(__file__).parents[2]
 MODELS = {"model_list": [{"model_name": "demo", "litellm_params": {"model": "demo/demo"}}]}
@@ -36,7 +36,7 @@ def test_every_command_that_is_shown_exists_and_takes_what_it_is_given(line):
 
 
 def test_settings_that_need_a_restart_are_all_named():
-    from app.runtime import OF_THE_HOUSE, OF_THE_SERVER
+    from callgate.runtime.runtime import OF_THE_HOUSE, OF_THE_SERVER
 
     page = (ROOT / "docs" / "reload.md").read_text()
     for name in (*OF_THE_HOUSE, *OF_THE_SERVER):

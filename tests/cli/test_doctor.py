@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from app.main import create_app
+from callgate.application import create_app
 from tests.harness.configs import as_yaml, config_dict, make_config
 from tests.harness.process import ROOT
 from tests.harness.server import serve
+from tests.scripted_upstream import Upstream
 from tests.tools.kinds import RAW_MCP
-from tests.upstream import Upstream
 
 pytestmark = pytest.mark.anyio
 
@@ -26,8 +26,8 @@ async def callgate(*arguments: str, config: dict[str, Any], folder: Path) -> tup
     file = folder / "config.yaml"
     file.write_text(as_yaml(config))
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "app", *arguments, "--config", str(file),
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        sys.executable, "-m", "callgate", *arguments, "--config", str(file),
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT / "app")},
     )  # fmt: skip
     async with asyncio.timeout(50):
         out, err = await process.communicate()

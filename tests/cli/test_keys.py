@@ -7,9 +7,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from app.__main__ import app
-from app.auth.keys import hash_key
-from app.config.schema import Key
+from callgate.__main__ import app
+from callgate.auth.keys import hash_key
+from callgate.config.schema import Key
 
 run = CliRunner().invoke
 MODELS = {"model_list": [{"model_name": "demo", "litellm_params": {"model": "demo/demo"}}]}

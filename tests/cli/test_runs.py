@@ -6,9 +6,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from app.__main__ import app
-from app.ledger.entry import Entry, RunState
-from app.ledger.sqlite import SqliteLedger
+from callgate.__main__ import app
+from callgate.ledger.entry import Entry, RunState
+from callgate.ledger.sqlite import SqliteLedger
 
 run = CliRunner().invoke
 MODELS = {"model_list": [{"model_name": "demo", "litellm_params": {"model": "demo/demo"}}]}

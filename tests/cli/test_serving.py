@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from app.cli import serving
+from callgate.cli import serving
 from tests.harness.clients import openai_client
 from tests.harness.process import READY, child
 

@@ -26,13 +26,13 @@ def callgate(*arguments: str, config: dict[str, Any] | None = None, folder: Path
     (folder / "config.yaml").write_text(yaml.safe_dump({"model_list": MODELS, **(config or {})}))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("CALLGATE_")}
     return subprocess.run(
-        [sys.executable, "-m", "app", *arguments, "--config", str(folder / "config.yaml")],
+        [sys.executable, "-m", "callgate", *arguments, "--config", str(folder / "config.yaml")],
         capture_output=True,
         text=True,
         timeout=50,
         check=False,
         stdin=subprocess.DEVNULL,
-        env={**environment, "PYTHONPATH": str(ROOT)},
+        env={**environment, "PYTHONPATH": str(ROOT / "app")},
     )
 
 

@@ -12,8 +12,8 @@ from typing import Any
 from tests.clients.driver import Driver, Said
 from tests.harness import toolshed
 from tests.harness.wire import raw_connection
-from tests.upstream import Call, ErrorEvent, Hang, Pace, Reply, Shape, Upstream
-from tests.upstream.records import RequestRecord, text_of
+from tests.scripted_upstream import Call, ErrorEvent, Hang, Pace, Reply, Shape, Upstream
+from tests.scripted_upstream.records import RequestRecord, text_of
 
 KEY = "cg-clients-of-the-matrix"
 WRONG_KEY = "cg-somebody-else"

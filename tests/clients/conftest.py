@@ -8,7 +8,7 @@ from tests.clients import environment
 from tests.clients.behaviours import Behaviour
 from tests.clients.clients import Client
 from tests.clients.driver import Driver
-from tests.clients.house import House, commanded, opened
+from tests.clients.house import RuntimeManager, commanded, opened
 from tests.clients.table import RESULTS, Results
 
 CLIENT = "client:"
@@ -46,13 +46,13 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 @pytest.fixture(scope="module")
-async def house() -> AsyncIterator[House]:
+async def house() -> AsyncIterator[RuntimeManager]:
     async with opened() as house:
         yield house
 
 
 @pytest.fixture(scope="module")
-async def command(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
+async def command(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RuntimeManager]:
     async with commanded(tmp_path_factory.mktemp("command")) as house:
         yield house
 

@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.auth.keys import hash_key
-from app.config.schema import Config
-from app.main import create_app
+from callgate.application import create_app
+from callgate.auth.keys import hash_key
+from callgate.config.schema import Config
 from tests.clients.behaviours import BARE, HOUSE_TOOLS, KEY, MODELS, TEXTUAL
 from tests.harness.configs import as_yaml, config_dict
 from tests.harness.process import serving
 from tests.harness.server import serve
-from tests.upstream import Upstream
+from tests.scripted_upstream import Upstream
 
 HEARTBEAT = 0.2
 """Seconds; short, because a test waits for two."""
 
 
 @dataclass(frozen=True, slots=True)
-class House:
+class RuntimeManager:
     """The running product, and the provider behind it."""
 
     url: str
@@ -36,20 +36,20 @@ class House:
 
 
 @contextlib.asynccontextmanager
-async def opened() -> AsyncIterator[House]:
+async def opened() -> AsyncIterator[RuntimeManager]:
     """Served in the loop of the tests, which can look into its tools."""
     async with Upstream() as provider, serve(create_app(Config.model_validate(_config(provider)))) as url:
-        yield House(url, provider)
+        yield RuntimeManager(url, provider)
 
 
 @contextlib.asynccontextmanager
-async def commanded(folder: Path) -> AsyncIterator[House]:
+async def commanded(folder: Path) -> AsyncIterator[RuntimeManager]:
     """Served by the command in a child, as users run it: its own server, its own guarded edge."""
     async with Upstream() as provider:
         path = folder / "config.yaml"
         path.write_text(as_yaml(_config(provider)), encoding="utf-8")
         async with serving(path) as running:
-            yield House(running.url, provider)
+            yield RuntimeManager(running.url, provider)
 
 
 def _config(provider: Upstream) -> dict[str, Any]:

@@ -8,10 +8,10 @@ import pytest
 
 from tests.clients.behaviours import KEY
 from tests.clients.environment import Environment
-from tests.clients.house import House
+from tests.clients.house import RuntimeManager
 from tests.harness.needs import needs
-from tests.upstream import Call, Reply
-from tests.upstream.records import RequestRecord
+from tests.scripted_upstream import Call, Reply
+from tests.scripted_upstream.records import RequestRecord
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, needs("client:llm-comply")]
 
@@ -27,7 +27,7 @@ USAGE = {
 PATIENCE = 30.0
 
 
-async def test_its_chat_checks_run_clean(house: House) -> None:
+async def test_its_chat_checks_run_clean(house: RuntimeManager) -> None:
     async with house.free() as provider:
         provider.script(MODEL, _answer)
         report = await _checked(house.url)

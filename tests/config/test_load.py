@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.config.load import find, load
-from app.config.problems import ConfigError
-from app.config.schema import PythonTool
+from callgate.config.load import find, load
+from callgate.config.problems import ConfigError
+from callgate.config.schema import PythonTool
 
 DEMO = """
 model_list:
@@ -43,7 +43,7 @@ def test_without_any_file_the_demo_model_and_the_built_in_tools_are_there(tmp_pa
 
     assert loaded.path is None
     assert [(entry.model_name, entry.tools) for entry in loaded.config.model_list] == [("demo", ("*",))]
-    assert loaded.config.tools == (PythonTool(kind="python", module="app.tools.builtin"),)
+    assert loaded.config.tools == (PythonTool(kind="python", module="callgate.tools.builtin"),)
     assert loaded.folder == tmp_path
 
 

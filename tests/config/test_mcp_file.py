@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from app.config.load import Loaded, load
-from app.config.mcp_file import as_yaml
-from app.config.problems import ConfigError
+from callgate.config.load import Loaded, load
+from callgate.config.mcp_file import as_yaml
+from callgate.config.problems import ConfigError
 
 MODELS = "model_list: [{model_name: demo, litellm_params: {model: demo/demo}}]\n"
 

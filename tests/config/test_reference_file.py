@@ -10,9 +10,9 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from app.config.load import DEFAULT_FILE, load
-from app.config.schema import Config, LitellmParams, ToolSection
-from app.config.schema.editors import json_schema, json_schema_text
+from callgate.config.load import DEFAULT_FILE, load
+from callgate.config.schema import Config, LitellmParams, ToolSection
+from callgate.config.schema.editors import json_schema, json_schema_text
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "config.yaml"

@@ -1,6 +1,6 @@
 import pytest
 
-from app.config.references import BadReference, References
+from callgate.config.references import BadReference, References
 
 ENVIRON = {"NAME": "value", "OTHER": "o", "EMPTY": "", "API_KEY": "secret-value", "HELD_FILE": "held"}
 

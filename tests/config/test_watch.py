@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.config.watch import changes, folders_to_watch
+from callgate.config.watch import changes, folders_to_watch
 
 pytestmark = [
     pytest.mark.anyio,

@@ -1,7 +1,7 @@
 """Runs cases of the corpus through the product's own path and compares what came with what was to come.
 
-The rules are in README.md next to this file. Nothing here knows a rule: chunks are read by `app.upstream.chunks`, text
-by `app.dialects.reader`, and what they say is folded by `app.chat.turn` against compiled schemas.
+The rules are in README.md next to this file. Nothing here knows a rule: chunks are read by `callgate.upstream.chunks`, text
+by `callgate.text_calls.reader`, and what they say is folded by `callgate.conversation.turn` against compiled schemas.
 """
 
 import itertools
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.calls.offer import Offer, OfferedTool
-from app.calls.states import BrokenCall, ReadyCall
-from app.chat.events import AskedInWords, Finished, StreamEnd
-from app.chat.turn import Turn, TurnBuilder
-from app.tools.schema import compile_schema
-from app.upstream.chunks import ChunkReader, read_completion
+from callgate.calls.offer import Offer, OfferedTool
+from callgate.calls.states import BrokenCall, ReadyCall
+from callgate.conversation.events import AskedInWords, Finished, StreamEnd
+from callgate.conversation.turn import Turn, TurnBuilder
+from callgate.tools.schema import compile_schema
+from callgate.upstream.chunks import ChunkReader, read_completion
 
 HERE = Path(__file__).parent
 
@@ -99,7 +99,7 @@ def _run_message(data: Mapping[str, Any]) -> Turn:
 
 
 def _run_text(data: Mapping[str, Any]) -> Turn:
-    from app.dialects.reader import reader_for  # here, so that native cases can be judged without it
+    from callgate.text_calls.reader import reader_for  # here, so that native cases can be judged without it
 
     building = _builder(data)
     building.feed([AskedInWords(data["format"])])

@@ -11,13 +11,13 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from app.main import create_app
+from callgate.application import create_app
 from tests.harness import toolshed
 from tests.harness.clients import openai_client
 from tests.harness.configs import make_config
 from tests.harness.server import serve
 from tests.harness.wire import raw_connection, raw_post
-from tests.upstream import Call, Cut, ErrorEvent, Hang, Reply, Reset, Upstream
+from tests.scripted_upstream import Call, Cut, ErrorEvent, Hang, Reply, Reset, Upstream
 
 pytestmark = pytest.mark.anyio
 
@@ -32,7 +32,7 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class ModelOutput:
     """An answer, in whichever mode it came."""
 
     text: str
@@ -51,12 +51,12 @@ async def serving(provider: Upstream, /, *tools: Any, **options: Any) -> AsyncIt
         yield Served(url, client)
 
 
-async def ask(served: Served, *, stream: bool, **fields: Any) -> Heard:
+async def ask(served: Served, *, stream: bool, **fields: Any) -> ModelOutput:
     question: dict[str, Any] = {"model": "m", "messages": ASKING, **fields}
     if not stream:
         answer = await served.client.chat.completions.create(**question)
         [choice] = answer.choices
-        return Heard(choice.message.content or "", choice.finish_reason, (answer.model_extra or {})["x_callgate"])
+        return ModelOutput(choice.message.content or "", choice.finish_reason, (answer.model_extra or {})["x_callgate"])
     text, finish = "", None
     last: dict[str, Any] = {}
     async for chunk in await served.client.chat.completions.create(**question, stream=True):
@@ -65,7 +65,7 @@ async def ask(served: Served, *, stream: bool, **fields: Any) -> Heard:
             finish = choice.finish_reason or finish
             assert not choice.delta.tool_calls, "a call of the house must never be shown"
         last = chunk.model_extra or {}
-    return Heard(text, finish, last["x_callgate"])
+    return ModelOutput(text, finish, last["x_callgate"])
 
 
 # The loop, over the wire ----------------------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ async def test_an_answer_lost_in_the_middle_of_a_call_runs_nothing_and_is_asked_
 
 
 async def test_an_answer_lost_after_its_first_words_is_an_error_in_the_stream(upstream: Upstream) -> None:
-    upstream.script("m", [Reply(text="Once upon a time there was", fault=Cut(after=4))])
+    upstream.script("m", [Reply(text="Idempotency upon a time there was", fault=Cut(after=4))])
     async with serving(upstream) as served:
         with pytest.raises(openai.APIError) as caught:
             await ask(served, stream=True)
@@ -279,7 +279,7 @@ async def test_an_answer_lost_after_its_first_words_is_an_error_in_the_stream(up
 
 
 async def test_a_failed_stream_ends_with_one_error_and_done(upstream: Upstream) -> None:
-    upstream.script("m", [Reply(text="Once upon a time there was", fault=ErrorEvent(after=4))])
+    upstream.script("m", [Reply(text="Idempotency upon a time there was", fault=ErrorEvent(after=4))])
     async with serving(upstream) as served:
         answer = await raw_post(served.url, {"model": "m", "stream": True, "messages": ASKING})
     assert answer.status == 200

@@ -15,13 +15,13 @@ import pytest
 from aiohttp import web
 from openai import AsyncOpenAI
 
-from app.config.schema import Config
-from app.main import create_app
+from callgate.application import create_app
+from callgate.config.schema import Config
 from tests.corpus.judge import Case, cases, is_within
 from tests.harness.clients import openai_client
 from tests.harness.configs import config_dict
 from tests.harness.server import serve
-from tests.upstream import Reply, Shape, Upstream, case_reply, whole_body
+from tests.scripted_upstream import Reply, Shape, Upstream, case_reply, whole_body
 
 pytestmark = [pytest.mark.anyio, pytest.mark.leaves("litellm", why="litellm keeps its thread for logging")]
 
@@ -50,7 +50,7 @@ class Workshop:
 
 
 @dataclass(frozen=True, slots=True)
-class House:
+class RuntimeManager:
     upstream: Upstream
     workshop: Workshop
     client: AsyncOpenAI
@@ -62,7 +62,7 @@ def _no_task_left() -> None:
 
 
 @pytest.fixture(scope="module")
-async def house() -> AsyncIterator[House]:
+async def house() -> AsyncIterator[RuntimeManager]:
     workshop = Workshop()
     shop = web.AppRunner(web.Application())
     shop.app.router.add_post("/{tool}", workshop.work)
@@ -73,7 +73,7 @@ async def house() -> AsyncIterator[House]:
         async with Upstream() as upstream:
             app = create_app(Config.model_validate(config(upstream.url, f"http://127.0.0.1:{shop.addresses[0][1]}")))
             async with serve(app) as url, openai_client(url) as client:
-                yield House(upstream, workshop, client)
+                yield RuntimeManager(upstream, workshop, client)
     finally:
         await shop.cleanup()
 
@@ -145,7 +145,7 @@ class Outcome:
         ]
 
 
-async def play(house: House, case: Case, reply: Reply, *, lane: str, stream: bool) -> Outcome:
+async def play(house: RuntimeManager, case: Case, reply: Reply, *, lane: str, stream: bool) -> Outcome:
     seen, ran = len(house.upstream.requests), len(house.workshop.runs)
     house.upstream.script(case.id, [reply, Reply(text=FINAL)])
     outcome = Outcome([], [])
@@ -327,7 +327,7 @@ def as_json(value: Any) -> str:
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("case", STREAMED, ids=lambda case: case.id)
-async def test_a_stream_of_the_corpus_comes_to_what_it_says(house: House, case: Case, lane: str) -> None:
+async def test_a_stream_of_the_corpus_comes_to_what_it_says(house: RuntimeManager, case: Case, lane: str) -> None:
     outcome = await play(house, case, case_reply(case.data), lane=lane, stream=True)
     check(case, outcome, through(case, lane))
 
@@ -335,14 +335,16 @@ async def test_a_stream_of_the_corpus_comes_to_what_it_says(house: House, case: 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("case", [case for case in WHOLE if case.data["tools"]], ids=lambda case: case.id)
-async def test_a_message_of_the_corpus_comes_to_what_it_says(house: House, case: Case, lane: str) -> None:
+async def test_a_message_of_the_corpus_comes_to_what_it_says(house: RuntimeManager, case: Case, lane: str) -> None:
     outcome = await play(house, case, case_reply(case.data), lane=lane, stream=False)
     check(case, outcome, through(case, lane))
 
 
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("case", [case for case in WHOLE if not case.data["tools"]], ids=lambda case: case.id)
-async def test_a_call_where_nothing_is_on_offer_is_the_clients_to_see(house: House, case: Case, lane: str) -> None:
+async def test_a_call_where_nothing_is_on_offer_is_the_clients_to_see(
+    house: RuntimeManager, case: Case, lane: str
+) -> None:
     outcome = await play(house, case, case_reply(case.data), lane=lane, stream=False)
     assert outcome.runs == []
     assert len(outcome.asked) == 1
@@ -359,7 +361,9 @@ text that comes whole can be told apart."""
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 @pytest.mark.parametrize("case", TEXT, ids=lambda case: case.id)
-async def test_a_text_of_the_corpus_comes_to_what_it_says(house: House, case: Case, lane: str, stream: bool) -> None:
+async def test_a_text_of_the_corpus_comes_to_what_it_says(
+    house: RuntimeManager, case: Case, lane: str, stream: bool
+) -> None:
     outcome = await play(house, case, text_reply(case.data), lane=lane, stream=stream)
     expect = case.data["expect"]
     again = bool(expect["calls"] or expect["incomplete"])

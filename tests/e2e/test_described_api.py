@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.core.result import Ok
 from schemathesis.core.transport import DEFAULT_RESPONSE_TIMEOUT
 
-from app.main import create_app
+from callgate.application import create_app
 from tests.harness.configs import make_config, tool_entry
 from tests.harness.server import serve
-from tests.upstream import Reply, Upstream
+from tests.scripted_upstream import Reply, Upstream
 
 pytestmark = pytest.mark.anyio
 

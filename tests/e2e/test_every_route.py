@@ -6,10 +6,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from app.api.door import OPEN_PATHS
-from app.auth.keys import mint_key
-from app.config.schema import Config
-from app.main import create_app
+from callgate.api.middleware import OPEN_PATHS
+from callgate.application import create_app
+from callgate.auth.keys import mint_key
+from callgate.config.schema import Config
 from tests.harness.clients import http_client
 from tests.harness.server import serve
 

@@ -10,8 +10,8 @@ from typing import Any
 import openai
 import pytest
 
-from app.auth.keys import hash_key
-from app.main import create_app
+from callgate.application import create_app
+from callgate.auth.keys import hash_key
 from tests.harness import toolshed
 from tests.harness.clients import openai_client
 from tests.harness.configs import make_config
@@ -19,7 +19,7 @@ from tests.harness.needs import needs
 from tests.harness.redis import redis_server
 from tests.harness.server import serve
 from tests.harness.wire import RawAnswer, raw_connection, raw_post
-from tests.upstream import Call, Cut, Hold, Pace, Reply, Upstream
+from tests.scripted_upstream import Call, Cut, Hold, Pace, Reply, Upstream
 
 pytestmark = pytest.mark.anyio
 
@@ -165,7 +165,7 @@ async def test_a_failure_after_a_tool_wrote_is_kept_and_not_run_again(upstream: 
 
 
 async def test_a_stream_that_broke_off_before_anything_was_written_may_be_asked_again(upstream: Upstream) -> None:
-    upstream.script("m", [Reply(text="Once upon a time there was", fault=Cut(after=4)), Reply(text="whole")])
+    upstream.script("m", [Reply(text="Idempotency upon a time there was", fault=Cut(after=4)), Reply(text="whole")])
     async with serving(upstream) as url:
         assert "error" in (await ask(url, True)).chunks[-1]
         assert (await ask(url, True)).data[-1] == "[DONE]"

@@ -5,12 +5,12 @@ from collections import Counter
 
 import pytest
 
-from app.main import create_app
+from callgate.application import create_app
 from tests.harness.configs import make_config
 from tests.harness.server import serve
 from tests.harness.wire import raw_post
-from tests.upstream import Call, Reply, Upstream
-from tests.upstream.records import RequestRecord
+from tests.scripted_upstream import Call, Reply, Upstream
+from tests.scripted_upstream.records import RequestRecord
 
 pytestmark = pytest.mark.anyio
 
@@ -38,7 +38,7 @@ async def test_a_request_leaves_nothing_to_collect(
                 assert (await raw_post(url, question)).status == 200
             gc.set_debug(gc.DEBUG_SAVEALL)
             gc.collect()
-            left = Counter(type(it).__qualname__ for it in gc.garbage if type(it).__module__.startswith("app."))
+            left = Counter(type(it).__qualname__ for it in gc.garbage if type(it).__module__.startswith("callgate."))
         finally:
             gc.set_debug(0)
             gc.garbage.clear()

@@ -10,14 +10,14 @@ from typing import Any
 import httpx
 import pytest
 
-from app.auth.keys import mint_key
-from app.ledger.sqlite import FILE
-from app.main import create_app
+from callgate.application import create_app
+from callgate.auth.keys import mint_key
+from callgate.ledger.sqlite import FILE
 from tests.harness import toolshed
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config, tool_entry
 from tests.harness.server import serve
-from tests.upstream import Call, Hang, Hold, Pace, Reply, Upstream, by_turn
+from tests.scripted_upstream import Call, Hang, Hold, Pace, Reply, Upstream, by_turn
 
 pytestmark = pytest.mark.anyio
 

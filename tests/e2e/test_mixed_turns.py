@@ -12,15 +12,15 @@ import msgspec
 import pytest
 from openai import AsyncOpenAI
 
-from app.auth.keys import hash_key
-from app.main import create_app
+from callgate.application import create_app
+from callgate.auth.keys import hash_key
 from tests.harness import toolshed
 from tests.harness.clients import openai_client, streamed, whole
 from tests.harness.configs import make_config
 from tests.harness.needs import needs
 from tests.harness.redis import redis_server
 from tests.harness.server import serve
-from tests.upstream import Call, Reply, Upstream, by_turn
+from tests.scripted_upstream import Call, Reply, Upstream, by_turn
 
 pytestmark = pytest.mark.anyio
 
@@ -131,7 +131,7 @@ SIX_ROUNDS = [
         ],
     ),
     Reply(calls=[Call("get_weather", {"city": "Oslo"}, id="c5"), Call("echo", {"text": '"quoted" \\ 東京'}, id="c6")]),
-    Reply(text="Once more.", calls=[Call("add", {"a": 20, "b": 22}, id="c7")]),
+    Reply(text="Idempotency more.", calls=[Call("add", {"a": 20, "b": 22}, id="c7")]),
     Reply(
         calls=[
             Call("echo", {"text": "before"}, id="c8"),

@@ -11,8 +11,8 @@ from typing import Any
 import openai
 import pytest
 
-from app.auth.keys import hash_key
-from app.main import create_app
+from callgate.application import create_app
+from callgate.auth.keys import hash_key
 from tests.harness.clients import http_client, openai_client
 from tests.harness.configs import make_config
 from tests.harness.server import serve

@@ -9,13 +9,13 @@ from typing import Any
 import httpx2
 import pytest
 
-from app.config.schema import Config
-from app.main import create_app
+from callgate.application import create_app
+from callgate.config.schema import Config
 from tests.harness.configs import config_dict, make_config
 from tests.harness.server import serve
 from tests.harness.wire import raw_connection, raw_post
-from tests.upstream import Cut, ErrorEvent, Hang, Reply, Upstream
-from tests.upstream_room.wire import Request, Wire, serving
+from tests.scripted_upstream import Cut, ErrorEvent, Hang, Reply, Upstream
+from tests.upstream.wire import Request, Wire, serving
 
 pytestmark = pytest.mark.anyio
 

@@ -8,13 +8,13 @@ from typing import Any
 import openai
 import pytest
 
-from app.main import create_app
+from callgate.application import create_app
 from tests.harness import toolshed
 from tests.harness.clients import openai_client, streamed, whole
 from tests.harness.configs import make_config
 from tests.harness.server import serve
 from tests.harness.wire import RawAnswer, raw_connection, raw_post
-from tests.upstream import Call, Hold, Pace, Reply, Upstream
+from tests.scripted_upstream import Call, Hold, Pace, Reply, Upstream
 
 pytestmark = pytest.mark.anyio
 

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from app.auth.keys import mint_key
-from app.config.load import load
-from app.main import create_app
-from app.runtime import House, Reading
+from callgate.application import create_app
+from callgate.auth.keys import mint_key
+from callgate.config.load import load
+from callgate.runtime.runtime import Reading, RuntimeManager
 from tests.harness.clients import http_client
 from tests.harness.configs import as_yaml, config_dict
 from tests.harness.leftovers import children
 from tests.harness.process import serving
 from tests.harness.server import serve
+from tests.scripted_upstream import Call, Reply, Upstream
 from tests.tools.kinds import RAW_MCP
-from tests.upstream import Call, Reply, Upstream
 
 pytestmark = pytest.mark.anyio
 
@@ -88,7 +88,7 @@ async def test_many_reloads_under_a_steady_load_fail_no_request_and_leave_nothin
     file = tmp_path / "config.yaml"
     file.write_text(as_yaml(the_config(upstream, 0)))
     app = create_app(load(file, environ={}).config, Reading(lambda: load(file, environ={})))
-    house: House = app.state.house
+    house: RuntimeManager = app.state.house
     before = children()
     fleet = Fleet()
     async with serve(app) as url, http_client(url) as client:
@@ -234,7 +234,7 @@ async def test_a_new_secret_never_stands_in_the_log(upstream: Upstream, tmp_path
         tool["headers"] = {"Authorization": "file:./token"}  # type: ignore[assignment]
         return config_dict(upstream.url, tools=[tool, {"kind": "python", "module": module}])
 
-    file.write_text(as_yaml(with_tool("app.tools.builtin")))
+    file.write_text(as_yaml(with_tool("callgate.tools.builtin")))
     async with serving(file) as child:
         secret.write_text("second-secret-value")
         file.write_text(as_yaml(with_tool("second-secret-value".replace("-", "_"))))

@@ -10,12 +10,12 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from app.main import create_app
+from callgate.application import create_app
 from tests.harness.clients import openai_client, streamed, whole
 from tests.harness.configs import make_config
 from tests.harness.server import serve
 from tests.harness.wire import RawAnswer, raw_post
-from tests.upstream import Call, Reply, Upstream, by_turn
+from tests.scripted_upstream import Call, Reply, Upstream, by_turn
 
 pytestmark = pytest.mark.anyio
 

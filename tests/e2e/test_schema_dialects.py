@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from app.main import create_app
+from callgate.application import create_app
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config
 from tests.harness.server import serve
-from tests.upstream import Call, Reply, Upstream
+from tests.scripted_upstream import Call, Reply, Upstream
 
 pytestmark = pytest.mark.anyio
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from app.auth.keys import hash_key
+from callgate.auth.keys import hash_key
 from tests.chaos.load import asking, shoot
 from tests.harness.configs import as_yaml, config_dict
 from tests.harness.process import Child, serving
-from tests.upstream import Call, Cut, ErrorEvent, Hang, Html, Malformed, Reply, Reset, Upstream, by_turn
+from tests.scripted_upstream import Call, Cut, ErrorEvent, Hang, Html, Malformed, Reply, Reset, Upstream, by_turn
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from app.main import create_app
+from callgate.application import create_app
 from tests.harness.clients import http_client, openai_client, streamed, whole
 from tests.harness.configs import make_config
 from tests.harness.server import serve
-from tests.upstream import Call, Reply, Shape, Upstream
-from tests.upstream.records import RequestRecord
+from tests.scripted_upstream import Call, Reply, Shape, Upstream
+from tests.scripted_upstream.records import RequestRecord
 
 pytestmark = pytest.mark.anyio
 

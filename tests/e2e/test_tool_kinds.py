@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from fastapi import FastAPI, HTTPException
 
-from app.assembly import BadTool, registry_of
-from app.main import create_app
-from app.tools.http_client import Web
-from app.tools.process import Processes
-from app.tools.threads import ThreadPool
+from callgate.application import create_app
+from callgate.runtime.builders import BadTool, registry_of
+from callgate.tools.http_client import Web
+from callgate.tools.process import Processes
+from callgate.tools.threads import ThreadPool
 from tests.harness.clients import openai_client
 from tests.harness.configs import as_yaml, config_dict, make_config
 from tests.harness.process import serving
 from tests.harness.server import serve
+from tests.scripted_upstream import Call, Reply, Upstream
 from tests.tools.kinds import everything, processes_naming
-from tests.upstream import Call, Reply, Upstream
 
 pytestmark = pytest.mark.anyio
 

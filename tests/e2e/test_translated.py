@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from app.main import create_app
+from callgate.application import create_app
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config
 from tests.harness.server import serve
-from tests.upstream import Call, Reply, Upstream
+from tests.scripted_upstream import Call, Reply, Upstream
 
 pytestmark = [pytest.mark.anyio, pytest.mark.leaves("litellm", why="litellm keeps its thread for logging")]
 
@@ -53,10 +53,10 @@ async def test_claudes_calls_are_run_and_its_thinking_goes_back_signed(upstream:
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 async def test_a_call_of_claudes_that_was_cut_is_not_run(upstream: Upstream, stream: bool) -> None:
-    upstream.script(MODEL, [Reply(calls=CALLS[:1], finish="length"), Reply(text="Once more?")])
+    upstream.script(MODEL, [Reply(calls=CALLS[:1], finish="length"), Reply(text="Idempotency more?")])
     if stream:
         piece = Reply(calls=[Call("get_weather", '{"city": "Lis')], finish="length")
-        upstream.script(MODEL, [piece, Reply(text="Once more?")])
+        upstream.script(MODEL, [piece, Reply(text="Idempotency more?")])
     _, account = await told(upstream, stream=stream)
     first = account["turns"][0]
     assert first["finish_reason"] == "max_tokens"

@@ -40,7 +40,7 @@ def fuzz(name: str, seconds: int) -> NoReturn:
         sys.exit("atheris is not installed, and does not build everywhere; `make test` plays the harnesses without it.")
     found = BUILD / name
     found.mkdir(parents=True, exist_ok=True)
-    with atheris.instrument_imports(include=["app"]):
+    with atheris.instrument_imports(include=["callgate"]):
         run = load(name)
     options = [
         f"-max_total_time={seconds}",

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from app.calls.arguments import ArgumentsError, Fragments, encode_arguments, read_arguments
+from callgate.calls.arguments import ArgumentsError, Fragments, encode_arguments, read_arguments
 from tests.fuzz.harness import as_text, cut
 
 LIMIT = 2000

@@ -4,8 +4,8 @@ import atexit
 import tempfile
 from pathlib import Path
 
-from app.config.load import load
-from app.config.problems import ConfigError
+from callgate.config.load import load
+from callgate.config.problems import ConfigError
 
 FOLDER = tempfile.TemporaryDirectory()
 atexit.register(FOLDER.cleanup)

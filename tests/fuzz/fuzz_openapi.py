@@ -2,8 +2,8 @@
 
 import json
 
-from app.tools.openapi import Api, OpenApiSource
-from app.tools.openapi_document import BadDocument
+from callgate.tools.openapi import Api, OpenApiSource
+from callgate.tools.openapi_document import BadDocument
 
 SOURCE = OpenApiSource("api", Api(base_url="http://127.0.0.1:1", auth={}), "http://127.0.0.1:1/openapi.json")
 

@@ -4,8 +4,8 @@ import json
 
 import msgspec
 
-from app.api.requests import read_chat_request
-from app.chat.errors import ChatError
+from callgate.api.requests import read_chat_request
+from callgate.conversation.errors import ChatError
 
 MAX_MESSAGES = 50
 

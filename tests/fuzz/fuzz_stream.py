@@ -5,10 +5,10 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from app.calls.states import ReadyCall
-from app.chat.events import StreamEnd
-from app.chat.turn import Turn, TurnBuilder
-from app.upstream.direct_model import _StreamedBody
+from callgate.calls.states import ReadyCall
+from callgate.conversation.events import StreamEnd
+from callgate.conversation.turn import Turn, TurnBuilder
+from callgate.upstream.direct_model import _StreamedBody
 from tests.corpus.judge import offer_of
 from tests.fuzz.harness import cut
 

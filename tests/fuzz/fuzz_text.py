@@ -6,13 +6,13 @@ The first line names the format. A name that is none stands for one all the same
 import itertools
 import json
 
-from app.calls.states import ReadyCall
-from app.chat.events import AskedInWords
-from app.chat.turn import TurnBuilder
-from app.dialects.reader import FORMATS
+from callgate.calls.states import ReadyCall
+from callgate.conversation.events import AskedInWords
+from callgate.conversation.turn import TurnBuilder
+from callgate.text_calls.reader import FORMATS
 from tests.corpus.judge import offer_of
-from tests.dialects.reading import TOOLS, read
 from tests.fuzz.harness import as_text, cut
+from tests.text_calls.reading import TOOLS, read
 
 KNOWN = sorted(FORMATS)
 OFFER = offer_of([{"function": {"name": name, "parameters": {"type": "object"}}} for name in TOOLS])

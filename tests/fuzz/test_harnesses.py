@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.dialects.reader import FORMATS
+from callgate.text_calls.reader import FORMATS
 from tests.fuzz.harness import CORPUS, NAMES, corpus, load, mutations, timed
 
 MUTATIONS = 300

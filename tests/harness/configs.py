@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from app.config.schema import Config
+from callgate.config.schema import Config
 from tests.harness import toolshed
 
 

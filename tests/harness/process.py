@@ -85,11 +85,11 @@ class Child:
 async def child(
     arguments: Sequence[str],
     *,
-    module: str = "app",
+    module: str = "callgate",
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> AsyncIterator[Child]:
-    """Runs `python -m app` with these arguments in a process group of its own, which is ended on leaving."""
+    """Runs `python -m callgate` with these arguments in a process group of its own, which is ended on leaving."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -126,7 +126,7 @@ async def serving(
 def _environment(more: Mapping[str, str]) -> dict[str, str]:
     """Ours without what would change how the product is configured; importable from any folder."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("CALLGATE_")}
-    return {**kept, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **more}
+    return {**kept, "PYTHONPATH": f"{ROOT / 'app'}{os.pathsep}{ROOT}", "PYTHONUNBUFFERED": "1", **more}
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

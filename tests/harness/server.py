@@ -8,7 +8,7 @@ from typing import Any
 
 import uvicorn
 
-from app.edge import Edge
+from callgate.server import ProtocolFactory
 
 START_PATIENCE = 20.0
 """Seconds for the lifespan to start: building a runtime imports litellm, which is slow on a busy machine."""
@@ -46,7 +46,7 @@ class ServerInLoop(uvicorn.Server):
 async def serve(app: Any, **uvicorn_options: Any) -> AsyncIterator[str]:
     """Serves an ASGI app behind our own edge, lifespan included, and gives its base URL (without `/v1`)."""
     options = {
-        "http": Edge().protocol,
+        "http": ProtocolFactory().protocol,
         "lifespan": "on",
         "log_config": None,
         "timeout_graceful_shutdown": 5,

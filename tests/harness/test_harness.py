@@ -9,13 +9,13 @@ from typing import Any
 import httpx
 import pytest
 
-from app.main import create_app
+from callgate.application import create_app
 from tests.harness import toolshed
 from tests.harness.clients import openai_client, streamed, whole
 from tests.harness.configs import as_yaml, config_dict, make_config, tool_entry
 from tests.harness.process import ChildFailed, child, serving
 from tests.harness.server import NotStarted, serve
-from tests.upstream import Call, Reply, Upstream
+from tests.scripted_upstream import Call, Reply, Upstream
 
 pytestmark = pytest.mark.anyio
 
@@ -134,7 +134,7 @@ async def test_the_upstream_can_be_run_by_hand(tmp_path: Path):
     path = tmp_path / "case.json"
     path.write_text(json.dumps(case), encoding="utf-8")
     arguments = ["--port", "0", "--case", str(path)]
-    async with child(arguments, module="tests.upstream") as running:
+    async with child(arguments, module="tests.scripted_upstream") as running:
         url = (await running.line(r"READY (\S+)")).group(1)
         async with openai_client(url) as client:
             assert (await whole(client, **{**ASKED, "model": "by-hand"})).choices[0].message.content == "hi"
@@ -144,7 +144,7 @@ async def test_the_upstream_can_be_run_by_hand(tmp_path: Path):
 
 
 async def test_waiting_for_a_line_has_an_end():
-    async with child(["--port", "0"], module="tests.upstream") as running:
+    async with child(["--port", "0"], module="tests.scripted_upstream") as running:
         await running.line("READY")
         with pytest.raises(ChildFailed, match="no line like 'never'"):
             await running.line("never", within=0.01)

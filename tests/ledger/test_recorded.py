@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
-from app.calls.outcome import Failed, FailureKind, Outcome, Returned
-from app.ledger.entry import Entry, NotRecorded, RunState
-from app.ledger.recorded import NOT_WRITTEN_DOWN, RecordedToolbox
+from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned
+from callgate.ledger.entry import Entry, NotRecorded, RunState
+from callgate.ledger.recorded import NOT_WRITTEN_DOWN, RecordedToolbox
 from tests.fakes import EchoTool, HangingTool, ShelfToolbox, ready, silent
 
 pytestmark = pytest.mark.anyio

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from app.ledger.entry import Entry, NotRecorded, RunState
-from app.ledger.sqlite import FILE, SqliteLedger, _locks
+from callgate.ledger.entry import Entry, NotRecorded, RunState
+from callgate.ledger.sqlite import FILE, SqliteLedger, _locks
 
 pytestmark = pytest.mark.anyio
 
@@ -97,8 +97,8 @@ async def test_what_a_process_that_died_had_under_way_becomes_unknown(tmp_path: 
     script = f"""
 import asyncio, os, signal
 from pathlib import Path
-from app.ledger.sqlite import SqliteLedger
-from app.ledger.entry import RunState
+from callgate.ledger.sqlite import SqliteLedger
+from callgate.ledger.entry import RunState
 from tests.ledger.test_sqlite import entry
 
 async def main():

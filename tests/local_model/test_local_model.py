@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from app.config.schema import Config
-from app.main import create_app
+from callgate.application import create_app
+from callgate.config.schema import Config
 from tests.harness.clients import http_client, openai_client
 from tests.harness.configs import tool_entry
 from tests.harness.installing import NotMade
@@ -81,7 +81,7 @@ def config(upstream_url: str) -> Config:
 
 
 @dataclass(slots=True)
-class Heard:
+class ModelOutput:
     text: str = ""
     finish_reason: str | None = None
     usage: Any = None
@@ -102,14 +102,14 @@ class Heard:
         return calls
 
 
-async def ask(served: Served, model: str, *, stream: bool, **fields: Any) -> Heard:
+async def ask(served: Served, model: str, *, stream: bool, **fields: Any) -> ModelOutput:
     asked: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": QUESTION}], **fields}
-    heard = Heard()
+    heard = ModelOutput()
     if not stream:
         answer = await served.client.chat.completions.create(**asked)
         [choice] = answer.choices
         assert not choice.message.tool_calls
-        return Heard(
+        return ModelOutput(
             choice.message.content or "", choice.finish_reason, answer.usage, (answer.model_extra or {})["x_callgate"]
         )
     async for chunk in await served.client.chat.completions.create(
@@ -157,7 +157,7 @@ async def test_a_model_that_is_not_held_to_a_form_ends_all_the_same(served: Serv
     check_usage(heard)
 
 
-def check_usage(heard: Heard) -> None:
+def check_usage(heard: ModelOutput) -> None:
     usage = heard.usage
     assert usage.prompt_tokens > 0
     assert usage.completion_tokens > 0

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.upstream import Reply, RequestRecord, Script, Upstream, recorded_reply
+from tests.scripted_upstream import Reply, RequestRecord, Script, Upstream, recorded_reply
 
 FOLDER = Path(__file__).parent
 

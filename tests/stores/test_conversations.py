@@ -5,18 +5,18 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from app.calls.states import ReadyCall
-from app.chat.events import CallsHandedBack, Unseen
-from app.stores.conversations import Conversations
-from app.stores.memory import MemoryStore
-from app.stores.store import StoreError
-from tests.chat.test_unseen import answer, call, plain, raw, said
+from callgate.calls.states import ReadyCall
+from callgate.conversation.events import CallsHandedBack, HiddenTurns
+from callgate.stores.conversations import Conversations
+from callgate.stores.memory import MemoryStore
+from callgate.stores.store import StoreError
+from tests.conversation.test_hidden_history import answer, call, plain, raw, said
 from tests.fakes import ShelfToolbox, counter
 
 pytestmark = pytest.mark.anyio
 
 OWN = ReadyCall("c", "echo", {}, "{}")
-UNSEEN = Unseen((), said(call("h", "clock"), call("c")), {"h": answer("h", "ours")}, ran=("h",))
+UNSEEN = HiddenTurns((), said(call("h", "clock"), call("c")), {"h": answer("h", "ours")}, ran=("h",))
 HANDED = CallsHandedBack((OWN,), UNSEEN)
 
 

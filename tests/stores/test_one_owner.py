@@ -11,14 +11,14 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.calls.outcome import Outcome, Returned
-from app.calls.states import ReadyCall
-from app.chat.events import CallsHandedBack, ChatEvent, ReasoningDelta
-from app.chat.loop import Rules, converse
-from app.chat.ports import Ask, Message
-from app.stores.conversations import Conversations
-from app.stores.memory import MemoryStore
-from app.tools.executor import Occasion
+from callgate.calls.outcome import Outcome, Returned
+from callgate.calls.states import ReadyCall
+from callgate.conversation.events import CallsHandedBack, ChatEvent, ReasoningDelta
+from callgate.conversation.loop import Rules, converse
+from callgate.conversation.ports import Ask, Message
+from callgate.stores.conversations import Conversations
+from callgate.stores.memory import MemoryStore
+from callgate.tools.executor import Occasion
 from tests.fakes import Listener, ScriptedModel, ShelfToolbox, calls, counter, says
 
 TOOLS = ("alpha", "beta", "gamma", "delta")

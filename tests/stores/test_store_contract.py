@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from app.stores.memory import MemoryStore
-from app.stores.redis import RedisStore
-from app.stores.store import Store, StoreError
+from callgate.stores.memory import MemoryStore
+from callgate.stores.redis import RedisStore
+from callgate.stores.store import Store, StoreError
 from tests.harness.needs import needs
 from tests.harness.redis import redis_server
 

@@ -2,9 +2,9 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from app.calls.outcome import Failed, FailureKind, Returned
-from app.calls.states import BrokenCall, Finding, Flaw, ReadyCall
-from app.chat.events import (
+from callgate.calls.outcome import Failed, FailureKind, Returned
+from callgate.calls.states import BrokenCall, Finding, Flaw, ReadyCall
+from callgate.conversation.events import (
     AskedInWords,
     CallEnded,
     CallsHandedBack,
@@ -13,15 +13,15 @@ from app.chat.events import (
     ChatEvent,
     Ending,
     EndingKind,
-    Heard,
+    ModelOutput,
     ModelRetried,
     TextDelta,
     TurnAccount,
     TurnEnded,
     TurnStarted,
 )
-from app.telemetry.listeners import LogListener, MetricsListener
-from app.telemetry.metrics import Metrics
+from callgate.telemetry.listeners import LogListener, MetricsListener
+from callgate.telemetry.metrics import Metrics
 
 CLOCK = ReadyCall("c1", "clock", {"zone": "private words"}, '{"zone": "private words"}', (Finding.ARGUMENTS_REPAIRED,))
 THEIRS = ReadyCall("c2", "a name a client chose", {}, "{}")
@@ -50,7 +50,7 @@ def account(**given):
 
 A_WHOLE_CHAT: list[ChatEvent] = [
     TurnStarted(0),
-    Heard(0, [TextDelta("private words")]),
+    ModelOutput(0, [TextDelta("private words")]),
     TurnEnded(
         0,
         account(

@@ -11,8 +11,8 @@ import structlog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.telemetry.logs import Log, configure, stand_on_every_line, write_all
-from app.telemetry.redaction import MASK, Redactor
+from callgate.telemetry.logs import Log, configure, stand_on_every_line, write_all
+from callgate.telemetry.redaction import MASK, Redactor
 
 SECRET = 'planted "secret"\\with odd\tletters €'
 
@@ -134,7 +134,7 @@ def test_no_planted_secret_survives_in_arguments_fields_or_exceptions(secret, be
 
 def test_a_record_that_does_not_fit_its_arguments_is_told_without_them(lines, capsys, monkeypatch):
     root = logging.getLogger()
-    ours = [handler for handler in root.handlers if type(handler).__module__ == "app.telemetry.logs"]
+    ours = [handler for handler in root.handlers if type(handler).__module__ == "callgate.telemetry.logs"]
     monkeypatch.setattr(root, "handlers", ours)  # the test runner's own handlers raise here
 
     logging.getLogger("somebody").error("%d", SECRET)

@@ -1,7 +1,7 @@
 import pytest
 
-from app.telemetry import metrics as room
-from app.telemetry.metrics import Metrics
+from callgate.telemetry import metrics as room
+from callgate.telemetry.metrics import Metrics
 
 
 @pytest.fixture

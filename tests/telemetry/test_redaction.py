@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from app.telemetry.redaction import _HINTS, _PATTERNS, MASK, Redactor
+from callgate.telemetry.redaction import _HINTS, _PATTERNS, MASK, Redactor
 
 SECRETS = st.text(st.characters(exclude_categories=["Cs"]), min_size=8, max_size=60)
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20)

@@ -14,19 +14,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from app.calls.states import ReadyCall
-from app.tools.addresses import AddressRules
-from app.tools.command import CommandLine
-from app.tools.executor import Occasion, Policy, Safety, Tool
-from app.tools.http_client import Web
-from app.tools.http_endpoint import HttpEndpoint
-from app.tools.mcp_http import HttpSpec
-from app.tools.mcp_process import StdioSpec
-from app.tools.mcp_server import McpServer, ServerSpec
-from app.tools.openapi import Api, OpenApiSource
-from app.tools.process import Processes
-from app.tools.python_function import python_tool
-from app.tools.threads import ThreadPool
+from callgate.calls.states import ReadyCall
+from callgate.tools.addresses import AddressRules
+from callgate.tools.command import CommandLine
+from callgate.tools.executor import Occasion, Policy, Safety, Tool
+from callgate.tools.http_client import Web
+from callgate.tools.http_endpoint import HttpEndpoint
+from callgate.tools.mcp_http import HttpSpec
+from callgate.tools.mcp_process import StdioSpec
+from callgate.tools.mcp_server import McpServer, ServerSpec
+from callgate.tools.openapi import Api, OpenApiSource
+from callgate.tools.process import Processes
+from callgate.tools.python_function import python_tool
+from callgate.tools.threads import ThreadPool
 from tests.tools.servers import raw_mcp
 from tests.tools.servers.http_mcp import HttpMcp
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.tools.addresses import PUBLIC_ONLY, AddressRules, Kind, kind_of
+from callgate.tools.addresses import PUBLIC_ONLY, AddressRules, Kind, kind_of
 
 REFUSED = {
     "0.0.0.0": Kind.UNSPECIFIED,

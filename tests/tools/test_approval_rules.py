@@ -2,9 +2,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from app.tools.approval_rules import SILENT, ApprovalRule
-from app.tools.executor import Policy, Safety
-from app.tools.registry import Registry
+from callgate.tools.approval_rules import SILENT, ApprovalRule
+from callgate.tools.executor import Policy, Safety
+from callgate.tools.registry import Registry
 from tests.fakes import EchoTool, FakeSource, tool
 
 

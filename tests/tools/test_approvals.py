@@ -3,10 +3,10 @@ from typing import Any
 
 import pytest
 
-from app.calls.outcome import Failed, FailureKind
-from app.calls.states import ReadyCall
-from app.chat.errors import ChatError
-from app.tools.approvals import KEPT_SETTLED, Approvals, Asked, Decision, Settled, hash_of
+from callgate.calls.outcome import Failed, FailureKind
+from callgate.calls.states import ReadyCall
+from callgate.conversation.errors import ChatError
+from callgate.tools.approvals import KEPT_SETTLED, Approvals, Asked, Decision, Settled, hash_of
 from tests.fakes import EchoTool, ready, silent, tool
 
 pytestmark = pytest.mark.anyio

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.tools.builtin import builtin_tools, calculate
-from app.tools.executor import Safety
-from app.tools.python_function import ToolError
-from app.tools.threads import ThreadPool
+from callgate.tools.builtin import builtin_tools, calculate
+from callgate.tools.executor import Safety
+from callgate.tools.python_function import ToolError
+from callgate.tools.threads import ThreadPool
 from tests.tools.kinds import an_occasion, ready
 
 TOOLS = {tool.name: tool for tool in builtin_tools(ThreadPool())}

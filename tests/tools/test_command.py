@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
-from app.tools import command as command_room
-from app.tools.command import MAX_ARGUMENT, BadCommand, CommandLine, _BadArgument
-from app.tools.process import Limits, Paths, Processes
+from callgate.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
+from callgate.tools import command as command_room
+from callgate.tools.command import MAX_ARGUMENT, BadCommand, CommandLine, _BadArgument
+from callgate.tools.process import Limits, Paths, Processes
 from tests.tools.kinds import an_occasion, ready
 
 SHOW = 'import sys, json; print(json.dumps(sys.argv[1:]), end="")'

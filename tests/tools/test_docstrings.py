@@ -1,6 +1,6 @@
 import pytest
 
-from app.tools.docstrings import read
+from callgate.tools.docstrings import read
 
 GOOGLE = """Find a train.
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from app.calls.outcome import Failed, FailureKind, Returned
-from app.tools.executor import Policy, Tool
-from app.tools.registry import Registry
-from app.tools.toolbox import STOP_SECONDS, RequestToolbox
+from callgate.calls.outcome import Failed, FailureKind, Returned
+from callgate.tools.executor import Policy, Tool
+from callgate.tools.registry import Registry
+from callgate.tools.toolbox import STOP_SECONDS, RequestToolbox
 from tests.tools.kinds import BINARY, FLOOD_BYTES, KINDS, an_occasion, everything, opened, ready, silent
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("kind", KINDS)]

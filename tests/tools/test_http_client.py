@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import httpx2
 import pytest
 
-from app.calls.outcome import Failed, FailureKind, Returned
-from app.tools.addresses import PUBLIC_ONLY, AddressRules, Kind
-from app.tools.http_client import AddressRefused, Request, Web, ask
+from callgate.calls.outcome import Failed, FailureKind, Returned
+from callgate.tools.addresses import PUBLIC_ONLY, AddressRules, Kind
+from callgate.tools.http_client import AddressRefused, Request, Web, ask
 
 pytestmark = pytest.mark.anyio
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.calls.outcome import Failed, FailureKind, Outcome
-from app.tools.addresses import AddressRules
-from app.tools.http_client import Request, Web
-from app.tools.http_endpoint import BadArgument, BadTemplate, HttpEndpoint
+from callgate.calls.outcome import Failed, FailureKind, Outcome
+from callgate.tools.addresses import AddressRules
+from callgate.tools.http_client import Request, Web
+from callgate.tools.http_endpoint import BadArgument, BadTemplate, HttpEndpoint
 from tests.tools.kinds import an_occasion, ready
 
 WEB = Web()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.tools import launch
+from callgate.tools import launch
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_without_landlock_the_version_is_none(monkeypatch):
 
 def test_it_imports_nothing_of_ours_and_little_of_the_library():
     """It starts with every command, so what it imports is what every command waits for."""
-    heavy = ("asyncio", "json", "logging", "pathlib", "socket", "subprocess", "typing", "app")
+    heavy = ("asyncio", "json", "logging", "pathlib", "socket", "subprocess", "typing", "callgate")
     listing = "import sys; sys.path.append(sys.argv[1]); import launch; print(*sys.modules)"
     arguments = [sys.executable, "-I", "-S", "-c", listing, str(Path(launch.__file__).parent)]
     loaded = subprocess.run(arguments, check=True, capture_output=True, text=True).stdout.split()

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from app.config.schema import Config
-from app.main import create_app
-from app.runtime import House
-from app.tools.executor import Safety
-from app.tools.registry import HouseTool, Registry
-from app.tools.sources import SourceState
-from app.tools.toolbox import RequestToolbox
+from callgate.application import create_app
+from callgate.config.schema import Config
+from callgate.runtime.runtime import RuntimeManager
+from callgate.tools.executor import Safety
+from callgate.tools.registry import RegisteredTool, Registry
+from callgate.tools.source_supervisor import SourceState
+from callgate.tools.toolbox import RequestToolbox
 from tests.harness.clients import openai_client
 from tests.harness.configs import make_config
 from tests.harness.server import serve
+from tests.scripted_upstream import Call, Reply, Upstream
 from tests.tools.kinds import RAW_MCP, everything, ready, silent
-from tests.upstream import Call, Reply, Upstream
 
 pytestmark = pytest.mark.anyio
 
@@ -33,12 +33,12 @@ def config(servers: dict[str, Any], **more: Any) -> Config:
 
 
 @contextlib.asynccontextmanager
-async def house(servers: dict[str, Any], **more: Any) -> AsyncIterator[House]:
-    async with asyncio.timeout(40), House(config(servers, **more)) as opened:
+async def house(servers: dict[str, Any], **more: Any) -> AsyncIterator[RuntimeManager]:
+    async with asyncio.timeout(40), RuntimeManager(config(servers, **more)) as opened:
         yield opened
 
 
-def tools(opened: House) -> dict[str, HouseTool]:
+def tools(opened: RuntimeManager) -> dict[str, RegisteredTool]:
     return {tool.name: tool for tool in opened.current.registry.tools()}
 
 
@@ -46,7 +46,7 @@ async def call(registry: Registry, name: str) -> None:
     await RequestToolbox(registry.tools(), run_id="r", gates=registry.gates).run(ready(name), silent)
 
 
-def counted(opened: House, metric: str) -> list[str]:
+def counted(opened: RuntimeManager, metric: str) -> list[str]:
     text = opened.metrics.exposition()[0].decode()
     return [line for line in text.splitlines() if line.startswith(metric) and not line.startswith(f"{metric}_created")]
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.tools.executor import Safety
-from app.tools.mcp_descriptors import Pins, described, is_allowed, is_callable, visible
+from callgate.tools.executor import Safety
+from callgate.tools.mcp_descriptors import Pins, described, is_allowed, is_callable, visible
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "description": "A city."}}}
 

@@ -11,14 +11,14 @@ import pytest
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 
-from app.calls.outcome import Failed, FailureKind, Outcome, Returned
-from app.tools.addresses import AddressRules
-from app.tools.http_client import Web
-from app.tools.mcp_http import HttpSpec, rules_for
-from app.tools.mcp_server import McpServer, ServerSpec
-from app.tools.registry import Registry
-from app.tools.sources import SourceState, SourceStatus
-from app.tools.toolbox import RequestToolbox
+from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned
+from callgate.tools.addresses import AddressRules
+from callgate.tools.http_client import Web
+from callgate.tools.mcp_http import HttpSpec, rules_for
+from callgate.tools.mcp_server import McpServer, ServerSpec
+from callgate.tools.registry import Registry
+from callgate.tools.source_supervisor import SourceState, SourceStatus
+from callgate.tools.toolbox import RequestToolbox
 from tests.harness.server import serve
 from tests.tools.kinds import everything, ready
 from tests.tools.servers.http_mcp import STREAM, Asked, HttpMcp, event
@@ -30,7 +30,7 @@ BOTH = pytest.mark.parametrize("events", [False, True], ids=["json", "events"])
 
 
 @dataclass(slots=True)
-class House:
+class RuntimeManager:
     registry: Registry
     server: McpServer
     told: list[SourceStatus]
@@ -63,7 +63,7 @@ async def house(
     sse: bool | None = None,
     web: Web | None = None,
     delay: Callable[[int], float] = lambda failures: 0.01,
-) -> AsyncIterator[House]:
+) -> AsyncIterator[RuntimeManager]:
     web = web or Web()
     spec = HttpSpec(url, headers or {}, sse=sse, rules=rules)
     server = McpServer(ServerSpec("there", spec, prefix=""), web)
@@ -73,7 +73,7 @@ async def house(
     async with asyncio.timeout(40):
         await registry.open()
         try:
-            yield House(registry, server, told)
+            yield RuntimeManager(registry, server, told)
         finally:
             await registry.close()
             await web.close()
@@ -193,7 +193,7 @@ async def test_a_call_given_up_in_the_newest_protocol_is_hung_up_on() -> None:
 
 
 async def test_a_server_is_asked_no_more_at_once_than_it_is_thought_to_bear(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.tools.mcp_http.MAX_CONNECTIONS", 1)
+    monkeypatch.setattr("callgate.tools.mcp_http.MAX_CONNECTIONS", 1)
     async with HttpMcp().running() as http, house(http.url) as it:
         first = asyncio.create_task(it.run("hangs", city="Oslo"))
         await http.begun.wait()

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import yaml
 
-from app.config.load import load
-from app.config.schema import Config, McpServer, ToolSection
-from app.tools.mcp_process import INHERITED
+from callgate.config.load import load
+from callgate.config.schema import Config, McpServer, ToolSection
+from callgate.tools.mcp_process import INHERITED
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "mcp.md").read_text(encoding="utf-8")

@@ -14,22 +14,22 @@ from typing import Any
 
 import pytest
 
-from app.calls.outcome import Failed, Outcome, Returned
-from app.main import create_app
-from app.tools.http_client import Web
-from app.tools.mcp_http import HttpSpec, rules_for
-from app.tools.mcp_process import StdioSpec
-from app.tools.mcp_server import McpServer, ServerSpec
-from app.tools.registry import Registry
-from app.tools.sources import SourceState
-from app.tools.toolbox import RequestToolbox
+from callgate.application import create_app
+from callgate.calls.outcome import Failed, Outcome, Returned
+from callgate.tools.http_client import Web
+from callgate.tools.mcp_http import HttpSpec, rules_for
+from callgate.tools.mcp_process import StdioSpec
+from callgate.tools.mcp_server import McpServer, ServerSpec
+from callgate.tools.registry import Registry
+from callgate.tools.source_supervisor import SourceState
+from callgate.tools.toolbox import RequestToolbox
 from tests.harness.clients import openai_client
 from tests.harness.configs import make_config
 from tests.harness.needs import needs
 from tests.harness.server import serve
+from tests.scripted_upstream import Call, Reply, Upstream
 from tests.tools.kinds import everything, ready
 from tests.tools.servers import real
-from tests.upstream import Call, Reply, Upstream
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]  # the first test may have to install the servers
 
@@ -38,7 +38,7 @@ NODE = needs("node", "npm")
 
 
 @dataclass(slots=True)
-class House:
+class RuntimeManager:
     registry: Registry
     server: McpServer
     heard: list[tuple[str, float | None]]
@@ -64,7 +64,7 @@ class House:
 
 
 @contextlib.asynccontextmanager
-async def house(transport: StdioSpec | HttpSpec) -> AsyncIterator[House]:
+async def house(transport: StdioSpec | HttpSpec) -> AsyncIterator[RuntimeManager]:
     web = Web()
     server = McpServer(ServerSpec("it", transport, prefix="it"), web)
     registry = Registry(delay=lambda failures: 0.05)
@@ -73,7 +73,7 @@ async def house(transport: StdioSpec | HttpSpec) -> AsyncIterator[House]:
         await registry.open(wait=30)
         try:
             await everything(lambda: registry.sources()[0].state is SourceState.READY)
-            yield House(registry, server, [])
+            yield RuntimeManager(registry, server, [])
         finally:
             await registry.close()
             await web.close()

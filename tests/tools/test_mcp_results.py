@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from app.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
-from app.tools.mcp_results import outcome_of
-from app.tools.mcp_wire import Answer, RpcError, answer_from
+from callgate.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
+from callgate.tools.mcp_results import outcome_of
+from callgate.tools.mcp_wire import Answer, RpcError, answer_from
 
 
 def told(*content: dict[str, Any], **more: Any) -> Outcome:

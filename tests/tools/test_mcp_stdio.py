@@ -18,19 +18,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.calls.outcome import Failed, FailureKind, Outcome, Returned
-from app.tools import mcp_session
-from app.tools.executor import Policy, Safety
-from app.tools.http_client import Web
-from app.tools.mcp_descriptors import Pins
-from app.tools.mcp_process import Child, StdioSpec
-from app.tools.mcp_server import McpServer, ServerSpec
-from app.tools.mcp_session import MAX_TOOLS
-from app.tools.mcp_stdio import StdioLink
-from app.tools.mcp_wire import Unreadable, Waiting
-from app.tools.registry import Registry
-from app.tools.sources import SourceState, SourceStatus
-from app.tools.toolbox import RequestToolbox
+from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned
+from callgate.tools import mcp_session
+from callgate.tools.executor import Policy, Safety
+from callgate.tools.http_client import Web
+from callgate.tools.mcp_descriptors import Pins
+from callgate.tools.mcp_process import Child, StdioSpec
+from callgate.tools.mcp_server import McpServer, ServerSpec
+from callgate.tools.mcp_session import MAX_TOOLS
+from callgate.tools.mcp_stdio import StdioLink
+from callgate.tools.mcp_wire import Unreadable, Waiting
+from callgate.tools.registry import Registry
+from callgate.tools.source_supervisor import SourceState, SourceStatus
+from callgate.tools.toolbox import RequestToolbox
 from tests.tools.kinds import RAW_MCP, everything, ready, silent
 
 pytestmark = pytest.mark.anyio
@@ -43,7 +43,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]
 
 
 @dataclass(slots=True)
-class House:
+class RuntimeManager:
     """A registry with one server in it."""
 
     registry: Registry
@@ -86,7 +86,7 @@ async def house(
     env: dict[str, str] | None = None,
     delay: Callable[[int], float] = lambda failures: 0.01,
     **options: Any,
-) -> AsyncIterator[House]:
+) -> AsyncIterator[RuntimeManager]:
     spec = options.pop("transport", None) or StdioSpec(sys.executable, ("-S", str(RAW_MCP), *words), env or {})
     changes: list[tuple[str, str]] = []
     web = Web()
@@ -99,7 +99,7 @@ async def house(
     async with asyncio.timeout(40):
         await registry.open()
         try:
-            yield House(registry, server, changes, told)
+            yield RuntimeManager(registry, server, changes, told)
         finally:
             await registry.close()
             await web.close()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.tools.mcp_wire import (
+from callgate.tools.mcp_wire import (
     TAIL_BYTES,
     Answer,
     Event,

@@ -17,17 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from app.calls.outcome import Failed, FailureKind, Returned
-from app.tools.addresses import PUBLIC_ONLY, AddressRules
-from app.tools.executor import Safety, Tool
-from app.tools.http_client import Request
-from app.tools.http_endpoint import BadArgument, HttpEndpoint
-from app.tools.openapi import Api, OpenApiSource, Selection
-from app.tools.openapi_document import BadDocument, Document, LeftOut
-from app.tools.openapi_schema import Dictionary, Schemas
-from app.tools.registry import Registry, whole_schema
-from app.tools.schema import SchemaError, compile_schema
-from app.tools.sources import SourceState
+from callgate.calls.outcome import Failed, FailureKind, Returned
+from callgate.tools.addresses import PUBLIC_ONLY, AddressRules
+from callgate.tools.executor import Safety, Tool
+from callgate.tools.http_client import Request
+from callgate.tools.http_endpoint import BadArgument, HttpEndpoint
+from callgate.tools.openapi import Api, OpenApiSource, Selection
+from callgate.tools.openapi_document import BadDocument, Document, LeftOut
+from callgate.tools.openapi_schema import Dictionary, Schemas
+from callgate.tools.registry import Registry, whole_schema
+from callgate.tools.schema import SchemaError, compile_schema
+from callgate.tools.source_supervisor import SourceState
 from tests.harness.server import serve
 from tests.tools.kinds import an_occasion, everything, ready
 
@@ -238,7 +238,7 @@ paths:
 
 
 def test_a_document_that_is_one_bomb_after_the_other_is_refused_as_a_whole(monkeypatch):
-    monkeypatch.setattr("app.tools.openapi_schema.MAX_ALL_NODES", 1000)
+    monkeypatch.setattr("callgate.tools.openapi_schema.MAX_ALL_NODES", 1000)
     schema = {"anyOf": [{"type": "string"}] * 300}
     paths = {f"/{n}": {"get": {"parameters": [{"name": "p", "in": "query", "schema": schema}]}} for n in range(9)}
     with pytest.raises(BadDocument, match="too large"):

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from app.tools.launch import GRACE_SECONDS, landlock_abi
-from app.tools.process import (
+from callgate.tools.launch import GRACE_SECONDS, landlock_abi
+from callgate.tools.process import (
     MAX_STDERR,
     STDERR_TAIL,
     Closed,
@@ -281,7 +281,7 @@ async def test_when_we_are_killed_outright_the_command_ends(tmp_path):
     mark = tmp_path / "orphan"
     host = f"""
     import asyncio, sys
-    from app.tools.process import Command, Processes
+    from callgate.tools.process import Command, Processes
     argv = (sys.executable, "-I", "-S", "-c", {STUBBORN!r}, {str(mark)!r})
     asyncio.run(Processes().run(Command(sys.executable, argv, "/", {ENVIRONMENT!r}), 1000))
     """
@@ -333,7 +333,7 @@ async def test_the_command_itself_dies_with_its_launcher_whoever_else_is_left(tm
 
 
 async def test_a_command_that_stops_its_launcher_ends_all_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr("app.tools.process.END_SECONDS", 0.1)
+    monkeypatch.setattr("callgate.tools.process.END_SECONDS", 0.1)
     mark = tmp_path / "stopped"
     script = """
     import os, signal, sys

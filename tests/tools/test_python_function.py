@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from app.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
-from app.tools import Context, ToolError, image, tool
-from app.tools.executor import Occasion, Policy, Safety, Tool
-from app.tools.python_function import NotATool, functions_at, python_tool
-from app.tools.threads import ThreadPool
+from callgate.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
+from callgate.tools import Context, ToolError, image, tool
+from callgate.tools.executor import Occasion, Policy, Safety, Tool
+from callgate.tools.python_function import NotATool, functions_at, python_tool
+from callgate.tools.threads import ThreadPool
 from tests.tools.kinds import an_occasion, everything, ready
 
 
@@ -191,8 +191,8 @@ def test_a_path_gives_any_function_marked_or_not(module):
         ("weather_tools_for_tests:third", "has no third"),
         ("weather_tools_for_tests:__name__", "not a function"),
         ("no_such_module_at_all:f", "no module no_such_module_at_all"),
-        ("app.tools.registri", r"is it app\.tools\.registry\?"),
-        ("app.tools.names", "no function marked"),
+        ("callgate.tools.registri", r"is it app\.tools\.registry\?"),
+        ("callgate.tools.names", "no function marked"),
     ],
 )
 def test_a_path_that_leads_nowhere_says_so(module, path, why):

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.calls.outcome import Failed, Outcome, Returned
-from app.calls.states import BrokenCall
-from app.tools.executor import Policy
-from app.tools.read_more import MAX_KEPT, SECONDS, Leftovers, PagedToolbox, Shelf
-from app.tools.registry import Registry
-from app.tools.toolbox import RequestToolbox
+from callgate.calls.outcome import Failed, Outcome, Returned
+from callgate.calls.states import BrokenCall
+from callgate.tools.executor import Policy
+from callgate.tools.read_more import MAX_KEPT, SECONDS, KeptResults, PagedToolbox, ResultPages
+from callgate.tools.registry import Registry
+from callgate.tools.toolbox import RequestToolbox
 from tests.fakes import AnsweringTool, ready, silent, tool
 
 pytestmark = pytest.mark.anyio
@@ -31,13 +31,13 @@ class Clock:
 def paged(
     answer: Outcome | str,
     *,
-    leftovers: Leftovers | None = None,
+    leftovers: KeptResults | None = None,
     client: list[msgspec.Raw] | None = None,
     name: str = "long",
-) -> tuple[PagedToolbox, Shelf]:
+) -> tuple[PagedToolbox, ResultPages]:
     registry = Registry()
     registry.add(tool(name, AnsweringTool(answer), policy=Policy(max_result_bytes=PAGE)))
-    shelf = Shelf(leftovers or Leftovers(), "ann", "run_1")
+    shelf = ResultPages(leftovers or KeptResults(), "ann", "run_1")
     box = RequestToolbox(registry.tools(), client or [], run_id="run_1", on_cut=shelf.keep)
     return PagedToolbox(box, shelf, PAGE), shelf
 
@@ -162,15 +162,15 @@ async def test_the_same_result_again_has_the_same_words_so_that_going_in_circles
 
 
 async def test_another_conversation_of_the_same_caller_reads_only_what_its_history_names():
-    leftovers = Leftovers()
+    leftovers = KeptResults()
     box, _ = paged("y" * 5000, leftovers=leftovers)
     first = await box.run(ready("long"), silent)
     _, arguments = pointer_in(first)
-    later = Shelf(leftovers, "ann", "run_2")
+    later = ResultPages(leftovers, "ann", "run_2")
     assert isinstance(later.page(str(arguments["id"]), 0, PAGE), Failed)
     later.recall([{"role": "tool", "content": first.text}, msgspec.Raw(b'{"role":"user","content":"go on"}')])
     assert isinstance(later.page(str(arguments["id"]), 0, PAGE), Returned)
-    strangers = Shelf(leftovers, "bob", "run_3")
+    strangers = ResultPages(leftovers, "bob", "run_3")
     strangers.recall([{"role": "tool", "content": first.text}])
     assert not strangers
     assert isinstance(strangers.page(str(arguments["id"]), 0, PAGE), Failed)
@@ -178,7 +178,7 @@ async def test_another_conversation_of_the_same_caller_reads_only_what_its_histo
 
 async def test_what_was_kept_is_forgotten_after_a_while():
     clock = Clock()
-    box, shelf = paged("y" * 5000, leftovers=Leftovers(now=clock))
+    box, shelf = paged("y" * 5000, leftovers=KeptResults(now=clock))
     name, arguments = pointer_in(await box.run(ready("long"), silent))
     assert shelf
     clock.now = SECONDS + 1
@@ -189,10 +189,10 @@ async def test_what_was_kept_is_forgotten_after_a_while():
 
 
 def test_the_oldest_goes_first_when_there_is_too_much():
-    leftovers = Leftovers(max_bytes=1000)
+    leftovers = KeptResults(max_bytes=1000)
     ids = [leftovers.keep("ann", "r", letter * 400, 0) for letter in "abc"]
     assert [leftovers.find("ann", id) is not None for id in ids] == [False, True, True]
-    many = Leftovers()
+    many = KeptResults()
     for number in range(MAX_KEPT + 10):
         many.keep("ann", "r", str(number), 0)
     assert many.count == MAX_KEPT
@@ -200,8 +200,8 @@ def test_the_oldest_goes_first_when_there_is_too_much():
 
 @given(st.text(min_size=1), st.integers(min_value=0, max_value=4000), st.integers(min_value=1, max_value=600))
 def test_any_page_of_any_text_is_whole_letters(text, offset, size):
-    leftovers = Leftovers()
-    shelf = Shelf(leftovers, "ann", "r")
+    leftovers = KeptResults()
+    shelf = ResultPages(leftovers, "ann", "r")
     id = leftovers.keep("ann", "r", text, 0)
     shelf.recall([{"role": "tool", "content": id}])
     page = shelf.page(id, offset, size)

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.calls.outcome import Outcome, Returned
-from app.calls.states import ReadyCall
-from app.tools.executor import Occasion, Policy, Tool
-from app.tools.registry import Registry
-from app.tools.sources import SourceState, SourceStatus
+from callgate.calls.outcome import Outcome, Returned
+from callgate.calls.states import ReadyCall
+from callgate.tools.executor import Occasion, Policy, Tool
+from callgate.tools.registry import Registry
+from callgate.tools.source_supervisor import SourceState, SourceStatus
 from tests.tools.kinds import PARAMETERS, everything
 
 LEGAL = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
@@ -174,7 +174,7 @@ async def test_a_server_that_comes_and_goes_does_not_rename_the_tools_of_another
 
 @pytest.mark.anyio
 async def test_a_server_that_invents_names_for_ever_does_not_fill_the_memory(monkeypatch):
-    monkeypatch.setattr("app.tools.registry.MAX_CLAIMS", 50)
+    monkeypatch.setattr("callgate.tools.registry.MAX_CLAIMS", 50)
     source = FakeSource("s")
     registry = ready_registry(source)
     await registry.open()

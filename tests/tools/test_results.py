@@ -12,8 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from app.calls.outcome import Failed, FailureKind, Image, Returned
-from app.tools.results import MAX_IMAGE_BYTES, MAX_IMAGES, Unwritable, bounded, cut, decoded, image, returned, size_of
+from callgate.calls.outcome import Failed, FailureKind, Image, Returned
+from callgate.tools.results import (
+    MAX_IMAGE_BYTES,
+    MAX_IMAGES,
+    Unwritable,
+    bounded,
+    cut,
+    decoded,
+    image,
+    returned,
+    size_of,
+)
 
 
 class Colour(enum.Enum):

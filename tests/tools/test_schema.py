@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from app.calls.states import Problem
-from app.tools.schema import SchemaError, compile_schema
+from callgate.calls.states import Problem
+from callgate.tools.schema import SchemaError, compile_schema
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
-from app.tools.registry import Registry
-from app.tools.source_pool import SourcePool
+from callgate.tools.registry import Registry
+from callgate.tools.source_pool import SourcePool
 from tests.fakes import EchoTool, FakeSource, tool
 
 pytestmark = pytest.mark.anyio

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from app.tools.threads import NoThreadLeft, ThreadPool
+from callgate.tools.threads import NoThreadLeft, ThreadPool
 from tests.tools.kinds import everything
 
 pytestmark = pytest.mark.anyio

@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.calls.outcome import Failed, FailureKind, Outcome, Returned
-from app.calls.states import BrokenCall, Call, Flaw, ReadyCall
-from app.chat.ports import Report
-from app.tools.executor import Occasion, Policy, Safety, Tool
-from app.tools.gates import MAX_WAITING, Gates
-from app.tools.registry import Registry
-from app.tools.toolbox import KEPT_BYTES, STOP_SECONDS, RequestToolbox, RunAccount
+from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned
+from callgate.calls.states import BrokenCall, Call, Flaw, ReadyCall
+from callgate.conversation.ports import Report
+from callgate.tools.concurrency import MAX_WAITING, ConcurrencyLimits
+from callgate.tools.executor import Occasion, Policy, Safety, Tool
+from callgate.tools.registry import Registry
+from callgate.tools.toolbox import KEPT_BYTES, STOP_SECONDS, RequestToolbox, RunAccount
 from tests.tools.kinds import PARAMETERS, everything, silent
 
 Work = Callable[[ReadyCall, Occasion], Awaitable[Outcome]]
@@ -236,7 +236,7 @@ async def test_no_more_calls_of_a_tool_run_than_it_allows_whoever_asks():
 @pytest.mark.anyio
 async def test_the_tools_of_a_source_share_its_places_and_all_share_the_houses():
     crowd = Crowd()
-    registry = Registry(gates=Gates(max_running=3))
+    registry = Registry(gates=ConcurrencyLimits(max_running=3))
     registry.add(a_tool("a", crowd), a_tool("b", crowd))
     registry.gates.limit_source("", 2)
     toolbox = box(registry)

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from app.assembly import registry_of
-from app.calls.outcome import Outcome, Returned
-from app.config.load import load
-from app.config.schema import CommandLimits, ToolSection
-from app.tools.http_client import Web
-from app.tools.launch import GRACE_SECONDS, landlock_abi
-from app.tools.process import DEFAULT_SIZE, Limits, Processes
-from app.tools.registry import Registry
-from app.tools.threads import ThreadPool
-from app.tools.toolbox import RequestToolbox
+from callgate.calls.outcome import Outcome, Returned
+from callgate.config.load import load
+from callgate.config.schema import CommandLimits, ToolSection
+from callgate.runtime.builders import registry_of
+from callgate.tools.http_client import Web
+from callgate.tools.launch import GRACE_SECONDS, landlock_abi
+from callgate.tools.process import DEFAULT_SIZE, Limits, Processes
+from callgate.tools.registry import Registry
+from callgate.tools.threads import ThreadPool
+from callgate.tools.toolbox import RequestToolbox
 from tests.tools.kinds import ready, silent
 
 pytestmark = pytest.mark.anyio

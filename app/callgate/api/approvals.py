@@ -1,0 +1,86 @@
+"""`/v1/approvals`: the calls that wait for a person's word, and giving it."""
+
+from typing import Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from callgate.api.errors import encode, envelope_schema, in_path
+from callgate.api.middleware import context_of
+from callgate.api.requests import read_body
+from callgate.auth.keys import Caller
+from callgate.conversation.errors import ChatError
+from callgate.runtime.runtime import RuntimeManager
+
+BODY_BYTES = 65_536
+
+
+class Decision(msgspec.Struct, forbid_unknown_fields=True):
+    """What is sent to decide."""
+
+    decision: Literal["approve", "deny"]
+    reason: str = ""
+    """Told to the model when the call is denied."""
+    hash: str | None = None
+    """Of the arguments that the decision is about, as they were listed."""
+
+
+def approval_routes(house: RuntimeManager) -> APIRouter:
+    router = APIRouter(tags=["approvals"])
+    error = {"content": {"application/json": {"schema": envelope_schema()}}}
+    wrong: dict[int | str, dict[str, Any]] = {
+        403: {"description": "This key may not decide about calls.", **error},
+        404: {"description": "No call waits under this id.", **error},
+        409: {"description": "It was decided already, or the hash is of other arguments.", **error},
+    }
+
+    @router.get("/v1/approvals", summary="The calls that wait for approval", responses={403: wrong[403]})
+    async def list_waiting(request: Request) -> Response:
+        _decider(request)
+        return _json({"object": "list", "data": [asked.facts() for asked in house.lasting.approvals.waiting()]})
+
+    @router.post(
+        "/v1/approvals/{id}",  # noqa: FAST003 - read from the request, see `in_path`
+        summary="Approve or deny one call",
+        responses=wrong,
+        openapi_extra=in_path("id"),
+    )
+    async def decide(request: Request) -> Response:
+        caller = _decider(request)
+        given = _read(await read_body(request.receive, BODY_BYTES))
+        settled = house.lasting.approvals.decide(
+            request.path_params["id"],
+            approve=given.decision == "approve",
+            by=caller.name,
+            reason=given.reason,
+            hash=given.hash,
+            demand_hash=house.current.config.approvals.demand_hash,
+        )
+        return _json({**settled.asked.facts(), "decision": str(settled.decision), "by": settled.by})
+
+    return router
+
+
+def _decider(request: Request) -> Caller:
+    context = context_of(request.scope)
+    context.route = "approvals"
+    caller = context.caller
+    assert caller is not None, "the door lets nobody in without a caller"
+    if not caller.may_approve:
+        raise ChatError(
+            403, "This key may not decide about calls.", type="permission_error", code="approval_not_allowed"
+        )
+    return caller
+
+
+def _read(body: bytes) -> Decision:
+    try:
+        return msgspec.json.decode(body, type=Decision)
+    except msgspec.DecodeError as error:
+        message = 'The body should be like {"decision": "approve"} or {"decision": "deny", "reason": "…"}'
+        raise ChatError(400, f"{message}: {error}.", code="invalid_body") from None
+
+
+def _json(value: Any) -> Response:
+    return Response(encode(value), media_type="application/json")

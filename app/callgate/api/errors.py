@@ -1,0 +1,102 @@
+"""Every failure as OpenAI's error envelope, with the status its SDKs expect, for every route."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import structlog
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from callgate.conversation.errors import ChatError
+
+log = structlog.get_logger("callgate.api")
+
+encode = msgspec.json.Encoder().encode
+
+SERVER_ERROR = "The server had an error while processing your request."
+KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+def as_chat_error(failure: BaseException) -> ChatError:
+    """What a client is told. Only our own errors speak for themselves; anything else is a mistake of ours."""
+    if isinstance(failure, ChatError):
+        return failure
+    if isinstance(failure, BaseExceptionGroup) and len(failure.exceptions) == 1:
+        return as_chat_error(failure.exceptions[0])
+    log.error("request_failed", exc_info=failure)
+    return ChatError(500, SERVER_ERROR, type="server_error")
+
+
+def error_headers(error: ChatError) -> dict[str, str]:
+    if error.retry_after is None:
+        return {}
+    return {
+        "retry-after": str(max(1, round(error.retry_after))),
+        "retry-after-ms": str(round(error.retry_after * 1000)),
+    }
+
+
+def error_response(error: ChatError, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(
+        encode(error.envelope()),
+        error.status,
+        headers={**(headers or {}), **error_headers(error)},
+        media_type="application/json",
+    )
+
+
+async def answer_http_exception(request: Request, failure: Exception) -> Response:
+    """Starlette's own refusals (unknown route, wrong method) in our shape."""
+    assert isinstance(failure, HTTPException)
+    target = f"{request.method} {request.url.path}"
+    if failure.status_code == 404:
+        error = ChatError(404, f"Unknown request URL: {target}.", code="unknown_url")
+    elif failure.status_code == 405:
+        error = ChatError(405, f"Not allowed to {target}.", code="method_not_supported")
+    else:
+        error = ChatError(
+            failure.status_code, str(failure.detail), type=KINDS.get(failure.status_code, "invalid_request_error")
+        )
+    return error_response(error, dict(failure.headers or {}))
+
+
+async def answer_chat_error(request: Request, failure: Exception) -> Response:
+    """Our own refusals, from a route that FastAPI leads to; the door's line in the log names them."""
+    error = as_chat_error(failure)
+    request.scope["context"].notes.setdefault("error", error.code or error.type)
+    return error_response(error)
+
+
+async def answer_failure(_: Request, __: Exception) -> Response:
+    """A mistake of ours in such a route. The framework raises it again, so the door writes it down."""
+    return error_response(ChatError(500, SERVER_ERROR, type="server_error"))
+
+
+def in_path(name: str) -> dict[str, Any]:
+    """The part of a path that a route reads by itself, for OpenAPI. Declared to FastAPI it would load all of pydantic's
+    first version, to see whether the parameter is one of its models.
+    """
+    return {"parameters": [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]}
+
+
+def envelope_schema() -> dict[str, Any]:
+    """The error body, for the OpenAPI document."""
+    nullable = {"type": ["string", "null"]}
+    return {
+        "type": "object",
+        "required": ["error"],
+        "properties": {
+            "error": {
+                "type": "object",
+                "required": ["message", "type", "param", "code"],
+                "properties": {
+                    "message": {"type": "string"},
+                    "type": {"type": "string"},
+                    "param": nullable,
+                    "code": nullable,
+                },
+            }
+        },
+    }

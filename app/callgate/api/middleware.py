@@ -1,0 +1,185 @@
+"""The one door: every request comes in through here, gets an id, is let in or not, and leaves one line in the log.
+
+Deny by default: a path that is not named open needs a caller that the keyring knows. Pure ASGI, because anything
+richer hides the client's leaving from what is inside.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from callgate.api.answers import send_whole, start_message
+from callgate.api.cors import METHODS, cors_headers, preflight_headers
+from callgate.api.errors import as_chat_error, encode
+from callgate.auth.keys import Caller
+from callgate.conversation.errors import ChatError
+from callgate.conversation.ids import new_id
+from callgate.runtime.runtime import RuntimeManager
+from callgate.telemetry.logs import Log, masked, stand_on_every_line
+
+OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/health"})
+"""Asked by probes that have no key. They tell nothing but that the house stands."""
+
+LIGHT_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+"""They ask what is, and no model: answered at once, and so that one can see what goes on when the house is full."""
+
+LIGHT_PATHS = ("/v1/approvals", "/admin/")
+"""What these begin with is what a full house may be waiting for."""
+
+CLIENT_CLOSED = 499
+"""What the log says of a request whose client left before it was answered; nobody is sent this."""
+
+SAFE_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+log = Log("callgate.access")
+
+
+class RequestContext:
+    """One request, from the door's point of view. Whoever handles it may add notes for the log line."""
+
+    __slots__ = ("caller", "headers", "ids", "model", "notes", "request_id", "route", "started", "status", "wrote")
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        given = headers.get("x-request-id")
+        if given is not None and SAFE_REQUEST_ID.fullmatch(given):
+            self.request_id, known_as = given, masked(given)
+        else:
+            self.request_id = known_as = new_id("req")
+        self.ids = {"request_id": known_as}
+        """On every line that is written on its behalf."""
+        self.headers = headers
+        self.caller: Caller | None = None
+        self.route = "other"
+        """What the request is counted under; never what the client wrote."""
+        self.model = ""
+        self.status = 0
+        self.wrote = False
+        """A tool that may change the world has been started, so a client must not repeat the request by itself."""
+        self.started = time.perf_counter()
+        self.notes: dict[str, Any] = {}
+
+
+class Middleware:
+    """Stands around the whole application.
+
+    `straight` are routes by method and path that are led to at once: what a web framework does between its own edge
+    and a handler costs a small request as much again as all that is done for it here.
+    """
+
+    def __init__(
+        self, app: ASGIApp, house: RuntimeManager, straight: Mapping[tuple[str, str], ASGIApp] | None = None
+    ) -> None:
+        self._app, self._house = app, house
+        self._straight = straight or {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        context = RequestContext(read_headers(scope))
+        scope["context"] = context
+        marks = [(b"x-request-id", context.request_id.encode())]
+        if "origin" in context.headers:
+            marks += encoded(cors_headers(context.headers, self._origins))
+        path = scope["path"]
+        if path[-1:] == "/" and path != "/":
+            path = scope["path"] = path.rstrip("/") or "/"
+
+        def send_marked(message: Message) -> Awaitable[None]:
+            if message["type"] == "http.response.start":
+                context.status = message["status"]
+                message["headers"] = [*message.get("headers", ()), *marks]
+            return send(message)  # no coroutine of its own: every chunk of every stream goes out through here
+
+        # Never taken back: a server runs each request in a context of its own, which ends with it.
+        stand_on_every_line(context.ids)
+        try:
+            if scope["method"] == "OPTIONS":
+                await self._answer_options(context, send_marked)
+                return
+            if scope["method"] == "HEAD":
+                scope = {**scope, "method": "GET"}  # the server sends the head of what is answered to a GET
+            runtime = self._house.current
+            caller = context.caller = None if path in OPEN_PATHS else runtime.admit(context.headers)
+            inner = self._straight.get((scope["method"], path), self._app)
+            if caller is None or _is_light(scope["method"], path):
+                await inner(scope, receive, send_marked)
+            else:
+                with await runtime.place(caller):
+                    await inner(scope, receive, send_marked)
+        except Exception as failure:  # noqa: BLE001 - the last place where a failure can still become an answer
+            await self._refuse(as_chat_error(failure), context, send_marked)
+        except asyncio.CancelledError:
+            # The server alone cancels a request as a whole: the time to drain is over. Nothing runs after this.
+            await self._refuse(_shutting_down(), context, send_marked)
+        finally:
+            self._note(scope, context)
+
+    @property
+    def _origins(self) -> Sequence[str]:
+        return self._house.current.config.server.cors_origins
+
+    async def _answer_options(self, context: RequestContext, send: Send) -> None:
+        """What may be asked, and by whose pages. A browser asks without a key."""
+        fields = {"allow": METHODS}
+        if "access-control-request-method" in context.headers:
+            allowed = preflight_headers(context.headers, self._origins)
+            if allowed is None:
+                message = (
+                    "This web page may not call this server. Add its origin to `server.cors_origins` if it should."
+                )
+                raise ChatError(403, message, type="permission_error", code="origin_not_allowed")
+            fields = allowed
+        await send(start_message(204, fields))
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _refuse(self, error: ChatError, context: RequestContext, send: Send) -> None:
+        context.notes.setdefault("error", error.code or error.type)
+        if not context.status:
+            headers = {"www-authenticate": "Bearer"} if error.status == 401 else {}
+            if context.wrote:
+                headers["x-should-retry"] = "false"
+            await send_whole(send, error.status, encode(error.envelope()), headers, error)
+
+    def _note(self, scope: Scope, context: RequestContext) -> None:
+        seconds = time.perf_counter() - context.started
+        status = context.status or CLIENT_CLOSED
+        self._house.metrics.request(context.route, status, context.model, seconds)
+        if scope["path"] in OPEN_PATHS:
+            return
+        log.info(
+            "request",
+            method=scope["method"],
+            path=scope["path"],
+            status=status,
+            caller=context.caller.name if context.caller else None,
+            ms=round(seconds * 1000, 1),
+            **context.notes,
+        )
+
+
+def read_headers(scope: Scope) -> dict[str, str]:
+    """Header values by lower-case name; of a repeated one the last counts."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+def encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+
+
+def _is_light(method: str, path: str) -> bool:
+    return method in LIGHT_METHODS or path.startswith(LIGHT_PATHS)
+
+
+def _shutting_down() -> ChatError:
+    message = "The server is shutting down. Try again in a moment."
+    return ChatError(503, message, type="server_error", code="shutting_down", retry_after=1)
+
+
+def context_of(scope: Scope) -> RequestContext:
+    context: RequestContext = scope["context"]
+    return context

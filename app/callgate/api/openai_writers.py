@@ -1,0 +1,463 @@
+"""Chat events into OpenAI's shapes: `ChunkWriter` for streams, `CompletionWriter` for whole answers.
+
+Both hear the same events and must say the same thing; `tests/test_one_path.py` holds them to it. What they write
+is strict, because clients are: constant id, created and model; role and empty content first; `index` on every
+tool call, its name and id once; `arguments` a string; one finish reason of OpenAI's five.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import msgspec
+
+from callgate.api.progress import Progress, ToolEvent
+from callgate.calls.states import Call, ReadyCall
+from callgate.conversation.diagnosis import Diagnosis
+from callgate.conversation.errors import ChatError
+from callgate.conversation.events import (
+    Aside,
+    CallEnded,
+    CallProgress,
+    CallsHandedBack,
+    CallStarted,
+    ChatEnded,
+    ChatEvent,
+    Head,
+    Logprobs,
+    ModelEvent,
+    ModelOutput,
+    ModelRetried,
+    ReasoningDelta,
+    TextDelta,
+)
+from callgate.conversation.listeners import Hears
+from callgate.conversation.usage import add_usage
+
+DONE = b"data: [DONE]\n\n"
+NO_USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+PART_BREAK = "\n\n"
+"""Between what a model says before a call and what it says after it."""
+INNER_ASIDES = frozenset({"provider_specific_fields", "thinking_blocks"})
+"""Belong to single turns and their calls; the loop gives them back to the model, a client has no use for them."""
+
+_TOOL_EVENTS = (CallStarted, CallProgress, CallEnded)
+
+_MARK = "\x00"
+"""Stands where the text of a chunk will; nothing behind it holds such a character."""
+
+encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """What every part of one answer carries, and how its client wants to hear it."""
+
+    id: str
+    created: int
+    model: str
+    progress: Progress | None = None
+    """How running tools are shown, if the client asked for it."""
+    legacy: bool = False
+    """The client asked with `functions`, and is answered with `function_call`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForChoice:
+    """Something that happened in one of several chats that are answered together."""
+
+    choice: int
+    event: ChatEvent
+
+
+class Joiner:
+    """Joins what a model said in several turns into one text, a blank line between the parts.
+
+    White space that opens a turn is held back until something follows it: many models write a newline or two
+    before a call, and that is no part of an answer.
+    """
+
+    def __init__(self) -> None:
+        self._turn = -1
+        self._open = False
+        self._held = ""
+        self.said = False
+
+    def feed(self, turn: int, text: str) -> str:
+        if turn != self._turn:
+            self._turn, self._open = turn, False
+            if self.said:
+                self._held = ""
+        if self._open:
+            return text
+        text = self._held + text
+        if not text or text.isspace():
+            self._held = text
+            return ""
+        self._held, self._open = "", True
+        if self.said:
+            return PART_BREAK + text.lstrip()
+        self.said = True
+        return text
+
+    def line(self, text: str) -> str:
+        """A line of our own between what the model says."""
+        start = PART_BREAK if self.said else ""
+        # What the turn may still say comes after a break, as another turn's would.
+        self.said, self._open, self._held = True, False, ""
+        return start + text
+
+    def finish(self) -> str:
+        """What is still held back, when it is all that was ever said."""
+        return "" if self.said else self._held
+
+
+class ChunkWriter:
+    """Writes chat.completion.chunk events."""
+
+    def __init__(self, head: AnswerHead, diagnosis: Diagnosis | None, include_usage: bool, index: int = 0) -> None:
+        self._head = head
+        self._index = index
+        self._diagnosis = diagnosis
+        self._include_usage = include_usage
+        self._text = Joiner()
+        self._reasoning = Joiner()
+        self._opened = False
+        self._usage_field: dict[str, Any] = {"usage": None} if include_usage else {}
+        self._more: dict[str, Any] = {}
+
+    def write(self, event: ChatEvent) -> bytes:
+        if isinstance(event, ModelOutput):
+            return self._heard(event.turn, event.events)
+        if isinstance(event, _TOOL_EVENTS):
+            return b"" if self._head.progress is None else self._progress(self._head.progress, event)
+        if isinstance(event, CallsHandedBack):
+            return self.opening() + b"".join(map(self._chunk, self._handed(event.calls)))
+        return b"".join(self._end(event)) if isinstance(event, ChatEnded) else b""
+
+    def heartbeat(self, more: Mapping[str, Any] | None = None) -> bytes:
+        """A chunk that says nothing. Every client takes it, and it re-arms timers that comments do not."""
+        return self.opening() + self._chunk({"content": ""}, **(more or {}))
+
+    def error(self, error: ChatError) -> bytes:
+        """The end of a stream that failed after it had begun."""
+        return b"data: " + encode(error.envelope()) + b"\n\n" + DONE
+
+    def _heard(self, turn: int, events: Sequence[ModelEvent]) -> bytes:
+        written: list[bytes] = []
+        if not self._opened and events:
+            self._take_head(next((event for event in events if isinstance(event, Head)), None))
+            written.append(self.opening())
+        last = len(events) - 1
+        for at, event in enumerate(events):
+            if isinstance(event, TextDelta):
+                text = self._text.feed(turn, event.text)
+                after = events[at + 1] if at < last else None
+                if isinstance(after, Logprobs):
+                    written.append(self._chunk({"content": text}, logprobs=after.value))
+                elif text:
+                    written += (self._before, encode(text), self._after)
+            elif isinstance(event, ReasoningDelta):
+                text = self._reasoning.feed(turn, event.text)
+                if text:
+                    written.append(self._chunk({"reasoning_content": text}))
+            elif isinstance(event, Aside) and event.field not in INNER_ASIDES:
+                written.append(self._chunk({event.field: event.value}))
+        return b"".join(written)
+
+    def _handed(self, calls: Sequence[Call]) -> Iterator[dict[str, Any]]:
+        if self._head.legacy:
+            yield {"function_call": function_body(calls[0])}
+            return
+        for index, call in enumerate(calls):
+            yield {"tool_calls": [{"index": index, **call_body(call)}]}
+
+    def _progress(self, progress: Progress, event: ToolEvent) -> bytes:
+        if (line := progress.line(event)) is not None:
+            return self.opening() + self._chunk({"reasoning_content": self._reasoning.line(line)})
+        shown = progress.fields(event)
+        return self.heartbeat(shown) if shown else b""
+
+    def _end(self, ended: ChatEnded) -> Iterator[bytes]:
+        report = {"x_callgate": self._diagnosis.report()} if self._diagnosis else {}
+        if self._include_usage:
+            yield self.finish(ended)
+            yield self.tail(ended.usage, report)
+        else:
+            yield self.finish(ended, report)
+        yield DONE
+
+    def finish(self, ended: ChatEnded, more: Mapping[str, Any] | None = None) -> bytes:
+        """The last chunk of this choice, and what has to come before it."""
+        left = self._text.finish()
+        rest = self._chunk({"content": left}) if left else b""
+        reason = told_reason(ended, legacy=self._head.legacy)
+        return self.opening() + rest + self._chunk({}, finish_reason=reason, **(more or {}))
+
+    def tail(self, usage: Mapping[str, Any] | None, more: Mapping[str, Any]) -> bytes:
+        """The chunk behind all choices, for a client that asked for usage."""
+        return self._data({"choices": [], "usage": whole_usage(usage), **more})
+
+    def opening(self) -> bytes:
+        """The chunk that every choice begins with, once."""
+        if self._opened:
+            return b""
+        self._opened = True
+        self._set_frame()
+        return self._chunk({"role": "assistant", "content": "", "refusal": None})
+
+    def _take_head(self, head: Head | None) -> None:
+        """What the provider says of its answer stands in every chunk, so chunks have a shape only from here on."""
+        if head is not None and head.system_fingerprint is not None:
+            self._more["system_fingerprint"] = head.system_fingerprint
+        if head is not None and head.service_tier is not None:
+            self._more["service_tier"] = head.service_tier
+
+    def _set_frame(self) -> None:
+        """The bytes around the text of a plain chunk, encoded once: nearly every chunk of a stream is one."""
+        self._before, _, self._after = self._chunk({"content": _MARK}).rpartition(encode(_MARK))
+
+    def _chunk(
+        self,
+        delta: Mapping[str, Any],
+        *,
+        finish_reason: str | None = None,
+        logprobs: Mapping[str, Any] | None = None,
+        **more: Any,
+    ) -> bytes:
+        choice = {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        return self._data({"choices": [choice], **self._usage_field, **more})
+
+    def _data(self, fields: Mapping[str, Any]) -> bytes:
+        head = self._head
+        chunk = {
+            "id": head.id,
+            "object": "chat.completion.chunk",
+            "created": head.created,
+            "model": head.model,
+            **self._more,
+            **fields,
+        }
+        return b"data: " + encode(chunk) + b"\n\n"
+
+
+class ChoicesChunkWriter:
+    """Writes the chunks of several chats side by side, one choice each."""
+
+    def __init__(self, head: AnswerHead, diagnoses: Sequence[Diagnosis] | None, include_usage: bool, n: int) -> None:
+        self._writers = [ChunkWriter(head, None, include_usage, index) for index in range(n)]
+        self._diagnoses = diagnoses
+        self._include_usage = include_usage
+        self._ended: dict[int, ChatEnded] = {}
+
+    def write(self, told: ForChoice) -> bytes:
+        writer = self._writers[told.choice]
+        if not isinstance(told.event, ChatEnded):
+            return self._in_order(told.choice, writer.write(told.event))
+        self._ended[told.choice] = told.event
+        if len(self._ended) < len(self._writers):
+            return self._in_order(told.choice, writer.finish(told.event))
+        report = choices_report(self._diagnoses)
+        if not self._include_usage:
+            return self._in_order(told.choice, writer.finish(told.event, report)) + DONE
+        return (
+            self._in_order(told.choice, writer.finish(told.event)) + writer.tail(usage_of(self._ended), report) + DONE
+        )
+
+    def heartbeat(self) -> bytes:
+        return self._writers[0].heartbeat()
+
+    def _in_order(self, choice: int, data: bytes) -> bytes:
+        """Choices open one after the other: the official client puts the first it hears of at the head of a list."""
+        return b"".join(writer.opening() for writer in self._writers[:choice]) + data if data else data
+
+    def error(self, error: ChatError) -> bytes:
+        return self._writers[0].error(error)
+
+
+class CompletionWriter:
+    """Gathers one chat.completion."""
+
+    def __init__(self, head: AnswerHead, diagnosis: Diagnosis | None) -> None:
+        self._head = head
+        self._diagnosis = diagnosis
+        self._heard: dict[int, list[ModelEvent]] = {}
+        self._lines: dict[int, list[str]] = {}
+        self._calls: tuple[Call, ...] = ()
+        self._ended: ChatEnded | None = None
+
+    def write(self, event: ChatEvent) -> None:
+        if (take := self._takes.get(type(event))) is not None:
+            take(self, event)
+
+    def _hear(self, event: ModelOutput) -> None:
+        self._heard.setdefault(event.turn, []).extend(event.events)
+
+    def _forget(self, event: ModelRetried) -> None:
+        self._heard.pop(event.turn, None)
+
+    def _show(self, event: ToolEvent) -> None:
+        line = None if self._head.progress is None else self._head.progress.line(event)
+        if line is not None:
+            self._lines.setdefault(event.turn, []).append(line)
+
+    def _take_calls(self, event: CallsHandedBack) -> None:
+        self._calls = event.calls
+
+    def _end(self, event: ChatEnded) -> None:
+        self._ended = event
+
+    _takes: ClassVar[Hears] = {
+        ModelOutput: _hear,
+        ModelRetried: _forget,
+        CallStarted: _show,
+        CallProgress: _show,
+        CallEnded: _show,
+        CallsHandedBack: _take_calls,
+        ChatEnded: _end,
+    }
+
+    def body(self) -> dict[str, Any]:
+        """The whole answer; there is one only after the chat has ended."""
+        assert self._ended is not None
+        return self.around([self.choice()], self._ended.usage, self._diagnosis.report() if self._diagnosis else None)
+
+    def around(
+        self, choices: Sequence[Mapping[str, Any]], usage: Mapping[str, Any] | None, report: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """The answer around its choices; what the provider said of it as a whole is taken from this one."""
+        head = self._head
+        body: dict[str, Any] = {
+            "id": head.id,
+            "object": "chat.completion",
+            "created": head.created,
+            "model": head.model,
+            "choices": choices,
+            "usage": whole_usage(usage),
+        }
+        first = self._first_head()
+        if first is not None and first.system_fingerprint is not None:
+            body["system_fingerprint"] = first.system_fingerprint
+        if first is not None and first.service_tier is not None:
+            body["service_tier"] = first.service_tier
+        if report is not None:
+            body["x_callgate"] = report
+        return body
+
+    def choice(self, index: int = 0) -> dict[str, Any]:
+        assert self._ended is not None
+        message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None, "annotations": []}
+        text, reasoning, logprobs = self._gather(message)
+        message["content"] = text if text or not self._calls else None
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if self._calls and self._head.legacy:
+            message["function_call"] = function_body(self._calls[0])
+        elif self._calls:
+            message["tool_calls"] = [call_body(call) for call in self._calls]
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": logprobs,
+            "finish_reason": told_reason(self._ended, legacy=self._head.legacy),
+        }
+
+    def _gather(self, message: dict[str, Any]) -> tuple[str, str, dict[str, Any] | None]:
+        """Text and reasoning in order, by the same joiner that streams use; other fields go into the message."""
+        said, thought = Joiner(), Joiner()
+        text: list[str] = []
+        reasoning: list[str] = []
+        logprobs: dict[str, Any] | None = None
+        for turn, events in self._heard.items():
+            for event in events:
+                if isinstance(event, TextDelta):
+                    text.append(said.feed(turn, event.text))
+                elif isinstance(event, ReasoningDelta):
+                    reasoning.append(thought.feed(turn, event.text))
+                elif isinstance(event, Logprobs):
+                    logprobs = _joined_logprobs(logprobs, event.value)
+                elif isinstance(event, Aside) and event.field not in INNER_ASIDES:
+                    message[event.field] = _joined(message.get(event.field), event.value)
+            reasoning += map(thought.line, self._lines.get(turn, ()))
+        text.append(said.finish())
+        return "".join(text), "".join(reasoning), logprobs
+
+    def _first_head(self) -> Head | None:
+        for events in self._heard.values():
+            for event in events:
+                if isinstance(event, Head):
+                    return event
+        return None
+
+
+class ChoicesWriter:
+    """Gathers one chat.completion out of several chats, one choice each."""
+
+    def __init__(self, head: AnswerHead, diagnoses: Sequence[Diagnosis] | None, n: int) -> None:
+        self._writers = [CompletionWriter(head, None) for _ in range(n)]
+        self._diagnoses = diagnoses
+        self._ended: dict[int, ChatEnded] = {}
+
+    def write(self, told: ForChoice) -> None:
+        if isinstance(told.event, ChatEnded):
+            self._ended[told.choice] = told.event
+        self._writers[told.choice].write(told.event)
+
+    def body(self) -> dict[str, Any]:
+        choices = [writer.choice(index) for index, writer in enumerate(self._writers)]
+        report = choices_report(self._diagnoses).get("x_callgate")
+        return self._writers[0].around(choices, usage_of(self._ended), report)
+
+
+def choices_report(diagnoses: Sequence[Diagnosis] | None) -> dict[str, Any]:
+    if not diagnoses:
+        return {}
+    told = [diagnosis.report() for diagnosis in diagnoses]
+    return {
+        "x_callgate": {"run": diagnoses[0].run_id, "choices": [{**one, "index": at} for at, one in enumerate(told)]}
+    }
+
+
+def usage_of(ended: Mapping[int, ChatEnded]) -> dict[str, Any] | None:
+    return add_usage(ended[choice].usage for choice in sorted(ended))
+
+
+def told_reason(ended: ChatEnded, *, legacy: bool) -> str:
+    reason = ended.ending.finish_reason
+    return "function_call" if legacy and reason == "tool_calls" else reason
+
+
+def function_body(call: Call) -> dict[str, Any]:
+    """A call for a client that knows nothing of tools."""
+    return {"name": call.name or "", "arguments": call.text or "{}"}
+
+
+def call_body(call: Call) -> dict[str, Any]:
+    """A call of the client's, as it goes to the client."""
+    if isinstance(call, ReadyCall) and call.custom:
+        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": call.text}, **call.extras}
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name or "", "arguments": call.text or "{}"},
+        **call.extras,
+    }
+
+
+def whole_usage(usage: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Clients want all three counts or none at all, and a whole answer must have them."""
+    return {**NO_USAGE, **(usage or {})}
+
+
+def _joined(known: Any, value: Any) -> Any:
+    if isinstance(known, str) and isinstance(value, str):
+        return known + value
+    if isinstance(known, list) and isinstance(value, list):
+        return [*known, *value]
+    return value if value is not None else known
+
+
+def _joined_logprobs(known: dict[str, Any] | None, value: Mapping[str, Any]) -> dict[str, Any]:
+    if known is None:
+        return dict(value)
+    return {key: _joined(known.get(key), value.get(key)) for key in {**known, **value}}

@@ -1,0 +1,88 @@
+"""How a client is shown that tools are running, where it asked for that: in one of the dialects that clients read."""
+
+from typing import Any, Literal, Protocol, TypeAlias
+
+from callgate.calls.outcome import Failed
+from callgate.conversation.events import CallEnded, CallProgress, CallStarted
+
+Dialect: TypeAlias = Literal["off", "x", "reasoning", "openwebui"]
+ToolEvent: TypeAlias = CallStarted | CallProgress | CallEnded
+
+
+class Progress(Protocol):
+    """One dialect. A tool's event is a line of reasoning, or fields on an empty chunk, or nothing."""
+
+    def line(self, event: ToolEvent) -> str | None:
+        """A line among the model's reasoning, which a whole answer has as well."""
+        ...
+
+    def fields(self, event: ToolEvent) -> dict[str, Any] | None:
+        """What an otherwise empty chunk carries beside its choice."""
+        ...
+
+
+def progress_in(dialect: Dialect, run_id: str) -> Progress | None:
+    match dialect:
+        case "off":
+            return None
+        case "x":
+            return _Extra(run_id)
+        case "reasoning":
+            return _Reasoning()
+        case "openwebui":
+            return _OpenWebUI()
+
+
+class _Extra:
+    """`x_callgate` on empty chunks, for clients that were written for it."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+
+    def line(self, event: ToolEvent) -> str | None:
+        return None
+
+    def fields(self, event: ToolEvent) -> dict[str, Any] | None:
+        told: dict[str, Any] = {"run": self._run_id, "turn": event.turn, "call": event.call.id, "name": event.call.name}
+        match event:
+            case CallStarted():
+                told["phase"] = "start"
+            case CallProgress(message=message, fraction=fraction):
+                told |= {"phase": "progress", "message": message, "fraction": fraction}
+            case CallEnded(outcome=outcome, seconds=seconds):
+                told |= {"phase": "error" if isinstance(outcome, Failed) else "done", "ms": round(seconds * 1000, 1)}
+        return {"x_callgate": told}
+
+
+class _Reasoning:
+    """One line for each call, where reasoning is shown and not kept as part of the answer."""
+
+    def line(self, event: ToolEvent) -> str | None:
+        return f"Running {event.call.name} …" if isinstance(event, CallStarted) else None
+
+    def fields(self, event: ToolEvent) -> dict[str, Any] | None:
+        return None
+
+
+class _OpenWebUI:
+    """The status line of Open WebUI, which it takes from a chunk's top-level `event`."""
+
+    def line(self, event: ToolEvent) -> str | None:
+        return None
+
+    def fields(self, event: ToolEvent) -> dict[str, Any] | None:
+        return {
+            "event": {"type": "status", "data": {"description": _status(event), "done": isinstance(event, CallEnded)}}
+        }
+
+
+def _status(event: ToolEvent) -> str:
+    match event:
+        case CallStarted(call=call):
+            return f"Running {call.name} …"
+        case CallProgress(call=call, message=message):
+            return f"{call.name}: {message}"
+        case CallEnded(call=call, outcome=Failed()):
+            return f"{call.name} failed"
+        case CallEnded(call=call):
+            return f"{call.name} done"

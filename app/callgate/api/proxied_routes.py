@@ -1,0 +1,148 @@
+"""The routes that are no chats, passed on to the provider of the model they name; without one they are a 404."""
+
+import json
+import re
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from callgate.api.answers import STREAM_HEADERS, ClientLeft, start_message, unless_left
+from callgate.api.middleware import RequestContext, context_of
+from callgate.api.requests import check_encoding, read_body
+from callgate.api.strict_json import read_fields
+from callgate.auth.keys import Caller
+from callgate.conversation.errors import ChatError
+from callgate.conversation.events import ChatEnded, Ending, EndingKind, TurnStarted
+from callgate.runtime.runtime import Runtime, RuntimeManager
+
+PATHS = (
+    "/embeddings",
+    "/completions",
+    "/responses",
+    "/moderations",
+    "/rerank",
+    "/images/generations",
+    "/images/edits",
+    "/images/variations",
+    "/audio/speech",
+    "/audio/transcriptions",
+    "/audio/translations",
+)
+"""What follows `/v1`."""
+ADVICE = {
+    "/responses": "Callgate's tools run in chats: have the client speak chat completions (/v1/chat/completions) instead."
+}
+"""Added where a route is not to be had; several libraries speak the Responses API unless they are told otherwise."""
+TAIL_BYTES = 65_536
+"""How much of the end of an answer is looked at for its usage, which providers write last."""
+
+_USAGE = re.compile(rb'"usage"\s*:\s*(?=\{)')
+_objects = json.JSONDecoder()
+
+
+class PassingEndpoint:
+    """Passes one kind of request on."""
+
+    def __init__(self, house: RuntimeManager, path: str) -> None:
+        self._house, self._path = house, path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        context = context_of(scope)
+        context.route = "passed_on"
+        assert context.caller is not None, "the door lets nobody in without a caller"
+        check_encoding(context.headers)
+        with self._house.lease() as runtime:
+            body = await read_body(receive, runtime.limits.body_bytes)
+            try:
+                asked = await self._asked(runtime, context, context.caller, body)
+                with await runtime.place_at(asked.model):
+                    await unless_left(asked.answer(send), receive)
+            except ClientLeft:
+                context.notes["ending"] = "client_left"
+            except ChatError as error:
+                if error.code != "unsupported_route" or self._path not in ADVICE:
+                    raise
+                message = f"{error.message} {ADVICE[self._path]}"
+                raise ChatError(error.status, message, param=error.param, code=error.code) from error
+
+    async def _asked(self, runtime: Runtime, context: RequestContext, caller: Caller, body: bytes) -> "_Asked":
+        content_type = context.headers.get("content-type", "")
+        is_form = content_type.lower().startswith("multipart/form-data")
+        fields = {} if is_form else read_fields(body, runtime.limits.json_depth)
+        model = runtime.model_in_form(body, content_type) if is_form else _model(fields)
+        if not model:
+            raise ChatError(400, "you must provide a model parameter", param="model", code="missing_required_parameter")
+        runtime.check_model(model, caller)
+        passage = await runtime.passage(model)
+        context.model = runtime.counted_name(model)
+        context.notes["model"] = model
+        if passage is None:
+            raise ChatError(
+                404,
+                f"The model `{model}` cannot be asked at {self._path}: its provider has no API of this shape.",
+                param="model",
+                code="unsupported_route",
+            )
+        way = passage.form(self._path, content_type, body) if is_form else passage.json(self._path, fields)
+        return _Asked(runtime, caller, model, len(body), way)
+
+
+class _Asked:
+    """One request on its way, held to what its key may use."""
+
+    def __init__(
+        self, runtime: Runtime, caller: Caller, model: str, size: int, way: AbstractAsyncContextManager[Any]
+    ) -> None:
+        self.model = model
+        self._runtime, self._caller, self._size, self._way = runtime, caller, size, way
+
+    async def answer(self, send: Send) -> None:
+        if not self._caller.allowance.is_metered:
+            await self._pass_on(send, {})
+            return
+        meter = await self._runtime.meter(self._caller, self.model, self._size, None, 1)
+        tally = meter.tally()
+        async with meter:
+            tally.hear(TurnStarted(0, tools_offered=False))  # counts as estimated unless the answer says what it cost
+            usage = usage_in(await self._pass_on(send, meter.headers))
+            if usage is not None:
+                tally.hear(ChatEnded(Ending(EndingKind.ANSWERED, "stop"), usage))
+
+    async def _pass_on(self, send: Send, headers: Mapping[str, str]) -> bytes:
+        """The answer, part by part. Returns the end of it."""
+        tail = b""
+        async with self._way as answer:
+            is_stream = answer.content_type.lower().startswith("text/event-stream")
+            fields = {"content-type": answer.content_type, **headers}
+            await send(start_message(200, {**STREAM_HEADERS, **fields} if is_stream else fields))
+            async for part in answer.parts():
+                tail = (tail + part)[-TAIL_BYTES:]
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return tail
+
+
+def usage_in(tail: bytes) -> dict[str, Any] | None:
+    """The last usage in the end of an answer, in the words of chat completions."""
+    for found in reversed(list(_USAGE.finditer(tail))):
+        try:
+            usage, _ = _objects.raw_decode(tail[found.end() :].decode("utf-8", "replace"))
+        except ValueError:
+            continue
+        prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
+        completion = usage.get("completion_tokens", usage.get("output_tokens", 0))
+        if isinstance(prompt, int):
+            return {"prompt_tokens": prompt, "completion_tokens": completion}
+    return None
+
+
+def _model(fields: Mapping[str, msgspec.Raw]) -> str | None:
+    try:
+        return msgspec.json.decode(fields.get("model", b"null"), type=str | None)
+    except msgspec.ValidationError:
+        raise ChatError(
+            400, "Invalid type for 'model': expected a string.", param="model", code="invalid_type"
+        ) from None

@@ -1,0 +1,295 @@
+"""The outline of a request: what of it is looked at, and the types of what providers agree on.
+
+Most requests are plain: no message in them has a field that not everybody knows, and no text has anything that one reader
+might take for what another does not. Such a request is read field by field, each of them once, and what is plain cannot
+be too deep. Whatever else comes is checked and read as a whole; there, what is wrong with it gets its name.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal, get_type_hints
+
+import msgspec
+
+from callgate.api.strict_json import Fields, check_text, invalid_json, is_plain
+from callgate.conversation.errors import ChatError
+
+PLAIN_DEPTH: Final = 6
+"""How deep a plain request may be by its form: the address of an image, or what a call says of its function. Every
+limit that can be set allows that."""
+
+TOOLS_BYTES: Final = 4 * 1024 * 1024
+"""How much is remembered of tools that were found right."""
+ONE_TOOLS_BYTES: Final = TOOLS_BYTES // 8
+
+NEVER_PLAIN: Final = frozenset({"functions", "function_call", "input"})
+"""Words of other APIs, which are put into those of chat first."""
+
+Role = Literal["developer", "system", "user", "assistant", "tool", "function"]
+
+
+class _Part(msgspec.Struct, gc=False):
+    type: str
+
+
+class _CalledFunction(msgspec.Struct, gc=False):
+    name: str
+    arguments: str
+
+
+class _Call(msgspec.Struct, gc=False):
+    id: str
+    function: _CalledFunction | None = None
+
+
+class Message(msgspec.Struct, gc=False):
+    role: Role
+    content: str | list[_Part] | None = None
+    tool_calls: list[_Call] | None = None
+    tool_call_id: str | None = None
+
+
+class _StreamOptions(msgspec.Struct, gc=False):
+    include_usage: bool | None = None
+
+
+class _Function(msgspec.Struct, gc=False):
+    name: str
+    parameters: msgspec.Raw = msgspec.Raw()
+
+
+class Tool(msgspec.Struct, gc=False):
+    type: str
+    function: _Function | None = None
+    custom: _Function | None = None
+
+
+class _Allowed(msgspec.Struct, gc=False):
+    mode: Literal["auto", "required"] = "auto"
+    tools: list[Tool] = msgspec.field(default_factory=list)
+
+
+class Choice(msgspec.Struct, gc=False):
+    """A choice that is more than a word."""
+
+    type: Literal["function", "custom", "allowed_tools"]
+    function: _Function | None = None
+    custom: _Function | None = None
+    allowed_tools: _Allowed | None = None
+
+
+class Outline(msgspec.Struct):
+    """What of a request is looked at, and the types of what providers agree on. Unknown fields are passed over."""
+
+    model: str
+    messages: list[Message]
+    tools: list[Tool] | None = None
+    tool_choice: str | Choice | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    parallel_tool_calls: bool | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    seed: int | None = None
+    user: str | None = None
+    stop: str | list[str] | None = None
+    logit_bias: dict[str, float] | None = None
+    response_format: dict[str, Any] | None = None
+
+
+class _ImageUrl(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    url: str
+    detail: str | None = None
+
+
+class _PlainPart(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    type: str
+    text: str | None = None
+    image_url: _ImageUrl | None = None
+
+
+class _PlainFunction(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    name: str
+    arguments: str
+
+
+class _PlainCall(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    id: str
+    type: str | None = None
+    function: _PlainFunction | None = None
+    index: int | None = None
+
+
+class _PlainMessage(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """A message of which every text is read, which finds what no text may hold, and nothing else is there."""
+
+    role: Role
+    content: str | list[_PlainPart] | None = None
+    tool_calls: list[_PlainCall] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    refusal: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+def outline_of(fields: Fields, max_depth: int) -> Outline | None:
+    """The outline of a plain request, or None for any other, whatever may be wrong with it."""
+    outline = Outline("", [])
+    try:
+        for name, value in fields.items():
+            if name == "messages":
+                outline.messages = _plain_messages(value)  # type: ignore[assignment]  # all that is asked of a message
+            elif name == "tools":
+                outline.tools = _seen_tools.read(value, max_depth - 1)
+            elif name in NEVER_PLAIN:
+                return None
+            else:
+                text = bytes(value)
+                if not is_plain(text, max_depth - 1):
+                    return None
+                read = _READERS.get(name)
+                if read is not None:
+                    setattr(outline, name, read(text))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, _NotRight):
+        return None
+    if not outline.messages or not outline.model:
+        return None
+    _check_messages(outline.messages)
+    if outline.tool_choice is not None:
+        _check_choice(outline.tool_choice)
+    return outline
+
+
+def outline_of_any(body: bytes) -> Outline:
+    """The outline of whatever came, or a `ChatError` that names what is wrong. Its text has been checked."""
+    try:
+        outline = _whole.decode(body)
+    except msgspec.ValidationError as error:
+        raise from_validation(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid_json(str(error)) from None
+    if not outline.model:
+        raise wrong("model", "you must provide a model parameter")
+    if not outline.messages:
+        raise wrong(
+            "messages", "Invalid 'messages': empty array. Expected an array with minimum length 1.", "empty_array"
+        )
+    _check_messages(outline.messages)
+    _check_tools(outline.tools or ())
+    _check_choice(outline.tool_choice)
+    return outline
+
+
+class _NotRight(Exception):
+    """Something is wrong with tools, or may be."""
+
+
+class _SeenTools:
+    """Tools that were found right, known again by their bytes: clients send the same ones with every request of a
+    conversation, and there may be hundreds."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[tuple[int, bytes, int], tuple[bytes, list[Tool] | None]] = OrderedDict()
+        self._size = 0
+
+    def read(self, raw: msgspec.Raw, max_depth: int) -> list[Tool] | None:
+        text = bytes(raw)
+        # Found by length and ending, and then compared: to hash all of it would take ten times as long.
+        key = len(text), text[-64:], max_depth
+        seen = self._seen.get(key)
+        if seen is not None and seen[0] == text:
+            self._seen.move_to_end(key)
+            return seen[1]
+        tools = _right_tools(text, max_depth)
+        if len(text) <= ONE_TOOLS_BYTES:
+            self._keep(key, text, tools)
+        return tools
+
+    def _keep(self, key: tuple[int, bytes, int], text: bytes, tools: list[Tool] | None) -> None:
+        self._size += len(text) - len(self._seen.pop(key, (b"",))[0])
+        self._seen[key] = text, tools
+        while self._size > TOOLS_BYTES:
+            _, (oldest, _) = self._seen.popitem(last=False)
+            self._size -= len(oldest)
+
+
+def _right_tools(text: bytes, max_depth: int) -> list[Tool] | None:
+    try:
+        check_text(text, max_depth)
+        tools: list[Tool] | None = _tools.decode(text)
+        _check_tools(tools or ())
+    except ChatError:
+        raise _NotRight from None
+    return tools
+
+
+def _check_messages(messages: Sequence[Message | _PlainMessage]) -> None:
+    for index, message in enumerate(messages):
+        role = message.role
+        if role == "tool" and not message.tool_call_id:
+            where = f"messages[{index}].tool_call_id"
+            raise wrong(where, f"Missing required parameter: '{where}'.", "missing_required_parameter")
+        if message.content is None and role in ("system", "developer", "user"):
+            where = f"messages[{index}].content"
+            raise wrong(where, f"Invalid value for '{where}': expected a string or parts, got null.", "invalid_type")
+
+
+def _check_tools(tools: Sequence[Tool]) -> None:
+    for index, tool in enumerate(tools):
+        if tool.type == "function" and (tool.function is None or not tool.function.name):
+            where = f"tools[{index}].function"
+            raise wrong(where, f"Missing required parameter: '{where}.name'.", "missing_required_parameter")
+        if tool.type == "custom" and (tool.custom is None or not tool.custom.name):
+            where = f"tools[{index}].custom"
+            raise wrong(where, f"Missing required parameter: '{where}.name'.", "missing_required_parameter")
+
+
+def _check_choice(choice: str | Choice | None) -> None:
+    if isinstance(choice, Choice) and getattr(choice, choice.type) is None:
+        where = f"tool_choice.{choice.type}"
+        raise wrong(where, f"Missing required parameter: '{where}'.", "missing_required_parameter")
+    if isinstance(choice, str) and choice not in ("none", "auto", "required"):
+        raise wrong(
+            "tool_choice",
+            "Invalid value for 'tool_choice': expected 'none', 'auto', 'required' or an object.",
+            "invalid_value",
+        )
+
+
+def from_validation(text: str) -> ChatError:
+    """msgspec says what is wrong and where: ``Expected `str`, got `int` - at `$.messages[0].role` ``."""
+    what, _, where = text.partition(" - at `$")
+    param = where.rstrip("`").lstrip(".")
+    if missing := _quoted(what, "Object missing required field `"):
+        name = f"{param}.{missing}" if param else missing
+        return wrong(name, f"Missing required parameter: '{name}'.", "missing_required_parameter")
+    if not param:
+        return ChatError(400, f"The body of the request must be a JSON object. {what}.", code="invalid_type")
+    return wrong(param, f"Invalid type or value for '{param}': {what[:1].lower()}{what[1:]}.", "invalid_type")
+
+
+def _quoted(text: str, start: str) -> str:
+    return text[len(start) :].split("`", 1)[0] if text.startswith(start) else ""
+
+
+def wrong(param: str, message: str, code: str = "invalid_value") -> ChatError:
+    return ChatError(400, message, param=param, code=code)
+
+
+_whole = msgspec.json.Decoder(Outline)
+_plain_messages = msgspec.json.Decoder(list[_PlainMessage]).decode
+_tools = msgspec.json.Decoder(list[Tool] | None)
+_seen_tools = _SeenTools()
+
+_READERS: dict[str, Callable[[bytes], Any]] = {
+    name: msgspec.json.Decoder(kind).decode for name, kind in get_type_hints(Outline).items()
+} | {"response_format": msgspec.json.Decoder(dict[str, msgspec.Raw] | None).decode}
+"""How one field of a plain request is read. Of a format nobody needs more than that it is one."""

@@ -1,0 +1,247 @@
+"""The body of a request into a `ChatRequest`: what is asked, with everything we do not read kept as the bytes it came in.
+
+Messages and the client's tools are checked for their outline and never turned into objects here; a hundred kilobytes
+of history must cost a scan and a copy.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+import msgspec
+from starlette.types import Receive
+
+from callgate.api.legacy import in_todays_words, is_legacy
+from callgate.api.progress import Dialect
+from callgate.api.request_schema import Choice, Outline, Tool, from_validation, outline_of, outline_of_any, wrong
+from callgate.api.responses_compat import as_chat, is_misaddressed
+from callgate.api.strict_json import Fields, check_text, invalid_json, split, split_around_messages
+from callgate.conversation.errors import ChatError
+from callgate.conversation.turn_recovery import FIELD, Hint, take_hints
+
+OURS = frozenset({"model", "messages", "tools", "tool_choice", "stream", "stream_options", "metadata", "n"})
+"""Fields that are carried by name; all others travel on as they are."""
+
+HINT_MARK = f'"{FIELD}"'.encode()
+
+DIALECTS: Mapping[str, Dialect] = {dialect: dialect for dialect in get_args(Dialect)}
+
+
+class _Metadata(msgspec.Struct, gc=False):
+    tools: str | None = None
+    tool_events: str | None = None
+
+
+_items = msgspec.json.Decoder(list[msgspec.Raw])
+_metadata = msgspec.json.Decoder(_Metadata)
+_objects = msgspec.json.Decoder(dict[str, Any])
+_text = msgspec.json.Decoder(str)
+NO_METADATA = _Metadata()
+NO_HINTS: Mapping[int, Hint] = {}
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ChatRequest(msgspec.Struct):
+    """One question of a client's. What a request that is passed on does not need is taken out when it is asked for."""
+
+    outline: Outline
+    fields: Mapping[str, msgspec.Raw]
+    """The body as it came, field by field, for passing it on untouched; as a chat, if it came as something else."""
+    words: Mapping[str, msgspec.Raw]
+    """The same in today's words."""
+    model: str
+    stream: bool
+    include_usage: bool
+    n: int
+    metadata: dict[str, Any]
+    """What of the client's is not meant for us."""
+    tool_filter: str | None
+    """Which house tools the client wants: names, or `none`; all that are on offer when absent."""
+    tool_events: Dialect
+    tool_choice: str | dict[str, Any] | None = None
+    allowed: frozenset[str] | None = None
+    """The only tools, of either side, that `tool_choice` lets the model use; all when absent."""
+    mode: str | None = None
+    """The choice that is left once the tools are cut down to those."""
+    legacy: bool = False
+    """It came with `functions`, and is answered with `function_call`."""
+    hints: Mapping[int, Hint] = {}
+    """What calls in the history say of calls of ours that ran beside them."""
+    _messages: Sequence[msgspec.Raw] | None = None
+
+    @property
+    def messages(self) -> Sequence[msgspec.Raw]:
+        if self._messages is None:
+            self._messages = _items.decode(self.words["messages"])
+        return self._messages
+
+    @property
+    def has_tools(self) -> bool:
+        return bool(self.outline.tools)
+
+    @property
+    def tools(self) -> Sequence[msgspec.Raw]:
+        return _tools(self.words["tools"], self.outline.tools) if self.outline.tools else ()
+
+    @property
+    def parallel(self) -> bool:
+        return self.outline.parallel_tool_calls is not False
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """Every field that is not carried by name."""
+        params: dict[str, Any] = {name: value for name, value in self.words.items() if name not in OURS}
+        if self.metadata:
+            params["metadata"] = self.metadata
+        return params
+
+
+def read_chat_request(body: bytes, headers: Mapping[str, str], max_messages: int, max_depth: int = 100) -> ChatRequest:
+    """The request, or a `ChatError` that names the field that is wrong."""
+    try:
+        return _read(body, headers, max_messages, max_depth)
+    except msgspec.DecodeError as error:  # in what is passed on unread otherwise: a number that no double can hold
+        raise invalid_json(str(error)) from None
+
+
+def _read(body: bytes, headers: Mapping[str, str], max_messages: int, max_depth: int) -> ChatRequest:
+    hints: Mapping[int, Hint] = NO_HINTS
+    legacy = False
+    guessed = split_around_messages(body)
+    outline = None if guessed is None else outline_of(guessed, max_depth)
+    if guessed is not None and outline is not None:
+        passed = words = guessed
+    else:
+        passed = words = split(body, max_depth)
+        outline = outline_of(words, max_depth)
+    if outline is None:
+        check_text(body, max_depth)
+        passed, words, hints = _in_words_of_chat(body, words)
+        legacy = words is not passed
+        outline = outline_of_any(_encode(words))
+    if len(outline.messages) > max_messages:
+        raise wrong(
+            "messages", f"Invalid 'messages': at most {max_messages} messages are accepted.", "array_above_max_length"
+        )
+    n = 1 if outline.n is None else outline.n
+    if not 1 <= n <= 128:
+        raise wrong("n", "Invalid 'n': expected a value between 1 and 128.", "invalid_value")
+    metadata, ours = _split_metadata(words) if "metadata" in words else ({}, NO_METADATA)
+    wanted = headers.get("x-callgate-events") or ours.tool_events or "off"
+    tool_events = DIALECTS.get(wanted)
+    if tool_events is None:
+        raise wrong("metadata.tool_events", f"Unknown tool events {wanted[:40]!r}; use one of {', '.join(DIALECTS)}.")
+    request = ChatRequest(
+        outline=outline,
+        fields=passed,
+        words=words,
+        model=outline.model,
+        stream=bool(outline.stream),
+        include_usage=bool(outline.stream_options and outline.stream_options.include_usage),
+        n=n,
+        metadata=metadata,
+        tool_filter=headers.get("x-callgate-tools") or ours.tools,
+        tool_events=tool_events,
+        legacy=legacy,
+        hints=hints,
+    )
+    if outline.tool_choice is not None:
+        request.tool_choice = msgspec.json.decode(words["tool_choice"])
+        request.allowed, request.mode = _allowed(outline.tool_choice), _mode(outline.tool_choice)
+    return request
+
+
+def _in_words_of_chat(body: bytes, fields: Fields) -> tuple[Fields, Fields, Mapping[int, Hint]]:
+    """The fields as they are passed on, the same in today's words, and the hints that were in them."""
+    hints: Mapping[int, Hint] = NO_HINTS
+    if HINT_MARK in body and "messages" in fields:
+        rest, hints = _without_hints(fields["messages"])
+        fields = {**fields, "messages": rest}
+    if is_misaddressed(fields):
+        fields = as_chat(fields)
+    return fields, in_todays_words(fields) if is_legacy(fields) else fields, hints
+
+
+def check_encoding(headers: Mapping[str, str]) -> None:
+    """Bodies are taken as they are: what unpacks to a thousand times its size would pass every limit."""
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise ChatError(
+            415,
+            f"Request bodies in '{encoding[:40]}' are not taken; send the JSON as it is.",
+            code="unsupported_encoding",
+        )
+
+
+async def read_body(receive: Receive, limit: int) -> bytes:
+    """The whole body, refused as soon as it is larger than the limit."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ChatError(400, "The request was not sent to its end.")
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit:
+            raise ChatError(413, f"The request body is larger than {limit} bytes.", code="request_too_large")
+        parts.append(part)
+        if not message.get("more_body"):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _without_hints(raw: msgspec.Raw) -> tuple[msgspec.Raw, Mapping[int, Hint]]:
+    try:
+        messages = _items.decode(raw)
+    except msgspec.ValidationError:
+        return raw, {}  # no list: the check that follows says so
+    rest, hints = take_hints(messages)
+    return msgspec.Raw(_encode(rest)), hints
+
+
+def _tools(raw: msgspec.Raw, outlines: Sequence[Tool]) -> tuple[msgspec.Raw, ...]:
+    """The client's tools as they came; parameters that were given as a text of JSON are taken out of it."""
+    tools = _items.decode(raw)
+    for place, tool in enumerate(outlines):
+        if tool.function is not None and bytes(tool.function.parameters)[:1] == b'"':
+            tools[place] = _with_parameters(
+                tools[place], tool.function.parameters, f"tools[{place}].function.parameters"
+            )
+    return tuple(tools)
+
+
+def _with_parameters(tool: msgspec.Raw, text: msgspec.Raw, where: str) -> msgspec.Raw:
+    told = _objects.decode(tool)
+    try:
+        told["function"]["parameters"] = _objects.decode(_text.decode(text))
+    except msgspec.DecodeError:
+        raise wrong(where, f"Invalid value for '{where}': expected a JSON Schema.", "invalid_type") from None
+    return msgspec.Raw(_encode(told))
+
+
+def _allowed(choice: str | Choice | None) -> frozenset[str] | None:
+    if not isinstance(choice, Choice) or choice.allowed_tools is None:
+        return None
+    named = (tool.function or tool.custom for tool in choice.allowed_tools.tools)
+    return frozenset(tool.name for tool in named if tool is not None)
+
+
+def _mode(choice: str | Choice | None) -> str | None:
+    return choice.allowed_tools.mode if isinstance(choice, Choice) and choice.allowed_tools is not None else None
+
+
+def _split_metadata(fields: Fields) -> tuple[dict[str, Any], _Metadata]:
+    """The client's metadata without the two keys that are meant for us, and those two."""
+    raw = fields["metadata"]
+    if bytes(raw) == b"null":
+        return {}, NO_METADATA
+    try:
+        ours = _metadata.decode(raw)
+        rest = _objects.decode(raw)
+    except msgspec.ValidationError as error:
+        failure = from_validation(str(error))
+        param = f"metadata.{failure.param}" if failure.param else "metadata"
+        raise wrong(param, f"Invalid value for '{param}'.", "invalid_type") from None
+    for key in ("tools", "tool_events"):
+        rest.pop(key, None)
+    return rest, ours

@@ -1,0 +1,213 @@
+"""The routes, and their description for OpenAPI where FastAPI cannot see it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from callgate.api.admin import admin_routes
+from callgate.api.approvals import approval_routes
+from callgate.api.chat import ChatEndpoint
+from callgate.api.errors import (
+    answer_chat_error,
+    answer_failure,
+    answer_http_exception,
+    encode,
+    envelope_schema,
+    in_path,
+)
+from callgate.api.middleware import context_of
+from callgate.api.proxied_routes import PATHS, PassingEndpoint
+from callgate.api.tools import tool_routes
+from callgate.conversation.errors import ChatError
+from callgate.runtime.runtime import Runtime, RuntimeManager
+
+CHAT_PATHS = ("/v1/chat/completions", "/chat/completions")
+
+
+def add_routes(app: FastAPI, house: RuntimeManager) -> Mapping[tuple[str, str], ASGIApp]:
+    """Every route of the house; given back are those that the door leads to by itself."""
+    chat = ChatEndpoint(house)
+    for path in CHAT_PATHS:
+        app.router.routes.append(Route(path, chat, methods=["POST"], name="create_chat_completion"))
+    for path in PATHS:
+        passing = PassingEndpoint(house, path)
+        for start in ("/v1", ""):
+            app.router.routes.append(Route(start + path, passing, methods=["POST"], name=f"pass_on {path}"))
+    app.include_router(_models(house))
+    app.include_router(tool_routes(house))
+    app.include_router(approval_routes(house))
+    app.include_router(admin_routes(house))
+    app.include_router(_health(house))
+    app.exception_handler(404)(answer_http_exception)
+    app.exception_handler(405)(answer_http_exception)
+    app.exception_handler(ChatError)(answer_chat_error)
+    app.exception_handler(Exception)(answer_failure)
+    _describe_chat(app)
+    return {("POST", path): chat for path in CHAT_PATHS}
+
+
+def _models(house: RuntimeManager) -> APIRouter:
+    router = APIRouter(tags=["models"])
+    wrong: dict[int | str, dict[str, Any]] = {
+        404: {"description": "No such model.", "content": {"application/json": {"schema": envelope_schema()}}}
+    }
+
+    @router.get("/v1/models", summary="The models this key may ask")
+    @router.get("/models", include_in_schema=False)
+    async def list_models(request: Request) -> Response:
+        caller = context_of(request.scope).caller
+        context_of(request.scope).route = "models"
+        assert caller is not None
+        return _json({"object": "list", "data": [_model(house, name) for name in house.current.model_names(caller)]})
+
+    @router.get(
+        "/v1/models/{model:path}",  # noqa: FAST003 - read from the request, see `in_path`
+        summary="One model",
+        responses=wrong,
+        openapi_extra=in_path("model"),
+    )
+    @router.get("/models/{model:path}", include_in_schema=False)
+    async def get_model(request: Request) -> Response:
+        model: str = request.path_params["model"]
+        caller = context_of(request.scope).caller
+        context_of(request.scope).route = "models"
+        assert caller is not None
+        house.current.check_model(model, caller)
+        return _json(_model(house, model) | _how_it_calls(house.current, model))
+
+    return router
+
+
+def _health(house: RuntimeManager) -> APIRouter:
+    router = APIRouter(tags=["operating"])
+
+    @router.get("/health/live", summary="The process answers")
+    async def live() -> Response:
+        return _json({"status": "ok"})
+
+    @router.get("/health/ready", summary="New requests are welcome")
+    @router.get("/health", include_in_schema=False)
+    async def ready() -> Response:
+        if house.is_ready:
+            return _json({"status": "ok"})
+        return _json({"status": "unavailable"}, 503)
+
+    @router.get("/metrics", summary="Prometheus metrics", response_class=Response)
+    async def metrics(request: Request) -> Response:
+        context_of(request.scope).route = "metrics"
+        text, content_type = house.metrics.exposition(request.headers.get("accept", ""))
+        return Response(text, media_type=content_type)
+
+    return router
+
+
+def _model(house: RuntimeManager, name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": house.opened_at, "owned_by": "callgate"}
+
+
+def _how_it_calls(runtime: Runtime, name: str) -> dict[str, Any]:
+    """How each deployment is asked for its calls: null while nobody had to find out."""
+    if not runtime.diagnostics:
+        return {}
+    ways = [
+        choice and {"format": choice.format, "decided_by": choice.decided_by} for choice in runtime.tool_calling(name)
+    ]
+    return {"x_callgate": {"tool_calling": ways}}
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(encode(value), status, media_type="application/json")
+
+
+def _describe_chat(app: FastAPI) -> None:
+    """The chat route is a bare ASGI callable, so its page in the OpenAPI document is written by hand."""
+    described = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = described()
+            document["paths"]["/v1/chat/completions"] = {"post": _chat_operation()}
+            for path in PATHS:
+                document["paths"][f"/v1{path}"] = {"post": _passing_operation(path)}
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own documented way
+
+
+def _chat_operation() -> dict[str, Any]:
+    message = {
+        "type": "object",
+        "required": ["role"],
+        "properties": {
+            "role": {"enum": ["developer", "system", "user", "assistant", "tool", "function"]},
+            "content": {
+                "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]
+            },
+        },
+    }
+    body = {
+        "type": "object",
+        "required": ["model", "messages"],
+        "additionalProperties": True,
+        "properties": {
+            "model": {"type": "string", "minLength": 1},
+            "messages": {"type": "array", "items": message, "minItems": 1},
+            "stream": {"type": ["boolean", "null"]},
+            "tools": {"type": ["array", "null"], "items": {"type": "object"}},
+        },
+    }
+    answers = {
+        "200": {
+            "description": "A chat.completion, or a stream of chat.completion.chunk events.",
+            "content": {
+                "application/json": {"schema": {"type": "object"}},
+                "text/event-stream": {"schema": {"type": "string"}},
+            },
+        }
+    }
+    return {
+        "tags": ["chat"],
+        "operationId": "create_chat_completion",
+        "summary": "Answer a chat, running the tools of the house on the way",
+        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
+        "responses": answers | _error_answers(),
+    }
+
+
+def _passing_operation(path: str) -> dict[str, Any]:
+    body = {
+        "type": "object",
+        "required": ["model"],
+        "additionalProperties": True,
+        "properties": {"model": {"type": "string", "minLength": 1}},
+    }
+    return {
+        "tags": ["passed on"],
+        "operationId": "pass_on" + path.replace("/", "_"),
+        "summary": "Passed on to the provider of the model it names",
+        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
+        "responses": {"200": {"description": "What the provider answered."}} | _error_answers(),
+    }
+
+
+def _error_answers() -> dict[str, Any]:
+    error = {"content": {"application/json": {"schema": envelope_schema()}}}
+    errors = {
+        "400": "The request is not valid; `param` names the field.",
+        "401": "The key is missing or wrong.",
+        "403": "The key may not do this.",
+        "404": "No such model.",
+        "409": "A request with this Idempotency-Key is under way, or was left half done.",
+        "413": "The body is too large.",
+        "415": "The body is compressed.",
+        "429": "Too many requests.",
+        "502": "The model's provider failed.",
+        "503": "Over capacity.",
+        "504": "It took too long.",
+    }
+    return {status: {"description": text, **error} for status, text in errors.items()}

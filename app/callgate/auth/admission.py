@@ -1,0 +1,179 @@
+"""How many requests run at once: of all, of a key, of a model. Beyond it one waits a moment, and is then turned away.
+
+Nothing here does I/O or knows a request. Who waits and is cancelled leaves the queue, and a place that was handed to
+somebody who has just left goes on to the next.
+"""
+
+import asyncio
+from collections import deque
+from types import TracebackType
+from typing import Final, Self
+
+from callgate.conversation.errors import ChatError
+
+RETRY_SECONDS: Final = 1.0
+"""What those who are turned away are told. Places come free all the time; a longer wait would only leave them empty."""
+
+
+class Turnstile:
+    """A number of places, and a short queue for them."""
+
+    __slots__ = ("_queue", "places", "running")
+
+    def __init__(self, places: int) -> None:
+        self.places = places
+        self.running = 0
+        self._queue: deque[asyncio.Future[bool]] = deque()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    def enter_now(self) -> bool:
+        """Whether there was a place at once. Nobody overtakes those who wait."""
+        if self.running >= self.places or self._queue:
+            return False
+        self.running += 1
+        return True
+
+    async def enter(self, patience: float) -> bool:
+        """Whether there was a place within so many seconds. The queue is no longer than there are places."""
+        if self.enter_now():
+            return True
+        if patience <= 0 or len(self._queue) >= self.places:
+            return False
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[bool] = loop.create_future()
+        self._queue.append(turn)
+        timer = loop.call_later(patience, self._give_up, turn)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            self._forget(turn)
+            if turn.done() and not turn.cancelled() and turn.result():
+                self.leave()  # the place came in the same moment; it is somebody else's now
+            raise
+        finally:
+            timer.cancel()
+
+    def leave(self) -> None:
+        self.running -= 1
+        self._call_next()
+
+    def resize(self, places: int) -> None:
+        """More or fewer places from now on. Those inside stay."""
+        self.places = places
+        self._call_next()
+
+    def _call_next(self) -> None:
+        while self._queue and self.running < self.places:
+            turn = self._queue.popleft()
+            if not turn.done():
+                self.running += 1
+                turn.set_result(True)
+
+    def _give_up(self, turn: "asyncio.Future[bool]") -> None:
+        self._forget(turn)
+        if not turn.done():
+            turn.set_result(False)
+
+    def _forget(self, turn: "asyncio.Future[bool]") -> None:
+        if turn in self._queue:
+            self._queue.remove(turn)
+
+
+class Place:
+    """A place behind some turnstiles, given back when the block ends."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self, *held: Turnstile) -> None:
+        self._held = held
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        held, self._held = self._held, ()
+        for turnstile in held:
+            turnstile.leave()
+
+
+class Admission:
+    """The turnstiles of a house. They outlive a change of the config; what it says of places counts from then on."""
+
+    def __init__(self, places: int, patience: float) -> None:
+        self._patience = patience
+        self.all = Turnstile(places)
+        self._keys: dict[str, Turnstile] = {}
+        self._models: dict[str, Turnstile] = {}
+
+    def change(self, places: int, patience: float) -> None:
+        self._patience = patience
+        self.all.resize(places)
+
+    async def request(self, key: str, parallel: int | None) -> Place:
+        """A place for one request of this key's, or a `ChatError`: 429 when the key has too many, 503 when all have."""
+        if parallel is None:
+            if not self.all.enter_now() and not await self.all.enter(self._patience):
+                raise _over_capacity()
+            return Place(self.all)
+        own = _sized(self._keys, key, parallel)
+        if not await own.enter(self._patience):
+            raise _too_many(parallel)
+        try:
+            inside = await self.all.enter(self._patience)
+        except BaseException:
+            own.leave()
+            raise
+        if not inside:
+            own.leave()
+            raise _over_capacity()
+        return Place(own, self.all)
+
+    async def model(self, name: str, places: int | None) -> Place:
+        """A place for one chat with this model, or a `ChatError` 503."""
+        if places is None:
+            return Place()
+        turnstile = _sized(self._models, name, places)
+        if not await turnstile.enter(self._patience):
+            raise ChatError(
+                503,
+                f"The model `{name}` is answering as many requests as it may. Try again in a moment.",
+                type="server_error",
+                code="model_over_capacity",
+                retry_after=RETRY_SECONDS,
+                retryable=True,
+            )
+        return Place(turnstile)
+
+
+def _sized(turnstiles: dict[str, Turnstile], name: str, places: int) -> Turnstile:
+    turnstile = turnstiles.get(name)
+    if turnstile is None:
+        turnstile = turnstiles[name] = Turnstile(places)
+    elif turnstile.places != places:
+        turnstile.resize(places)
+    return turnstile
+
+
+def _over_capacity() -> ChatError:
+    return ChatError(
+        503,
+        "The server is answering as many requests as it can. Try again in a moment.",
+        type="server_error",
+        code="over_capacity",
+        retry_after=RETRY_SECONDS,
+    )
+
+
+def _too_many(parallel: int) -> ChatError:
+    return ChatError(
+        429,
+        f"This key may have {parallel} request(s) running at once. Wait for one of them to end.",
+        type="rate_limit_error",
+        code="too_many_parallel_requests",
+        retry_after=RETRY_SECONDS,
+    )

@@ -1,0 +1,163 @@
+"""Keys in a file of their own (SQLite): made, listed and revoked by the command line while a server reads them.
+
+A server notices a change within a second. A revoked key stays in the file as one: its name and its hash are not used again,
+and a file whose last key was revoked lets nobody in.
+"""
+
+import dataclasses
+import json
+import sqlite3
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from callgate.auth.keys import KeyEntry
+from callgate.auth.limits import Allowance
+
+FILE: Final = "keys.sqlite3"
+LOOK_SECONDS: Final = 1.0
+"""How often a server looks whether the file has changed: the longest that a revoked key still works."""
+BUSY_SECONDS: Final = 2.0
+"""For another process that is writing; it writes one row."""
+
+_TABLE: Final = """
+CREATE TABLE IF NOT EXISTS keys (
+  name TEXT PRIMARY KEY,
+  hash TEXT NOT NULL UNIQUE,
+  models TEXT NOT NULL,
+  tools TEXT NOT NULL,
+  allowance TEXT NOT NULL,
+  approve INTEGER NOT NULL,
+  admin INTEGER NOT NULL,
+  created_at REAL NOT NULL,
+  revoked_at REAL
+) STRICT
+"""
+
+
+log = structlog.get_logger("callgate.keys")
+
+
+class NameTaken(Exception):
+    """Another key, perhaps a revoked one, has this name or this hash."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredKey:
+    """One row."""
+
+    entry: KeyEntry
+    created_at: float
+    revoked_at: float | None
+
+
+class KeyStore:
+    """The file. Belongs to one thread."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = folder / FILE
+        path.touch(mode=0o600)
+        self._database = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
+        self._database.execute("PRAGMA journal_mode = WAL")
+        self._database.execute(_TABLE)
+        self._entries: tuple[KeyEntry, ...] = ()
+        self._in_use = False
+        self._version = -1
+        self._look_at = 0.0
+        self._look(time.monotonic())
+
+    def close(self) -> None:
+        self._database.close()
+
+    # -- read by a server
+
+    def entries(self) -> Sequence[KeyEntry]:
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look(now)
+        return self._entries
+
+    @property
+    def in_use(self) -> bool:
+        return self._in_use
+
+    def _look(self, now: float) -> None:
+        """`data_version` changes whenever another process has written, and costs no more than a page read."""
+        self._look_at = now + LOOK_SECONDS
+        try:
+            [version] = self._database.execute("PRAGMA data_version").fetchone()
+            if version != self._version:
+                self._read()
+                self._version = version
+        except sqlite3.Error as failure:
+            if self._version < 0:
+                raise
+            # What was read last still holds: a disk that fails for a moment must not turn everyone away.
+            log.exception("the key store cannot be read", error=str(failure))
+
+    def _read(self) -> None:
+        stored = self.all()
+        self._in_use = bool(stored)
+        self._entries = tuple(key.entry for key in stored if key.revoked_at is None)
+
+    # -- written by the command line
+
+    def all(self) -> list[StoredKey]:
+        """Every key there ever was, the oldest first."""
+        columns = "name, hash, models, tools, allowance, approve, admin, created_at, revoked_at"
+        return [_stored(row) for row in self._database.execute(f"SELECT {columns} FROM keys ORDER BY created_at, name")]  # noqa: S608 - constants
+
+    def add(self, entry: KeyEntry) -> None:
+        row = (
+            entry.name,
+            entry.hash,
+            json.dumps(entry.models),
+            json.dumps(entry.tools),
+            json.dumps(dataclasses.asdict(entry.allowance)),
+            entry.approve,
+            entry.admin,
+            time.time(),
+        )
+        try:
+            self._database.execute("INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL)", row)
+        except sqlite3.IntegrityError:
+            raise NameTaken(entry.name) from None
+        self._read()
+
+    def revoke(self, name: str) -> bool:
+        """Whether there was such a key to revoke."""
+        changed = self._database.execute(
+            "UPDATE keys SET revoked_at = ? WHERE name = ? AND revoked_at IS NULL", (time.time(), name)
+        ).rowcount
+        self._read()
+        return bool(changed)
+
+
+def stored_keys(folder: Path) -> int:
+    """How many keys there ever were in a folder, without making a file where there is none."""
+    if not (folder / FILE).exists():
+        return 0
+    store = KeyStore(folder)
+    try:
+        return len(store.all())
+    finally:
+        store.close()
+
+
+def _stored(row: tuple[Any, ...]) -> StoredKey:
+    name, digest, models, tools, allowance, approve, admin, created_at, revoked_at = row
+    entry = KeyEntry(
+        name,
+        digest,
+        tuple(json.loads(models)),
+        tuple(json.loads(tools)),
+        approve=bool(approve),
+        admin=bool(admin),
+        allowance=Allowance(**json.loads(allowance)),
+    )
+    return StoredKey(entry, created_at, revoked_at)

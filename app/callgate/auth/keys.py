@@ -1,0 +1,204 @@
+"""Clients' keys: from the headers of a request to a `Caller`.
+
+Keys are 256 random bits, kept as SHA-256: nothing slower is needed against guessing, and a digest can be compared on
+every request. What web pages may reach is `origin_guard`'s.
+"""
+
+import fnmatch
+import hmac
+import ipaddress
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
+from typing import Final, Protocol
+
+from callgate.auth.limits import UNLIMITED, Allowance
+from callgate.conversation.errors import ChatError
+
+KEY_PREFIX: Final = "cg-"
+HASH_PREFIX: Final = "sha256:"
+_KEY_BYTES: Final = 32
+
+_MAX_KEY_LENGTH: Final = 4096
+"""Nothing longer is hashed; no provider's or tenant's key comes near it."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyEntry:
+    """One key as it is written down: whose it is, its hash (`sha256:` and hex), and what it may use."""
+
+    name: str
+    hash: str
+    models: tuple[str, ...] = ("*",)
+    tools: tuple[str, ...] = ("*",)
+    approve: bool = False
+    admin: bool = False
+    allowance: Allowance = UNLIMITED
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks."""
+
+    name: str
+    models: tuple[str, ...] = ("*",)
+    """Names or globs."""
+    tools: tuple[str, ...] = ("*",)
+    anonymous: bool = False
+    approve: bool = False
+    """Its key may decide about calls that wait for approval."""
+    admin: bool = False
+    """Its key may have the config read again."""
+    allowance: Allowance = UNLIMITED
+
+    @property
+    def may_approve(self) -> bool:
+        """Without keys whoever may chat may also decide: there is nobody else."""
+        return self.approve or self.anonymous
+
+    def may_ask(self, model: str) -> bool:
+        return _any_matches(self.models, model)
+
+    def may_use(self, tool: str) -> bool:
+        return _any_matches(self.tools, tool)
+
+
+ANONYMOUS: Final = Caller("anonymous", anonymous=True)
+
+
+class KeySource(Protocol):
+    """Keys that come and go while the house stands."""
+
+    def entries(self) -> Sequence[KeyEntry]:
+        """The keys as they are now; the very same object for as long as nothing has changed."""
+        ...
+
+    @property
+    def in_use(self) -> bool:
+        """Whether it ever had a key. One whose last key was revoked lets nobody in, rather than everybody."""
+        ...
+
+
+class Keyring:
+    """The keys of one config, and of a source beside it. With `off`, or where there never was a key, everyone is let in
+    as the anonymous caller."""
+
+    def __init__(self, entries: Iterable[KeyEntry], *, off: bool = False, source: KeySource | None = None) -> None:
+        self._static = () if off else _callers(entries)
+        self._source = None if off else source
+        self._seen: Sequence[KeyEntry] = ()
+        self._callers = self._static
+        self._look_again()
+
+    @property
+    def open(self) -> bool:
+        """Whether everyone is let in."""
+        return not self._callers and not (self._source is not None and self._source.in_use)
+
+    def identify(self, headers: Mapping[str, str]) -> Caller:
+        """The caller, or `ChatError` 401. Header names are lower case, as ASGI and starlette have them."""
+        self._look_again()
+        if self.open:
+            return ANONYMOUS
+        key = _key_in(headers)
+        if key is None:
+            raise _unauthorized(
+                "You didn't provide an API key. Send it as `Authorization: Bearer <key>`, `api-key` or `x-api-key`.",
+                None,
+            )
+        caller = self._caller_of(key)
+        if caller is None:
+            raise _unauthorized("Incorrect API key provided.", "invalid_api_key")
+        return caller
+
+    def _caller_of(self, key: str) -> Caller | None:
+        """Every entry is compared, whether one has matched or not, so that time says nothing of which one did."""
+        if len(key) > _MAX_KEY_LENGTH:
+            return None
+        digest = sha256(key.encode(errors="surrogatepass")).digest()
+        found = None
+        for known, caller in self._callers:
+            if hmac.compare_digest(known, digest):
+                found = caller
+        return found
+
+    def _look_again(self) -> None:
+        """Take over what has changed in the source. A name of the config's own stays the config's."""
+        if self._source is None or (entries := self._source.entries()) is self._seen:
+            return
+        self._seen = entries
+        ours = {caller.name for _, caller in self._static}
+        self._callers = self._static + _callers(entry for entry in entries if entry.name not in ours)
+
+
+def mint_key() -> tuple[str, str]:
+    """A new key, to be shown once, and its hash, to be written down."""
+    key = KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES)
+    return key, hash_key(key)
+
+
+def hash_key(key: str) -> str:
+    return HASH_PREFIX + sha256(key.encode()).hexdigest()
+
+
+def check_exposure(host: str, auth: str, keys: int) -> str | None:
+    """What is wrong with listening on `host` with this many keys, or None."""
+    if keys or auth == "off" or is_loopback(host):
+        return None
+    return (
+        f"`{host}` can be reached by others and there are no keys: add one under `keys`, "
+        "listen on 127.0.0.1, or say `auth: off` to let everyone in"
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens on `host`. A name other than localhost is not trusted to be."""
+    bare = host.strip("[]").lower()
+    if bare == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(bare).is_loopback
+    except ValueError:
+        return False
+
+
+def _caller_of(entry: KeyEntry) -> Caller:
+    return Caller(
+        entry.name,
+        entry.models,
+        entry.tools,
+        approve=entry.approve,
+        admin=entry.admin,
+        allowance=entry.allowance,
+    )
+
+
+def _callers(entries: Iterable[KeyEntry]) -> tuple[tuple[bytes, Caller], ...]:
+    return tuple((_digest_of(entry), _caller_of(entry)) for entry in entries)
+
+
+def _digest_of(entry: KeyEntry) -> bytes:
+    return bytes.fromhex(entry.hash.removeprefix(HASH_PREFIX))
+
+
+def _key_in(headers: Mapping[str, str]) -> str | None:
+    scheme, _, credential = headers.get("authorization", "").strip().partition(" ")
+    if scheme.lower() == "bearer" and credential.strip():
+        return credential.strip()
+    return headers.get("api-key", "").strip() or headers.get("x-api-key", "").strip() or None
+
+
+def _unauthorized(message: str, code: str | None) -> ChatError:
+    return ChatError(401, message, type="invalid_request_error", code=code)
+
+
+def _any_matches(globs: tuple[str, ...], name: str) -> bool:
+    return "*" in globs or any(glob == name or _compiled(glob).match(name) is not None for glob in globs)
+
+
+@lru_cache(maxsize=4096)
+def _compiled(glob: str) -> re.Pattern[str]:
+    return re.compile(fnmatch.translate(glob))

@@ -1,0 +1,319 @@
+"""What a key may use in a minute, a day and a month: requests, tokens, money. The rules, and the counting in one process.
+
+Before a chat an estimate is reserved, and afterwards settled with what it really came to, so that chats side by side
+cannot spend the same money twice. A minute is the last 60 whole seconds and the one under way: no minute, wherever one
+begins to look, holds more than is allowed, and at least 60/61 of it can be used. Days and months are UTC's.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Final, Protocol
+
+from callgate.conversation.errors import ChatError
+
+WINDOW: Final = 60
+NANO: Final = 1_000_000_000
+"""Money is counted in whole billionths of a dollar: the cheapest token costs some fifty of them, and sums stay exact."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What one key may use. None is without limit."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    parallel: int | None = None
+    budget_per_day: float | None = None
+    """In US dollars."""
+    budget_per_month: float | None = None
+
+    @property
+    def is_metered(self) -> bool:
+        """Whether anything has to be counted over time."""
+        return not (
+            self.requests_per_minute is None
+            and self.tokens_per_minute is None
+            and self.budget_per_day is None
+            and self.budget_per_month is None
+        )
+
+
+UNLIMITED: Final = Allowance()
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """What a chat takes from an allowance."""
+
+    tokens: int = 0
+    nano: int = 0
+    """Billionths of a dollar."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What one chat may use, until it is settled."""
+
+    key: str
+    amount: Amount
+    second: int
+    """When it was made, as the limiter counts."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    slot: str = ""
+    local: "Reservation | None" = None
+    """Set where another limiter stood in."""
+
+
+class OverLimit(ChatError):
+    """A 429, with the headers that tell a client how it stands."""
+
+    def __init__(self, what: str, message: str, retry_after: float, headers: Mapping[str, str]) -> None:
+        money = what == "budget"
+        super().__init__(
+            429,
+            message,
+            type="insufficient_quota" if money else "rate_limit_error",
+            code="insufficient_quota" if money else "rate_limit_exceeded",
+            retry_after=retry_after,
+        )
+        self.headers = dict(headers)
+        if money and retry_after > RESERVED_RETRY:
+            # Clients repeat a 429 by themselves, within seconds.
+            self.headers["x-should-retry"] = "false"
+
+
+class Limiter(Protocol):
+    async def reserve(self, key: str, allowance: Allowance, estimate: Amount) -> Reservation:
+        """Take one request and an estimate from the allowance, or raise `OverLimit`. All of it or nothing."""
+        ...
+
+    def settle(self, reservation: Reservation, used: Amount) -> None:
+        """Put what was really used in the place of the estimate. Idempotency for each reservation."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+# What one key stands at -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a key stands, whoever counted it; says yes or no, and fills the headers."""
+
+    now: float
+    requests: int
+    """In the last minute."""
+    tokens: int
+    day: int
+    month: int
+    running: int
+    """Chats whose estimates are among what was spent."""
+    requests_free_in: float = 0.0
+    """Seconds until one more request fits."""
+    tokens_free_in: float = 0.0
+
+
+def refusal(allowance: Allowance, standing: Standing, estimate: Amount) -> OverLimit | None:
+    """Why one more chat may not begin, or None."""
+    headers = headers_of(allowance, standing)
+    limit = allowance.requests_per_minute
+    if limit is not None and standing.requests + 1 > limit:
+        return OverLimit(
+            "requests", f"Rate limit reached: {limit} request(s) per minute.", standing.requests_free_in, headers
+        )
+    limit = allowance.tokens_per_minute
+    # A question larger than the limit itself may come alone: it could never come otherwise.
+    if limit is not None and standing.tokens and standing.tokens + estimate.tokens > limit:
+        return OverLimit("tokens", f"Rate limit reached: {limit} tokens per minute.", standing.tokens_free_in, headers)
+    day = _spent_out(allowance.budget_per_day, standing.day, standing.running, estimate)
+    if day is not None:
+        wait = RESERVED_RETRY if day == "reserved" else seconds_to_next_day(standing.now)
+        return OverLimit("budget", "The budget of this key for today is used up.", wait, headers)
+    month = _spent_out(allowance.budget_per_month, standing.month, standing.running, estimate)
+    if month is not None:
+        wait = RESERVED_RETRY if month == "reserved" else seconds_to_next_month(standing.now)
+        return OverLimit("budget", "The budget of this key for this month is used up.", wait, headers)
+    return None
+
+
+RESERVED_RETRY: Final = 5.0
+"""Seconds, where money is only held back for chats under way and may come free."""
+
+
+def _spent_out(budget: float | None, spent: int, running: int, estimate: Amount) -> str | None:
+    """`spent` when the money is gone, `reserved` when chats under way may need it. One chat alone may overshoot."""
+    if budget is None:
+        return None
+    whole = round(budget * NANO)
+    if spent >= whole:
+        return "spent" if not running else "reserved"
+    return "reserved" if running and spent + estimate.nano > whole else None
+
+
+def headers_of(allowance: Allowance, standing: Standing) -> dict[str, str]:
+    """How a key stands, in the headers that OpenAI's clients know."""
+    headers: dict[str, str] = {}
+    for name, limit, used, free_in in (
+        ("requests", allowance.requests_per_minute, standing.requests, standing.requests_free_in),
+        ("tokens", allowance.tokens_per_minute, standing.tokens, standing.tokens_free_in),
+    ):
+        if limit is not None:
+            headers[f"x-ratelimit-limit-{name}"] = str(limit)
+            headers[f"x-ratelimit-remaining-{name}"] = str(max(0, limit - used))
+            headers[f"x-ratelimit-reset-{name}"] = f"{math.ceil(free_in)}s"
+    return headers
+
+
+def day_of(now: float) -> str:
+    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d")
+
+
+def month_of(now: float) -> str:
+    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m")
+
+
+def seconds_to_next_day(now: float) -> float:
+    return 86_400 - now % 86_400
+
+
+def seconds_to_next_month(now: float) -> float:
+    today = datetime.fromtimestamp(now, UTC)
+    first = (today.replace(day=1) + timedelta(days=32)).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    return first.timestamp() - now
+
+
+# Counting in this process -----------------------------------------------------------------------
+
+
+class Window:
+    """Amounts of the last minute, second by second."""
+
+    __slots__ = ("_seconds", "total")
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, int] = {}
+        self.total = 0
+
+    def move_to(self, now: int) -> None:
+        """Forget what is older than a minute. Seconds lie in order, the oldest first."""
+        while self._seconds and (oldest := next(iter(self._seconds))) < now - WINDOW:
+            self.total -= self._seconds.pop(oldest)
+
+    def add(self, second: int, amount: int) -> None:
+        self._seconds[second] = self._seconds.get(second, 0) + amount
+        self.total += amount
+
+    def correct(self, second: int, by: int) -> None:
+        """Change what was counted in a second, if it still counts."""
+        if second in self._seconds:
+            by = max(by, -self._seconds[second])
+            self._seconds[second] += by
+            self.total += by
+
+    def free_in(self, now: float, need: int, limit: int) -> float:
+        """Seconds until so much more fits."""
+        over = self.total + need - limit
+        last = 0.0
+        for second, amount in self._seconds.items():
+            if over <= 0:
+                break
+            over -= amount
+            last = second + WINDOW + 1 - now
+        return max(0.0, last)
+
+
+Remember = Callable[[str, str, int], None]
+"""Told by how much what a key has spent in a period (`2026-11-18`, `2026-11`) changes, in nanodollars."""
+
+
+def forget(key: str, period: str, nano: int) -> None:
+    """Nothing is kept."""
+
+
+class _Account:
+    __slots__ = ("requests", "running", "spent", "tokens")
+
+    def __init__(self) -> None:
+        self.requests = Window()
+        self.tokens = Window()
+        self.spent: dict[str, int] = {}
+        self.running = 0
+
+
+class MemoryLimiter:
+    """Counts in this process. What was spent is told to `remember`, and given back at the next start as `spent`."""
+
+    def __init__(
+        self,
+        spent: Mapping[tuple[str, str], int] | None = None,
+        remember: Remember = forget,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._accounts: dict[str, _Account] = {}
+        self._remember = remember
+        self._clock = clock
+        for (key, period), nano in (spent or {}).items():
+            self._account(key).spent[period] = nano
+
+    async def reserve(self, key: str, allowance: Allowance, estimate: Amount) -> Reservation:
+        return self.reserve_now(key, allowance, estimate)
+
+    def reserve_now(self, key: str, allowance: Allowance, estimate: Amount) -> Reservation:
+        now = self._clock()
+        account = self._account(key)
+        account.requests.move_to(int(now))
+        account.tokens.move_to(int(now))
+        standing = self._standing(account, allowance, estimate, now)
+        refused = refusal(allowance, standing, estimate)
+        if refused is not None:
+            raise refused
+        account.requests.add(int(now), 1)
+        account.tokens.add(int(now), estimate.tokens)
+        account.running += 1
+        self._spend(key, account, estimate.nano, now)
+        after = self._standing(account, allowance, Amount(), now)
+        return Reservation(key, estimate, int(now), headers_of(allowance, after))
+
+    def settle(self, reservation: Reservation, used: Amount) -> None:
+        now = self._clock()
+        account = self._account(reservation.key)
+        account.running -= 1
+        account.tokens.correct(reservation.second, used.tokens - reservation.amount.tokens)
+        # Booked where the estimate stood: a chat over midnight belongs to the day it began in.
+        self._spend(reservation.key, account, used.nano - reservation.amount.nano, reservation.second, now)
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    def _account(self, key: str) -> _Account:
+        account = self._accounts.get(key)
+        if account is None:
+            account = self._accounts[key] = _Account()
+        return account
+
+    def _standing(self, account: _Account, allowance: Allowance, estimate: Amount, now: float) -> Standing:
+        requests, tokens = allowance.requests_per_minute, allowance.tokens_per_minute
+        return Standing(
+            now=now,
+            requests=account.requests.total,
+            tokens=account.tokens.total,
+            day=account.spent.get(day_of(now), 0),
+            month=account.spent.get(month_of(now), 0),
+            running=account.running,
+            requests_free_in=0.0 if requests is None else account.requests.free_in(now, 1, requests),
+            tokens_free_in=0.0 if tokens is None else account.tokens.free_in(now, estimate.tokens, tokens),
+        )
+
+    def _spend(self, key: str, account: _Account, nano: int, at: float, now: float | None = None) -> None:
+        if not nano:
+            return
+        current = {day_of(at), month_of(at), *(() if now is None else (day_of(now), month_of(now)))}
+        for period in (day_of(at), month_of(at)):
+            account.spent[period] = max(0, account.spent.get(period, 0) + nano)
+            self._remember(key, period, nano)
+        for period in account.spent.keys() - current:
+            del account.spent[period]

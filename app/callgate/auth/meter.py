@@ -1,0 +1,146 @@
+"""What one chat takes from its key's allowance: an estimate when it begins, and what it really came to when it ends."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, ClassVar, Final, Self
+
+from callgate.auth.keys import Caller
+from callgate.auth.limits import NANO, Amount, Limiter, OverLimit, Reservation
+from callgate.conversation.events import ChatEnded, ModelRetried, TurnEnded, TurnStarted
+from callgate.conversation.listeners import Hears, Listener
+from callgate.conversation.usage import add_usage
+
+BYTES_PER_TOKEN: Final = 4
+"""For a guess before anything was counted; what the provider counts is what is settled."""
+USUAL_ANSWER: Final = 1024
+"""Tokens reserved for an answer of which the request says no maximum."""
+LONGEST_ANSWER: Final = 1_000_000
+"""Nobody's model answers with more; a client may ask for any number."""
+MOST_TOKENS: Final = 1_000_000_000
+"""Nor does any count of a provider's mean more than this: such a number is a mistake, and would not fit where it is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """US dollars for one token."""
+
+    prompt: float = 0.0
+    completion: float = 0.0
+    cached: float | None = None
+    """For a token of the prompt that the provider had kept; the usual price where None."""
+
+    def of(self, prompt: int, completion: int, cached: int = 0) -> int:
+        """What so many tokens cost, in nanodollars."""
+        kept = self.prompt if self.cached is None else self.cached
+        cached = min(cached, prompt)
+        return round(((prompt - cached) * self.prompt + cached * kept + completion * self.completion) * NANO)
+
+
+FREE: Final = Price()
+
+
+class Tally(Listener):
+    """Hears what one chat uses."""
+
+    __slots__ = ("_asked", "_usages")
+
+    def __init__(self) -> None:
+        self._usages: list[Mapping[str, Any] | None] = []
+        self._asked = 0
+
+    def _turn_started(self, event: TurnStarted) -> None:
+        self._asked += 1
+
+    def _model_retried(self, event: ModelRetried) -> None:
+        self._asked -= 1  # it broke off before anything came, and is asked anew
+
+    def _turn_ended(self, event: TurnEnded) -> None:
+        self._asked -= 1
+        self._usages.append(event.answer.usage)
+
+    def _chat_ended(self, event: ChatEnded) -> None:
+        self._asked = 0
+        self._usages = [event.usage]
+
+    hears: ClassVar[Hears] = {
+        TurnStarted: _turn_started,
+        ModelRetried: _model_retried,
+        TurnEnded: _turn_ended,
+        ChatEnded: _chat_ended,
+    }
+
+    @property
+    def usage(self) -> Mapping[str, Any]:
+        return add_usage(self._usages) or {}
+
+    @property
+    def is_partial(self) -> bool:
+        """A model was asked, and what that came to was never said."""
+        return self._asked > 0 or (bool(self._usages) and not self.usage)
+
+
+class Meter:
+    """Holds one request, with one chat or several, to its key's allowance."""
+
+    __slots__ = ("_caller", "_each", "_estimate", "_limiter", "_price", "_reservation", "_tallies", "headers")
+
+    def __init__(
+        self,
+        limiter: Limiter,
+        caller: Caller,
+        price: Price,
+        prompt_bytes: int,
+        max_tokens: int | None,
+        choices: int = 1,
+    ) -> None:
+        prompt = prompt_bytes // BYTES_PER_TOKEN
+        answer = USUAL_ANSWER if max_tokens is None else min(max_tokens, LONGEST_ANSWER)
+        self._limiter, self._caller, self._price = limiter, caller, price
+        self._each = Amount(prompt + answer, price.of(prompt, answer))
+        self._estimate = Amount(self._each.tokens * choices, self._each.nano * choices)
+        self._reservation: Reservation | None = None
+        self._tallies: list[Tally] = []
+        self.headers: Mapping[str, str] = {}
+        """How the key stands, for the answer; of a refusal too."""
+
+    def tally(self) -> Tally:
+        """A listener for one more chat of this request."""
+        tally = Tally()
+        self._tallies.append(tally)
+        return tally
+
+    async def __aenter__(self) -> Self:
+        allowance = self._caller.allowance
+        if allowance.is_metered:
+            try:
+                self._reservation = await self._limiter.reserve(self._caller.name, allowance, self._estimate)
+            except OverLimit as over:
+                self.headers = over.headers
+                raise
+            self.headers = self._reservation.headers
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._reservation is not None:
+            used = [self._used(tally) for tally in self._tallies]
+            total = Amount(sum(each.tokens for each in used), sum(each.nano for each in used))
+            self._limiter.settle(self._reservation, total)
+
+    def _used(self, tally: Tally) -> Amount:
+        """What was counted. A turn that nobody heard the end of was paid for all the same: it counts as estimated."""
+        usage = tally.usage
+        prompt, completion = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+        details = usage.get("prompt_tokens_details")
+        cached = _count(details, "cached_tokens") if isinstance(details, Mapping) else 0
+        used = Amount(prompt + completion, self._price.of(prompt, completion, cached))
+        if tally.is_partial:
+            return Amount(used.tokens + self._each.tokens, used.nano + self._each.nano)
+        return used
+
+
+def _count(usage: Mapping[str, Any], name: str) -> int:
+    value = usage.get(name)
+    return min(value, MOST_TOKENS) if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

@@ -1,0 +1,91 @@
+"""Which web pages may reach Callgate. Pure: headers in, a refusal or nothing out.
+
+A page on the web can make a browser send requests to this machine. Without keys nothing else tells such a request from
+the user's own, so two things are looked at. The Host header: a page that points its own name at 127.0.0.1 (DNS
+rebinding) is same-origin to itself, yet its requests carry that name. And the Origin header, which browsers add to
+whatever a page sends elsewhere.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+from callgate.auth.keys import is_loopback
+from callgate.conversation.errors import ChatError
+
+_FROM_CONTAINERS: Final = frozenset({"host.docker.internal", "host.containers.internal"})
+"""This machine as containers on it call it; nobody can register a name under `.internal`."""
+
+
+@dataclass(frozen=True, slots=True)
+class OriginGuard:
+    """What is let through the door, before anybody asks who it is."""
+
+    keyless: bool
+    """Nobody needs a key, so a page needs leave. With keys a stranger's page has nothing to come in with."""
+    local: bool
+    """Only this machine is served, so the Host header has to be one of its names."""
+    hosts: frozenset[str] = frozenset()
+    """Further names it goes by, lower case and without a port."""
+    origins: frozenset[str] = frozenset()
+    """Web pages that may call it (`https://chat.example.com`), or `*`."""
+
+    def refusal(self, host: str | None, origin: str | None) -> ChatError | None:
+        """Why a request with these headers is refused, or None."""
+        if not self.keyless:
+            return None
+        if self.local and not _is_ours(host, self.hosts):
+            return ChatError(
+                403,
+                "The Host header names none of this server's addresses. Without keys only its own are answered; "
+                "set `server.public_url` if it goes by another name.",
+                code="host_not_allowed",
+            )
+        if origin is not None and not _may_call(origin, host, self.origins):
+            return ChatError(
+                403,
+                "This web page may not call this server. Add its origin to `server.cors_origins` if it should.",
+                code="origin_not_allowed",
+            )
+        return None
+
+
+def origin_guard(
+    host: str, *, keyless: bool, public_url: str | None = None, cors_origins: Collection[str] = ()
+) -> OriginGuard:
+    """The origin_guard of a server that listens on `host`; `keyless` when everyone is let in."""
+    public = urlsplit(public_url).hostname if public_url else None
+    return OriginGuard(
+        keyless=keyless,
+        local=is_loopback(host),
+        hosts=frozenset({public.lower()}) if public else frozenset(),
+        origins=frozenset(_origin_of(origin) for origin in cors_origins)
+        | ({_origin_of(public_url)} if public_url else set()),
+    )
+
+
+def _is_ours(host: str | None, names: frozenset[str]) -> bool:
+    name = _name_in(host)
+    return is_loopback(name) or name.endswith(".localhost") or name in names or name in _FROM_CONTAINERS
+
+
+def _may_call(origin: str, host: str | None, allowed: frozenset[str]) -> bool:
+    if "*" in allowed or _origin_of(origin) in allowed:
+        return True
+    name = (host or "").strip().lower()
+    return name != "" and _origin_of(origin).partition("://")[2] == name
+
+
+def _name_in(host: str | None) -> str:
+    """The name in a Host header, without port and brackets; empty if there is none."""
+    text = (host or "").strip().lower()
+    if text.startswith("["):
+        return text[1:].partition("]")[0]
+    return text.partition(":")[0].rstrip(".")
+
+
+def _origin_of(url: str) -> str:
+    """Scheme, host and port. By hand, because `urlsplit` raises on some of what a client may send."""
+    scheme, mark, rest = url.strip().lower().partition("://")
+    return scheme + mark + rest.partition("/")[0]

@@ -1,0 +1,307 @@
+"""The same limits counted in Redis, for several processes that serve as one.
+
+One script reads how a key stands and books the reservation, by Redis' own clock, so that no two processes can both take
+what is left and no process's clock matters. When Redis does not answer, either nobody who is metered comes in, or each
+process counts by itself until Redis is back.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Coroutine
+from typing import Any, Final, Literal
+
+import structlog
+
+from callgate.auth.limits import (
+    NANO,
+    Allowance,
+    Amount,
+    Limiter,
+    MemoryLimiter,
+    OverLimit,
+    Reservation,
+    Standing,
+    headers_of,
+    refusal,
+)
+from callgate.conversation.errors import ChatError
+
+PATIENCE: Final = 0.25
+"""Seconds for Redis to answer. A request waits for it."""
+AWAY_SECONDS: Final = 1.0
+"""After a failure Redis is not asked for so long: requests would queue up behind its silence."""
+SLOT_SECONDS: Final = 3600
+"""A chat that was never settled, because its process died, counts as under way for so long at most."""
+KEPT_SECONDS: Final = 40 * 86_400
+"""How long a key that nobody uses is remembered: longer than a month, which is the longest period counted."""
+
+log = structlog.get_logger("callgate.limits")
+
+_COMMON: Final = """
+local clock = redis.call('TIME')
+local now = tonumber(clock[1]) + tonumber(clock[2]) / 1000000
+local second = tonumber(clock[1])
+
+local function day_of(at) return math.floor(at / 86400) end
+
+local function month_of(at)
+  -- days since 1970 to year and month, by the calendar's 400-year cycle
+  local z = math.floor(at / 86400) + 719468
+  local era = math.floor(z / 146097)
+  local doe = z - era * 146097
+  local yoe = math.floor((doe - math.floor(doe / 1460) + math.floor(doe / 36524) - math.floor(doe / 146096)) / 365)
+  local doy = doe - (365 * yoe + math.floor(yoe / 4) - math.floor(yoe / 100))
+  local mp = math.floor((5 * doy + 2) / 153)
+  local month = mp < 10 and mp + 3 or mp - 9
+  local year = yoe + era * 400 + (month <= 2 and 1 or 0)
+  return string.format('%04d-%02d', year, month)
+end
+
+local function whole(number) return string.format('%.0f', number) end
+
+local account, slots = KEYS[1], KEYS[2]
+"""
+
+RESERVE: Final = (
+    _COMMON
+    + """
+local rpm, tpm = tonumber(ARGV[1]), tonumber(ARGV[2])
+local day_budget, month_budget = tonumber(ARGV[3]), tonumber(ARGV[4])
+local tokens, nano = tonumber(ARGV[5]), tonumber(ARGV[6])
+local slot, slot_seconds, kept, window = ARGV[7], tonumber(ARGV[8]), tonumber(ARGV[9]), 60
+
+redis.call('ZREMRANGEBYSCORE', slots, '-inf', now)
+local running = redis.call('ZCARD', slots)
+
+local fields = redis.call('HGETALL', account)
+local requests, used_tokens, day, month = {}, {}, 0, 0
+local all_requests, all_tokens, old = 0, 0, {}
+for i = 1, #fields, 2 do
+  local kind, at = string.match(fields[i], '^(%a):(.+)$')
+  local amount = tonumber(fields[i + 1])
+  if kind == 'r' or kind == 't' then
+    local when = tonumber(at)
+    if when < second - window then
+      old[#old + 1] = fields[i]
+    elseif kind == 'r' then
+      requests[#requests + 1] = {when, amount}
+      all_requests = all_requests + amount
+    else
+      used_tokens[#used_tokens + 1] = {when, amount}
+      all_tokens = all_tokens + amount
+    end
+  elseif kind == 'd' then
+    if tonumber(at) == day_of(now) then day = amount
+    elseif tonumber(at) < day_of(now) - 1 then old[#old + 1] = fields[i] end
+  elseif kind == 'm' then
+    if at == month_of(now) then month = amount
+    elseif at < month_of(now - 86400) then old[#old + 1] = fields[i] end
+  end
+end
+if #old > 0 then redis.call('HDEL', account, unpack(old)) end
+
+local function free_in(amounts, total, need, limit)
+  if limit < 0 then return 0 end
+  table.sort(amounts, function(a, b) return a[1] < b[1] end)
+  local over, last = total + need - limit, 0
+  for _, each in ipairs(amounts) do
+    if over <= 0 then break end
+    over = over - each[2]
+    last = each[1] + window + 1 - now
+  end
+  return math.max(0, last)
+end
+
+local function spent_out(budget, spent)
+  if budget < 0 then return false end
+  return spent >= budget or (running > 0 and spent + nano > budget)
+end
+
+local refused = 0
+if (rpm >= 0 and all_requests + 1 > rpm)
+  or (tpm >= 0 and all_tokens > 0 and all_tokens + tokens > tpm)
+  or spent_out(day_budget, day) or spent_out(month_budget, month) then
+  refused = 1
+else
+  redis.call('HINCRBY', account, 'r:' .. second, 1)
+  if tokens > 0 then redis.call('HINCRBY', account, 't:' .. second, whole(tokens)) end
+  if nano > 0 then
+    redis.call('HINCRBY', account, 'd:' .. day_of(now), whole(nano))
+    redis.call('HINCRBY', account, 'm:' .. month_of(now), whole(nano))
+  end
+  redis.call('ZADD', slots, now + slot_seconds, slot)
+  redis.call('EXPIRE', account, kept)
+  redis.call('EXPIRE', slots, kept)
+end
+return {refused, second, tostring(now), all_requests, all_tokens, whole(day), whole(month), running,
+  tostring(free_in(requests, all_requests, 1, rpm)), tostring(free_in(used_tokens, all_tokens, tokens, tpm))}
+"""
+)
+
+SETTLE: Final = (
+    _COMMON
+    + """
+local slot, at, tokens, nano = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+if redis.call('ZREM', slots, slot) == 0 then return 0 end
+local function correct(field, by)
+  if by ~= 0 and redis.call('HEXISTS', account, field) == 1 then
+    if redis.call('HINCRBY', account, field, whole(by)) < 0 then redis.call('HSET', account, field, 0) end
+  elseif by > 0 then
+    redis.call('HINCRBY', account, field, whole(by))
+  end
+end
+if second - at <= 60 then correct('t:' .. ARGV[2], tokens) end
+correct('d:' .. day_of(at), nano)
+correct('m:' .. month_of(at), nano)
+return 1
+"""
+)
+
+
+class RedisLimiter:
+    """Counts in Redis. While Redis is away: `open` counts in this process, `closed` refuses whoever is metered."""
+
+    def __init__(self, url: str, *, down: Literal["open", "closed"], prefix: str = "callgate:") -> None:
+        import redis.asyncio
+        from redis.asyncio.retry import Retry
+        from redis.backoff import NoBackoff
+
+        self._client = redis.asyncio.Redis.from_url(
+            url,
+            socket_timeout=PATIENCE,
+            socket_connect_timeout=PATIENCE,
+            retry=Retry(NoBackoff(), 0),
+            health_check_interval=15,
+        )
+        self._reserve = self._client.register_script(RESERVE)
+        self._settle = self._client.register_script(SETTLE)
+        self._prefix = prefix
+        self._stands_in: Limiter | None = MemoryLimiter() if down == "open" else None
+        self._away_until = 0.0
+        self._settling: set[asyncio.Task[None]] = set()
+
+    async def reserve(self, key: str, allowance: Allowance, estimate: Amount) -> Reservation:
+        slot = secrets.token_hex(8)
+        arguments = [
+            _or_none(allowance.requests_per_minute),
+            _or_none(allowance.tokens_per_minute),
+            _nano(allowance.budget_per_day),
+            _nano(allowance.budget_per_month),
+            estimate.tokens,
+            estimate.nano,
+            slot,
+            SLOT_SECONDS,
+            KEPT_SECONDS,
+        ]
+        asking = asyncio.get_running_loop().create_task(self._ask(self._reserve, key, arguments))
+        try:
+            found = await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            # The script may have run already. What it reserved for someone who has left is given back.
+            self._keep(self._give_back(asking, key, slot, estimate))
+            raise
+        if found is None:
+            return await self._without_redis(key, allowance, estimate)
+        refused, second, standing = found[0], int(found[1]), _standing(found)
+        if refused:
+            raise refusal(allowance, standing, estimate) or _at_odds()
+        after = _after(standing, estimate)
+        return Reservation(key, estimate, second, headers_of(allowance, after), slot)
+
+    def settle(self, reservation: Reservation, used: Amount) -> None:
+        """In the background: the answer is out already, and a slow Redis is no reason to hold it back."""
+        if reservation.local is not None:
+            assert self._stands_in is not None
+            self._stands_in.settle(reservation.local, used)
+            return
+        self._keep(self._settle_later(reservation, used))
+
+    async def close(self) -> None:
+        if self._settling:
+            await asyncio.wait(self._settling, timeout=2 * PATIENCE)
+        await self._client.aclose()
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work, name="settling a limit")
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
+
+    async def _give_back(self, asking: "asyncio.Task[Any]", key: str, slot: str, estimate: Amount) -> None:
+        found = await asking
+        if found is not None and not found[0]:
+            await self._settle_later(Reservation(key, estimate, int(found[1]), slot=slot), Amount())
+
+    async def _settle_later(self, reservation: Reservation, used: Amount) -> None:
+        tokens, nano = used.tokens - reservation.amount.tokens, used.nano - reservation.amount.nano
+        await self._ask(self._settle, reservation.key, [reservation.slot, reservation.second, tokens, nano])
+
+    async def _ask(self, script: Any, key: str, arguments: list[Any]) -> Any:
+        """What the script says, or None when Redis is away."""
+        import redis
+
+        if time.monotonic() < self._away_until:
+            return None
+        names = [f"{self._prefix}limits:{{{key}}}", f"{self._prefix}running:{{{key}}}"]
+        try:
+            async with asyncio.timeout(2 * PATIENCE):  # a connection and an answer
+                return await script(keys=names, args=arguments)
+        except (redis.RedisError, OSError, TimeoutError) as failure:
+            if time.monotonic() >= self._away_until:
+                log.error(  # noqa: TRY400 - a traceback of the client's inner parts tells nobody more
+                    "redis is away", error=type(failure).__name__, counting="alone" if self._stands_in else "refused"
+                )
+            self._away_until = time.monotonic() + AWAY_SECONDS
+            return None
+
+    async def _without_redis(self, key: str, allowance: Allowance, estimate: Amount) -> Reservation:
+        if self._stands_in is None:
+            raise ChatError(
+                503,
+                "The limits of this key cannot be checked right now. Try again in a moment.",
+                type="server_error",
+                code="limits_unavailable",
+                retry_after=AWAY_SECONDS,
+            )
+        local = await self._stands_in.reserve(key, allowance, estimate)
+        return Reservation(key, estimate, local.second, local.headers, local=local)
+
+
+def _standing(found: list[Any]) -> Standing:
+    now, requests, tokens, day, month, running, requests_free_in, tokens_free_in = found[2:]
+    return Standing(
+        now=float(now),
+        requests=int(requests),
+        tokens=int(tokens),
+        day=int(day),
+        month=int(month),
+        running=int(running),
+        requests_free_in=float(requests_free_in),
+        tokens_free_in=float(tokens_free_in),
+    )
+
+
+def _after(before: Standing, estimate: Amount) -> Standing:
+    return Standing(
+        now=before.now,
+        requests=before.requests + 1,
+        tokens=before.tokens + estimate.tokens,
+        day=before.day,
+        month=before.month,
+        running=before.running,
+        requests_free_in=before.requests_free_in,
+        tokens_free_in=before.tokens_free_in,
+    )
+
+
+def _at_odds() -> OverLimit:
+    """The script refused what the rules would have let through: money it counted between two roundings."""
+    return OverLimit("requests", "Rate limit reached.", 1.0, {})
+
+
+def _or_none(limit: int | None) -> int:
+    return -1 if limit is None else limit
+
+
+def _nano(budget: float | None) -> int:
+    return -1 if budget is None else round(budget * NANO)

@@ -1,0 +1,507 @@
+"""The arguments of a call, read. This is the only reader of JSON that a model wrote.
+
+It gives one object, or says no. What a model may write instead of a plain object, and which of its slips have only one
+possible meaning and are repaired, is the closed list of rules A1 to A8 in `tests/corpus/README.md`. Nothing is guessed,
+and no text ever becomes `{}` because it could not be read.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import dropwhile, groupby, islice
+from typing import Any
+
+import msgspec
+
+from callgate.calls.json_text import (
+    MAX_DEPTH,
+    NOTHING_MORE,
+    JsonFault,
+    is_too_deep,
+    join_halves,
+    join_surrogates,
+    read_json,
+    same_json,
+    sound_text,
+    value_end,
+)
+from callgate.calls.states import Flaw, Problem
+
+BLOCK = 4096
+"""Fragments that are joined into one when they have piled up: a small string costs ten times its letters."""
+MAX_LOOKS = 16
+"""How often fragments that look closed are read in vain before the call ends; each look reads all of them."""
+MAX_REPEATS = 64
+"""How often one object may have been sent for another; what repeats it further is not a resend any more."""
+MAX_STRING_LAYERS = 2
+"""How often arguments may be encoded as a string inside JSON; seen are one and, through two proxies, two."""
+MIN_SNAPSHOTS = 2
+"""Fragments that it takes to see that each begins with the one before."""
+MAX_KEPT = 1000
+"""Characters that are kept of arguments that had become too large."""
+MAX_QUOTE = 60
+"""Characters of the model's text shown on either side of where it broke."""
+_BLANKS = " \t\r\n"
+"""What may follow an object in JSON. Other blanks make it a text that is none."""
+
+
+class Arguments(msgspec.Struct, frozen=True, gc=False):
+    """One whole object, and whether a slip was repaired to get it."""
+
+    value: dict[str, Any]
+    repaired: bool = False
+
+
+class ArgumentsError(ValueError):
+    """What a model wrote is not one whole object."""
+
+    def __init__(self, flaw: Flaw, problem: Problem) -> None:
+        super().__init__(f"{flaw}: expected {problem.expected}")
+        self.flaw = flaw
+        self.problem = problem
+
+
+def read_arguments(fragments: Sequence[Any]) -> Arguments:
+    """The object that these fragments make together. Raises `ArgumentsError` when they do not make one.
+
+    A fragment is a piece of text, or whatever else a provider sent in its place.
+    """
+    written = Fragments()
+    for fragment in fragments:
+        written.add(fragment)
+    return written.read()
+
+
+def take_object(value: Any) -> Arguments:
+    """An object that a reader of ours made out of text, where no slip was needed to get it."""
+    return Arguments(_sound_object(value))
+
+
+def encode_arguments(value: Mapping[str, Any]) -> str:
+    """An object as the text that providers take."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+class Fragments:
+    """The arguments of one call while they come. Adding a fragment costs the same however many there are; they are
+    joined and read once, when the call is settled."""
+
+    __slots__ = (
+        "_last",
+        "_limit",
+        "_looks",
+        "_others",
+        "_parts",
+        "_pieces",
+        "_room",
+        "_seen",
+        "_snapshots",
+        "_watch",
+        "too_large",
+    )
+
+    def __init__(self, limit: int | None = None) -> None:
+        """`limit` is in bytes. What goes beyond it is not kept, and most of what came before is let go of as well."""
+        self.too_large = False
+        self._limit = limit
+        self._room = sys.maxsize if limit is None else limit
+        self._parts: list[Any] = []
+        """What came before `_pieces`: joined text, and objects that came in the place of text."""
+        self._pieces: list[str] = []
+        self._others = False
+        self._last: str | None = None
+        self._snapshots = 0
+        """How many fragments that are not blank began with the one before; -1 once one did not."""
+        self._watch: _Watch | None = None
+        self._seen: Arguments | None = None
+        self._looks = MAX_LOOKS
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces or self._parts)
+
+    def add(self, fragment: Any) -> None:
+        if not isinstance(fragment, str):
+            self._add_other(fragment)
+            return
+        self._room -= len(fragment) if fragment.isascii() else _size(fragment)
+        if self._room < 0:
+            self._let_go(fragment)
+            return
+        pieces = self._pieces
+        pieces.append(fragment)
+        if self._snapshots >= 0:
+            self._follow(fragment)
+        elif len(pieces) >= BLOCK:
+            self._join_pieces()
+        if self._watch is not None or self._seen is not None:
+            self._watched(fragment)
+
+    def text(self) -> str:
+        """All of it as the model wrote it; an object that came in the place of text, as JSON."""
+        return join_halves("".join(part if isinstance(part, str) else _encoded(part) for part in self._all()))
+
+    def read(self) -> Arguments:
+        if self.too_large:
+            problem = Problem(expected=f"at most {self._limit} bytes of arguments", got="more than that")
+            raise ArgumentsError(Flaw.ARGUMENTS_TOO_LARGE, problem)
+        if self._others:
+            return _read_objects(list(self._all()))
+        text = join_halves("".join(self._all()))
+        last = self._last if self._snapshots >= MIN_SNAPSHOTS else None
+        return _read_text(text, last)
+
+    def object_so_far(self) -> Arguments | None:
+        """The object that the fragments make already, or None. Cheap to ask after each fragment: the text is
+        only read when its brackets have closed."""
+        if self._seen is None and self and not self.too_large:
+            self._seen = self._snapshot() or self._closed()
+        return self._seen
+
+    def _snapshot(self) -> Arguments | None:
+        """The last fragment alone, where each repeats what came before. Reading it costs no more than sending it did."""
+        if self._others or self._last is None or self._snapshots < MIN_SNAPSHOTS:
+            return None
+        value = _object_in(join_halves(self._last)) if self._last.rstrip().endswith("}") else None
+        return None if value is None else Arguments(value, repaired=True)
+
+    def _closed(self) -> Arguments | None:
+        """All fragments together, once their brackets have closed."""
+        if self._watch is None:
+            self._watch = _Watch()
+            for part in self._all():
+                if isinstance(part, str):
+                    self._watch.feed(part)
+        if not self._looks or not (self._watch.closed or self._others):
+            return None
+        try:
+            return self.read()
+        except ArgumentsError:
+            self._looks -= 1
+            return None
+
+    def _add_other(self, fragment: Any) -> None:
+        if fragment is None:
+            return
+        if self._limit is not None:
+            self._room -= _size(_encoded(fragment))
+            if self._room < 0:
+                self._let_go(_encoded(fragment))
+                return
+        self._join_pieces()
+        self._parts.append(fragment)
+        self._others = True
+        self._seen = None
+
+    def _let_go(self, fragment: str) -> None:
+        """Keep enough to recognise the call by. The mark at its end sees to it that nobody reads the rest as whole."""
+        if self.too_large:
+            return
+        beginning = "".join(_beginnings([*self._all(), fragment]))[:MAX_KEPT]
+        self._parts, self._pieces = [f"{beginning}…"], []
+        self._others, self._last, self._snapshots = False, None, -1
+        self._watch = self._seen = None
+        self.too_large = True
+
+    def _follow(self, fragment: str) -> None:
+        """Whether fragments are snapshots, each with all of the text so far. Real pieces show at the second that
+        they are not."""
+        if fragment.isspace() or not fragment:
+            return
+        if self._last is None or fragment.startswith(self._last):
+            self._last = fragment
+            self._snapshots += 1
+        else:
+            self._last = None
+            self._snapshots = -1
+
+    def _watched(self, fragment: str) -> None:
+        if not fragment.strip(_BLANKS):
+            return
+        self._seen = None
+        if self._watch is not None:
+            self._watch.feed(fragment)
+
+    def _join_pieces(self) -> None:
+        if self._pieces:
+            self._parts.append("".join(self._pieces))
+            self._pieces.clear()
+
+    def _all(self) -> Iterator[Any]:
+        yield from self._parts
+        yield from self._pieces
+
+
+def _beginnings(parts: Iterable[Any]) -> Iterator[str]:
+    """As many parts as it takes, none of them longer than what is kept."""
+    room = MAX_KEPT
+    for part in parts:
+        if room <= 0:
+            return
+        text = (part if isinstance(part, str) else _encoded(part))[:room]
+        room -= len(text)
+        yield text
+
+
+def _size(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
+
+
+# Text --------------------------------------------------------------------------------------------------------------
+
+
+def _read_text(text: str, last_snapshot: str | None = None) -> Arguments:
+    if not text or text.isspace():
+        return Arguments({})
+    try:
+        value = read_json(text)
+    except JsonFault as fault:
+        repaired = _repaired(text, fault, last_snapshot)
+        if repaired is None:
+            raise _unreadable(text, fault) from None
+        return Arguments(repaired, repaired=True)
+    if value is None:
+        return Arguments({})
+    if isinstance(value, dict):
+        return Arguments(value)
+    if isinstance(value, str):
+        return Arguments(_inside_strings(value), repaired=True)
+    raise _no_object(value)
+
+
+def _inside_strings(text: str) -> dict[str, Any]:
+    """The object that a JSON string holds, or a string inside that string."""
+    value: Any = text
+    for _ in range(MAX_STRING_LAYERS):
+        try:
+            value = read_json(value)
+        except JsonFault as fault:
+            if fault.grammatical:
+                raise _unreadable(value, fault) from None
+            break
+        if isinstance(value, dict):
+            return value
+        if not isinstance(value, str):
+            break
+    raise _no_object(text)
+
+
+# Repairs -----------------------------------------------------------------------------------------------------------
+
+
+def _repaired(text: str, fault: JsonFault, last_snapshot: str | None) -> dict[str, Any] | None:
+    """The object that was meant, if exactly one slip explains the text. One repair is made, never two."""
+    if last_snapshot is not None and (snapshot := _object_in(join_halves(last_snapshot))) is not None:
+        return snapshot
+    if fault.expected == NOTHING_MORE:
+        return _repeated(text)
+    if fenced := _FENCE.fullmatch(text):
+        return _object_in(fenced["inside"])
+    if _CONTROL.search(text):
+        return _object_in(_STRING.sub(_escape_controls, text))
+    return None
+
+
+def _object_in(text: str) -> dict[str, Any] | None:
+    try:
+        value = read_json(text)
+    except JsonFault:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+_FENCE = re.compile(r"\s*```[ \t]*[\w+.-]*\s*(?P<inside>\S.*?)\s*```\s*", re.DOTALL)
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_CONTROL = re.compile(r"[\x00-\x1f]")
+_ESCAPE_OR_CONTROL = re.compile(r"\\.|[\x00-\x1f]", re.DOTALL)
+
+
+def _escape_controls(string: re.Match[str]) -> str:
+    """Control characters inside a string as escapes. One behind a backslash stays as it is: that is a bad escape."""
+    if not _CONTROL.search(string[0]):
+        return string[0]
+    return _ESCAPE_OR_CONTROL.sub(lambda found: _escaped(found[0]), string[0])
+
+
+def _escaped(found: str) -> str:
+    return found if found.startswith("\\") else f"\\u{ord(found):04x}"
+
+
+def _repeated(text: str) -> dict[str, Any] | None:
+    """One object that was sent more than once, or that follows a single `{}`."""
+    objects = islice(_objects_in_a_row(text), MAX_REPEATS + 1)
+    first = next(objects, None)
+    second = next(objects, None)
+    if first is None or second is None:
+        return None
+    if second and not first:
+        return second if next(objects, first) is first else None
+    others = (second, *objects)
+    alike = len(others) < MAX_REPEATS and all(one is not None and same_json(first, one) for one in others)
+    return first if alike else None
+
+
+def _objects_in_a_row(text: str) -> Iterator[dict[str, Any] | None]:
+    """Object after object; None, and the end, at whatever is no whole object."""
+    at, text = 0, text.strip(" \t\n\r")
+    while at < len(text):
+        try:
+            end = value_end(text, at)
+        except JsonFault:
+            yield None
+            return
+        yield _object_in(text[at:end])
+        at = end
+
+
+# Objects in the place of text --------------------------------------------------------------------------------------
+
+
+def _read_objects(parts: Sequence[Any]) -> Arguments:
+    """Some providers send the object itself, some of them again with each chunk, some after an empty one."""
+    objects = [one for is_text, group in groupby(parts, _is_text) for one in _objects_of(group, is_text=is_text)]
+    told = list(dropwhile(lambda one: not one, objects[:-1])) + objects[-1:]
+    if any(not same_json(told[0], other) for other in told[1:]):
+        raise ArgumentsError(
+            Flaw.INVALID_JSON, Problem(expected="one object", got=f"{len(told)} objects that differ, in one call")
+        )
+    return Arguments(told[0], repaired=True)
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, str)
+
+
+def _objects_of(group: Iterable[Any], *, is_text: bool) -> Iterator[dict[str, Any]]:
+    if not is_text:
+        yield from map(_sound_object, group)
+        return
+    text = join_halves("".join(group))
+    if text.strip():
+        yield _sound_object(_read_text(text).value)
+
+
+def _sound_object(value: Any) -> dict[str, Any]:
+    """The object, if it could have been JSON text: a parser more lenient than ours may have made it."""
+    if not isinstance(value, dict):
+        raise _no_object(value)
+    try:
+        if is_too_deep(value):
+            raise JsonFault(0, f"at most {MAX_DEPTH} objects and arrays inside one another", grammatical=True)
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except UnicodeEncodeError:
+        joined = _object_in(join_surrogates(text))
+        if joined is not None:
+            return joined
+        problem = Problem(expected="both halves of each surrogate pair", got=_quoted(text))
+        raise ArgumentsError(Flaw.INVALID_JSON, problem) from None
+    except (JsonFault, ValueError, TypeError) as error:
+        raise ArgumentsError(Flaw.INVALID_JSON, Problem(expected="one JSON object", got=str(error))) from None
+    return value
+
+
+def _encoded(value: Any) -> str:
+    """Something that came in the place of text, for the history and for people."""
+    if is_too_deep(value):
+        return f"({type(value).__name__}, nested too deep)"
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+# What was wrong, for the model -------------------------------------------------------------------------------------
+
+
+def _no_object(value: Any) -> ArgumentsError:
+    return ArgumentsError(Flaw.NOT_AN_OBJECT, Problem(expected="one JSON object", got=_quoted(_encoded(value))))
+
+
+def _unreadable(text: str, fault: JsonFault) -> ArgumentsError:
+    flaw = Flaw.TRUNCATED if fault.cut else Flaw.INVALID_JSON
+    at = fault.position
+    got = _quoted_end(text[:at]) + _quoted(text[at:])
+    return ArgumentsError(flaw, Problem(expected=fault.expected, got=got, note=_where(text, fault)))
+
+
+def _where(text: str, fault: JsonFault) -> str:
+    at = fault.position
+    line = text.count("\n", 0, at) + 1
+    place = f"at character {at}" if line == 1 else f"at character {at}, in line {line}"
+    inside = f', in "{_quoted(fault.inside)}"' if fault.inside else ""
+    if fault.cut:
+        return f"the text ends {place}{inside}"
+    hint = "" if fault.grammatical else _hint(text, at, fault.expected)
+    return f"{place}{inside}{hint and ': '}{hint}"
+
+
+def _hint(text: str, at: int, expected: str) -> str:
+    """The slip, by name, where it is one of those that models make."""
+    rest = text[at : at + 9]
+    if expected == NOTHING_MORE:
+        return "a second object needs a call of its own" if rest.startswith("{") else "something follows the object"
+    if rest.startswith("'"):
+        return "strings and keys take double quotes"
+    if rest.startswith(("True", "False", "None")):
+        return "write true, false and null"
+    if rest.startswith(("NaN", "Infinity", "-Infinity")):
+        return "JSON has no NaN and no Infinity"
+    if rest.startswith(("//", "/*", "#")):
+        return "JSON has no comments"
+    if rest[:1] in ("}", "]") and text[:at].rstrip().endswith(","):
+        return f'no comma may stand before "{rest[0]}"'
+    return ""
+
+
+def _quoted(text: str) -> str:
+    return sound_text(text if len(text) <= MAX_QUOTE else f"{text[:MAX_QUOTE]}…")
+
+
+def _quoted_end(text: str) -> str:
+    return sound_text(text if len(text) <= MAX_QUOTE else f"…{text[-MAX_QUOTE:]}")
+
+
+# Brackets, while the text is coming ----------------------------------------------------------------------------------
+
+
+class _Watch:
+    """Follows brackets and quotes through text that is still coming, each character once."""
+
+    __slots__ = ("_depth", "_escaped", "_in_string", "closed")
+
+    def __init__(self) -> None:
+        self.closed = False
+        """The brackets, or the string, that the text began with have closed; it may be one whole object."""
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    def feed(self, text: str) -> None:
+        at = 1 if self._escaped and text else 0
+        self._escaped = self._escaped and not text
+        while at < len(text):
+            found = (_IN_STRING if self._in_string else _OUTSIDE).search(text, at)
+            if found is None:
+                return
+            at = found.end()
+            if self._in_string:
+                at = self._string_mark(found[0], at, len(text))
+            else:
+                self._mark(found[0])
+
+    def _string_mark(self, mark: str, at: int, length: int) -> int:
+        if mark == '"':
+            self._in_string = False
+            self.closed = self._depth == 0
+            return at
+        self._escaped = at == length
+        return at + 1
+
+    def _mark(self, mark: str) -> None:
+        if mark == '"':
+            self._in_string = True
+        else:
+            self._depth += 1 if mark in "{[" else -1
+        self.closed = self._depth == 0 and not self._in_string
+
+
+_OUTSIDE = re.compile(r'["{}\[\]]')
+_IN_STRING = re.compile(r'["\\]')

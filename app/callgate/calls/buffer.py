@@ -1,0 +1,101 @@
+"""`ToolCallBuffer`: the gate's judgement of arguments for programs that gather tool calls themselves.
+
+Arguments are read by `callgate.calls.arguments` and by nothing else, with the same repairs and the same refusals as in a
+turn. What a buffer cannot know is said by the gate alone: whether the tool was offered, and its schema.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from callgate.calls.arguments import ArgumentsError, read_arguments
+
+MAX_PREVIEW = 100
+"""Characters of the arguments shown in an error."""
+
+
+class ToolCallBuffer:
+    """Tool calls by id, each with its arguments as they were given, and whether those are one whole object."""
+
+    def __init__(self, finish_reason: str | None = None) -> None:
+        self.finish_reason = finish_reason
+        self._entries: dict[str, _Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add_tool_call(self, tool_call_id: str, tool_name: str | None, arguments: Any = None) -> None:
+        """Add a call. Adding an id again replaces what was there, in its place."""
+        self._entries[tool_call_id] = _Entry(tool_call_id, tool_name, arguments)
+
+    def is_complete(self, tool_call_id: str) -> bool:
+        """Whether the call has a name and its arguments are one whole object; false for an id never seen."""
+        entry = self._entries.get(tool_call_id)
+        return entry is not None and entry.complete
+
+    def parse_arguments(self, tool_call_id: str) -> dict[str, Any]:
+        """The arguments as an object. Raises `ValueError` if they do not make one, `KeyError` for an id never seen."""
+        return self._entries[tool_call_id].parse()
+
+    def get_all_complete_tool_calls(self) -> dict[str, dict[str, Any]]:
+        return {id_: entry.record() for id_, entry in self._entries.items() if entry.complete}
+
+    def get_incomplete_tool_calls(self) -> dict[str, dict[str, Any]]:
+        return {id_: entry.record() for id_, entry in self._entries.items() if not entry.complete}
+
+    def clear(self) -> None:
+        self._entries.clear()
+
+    def validate_completion_state(self) -> bool:
+        """Whether the finish reason and the calls fit together: no call was cut by `length`, and `tool_calls` is not
+        said of none."""
+        if self.finish_reason == "length":
+            return all(entry.complete for entry in self._entries.values())
+        return bool(self._entries) or self.finish_reason != "tool_calls"
+
+
+@dataclass(slots=True)
+class _Entry:
+    id: str
+    name: str | None
+    arguments: Any
+    _read: dict[str, Any] | ArgumentsError | None = None
+    """What reading came to, once it was asked for."""
+
+    @property
+    def complete(self) -> bool:
+        return bool(self.name) and isinstance(self._outcome(), dict)
+
+    def parse(self) -> dict[str, Any]:
+        outcome = self._outcome()
+        if isinstance(outcome, dict):
+            return outcome
+        preview = self.arguments if isinstance(self.arguments, str) else repr(self.arguments)
+        if len(preview) > MAX_PREVIEW:
+            preview = f"{preview[:MAX_PREVIEW]}…"
+        problem = outcome.problem
+        raise ValueError(
+            f"arguments of tool {self.name!r}, call {self.id!r}, are {outcome.flaw.value}: "
+            f"expected {problem.expected}{problem.note and f' ({problem.note})'}; they are: {preview!r}"
+        ) from outcome
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "name": self.name,
+            "arguments": self.arguments,
+            "type": "function",
+            "complete": self.complete,
+        }
+
+    def _outcome(self) -> dict[str, Any] | ArgumentsError:
+        if self._read is None:
+            self._read = self._reading()
+        return self._read
+
+    def _reading(self) -> dict[str, Any] | ArgumentsError:
+        if isinstance(self.arguments, dict):
+            return self.arguments  # parsed already; reading it again could only change it
+        try:
+            return read_arguments([self.arguments]).value
+        except ArgumentsError as error:
+            return error

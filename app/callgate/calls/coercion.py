@@ -1,0 +1,131 @@
+"""Strings where the schema wants something else: `"5"` for an integer, `"[1]"` for an array.
+
+Weak models and tag formats send them. Only top-level properties are converted, only where the declared type leaves no
+room for a string, and only text that is canonical for the type, so that there is one thing it can mean.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from callgate.calls.json_text import JsonFault, read_json
+
+MAX_NESTING = 8
+"""Unions and references followed to find a declared type; a schema that refers to itself has to end somewhere."""
+
+
+def coerce(arguments: dict[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments with such strings converted; the very same object if there is nothing to convert."""
+    properties = parameters.get("properties")
+    if not isinstance(properties, Mapping):
+        return arguments
+    changed: dict[str, Any] = {}
+    for name, value in arguments.items():
+        if isinstance(value, str) and name in properties:
+            converted = _convert(value, properties[name], parameters)
+            if converted is not value:
+                changed[name] = converted
+    return arguments | changed if changed else arguments
+
+
+def _convert(value: str, schema: Any, root: Mapping[str, Any]) -> Any:
+    if isinstance(schema, Mapping) and schema.get("type") == "string":
+        return value
+    types = _types(schema, root, MAX_NESTING)
+    if types is None or "string" in types:
+        return value
+    text = value.strip()
+    for name in types:
+        converted = _READINGS[name](text) if name in _READINGS else _UNREAD
+        if converted is not _UNREAD:
+            return converted
+    return value
+
+
+# What type is declared -------------------------------------------------------------------------------------------
+
+
+def _types(schema: Any, root: Mapping[str, Any], depth: int) -> list[str] | None:
+    """The declared types, in order; None where nothing is declared and so a string may be meant."""
+    if not isinstance(schema, Mapping) or not depth:
+        return None
+    declared = schema.get("type")
+    if isinstance(declared, str):
+        return [declared]
+    if isinstance(declared, list):
+        return [name for name in declared if isinstance(name, str)]
+    for word in ("anyOf", "oneOf"):
+        if isinstance(branches := schema.get(word), list):
+            return _union([_types(branch, root, depth - 1) for branch in branches])
+    if isinstance(reference := schema.get("$ref"), str):
+        return _types(_referred(reference, root), root, depth - 1)
+    return None
+
+
+def _union(branches: Iterable[list[str] | None]) -> list[str] | None:
+    union: list[str] = []
+    for types in branches:
+        if types is None:
+            return None
+        union += types
+    return union
+
+
+def _referred(reference: str, root: Mapping[str, Any]) -> Any:
+    """What a reference into the schema itself stands for; generated schemas keep their types there."""
+    head, *steps = reference.split("/")
+    place: Any = root if head == "#" else None
+    for step in steps:
+        place = place.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(place, Mapping) else None
+    return place
+
+
+# What a text stands for ------------------------------------------------------------------------------------------
+
+_UNREAD: Final = object()
+_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)")
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_BOOLEANS = {"true": True, "false": False}
+
+
+def _integer(text: str) -> Any:
+    return _json(text) if _INTEGER.fullmatch(text) else _UNREAD
+
+
+def _number(text: str) -> Any:
+    return _json(text) if _NUMBER.fullmatch(text) else _UNREAD
+
+
+def _boolean(text: str) -> Any:
+    return _BOOLEANS.get(text.lower(), _UNREAD)
+
+
+def _null(text: str) -> Any:
+    return None if text == "null" else _UNREAD
+
+
+def _array(text: str) -> Any:
+    value = _json(text) if text.startswith("[") else _UNREAD
+    return value if isinstance(value, list) else _UNREAD
+
+
+def _object(text: str) -> Any:
+    value = _json(text) if text.startswith("{") else _UNREAD
+    return value if isinstance(value, dict) else _UNREAD
+
+
+def _json(text: str) -> Any:
+    try:
+        return read_json(text)
+    except JsonFault:
+        return _UNREAD
+
+
+_READINGS = {
+    "integer": _integer,
+    "number": _number,
+    "boolean": _boolean,
+    "null": _null,
+    "array": _array,
+    "object": _object,
+}

@@ -1,0 +1,184 @@
+"""The gate: a call that was found in a turn is settled, once, into a `ReadyCall` or a `BrokenCall`.
+
+What is looked at, and in which order, is fixed, so that a call has one flaw and always the same one: did the provider
+finish the turn, has the call a name, is that a tool on offer, do its arguments make one object, was it being written
+when the answer ran out of length, does the object satisfy the schema.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from callgate.calls.arguments import Arguments, ArgumentsError, Fragments, encode_arguments, take_object
+from callgate.calls.coercion import coerce
+from callgate.calls.json_text import sound_text
+from callgate.calls.names import close_names, inner_calls, is_parallel, resolve_name
+from callgate.calls.offer import Offer, OfferedTool
+from callgate.calls.states import BrokenCall, Call, Finding, Flaw, Problem, ReadyCall
+
+
+class FoundCall(msgspec.Struct, frozen=True, gc=False):
+    """A call as it stands in a turn, not yet judged."""
+
+    id: str
+    name: str | None
+    arguments: Fragments | dict[str, Any]
+    """What came for arguments; an object only where a reader of ours made it."""
+    findings: tuple[Finding, ...] = ()
+    """What was noticed while it was put together."""
+    flaw: Flaw | None = None
+    """What the reader of a text format found wrong with it."""
+    repaired: bool = False
+    only_text: bool = False
+    from_text: bool = False
+    unwrapped: bool = False
+    """It was one of several inside a wrapper, where names always carry a namespace."""
+    extras: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    custom: bool = False
+    """A call of a custom tool: its arguments are free text."""
+
+    def text(self) -> str:
+        return encode_arguments(self.arguments) if isinstance(self.arguments, dict) else self.arguments.text()
+
+    def read(self) -> Arguments:
+        read = take_object(self.arguments) if isinstance(self.arguments, dict) else self.arguments.read()
+        return replace(read, repaired=True) if self.repaired else read
+
+
+def settle(
+    found: Iterable[FoundCall], offer: Offer, *, failure: Flaw | None, at_length: bool, new_id: Callable[[], str]
+) -> tuple[Call, ...]:
+    """All calls of a turn, in their order. `failure` is why nothing of the turn may run, if so; `at_length` says that
+    the answer stopped where it had become too long."""
+    calls = [one for call in found for one in _unwrapped(call, offer, new_id)]
+    if not calls:
+        return ()
+    last = len(calls) - 1
+    return tuple(
+        _settled(call, offer, failure, being_written=at_length and place == last and not call.from_text)
+        for place, call in enumerate(calls)
+    )
+
+
+def _settled(call: FoundCall, offer: Offer, failure: Flaw | None, *, being_written: bool) -> Call:
+    raw = (call.name or "").strip()
+    known = resolve_name(call.name or "", offer)
+    if failure is not None:
+        return _broken(call, known.name if known else raw or None, failure)
+    if known is None and not raw:
+        return _nameless(call)
+    if known is None:
+        return _broken(call, raw, Flaw.UNKNOWN_TOOL, _unknown(raw, offer))
+    if call.flaw is not None:
+        return _broken(call, known.name, call.flaw, _told_by_arguments(call))
+    tool = offer[known.name]
+    if call.custom and tool.check is None:
+        return _settled_custom(call, known.name, being_written=being_written)
+    try:
+        arguments = call.read()
+    except ArgumentsError as error:
+        return _broken(call, known.name, error.flaw, error.problem)
+    if being_written and (problem := _was_cut(arguments.value, tool)):
+        return _broken(call, known.name, Flaw.TRUNCATED, problem)
+    value = _as_declared(arguments.value, tool, only_text=call.only_text)
+    if tool.check is not None and (problem := tool.check(value)) is not None:
+        return _broken(call, known.name, Flaw.SCHEMA_MISMATCH, problem)
+    noticed = list(call.findings)
+    if call.unwrapped:
+        noticed.append(Finding.PARALLEL_UNWRAPPED)
+    elif known.repaired:
+        noticed.append(Finding.NAME_REPAIRED)
+    if arguments.repaired:
+        noticed.append(Finding.ARGUMENTS_REPAIRED)
+    if value is not arguments.value and not call.only_text:
+        noticed.append(Finding.ARGUMENTS_COERCED)
+    return ReadyCall(call.id, known.name, value, call.text(), tuple(noticed), call.extras)
+
+
+def _settled_custom(call: FoundCall, name: str, *, being_written: bool) -> Call:
+    """Free text is whole unless the answer was cut off in it; what it means is for the client whose tool it is."""
+    if being_written:
+        return _broken(call, name, Flaw.TRUNCATED)
+    return ReadyCall(call.id, name, {}, sound_text(call.text()), call.findings, call.extras, custom=True)
+
+
+def _broken(call: FoundCall, name: str | None, flaw: Flaw, problem: Problem | None = None) -> BrokenCall:
+    return BrokenCall(call.id, name and sound_text(name), flaw, sound_text(call.text()), problem, call.extras)
+
+
+def _nameless(call: FoundCall) -> BrokenCall:
+    """Text that ended or broke before a name says more by that than by the name it lacks."""
+    if call.flaw is not None:
+        return _broken(call, None, call.flaw, _told_by_arguments(call))
+    return _broken(call, None, Flaw.MISSING_NAME, Problem(expected="the name of a tool that is on offer"))
+
+
+def _unknown(raw: str, offer: Offer) -> Problem:
+    near = close_names(raw, offer)
+    note = f"did you mean {' or '.join(near)}?" if near else ""
+    return Problem(expected="the exact name of a tool that is on offer", got=raw[:120], note=note)
+
+
+def _told_by_arguments(call: FoundCall) -> Problem | None:
+    """What the arguments themselves show of a flaw that the reader of the text already knew."""
+    try:
+        call.read()
+    except ArgumentsError as error:
+        return error.problem if error.flaw is call.flaw else None
+    return None
+
+
+def _was_cut(value: dict[str, Any], tool: OfferedTool) -> Problem | None:
+    """Some servers close what the length limit cut, so a healed object shows only by what it lacks."""
+    note = "the answer had become too long while this call was being written"
+    declared = tool.parameters.get("properties")
+    if not value and declared:
+        return Problem(expected="arguments", got="{}", note=note)
+    required = tool.parameters.get("required")
+    missing = [name for name in required if name not in value] if isinstance(required, Sequence) else []
+    if missing:
+        return Problem(expected=f"the properties {', '.join(map(str, missing))}", note=note)
+    return None
+
+
+def _as_declared(value: dict[str, Any], tool: OfferedTool, *, only_text: bool) -> dict[str, Any]:
+    """A format that carries nothing but text is read by the schema, whoever owns the tool; otherwise strings are
+    converted only where the schema is ours to enforce."""
+    if tool.check is None and not only_text:
+        return value
+    return coerce(value, tool.parameters)
+
+
+def _unwrapped(call: FoundCall, offer: Offer, new_id: Callable[[], str]) -> Sequence[FoundCall]:
+    """The calls inside a wrapper, or the call itself if it is none or not exactly of that shape."""
+    inner = _inner(call, offer)
+    if inner is None:
+        return (call,)
+    wrapper, uses = inner
+    kept = tuple(finding for finding in call.findings if finding is not Finding.ID_REPAIRED)
+    return [
+        FoundCall(
+            new_id(),
+            name,
+            parameters,
+            kept,
+            repaired=wrapper.repaired,
+            from_text=call.from_text,
+            unwrapped=True,
+            extras={} if place else call.extras,
+        )
+        for place, (name, parameters) in enumerate(uses)
+    ]
+
+
+def _inner(call: FoundCall, offer: Offer) -> tuple[Arguments, list[tuple[str, dict[str, Any]]]] | None:
+    if call.name is None or call.flaw is not None or not is_parallel(call.name, offer):
+        return None
+    try:
+        wrapper = call.read()
+    except ArgumentsError:
+        return None
+    uses = inner_calls(wrapper.value)
+    return None if uses is None else (wrapper, uses)

@@ -1,0 +1,25 @@
+"""What the gate knows of a tool that was offered in a request: its name, its schema, and how to check against it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from callgate.calls.states import Problem
+
+Check: TypeAlias = Callable[[dict[str, Any]], Problem | None]
+"""Says what is wrong with arguments under a compiled schema, or None when they satisfy it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTool:
+    """A tool as the gate sees it, whoever owns it."""
+
+    name: str
+    parameters: Mapping[str, Any]
+    """The JSON Schema of the arguments; read for conversion of strings and for what is required."""
+    check: Check | None = None
+    """None where the schema is not ours to enforce: a tool of the client's."""
+
+
+Offer: TypeAlias = Mapping[str, OfferedTool]
+"""All tools offered in one request, by the name the model knows them under."""

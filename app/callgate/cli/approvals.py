@@ -1,0 +1,58 @@
+"""`callgate approvals`: the calls that wait on a running server, and deciding about them."""
+
+import json
+import time
+from typing import Annotated, Any
+
+import typer
+
+from callgate.cli.shared import WRONG, JsonOption
+from callgate.cli.talking import KeyOption, UrlOption, asked
+
+approvals = typer.Typer(help="Calls that wait for approval on a running server.", no_args_is_help=True)
+Id = Annotated[str, typer.Argument(help="As `callgate approvals list` shows it.")]
+Reason = Annotated[str, typer.Option(help="Told to the model when the call is denied.")]
+
+
+@approvals.command("list")
+def list_waiting(url: UrlOption = None, key: KeyOption = None, as_json: JsonOption = False) -> None:
+    """The calls that wait, the longest first."""
+    waiting = asked("GET", "/v1/approvals", url, key)["data"]
+    if as_json:
+        typer.echo(json.dumps(waiting, indent=2))
+        return
+    if not waiting:
+        typer.echo("nothing waits")
+    for call in waiting:
+        left = max(0, call["expires"] - int(time.time()))
+        typer.echo(f"{call['id']}  {call['tool']} ({call['safety']})  for {call['caller']}, {left} s left")
+        typer.echo(f"  {_printable(json.dumps(call['arguments'], ensure_ascii=False))}")
+        typer.echo(f"  {call['hash']}")
+
+
+@approvals.command("approve")
+def approve(id: Id, url: UrlOption = None, key: KeyOption = None) -> None:
+    """Let a call run, with exactly the arguments it waits with."""
+    _decide(id, {"decision": "approve"}, url, key)
+
+
+@approvals.command("deny")
+def deny(id: Id, reason: Reason = "", url: UrlOption = None, key: KeyOption = None) -> None:
+    """Have a call not run."""
+    _decide(id, {"decision": "deny", "reason": reason}, url, key)
+
+
+def _decide(id: str, decision: dict[str, Any], url: str | None, key: str | None) -> None:
+    """The hash goes with it: the decision is about what is listed now, whoever else decides meanwhile."""
+    listed = {call["id"]: call for call in asked("GET", "/v1/approvals", url, key)["data"]}
+    if id not in listed:
+        typer.echo(f"callgate: no call waits under {id}", err=True)
+        raise typer.Exit(WRONG)
+    call = asked("POST", f"/v1/approvals/{id}", url, key, {**decision, "hash": listed[id]["hash"]})
+    arguments = _printable(json.dumps(call["arguments"], ensure_ascii=False))
+    typer.echo(f"{call['decision']}: {call['tool']} {arguments}")
+
+
+def _printable(text: str) -> str:
+    """A model's words must not move the cursor of whoever reads them before deciding."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)

@@ -1,0 +1,181 @@
+"""`callgate chat`: a conversation in the terminal, with what the tools do shown as they do it.
+
+It talks to a server, over the wire like any client. Without an address it starts one of its own, for itself alone.
+"""
+
+import contextlib
+import json
+import socket
+import sys
+import threading
+import urllib.error
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from callgate.cli.shared import ConfigOption, read_config
+from callgate.cli.talking import KeyOption, asked, failed, opened, words_of
+
+if TYPE_CHECKING:
+    from callgate.config.load import Loaded
+
+START_SECONDS = 30.0
+STREAM_SECONDS = 120.0
+"""The longest silence. A server that is alive sends a heartbeat long before."""
+HELP = "/new starts over, /quit ends (so does Ctrl-D); Ctrl-C stops an answer."
+
+
+def chat(
+    model: Annotated[str | None, typer.Option("--model", "-m", help="Default: the first that is listed.")] = None,
+    url: Annotated[str | None, typer.Option("--url", help="A running server. Default: one of its own.")] = None,
+    key: KeyOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """EventSink to a model, and see what its tools do."""
+    with contextlib.ExitStack() as stack:
+        address = url or stack.enter_context(_own_server(config))
+        names = [each["id"] for each in asked("GET", "/v1/models", address, key)["data"]]
+        chosen = model or next(iter(names), None)
+        if chosen is None:
+            raise failed("the server lists no model; name one with --model")
+        _note(f"{chosen} at {address}. {HELP}")
+        _Talk(address, key, chosen).go_on()
+
+
+class _Talk:
+    """One conversation."""
+
+    def __init__(self, url: str, key: str | None, model: str) -> None:
+        self._url, self._key, self._model = url, key, model
+        self._messages: list[dict[str, str]] = []
+
+    def go_on(self) -> None:
+        while (said := _line()) is not None:
+            match said.strip():
+                case "":
+                    continue
+                case "/quit":
+                    return
+                case "/new":
+                    self._messages = []
+                    continue
+                case text:
+                    self._answer(text)
+
+    def _answer(self, text: str) -> None:
+        """A question whose answer did not come is not kept: it can be asked again."""
+        messages = [*self._messages, {"role": "user", "content": text}]
+        body = {"model": self._model, "messages": messages, "stream": True}
+        pieces: list[str] = []
+        try:
+            for piece in self._pieces(body):
+                pieces.append(piece)
+                typer.echo(_printable(piece), nl=False)
+        except KeyboardInterrupt:
+            _note("\nstopped")
+            return
+        except urllib.error.HTTPError as error:
+            _note(words_of(error))
+            return
+        except (OSError, ValueError) as error:
+            _note(f"the connection was lost: {getattr(error, 'reason', error)}")
+            return
+        typer.echo()
+        if pieces:
+            self._messages = [*messages, {"role": "assistant", "content": "".join(pieces)}]
+
+    def _pieces(self, body: dict[str, Any]) -> Iterator[str]:
+        """The words of an answer as they come; what tools do is noted beside them."""
+        progress = {"X-Callgate-Events": "x"}
+        with opened("POST", "/v1/chat/completions", self._url, self._key, body, progress, STREAM_SECONDS) as answer:
+            for line in answer:
+                if line.startswith(b"data: {"):
+                    yield from _read(json.loads(line[6:]))
+
+
+def _read(chunk: dict[str, Any]) -> Iterator[str]:
+    if "error" in chunk:
+        _note(f"\n{chunk['error']['message']}")
+    elif (told := chunk.get("x_callgate")) and "phase" in told:
+        _note(_progress(told))
+    for choice in chunk.get("choices", ()):
+        if text := choice.get("delta", {}).get("content"):
+            yield text
+
+
+def _progress(told: dict[str, Any]) -> str:
+    match told["phase"]:
+        case "start":
+            return f"  {told['name']} …"
+        case "progress":
+            return f"  {told['name']}: {_printable(str(told['message']))}"
+        case "done":
+            return f"  {told['name']} done in {told['ms']:g} ms"
+        case _:
+            return f"  {told['name']} failed after {told['ms']:g} ms"
+
+
+def _line() -> str | None:
+    if sys.stdin.isatty():
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 - gives `input` its editing and its history
+    try:
+        return input("> " if sys.stdin.isatty() else "")
+    except EOFError:
+        return None
+    except KeyboardInterrupt:
+        return None
+
+
+def _note(text: str) -> None:
+    """Beside the conversation: on standard error, and dim where a person looks."""
+    typer.secho(text, err=True, dim=sys.stderr.isatty() or None)
+
+
+def _printable(text: str) -> str:
+    """A model's words must not move the cursor."""
+    return "".join(it if it.isprintable() or it in "\n\t" else repr(it)[1:-1] for it in text)
+
+
+# A server of its own -------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _own_server(path: Any) -> Iterator[str]:
+    """The house of a config, on a port that only this machine can reach and for as long as the talk lasts."""
+    import uvicorn
+
+    from callgate.application import create_app
+    from callgate.cli.own_tools import keep_quiet
+
+    loaded = read_config(path)
+    keep_quiet(loaded)
+    options: dict[str, Any] = {"lifespan": "on", "log_config": None, "access_log": False, "ws": "none"}
+    server = uvicorn.Server(uvicorn.Config(create_app(_alone(loaded)), timeout_graceful_shutdown=2, **options))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        running = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="own server")
+        running.start()
+        try:
+            _wait_for(server, running)
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            running.join()
+
+
+def _alone(loaded: "Loaded") -> Any:
+    """The config for one person on this machine, beside a server that may be running with the same file."""
+    server = loaded.config.server.model_copy(update={"host": "127.0.0.1", "port": 0, "public_url": None})
+    return loaded.config.model_copy(update={"server": server, "auth": "off", "keys": (), "data_dir": None})
+
+
+def _wait_for(server: Any, running: threading.Thread) -> None:
+    waiting = threading.Event()
+    for _ in range(int(START_SECONDS * 20)):
+        if server.started:
+            return
+        if not running.is_alive():
+            break
+        waiting.wait(0.05)
+    raise failed("its own server did not start; `callgate check` may say why")

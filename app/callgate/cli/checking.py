@@ -1,0 +1,56 @@
+"""`callgate check`: what can be said of a config without asking anybody anything."""
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import typer
+
+from callgate.cli.shared import WRONG, ConfigOption, check_exposure, give_up, read_config
+
+if TYPE_CHECKING:
+    from callgate.tools.registry import RegisteredTool
+    from callgate.upstream.resolve import ModelEntry
+
+
+def check(config: ConfigOption = None) -> None:
+    """Read the config, import its tools, compile their schemas, and say what is wrong, without asking anybody anything.
+
+    Exit code 0 when all is well, 1 when a tool cannot be used, 2 when the config cannot.
+    """
+    loaded = read_config(config)
+    check_exposure(loaded)
+    from callgate.cli.own_tools import built_tools, keep_quiet
+    from callgate.runtime import builders
+    from callgate.tools.http_client import Web
+
+    keep_quiet(loaded)
+    try:
+        models = builders.model_entries(loaded.config)
+        builders.store_of(loaded.config)
+    except builders.BadEntry as error:
+        raise give_up(loaded.complaint(error.path, error.reason)) from None
+    threads, processes = builders.threads_of(loaded.config), builders.processes_of(loaded.config)
+    registry = built_tools(loaded, Web(), threads, processes)
+    tools, sources, broken = registry.tools(), registry.sources(), registry.quarantined()
+    for it in broken:
+        typer.echo(f"tool {it.name} cannot be used: {it.reason}", err=True)
+    names = len({entry.model_name for entry in models})
+    counts = f"{names} model(s), {len(tools)} tool(s), {len(sources)} source(s) of tools that were not asked"
+    typer.echo(f"{loaded.path or 'the built-in config'}: {'fine' if not broken else 'not fine'}; {counts}")
+    for note in dict.fromkeys(_losses(models, tools)):
+        typer.echo(note)
+    if broken:
+        raise typer.Exit(WRONG)
+
+
+def _losses(models: "Iterable[ModelEntry]", tools: "Iterable[RegisteredTool]") -> Iterator[str]:
+    """What models are not told of the schemas of their tools. The gate checks all of it all the same."""
+    from callgate.runtime.runtime import dialect_for
+    from callgate.schemas.dialects import portable
+    from callgate.tools.tool_filter import ToolFilter, narrowed
+
+    for entry in models:
+        dialect = dialect_for(entry)
+        for tool in narrowed(tools, [ToolFilter(entry.tools)]):
+            for loss in portable(tool.tool.parameters, dialect).losses:
+                yield f"note: {dialect} schemas cannot say all of {tool.name}: {loss}"

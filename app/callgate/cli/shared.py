@@ -1,0 +1,83 @@
+"""What several commands need: the config option, reading the config, and saying that it cannot be used.
+
+Each command imports what it needs when it runs, so that a health check does not cost a server.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from callgate.config.load import Loaded
+    from callgate.config.schema import Config
+    from callgate.tools.http_client import Web
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", "-c", help="The config file. Default: $CALLGATE_CONFIG, ./config.yaml, or the built-in demo."
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
+WRONG = 1
+"""The exit code of a command that found something wrong."""
+UNUSABLE = 2
+"""The exit code where the config or the command line itself cannot be used."""
+
+
+def read_config(path: Path | None, flags: dict[str, Any] | None = None) -> "Loaded":
+    """The config, or a word about what is wrong with it and the end of the command."""
+    from callgate.config.load import load
+    from callgate.config.problems import ConfigError
+
+    try:
+        return load(path, flags=flags or {})
+    except (ConfigError, OSError) as error:
+        raise give_up(error) from None
+
+
+def check_exposure(loaded: "Loaded") -> None:
+    """Refuse to serve others without keys."""
+    from callgate.auth import keys
+
+    config = loaded.config
+    if mistake := keys.check_exposure(config.server.host, config.auth, count_keys(config)):
+        raise give_up(mistake)
+
+
+def count_keys(config: "Config") -> int:
+    """How many keys there are, of the config and of the key store."""
+    if config.data_dir is None:
+        return len(config.keys)
+    import sqlite3
+
+    from callgate.auth.key_store import stored_keys
+
+    try:
+        return len(config.keys) + stored_keys(Path(config.data_dir))
+    except (OSError, sqlite3.Error) as error:
+        raise give_up(f"data_dir: {error}") from None
+
+
+def check_makeable(loaded: "Loaded") -> None:
+    """Refuse what can be read but not made: a module that is not there, a model that could never be asked."""
+    from callgate.runtime import builders
+
+    def web() -> "Web":
+        from callgate.tools.http_client import Web
+
+        return Web()
+
+    try:
+        builders.model_entries(loaded.config)
+        config = loaded.config
+        builders.registry_of(config, web, builders.threads_of(config), builders.processes_of(config))
+    except builders.BadEntry as error:
+        raise give_up(loaded.complaint(error.path, error.reason)) from None
+
+
+def give_up(why: object) -> typer.Exit:
+    """Say why on standard error; to be raised."""
+    typer.echo(f"callgate: {why}", err=True)
+    return typer.Exit(UNUSABLE)

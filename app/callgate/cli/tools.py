@@ -1,0 +1,144 @@
+"""`callgate tools`: what tools there are, and running one by hand, in the way a model's call would be run."""
+
+import asyncio
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from callgate.cli.shared import WRONG, ConfigOption, JsonOption, read_config
+
+if TYPE_CHECKING:
+    from callgate.calls.outcome import Failed, Outcome
+    from callgate.calls.states import Call, ReadyCall
+    from callgate.config.load import Loaded
+    from callgate.conversation.ports import Report
+    from callgate.tools.executor import Tool
+    from callgate.tools.registry import Registry
+
+NOT_WHOLE = 3
+"""The exit code of a call that the gate did not let through."""
+OPEN_SECONDS = 30.0
+"""For tool servers to open. A person waits for this command, and a server behind npx may have to be fetched."""
+
+tools = typer.Typer(help="The tools of the house.", no_args_is_help=True)
+
+
+@tools.command("list")
+def list_tools(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """All tools, what each costs a prompt, and what cannot be used and why."""
+    loaded = read_config(config)
+    found = asyncio.run(_found(loaded))
+    typer.echo(json.dumps(found, indent=2) if as_json else "\n".join(_lines(found)))
+
+
+@tools.command("call")
+def call_tool(
+    name: Annotated[str, typer.Argument(help="What a model would call it.")],
+    arguments: Annotated[
+        str, typer.Argument(help="The arguments, as a model would write them: one JSON object.")
+    ] = "{}",
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Approve the call, if the tool needs approval.")] = False,
+) -> None:
+    """Run one tool through the same gate and policy as a model's call.
+
+    Exit code 0 when it answered, 1 when it failed, 3 when the call was not whole.
+    """
+    loaded = read_config(config)
+    code, answer = asyncio.run(_called(loaded, name, arguments, yes=yes))
+    typer.echo(json.dumps(answer, indent=2) if as_json else answer["text"], err=code != 0 and not as_json)
+    raise typer.Exit(code)
+
+
+async def _found(loaded: "Loaded") -> dict[str, Any]:
+    from callgate.cli.own_tools import keep_quiet, opened_tools
+    from callgate.tools.listing import operators_facts, quarantined_facts, source_facts
+
+    keep_quiet(loaded)
+    async with opened_tools(loaded, OPEN_SECONDS) as registry:
+        return {
+            "tools": [operators_facts(tool) for tool in registry.tools()],
+            "quarantined": [quarantined_facts(broken) for broken in registry.quarantined()],
+            "sources": [source_facts(status) for status in registry.sources()],
+        }
+
+
+def _lines(found: dict[str, Any]) -> list[str]:
+    rows = [("NAME", "KIND", "SOURCE", "STATE", "SAFETY", "TOKENS")]
+    for tool in found["tools"]:
+        state = "waits for approval" if tool["require_approval"] else "ready"
+        row = (tool["name"], tool["kind"], tool["source"], state, tool["safety"], str(tool["prompt_tokens"]))
+        rows.append(row)
+    rows += [(it["name"], "", it["source"], "quarantined", "", "") for it in found["quarantined"]]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    total = sum(tool["prompt_tokens"] for tool in found["tools"])
+    lines.append(f"{len(found['tools'])} tools, about {total} tokens of every prompt that offers them all")
+    for source in found["sources"]:
+        took = "" if source["open_ms"] is None else f", opened in {source['open_ms']:g} ms"
+        why = f": {source['error']}" if source["error"] else ""
+        lines.append(f"source {source['name']} ({source['kind']}): {source['state']}{took}{why}")
+    lines += [f"quarantined {it['name']} ({it['source']}): {it['reason']}" for it in found["quarantined"]]
+    return lines
+
+
+async def _called(loaded: "Loaded", name: str, arguments: str, *, yes: bool) -> tuple[int, dict[str, Any]]:
+    from callgate.calls.states import BrokenCall
+    from callgate.cli.own_tools import keep_quiet, opened_tools
+    from callgate.conversation.feedback import explain
+    from callgate.tools.toolbox import RequestToolbox
+
+    keep_quiet(loaded)
+    async with opened_tools(loaded, OPEN_SECONDS) as registry:
+        toolbox = RequestToolbox(
+            registry.tools(), run_id="run_by_hand", gates=registry.gates, approve=_approving(yes=yes)
+        )
+        call = _settled(name, arguments, registry)
+        if isinstance(call, BrokenCall):
+            return NOT_WHOLE, {"outcome": "not_run", "flaw": str(call.flaw), "text": explain(call, toolbox.offer)}
+        toolbox.plan([call])
+        return _told(await toolbox.run(call, _report))
+
+
+def _settled(name: str, arguments: str, registry: "Registry") -> "Call":
+    """What the gate says of a call like this, had a model written it."""
+    from callgate.conversation.events import CallWritten
+    from callgate.conversation.turn import TurnBuilder
+
+    building = TurnBuilder({tool.name: tool.offered for tool in registry.tools()}, lambda: "call_by_hand")
+    building.feed([CallWritten(name, arguments)])
+    return building.finish().calls[0]
+
+
+def _told(outcome: "Outcome") -> tuple[int, dict[str, Any]]:
+    from callgate.calls.outcome import Failed
+    from callgate.tools.results import described
+
+    if isinstance(outcome, Failed):
+        return WRONG, {"outcome": str(outcome.kind), "text": outcome.text}
+    images = [described(image.mime_type, len(image.data) * 3 // 4) for image in outcome.images]
+    text = "\n".join(part for part in (outcome.text, *images) if part)
+    return 0, {"outcome": "returned", "text": text, "cut_bytes": outcome.cut_bytes}
+
+
+def _approving(*, yes: bool) -> Any:
+    """Whoever types the command is the one to ask."""
+    from callgate.calls.outcome import Failed, FailureKind
+
+    async def approve(tool: "Tool", call: "ReadyCall", report: "Report") -> "Failed | None":
+        if yes or (sys.stdin.isatty() and await asyncio.to_thread(_asked, tool.name, call.arguments)):
+            return None
+        return Failed("Not run: this tool needs approval; --yes gives it.", FailureKind.REFUSED)
+
+    return approve
+
+
+def _asked(name: str, arguments: dict[str, Any]) -> bool:
+    return typer.confirm(f"{name} {json.dumps(arguments, ensure_ascii=False)} needs approval. Run it?", err=True)
+
+
+async def _report(message: str, fraction: float | None = None) -> None:
+    typer.echo(message if fraction is None else f"{fraction:4.0%} {message}", err=True)

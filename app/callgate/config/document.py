@@ -1,0 +1,186 @@
+"""A YAML file as plain values that remember where they stand, so that errors can say line and column.
+
+Stricter than YAML where YAML surprises: a key given twice is an error, keys are always texts, and nothing turns into
+a date (`api_version: 2024-10-21` is a text).
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import yaml
+
+from callgate.config.problems import ConfigError, Problem, Spot
+from callgate.config.references import BadReference, References
+from callgate.config.secret_names import means_secret
+
+Path: TypeAlias = tuple[str | int, ...]
+
+_MAX_NODES = 100_000
+"""Aliases of aliases can make a small file enormous."""
+_MERGE = "tag:yaml.org,2002:merge"
+_TEXT = "tag:yaml.org,2002:str"
+_PLAIN = frozenset({"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"})
+_TIMESTAMP = "tag:yaml.org,2002:timestamp"
+
+
+@dataclass(slots=True)
+class Document:
+    """A file that was read: its values with references filled in, and where each of them stands."""
+
+    source: str
+    value: Any = None
+    keys: dict[Path, Spot] = field(default_factory=dict)
+    values: dict[Path, Spot] = field(default_factory=dict)
+    referred: set[Path] = field(default_factory=set)
+    """Values that came from a variable or a file, and so are not to be repeated in errors."""
+    secrets: set[str] = field(default_factory=set, repr=False)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def read_document(text: str, source: str, references: References) -> Document:
+    """Read a file's text. A text that is no YAML raises `ConfigError`; smaller mistakes are kept in `problems`."""
+    try:
+        loader = _Loader(text)
+        root = loader.get_single_node()
+        reading = _Reading(Document(source), loader, references)
+        reading.document.value = None if root is None else reading.read(root, ())
+    except yaml.MarkedYAMLError as error:
+        raise ConfigError([_unreadable(error, source)]) from None
+    except yaml.reader.ReaderError as error:
+        raise ConfigError([_strange_character(error, text, source)]) from None
+    except RecursionError:
+        raise ConfigError([Problem(Spot(source), "", "nested too deeply")]) from None
+    return reading.document
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe types without dates."""
+
+    _merged = 0
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Merging what was merged multiplies it, so what comes together is counted before it does."""
+        for key, value in node.value:
+            if key.tag == _MERGE:
+                for other in value.value if isinstance(value, yaml.SequenceNode) else (value,):
+                    self._count(other)
+        super().flatten_mapping(node)
+
+    def _count(self, node: yaml.Node) -> None:
+        if isinstance(node, yaml.MappingNode):
+            self.flatten_mapping(node)
+            self._merged += len(node.value)
+            if self._merged > _MAX_NODES:
+                raise yaml.MarkedYAMLError(problem="merge keys make this file endless", problem_mark=node.start_mark)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != _TIMESTAMP]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+class _Reading:
+    def __init__(self, document: Document, loader: _Loader, references: References) -> None:
+        self.document = document
+        self._loader = loader
+        self._references = references
+        self._nodes = 0
+        self._open: set[int] = set()
+        self._flat: set[int] = set()
+        """Mappings whose merge keys are in place; what they override stands there twice from then on."""
+
+    def read(self, node: yaml.Node, path: Path) -> Any:
+        self._nodes += 1
+        if self._nodes > _MAX_NODES or id(node) in self._open:
+            raise yaml.MarkedYAMLError(problem="aliases make this file endless", problem_mark=node.start_mark)
+        self.document.values[path] = self._spot(node)
+        self._open.add(id(node))
+        try:
+            if not isinstance(node, yaml.ScalarNode) and node.tag not in _PLAIN:
+                raise yaml.MarkedYAMLError(problem=f"the tag {node.tag} means nothing", problem_mark=node.start_mark)
+            if isinstance(node, yaml.MappingNode):
+                return self._mapping(node, path)
+            if isinstance(node, yaml.SequenceNode):
+                return [self.read(item, (*path, index)) for index, item in enumerate(node.value)]
+            return self._scalar(node, path)
+        finally:
+            self._open.discard(id(node))
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        if id(node) not in self._flat:
+            self._complain_of_repeated_keys(node, path)
+            self._loader.flatten_mapping(node)
+            self._flat.add(id(node))
+        found: dict[str, Any] = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="a key should be a text", problem_mark=key.start_mark)
+            self.document.keys[(*path, key.value)] = self._spot(key)
+            found[key.value] = self.read(value, (*path, key.value))
+        return found
+
+    def _complain_of_repeated_keys(self, node: yaml.MappingNode, path: Path) -> None:
+        first: dict[str, Spot] = {}
+        for key, _ in node.value:
+            if key.tag == _MERGE or not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in first:
+                line = first[key.value].line
+                self._complain(key, (*path, key.value), f"this key is given twice; the first is on line {line}")
+            first.setdefault(key.value, self._spot(key))
+
+    def _scalar(self, node: yaml.Node, path: Path) -> Any:
+        try:
+            value = self._loader.construct_object(node)
+        except (ValueError, AttributeError, LookupError):  # PyYAML trusts a tag: `!!int abc` fails as Python does
+            self._complain(node, path, "not a value of the type that its tag or its looks promise")
+            return None
+        if node.tag != _TEXT or not isinstance(value, str):
+            return value
+        try:
+            resolved = self._references.resolve(value)
+        except BadReference as error:
+            self._complain(node, path, str(error))
+            return value
+        if resolved.referred:
+            self.document.referred.add(path)
+        self.document.secrets.update(resolved.secrets)
+        if means_secret(_name_of(path)):
+            self.document.secrets.update(_with_bare_credential(resolved.text))
+        return resolved.text
+
+    def _complain(self, node: yaml.Node, path: Path, message: str) -> None:
+        self.document.problems.append(Problem(self._spot(node), dotted(path), message))
+
+    def _spot(self, node: yaml.Node) -> Spot:
+        return Spot(self.document.source, node.start_mark.line + 1, node.start_mark.column + 1)
+
+
+def _with_bare_credential(text: str) -> tuple[str, ...]:
+    """`Bearer abc` is a secret, and `abc` alone is too."""
+    words = text.split()
+    return (text, words[1]) if len(words) == 2 else (text,)
+
+
+def dotted(path: Path) -> str:
+    return ".".join(str(part) for part in path)
+
+
+def _name_of(path: Path) -> str:
+    """The nearest key above a value: `keys.0` in `api_keys: [...]` is still one of the keys."""
+    return next((part for part in reversed(path) if isinstance(part, str)), "")
+
+
+def _unreadable(error: yaml.MarkedYAMLError, source: str) -> Problem:
+    mark = error.problem_mark or error.context_mark
+    spot = Spot(source) if mark is None else Spot(source, mark.line + 1, mark.column + 1)
+    said = ", ".join(part for part in (error.problem, error.context) if part)
+    return Problem(spot, "", f"not readable as YAML: {said}")
+
+
+def _strange_character(error: yaml.reader.ReaderError, text: str, source: str) -> Problem:
+    before = text[: error.position]
+    line = before.count("\n") + 1
+    column = error.position - (before.rfind("\n") + 1) + 1
+    return Problem(Spot(source, line, column), "", "not readable as YAML: a character that may not stand in a text")

@@ -1,0 +1,152 @@
+"""From a file, the environment and the command line to a `Config`. All mistakes are told at once, with their places.
+
+What counts, in this order: flags, `CALLGATE_*` variables, the file, the defaults. Without any file the embedded one
+is read: the demo model and the built-in tools.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from callgate.config.document import Document, read_document
+from callgate.config.mcp_file import take_in_servers
+from callgate.config.mistakes import problems_of
+from callgate.config.problems import ConfigError, Problem, Spot
+from callgate.config.references import References
+from callgate.config.schema import FOLDER, Config
+
+ENVIRONMENT: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "CALLGATE_HOST": ("server", "host"),
+        "CALLGATE_PORT": ("server", "port"),
+        "CALLGATE_LOG_LEVEL": ("logging", "level"),
+    }
+)
+"""Variables that outrank the file, and the settings they stand for."""
+
+CONFIG_VARIABLE: Final = "CALLGATE_CONFIG"
+USUAL_FILE: Final = "config.yaml"
+DEFAULT_FILE: Final = Path(__file__).with_name("default.yaml")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A config, and what is known from reading it."""
+
+    config: Config
+    path: Path | None
+    """The file it came from; None when it is the embedded one."""
+    secrets: frozenset[str] = field(repr=False)
+    """Every secret that was met, to be masked wherever text leaves the house."""
+
+    spots: Mapping[tuple[str | int, ...], Spot] = field(default_factory=dict, repr=False)
+    """Where each setting stands."""
+
+    def complaint(self, path: tuple[str | int, ...], message: str) -> ConfigError:
+        """A mistake that shows only when something is made from a setting."""
+        source = _shown(self.path or DEFAULT_FILE)
+        spot = next((it for end in range(len(path), 0, -1) if (it := self.spots.get(path[:end]))), Spot(source))
+        return ConfigError([Problem(spot, ".".join(map(str, path)), message)])
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files whose change is a change of the config."""
+        if self.path is None:
+            return ()
+        servers = self.config.mcp_config
+        return (self.path,) if servers is None else (self.path, self.path.parent / Path(servers).expanduser())
+
+    @property
+    def folder(self) -> Path:
+        """Where relative paths in the config start."""
+        return _folder_of(self.path)
+
+
+def load(
+    path: Path | str | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+) -> Loaded:
+    """Read the config, or raise `ConfigError`.
+
+    `flags` are settings by their dotted names (`{"server.port": 9000}`); those that are None were not given.
+    """
+    environ = os.environ if environ is None else environ
+    found = find(path, environ)
+    file = found or DEFAULT_FILE
+    document = read_document(_text_of(file), _shown(file), References(environ, file.parent))
+    take_in_servers(document, file.parent, environ)
+    _outrank(document, environ, flags or {})
+    try:
+        document.value = _without_empty_blocks(document.value)
+        config = Config.model_validate(document.value, context={FOLDER: _folder_of(found)})
+    except ValidationError as error:
+        raise ConfigError([*document.problems, *problems_of(document, error)]) from None
+    if document.problems:
+        raise ConfigError(document.problems)
+    return Loaded(config, found, frozenset(filter(None, document.secrets)), {**document.keys, **document.values})
+
+
+def find(path: Path | str | None, environ: Mapping[str, str]) -> Path | None:
+    """The file to read: the one given, the one the environment names, `./config.yaml`, or None for the embedded one."""
+    if named := path or environ.get(CONFIG_VARIABLE):
+        return Path(named)
+    usual = Path(USUAL_FILE)
+    return usual if usual.is_file() else None
+
+
+def _folder_of(path: Path | None) -> Path:
+    return Path.cwd() if path is None else path.resolve().parent
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text("utf-8-sig")
+    except OSError as error:
+        raise ConfigError([Problem(Spot(str(file)), "", f"cannot be read: {error.strerror}")]) from None
+    except UnicodeDecodeError:
+        raise ConfigError([Problem(Spot(str(file)), "", "is not UTF-8 text")]) from None
+
+
+def _without_empty_blocks(value: Any) -> Any:
+    """A block whose lines are all commented out reads as null, and means its defaults."""
+    if value is None:
+        return {}
+    return {name: block for name, block in value.items() if block is not None} if isinstance(value, dict) else value
+
+
+def _shown(file: Path) -> str:
+    return "built-in config" if file == DEFAULT_FILE else str(file)
+
+
+def _outrank(document: Document, environ: Mapping[str, str], flags: Mapping[str, Any]) -> None:
+    for variable, path in ENVIRONMENT.items():
+        if value := environ.get(variable):
+            _put(document, path, value, Spot(f"environment variable {variable}"))
+    for name, value in flags.items():
+        if value is not None:
+            _put(document, tuple(name.split(".")), value, Spot("command line"))
+
+
+def _put(document: Document, path: tuple[str, ...], value: Any, spot: Spot) -> None:
+    """Set one value, unless what stands above it is no mapping; that is complained of anyway."""
+    if document.value is None:
+        document.value = {}
+    above = document.value
+    for part in path[:-1]:
+        if not isinstance(above, dict):
+            return
+        if above.get(part) is None:
+            above[part] = {}
+        above = above[part]
+    if isinstance(above, dict):
+        above[path[-1]] = value
+        replaced = document.values.get(path)
+        document.problems = [it for it in document.problems if it.spot != replaced]
+        document.keys[path] = document.values[path] = spot

@@ -1,0 +1,101 @@
+"""A file of MCP servers that another program wrote: JSON, with comments, as editors and desktop programs keep it.
+
+Its servers join those of the config, and its mistakes are told at their places in it. It is read by the same reader as
+the config, since JSON is YAML once comments and tabs are gone.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from callgate.config.document import Document, read_document
+from callgate.config.problems import ConfigError, Problem, Spot
+from callgate.config.references import References
+
+SETTING: Final = "mcp_config"
+BLOCKS: Final = ("mcp_servers", "mcpServers", "servers")
+"""What the block of servers is called, here and elsewhere."""
+_NESTED: Final = "mcp"
+"""Where an editor's own settings keep it: `{"mcp": {"servers": …}}`."""
+_TOKEN = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?\*/|\t', re.DOTALL)
+_SURROGATES = re.compile(r"\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})")
+_NOT_A_LINE_BREAK = re.compile(r"[^\n]")
+
+
+def take_in_servers(document: Document, folder: Path, environ: Mapping[str, str]) -> None:
+    """Add the servers of the file that `mcp_config` names to those of the config."""
+    if not isinstance(document.value, dict) or not isinstance(document.value.get(SETTING), str):
+        return
+    file = folder / Path(document.value[SETTING]).expanduser()
+    try:
+        text = file.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        document.problems.append(Problem(document.values[SETTING,], SETTING, f"cannot read {file}: {why}"))
+        return
+    try:
+        found = read_document(as_yaml(text), str(file), References(environ, file.parent))
+    except ConfigError as error:
+        document.problems += error.problems
+        return
+    _merge(document, found)
+
+
+def as_yaml(text: str) -> str:
+    """The same text without what YAML does not know. Everything keeps its line and column."""
+    return _TOKEN.sub(_plain, text)
+
+
+def _plain(token: re.Match[str]) -> str:
+    if token[0].startswith('"'):
+        return _SURROGATES.sub(_joined, token[0])
+    return _NOT_A_LINE_BREAK.sub(" ", token[0])
+
+
+def _joined(pair: re.Match[str]) -> str:
+    high, low = int(pair[1], 16), int(pair[2], 16)
+    return chr(0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00))
+
+
+def _merge(document: Document, found: Document) -> None:
+    block, servers = _servers_of(found)
+    document.problems += found.problems
+    document.secrets |= found.secrets
+    if block is None:
+        names = ", ".join(f"`{name}`" for name in BLOCKS[1:])
+        problem = Problem(Spot(found.source), "", f"has no servers: they are looked for under {names}")
+        document.problems.append(problem)
+        return
+    own = next((name for name in BLOCKS if name in document.value), BLOCKS[0])
+    ours = document.value.get(own) or {}
+    if not isinstance(servers, dict):
+        document.problems.append(
+            Problem(found.values[block], ".".join(block), "should be a mapping of names to servers")
+        )
+        return
+    if not isinstance(ours, dict):
+        return  # complained of when the config is checked
+    for name in servers.keys() & ours.keys():
+        spot = found.keys[(*block, name)]
+        document.problems.append(Problem(spot, f"{own}.{name}", "the config has a server of this name too"))
+    document.value[own] = {**servers, **ours}
+    for mine, theirs in ((document.keys, found.keys), (document.values, found.values)):
+        for path, spot in theirs.items():
+            if path[: len(block)] == block:
+                mine.setdefault((own, *path[len(block) :]), spot)
+    document.referred |= {(own, *path[len(block) :]) for path in found.referred if path[: len(block)] == block}
+
+
+def _servers_of(found: Document) -> tuple[tuple[str, ...] | None, Any]:
+    """Where the block is, and the block."""
+    whole = found.value
+    if not isinstance(whole, dict):
+        return None, None
+    for name in BLOCKS:
+        if name in whole:
+            return (name,), whole[name] or {}
+    inner = whole.get(_NESTED)
+    if isinstance(inner, dict) and "servers" in inner:
+        return (_NESTED, "servers"), inner["servers"] or {}
+    return None, None

@@ -1,0 +1,179 @@
+"""What pydantic found wrong, in the operator's words and at the operator's place in the file."""
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType, UnionType
+from typing import Any, Final, get_args, get_origin
+
+from pydantic import AliasChoices, BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from callgate.config.document import Document, Path, dotted
+from callgate.config.problems import Problem, Spot, near
+from callgate.config.schema import SHAPES, Config, LitellmParams
+
+
+def problems_of(document: Document, error: ValidationError) -> Iterator[Problem]:
+    unresolved = {problem.path for problem in document.problems}
+    for details in error.errors(include_url=False, include_input=False):
+        path, value = _in_document(document, details["loc"])
+        if dotted(path) in unresolved:
+            continue
+        yield Problem(_spot(document, path, details["type"]), dotted(path), _message(document, path, value, details))
+
+
+def _in_document(document: Document, loc: Path) -> tuple[Path, Any]:
+    """Where an error is in the file. pydantic also names the chosen kind and union members, which the file does not."""
+    path: list[str | int] = []
+    value = document.value
+    for at, part in enumerate(loc):
+        last = at == len(loc) - 1
+        if isinstance(value, dict) and part != value.get("kind") and (part in value or last):
+            value = value.get(str(part))
+        elif isinstance(value, list) and isinstance(part, int) and part < len(value):
+            value = value[part]
+        else:
+            continue
+        path.append(part)
+    return tuple(path), value
+
+
+def _spot(document: Document, path: Path, kind: str) -> Spot:
+    places = [document.keys, document.values] if kind == "extra_forbidden" else [document.values, document.keys]
+    for end in range(len(path), -1, -1):
+        for place in places:
+            if spot := place.get(path[:end]):
+                return spot
+    return Spot(document.source)
+
+
+_PLAIN_WORDS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "missing": "is required",
+        "number": "should be a number",
+        "string_type": "should be a text",
+        "int_type": "should be a whole number",
+        "int_parsing": "should be a whole number",
+        "int_from_float": "should be a whole number",
+        "float_type": "should be a number",
+        "float_parsing": "should be a number",
+        "finite_number": "should be a number",
+        "bool_type": "should be `on` or `off`",
+        "bool_parsing": "should be `on` or `off`",
+        "tuple_type": "should be a list",
+        "list_type": "should be a list",
+        "dict_type": "should be a mapping of keys to values",
+        "mapping_type": "should be a mapping of keys to values",
+        "model_type": "should be a mapping of keys to values",
+        "model_attributes_type": "should be a mapping of keys to values",
+        "string_too_short": "should not be empty",
+    }
+)
+
+
+def _message(document: Document, path: Path, value: Any, details: ErrorDetails) -> str:
+    kind = details["type"]
+    context = details.get("ctx", {})
+    match kind:
+        case "extra_forbidden":
+            return _unknown_key(path, details["loc"])
+        case "literal_error" | "union_tag_invalid":
+            choices = str(context.get("expected", context.get("expected_tags"))).replace(" or ", ", ").split(", ")
+            return _not_a_choice(document, path, value, [choice.strip("'") for choice in choices], kind)
+        case "string_pattern_mismatch":
+            return SHAPES.get(context["pattern"], "is not of the right form")
+        case "union_tag_not_found":
+            return f"needs a `kind`: {_listed(_kinds(details['loc']))}"
+        case "missing" if path == ("model_list",):
+            return "is required; the built-in model is `{model_name: demo, litellm_params: {model: demo/demo}}`"
+        case _:
+            return _PLAIN_WORDS.get(kind) or details["msg"].removeprefix("Input ")
+
+
+_MAX_CHOICES_SHOWN = 8
+
+
+def _not_a_choice(document: Document, path: Path, value: Any, choices: list[str], kind: str) -> str:
+    """What could stand there. What does stand there is compared with it only when it was written in the file."""
+    where = (*path, "kind") if kind == "union_tag_invalid" else path
+    given = value.get("kind") if kind == "union_tag_invalid" and isinstance(value, dict) else value
+    hint = near(given, choices) if isinstance(given, str) and where not in document.referred else ""
+    subject = "`kind` " if kind == "union_tag_invalid" else ""
+    if len(choices) > _MAX_CHOICES_SHOWN and hint:
+        return f"{subject}is not one of the {len(choices)} choices{hint}"
+    return f"{subject}should be {_listed(choices)}{hint}"
+
+
+def _listed(choices: list[str]) -> str:
+    quoted = [f"`{choice}`" for choice in choices]
+    return " or ".join(filter(None, [", ".join(quoted[:-1]), quoted[-1]]))
+
+
+_OF_LITELLM_PROXY = frozenset({"litellm_settings", "router_settings", "general_settings", "environment_variables"})
+
+
+def _unknown_key(path: Path, loc: Path) -> str:
+    key = str(path[-1])
+    if len(path) == 1 and key in _OF_LITELLM_PROXY:
+        return f"unknown key `{key}`; of a litellm proxy's file only `model_list` is read"
+    known = _known_keys(Config, loc[:-1])
+    hint = near(key, known)
+    if not hint and len(path) == 3 and path[0] == "model_list":
+        return f"unknown key `{key}`; parameters of the model belong under `litellm_params`"
+    return f"unknown key `{key}`{hint or _all_of(known)}"
+
+
+def _all_of(known: list[str]) -> str:
+    return f"; known here: {', '.join(known)}" if known else ""
+
+
+def _known_keys(kind: Any, loc: Path) -> list[str]:
+    """The keys a block may have, found by walking the schema along an error's place."""
+    for part in loc:
+        kind = _step(kind, part)
+    return [field.alias or name for name, field in kind.model_fields.items()] if _is_section(kind) else []
+
+
+def _step(kind: Any, part: str | int) -> Any:
+    if _is_section(kind):
+        return next((_set(it.annotation) for name, it in kind.model_fields.items() if part in _names(name, it)), None)
+    if get_origin(kind) is tuple:
+        return get_args(kind)[0]
+    if get_origin(kind) is Mapping:
+        return get_args(kind)[1]
+    for member in _members(kind):
+        if _is_section(member) and part in get_args(member.model_fields["kind"].annotation):
+            return member
+    return kind
+
+
+def _names(name: str, field: FieldInfo) -> tuple[Any, ...]:
+    others = field.validation_alias.choices if isinstance(field.validation_alias, AliasChoices) else ()
+    return (name, field.alias, *others)
+
+
+def _set(kind: Any) -> Any:
+    """The block of a setting that may also be left out."""
+    members = [member for member in get_args(kind) if member is not type(None)]
+    optional = type(None) in get_args(kind) and len(members) == 1
+    bare = members[0] if optional else kind
+    inner = get_args(bare)[0] if hasattr(bare, "__metadata__") else bare
+    return inner if optional and _is_section(inner) else kind
+
+
+def _kinds(loc: Path) -> list[str]:
+    kind: Any = Config
+    for part in loc:
+        kind = _step(kind, part)
+    return [tag for member in _members(kind) for tag in get_args(member.model_fields["kind"].annotation)]
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    """The members of a union, looking through `Annotated`."""
+    if hasattr(kind, "__metadata__"):
+        return _members(get_args(kind)[0])
+    return get_args(kind) if get_origin(kind) is UnionType else ()
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not LitellmParams

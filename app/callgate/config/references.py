@@ -1,0 +1,114 @@
+"""References in texts: `os.environ/NAME`, `${NAME}`, `${NAME:-default}` and `file:/run/secrets/name`.
+
+A variable that is unset or empty is refused unless it has a default: an empty API key fails later, and in a
+stranger's words. Where `NAME` is not set but `NAME_FILE` is, the value is read from that file, as containers have it.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from callgate.config.secret_names import means_secret
+
+_LITELLM_PREFIX = "os.environ/"
+_FILE = re.compile(r"file:(?!//)(?=\.{0,2}/)(?P<path>.+)\Z", re.DOTALL)
+_VARIABLE = re.compile(r"\$\$\{|\$\{(?P<inside>[^{}]*)\}|(?P<open>\$\{)")
+_INSIDE = re.compile(r"(?:env:)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<rest>:-(?P<default>.*))?\Z", re.DOTALL)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+_MAX_SECRET_BYTES = 1 << 20
+"""A secret larger than this is a wrong path."""
+
+
+class BadReference(ValueError):
+    """A reference that leads nowhere. The message names the variable or file, never a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A text with its references filled in, and what of it must be kept out of sight."""
+
+    text: str
+    secrets: tuple[str, ...] = ()
+    referred: bool = False
+
+
+class References:
+    """Fills in references from one environment; relative files are found beside the config."""
+
+    def __init__(self, environ: Mapping[str, str], folder: Path) -> None:
+        self._environ = environ
+        self._folder = folder
+
+    def resolve(self, text: str) -> Resolved:
+        if text.startswith(_LITELLM_PREFIX):
+            return self._from_litellm(text.removeprefix(_LITELLM_PREFIX))
+        if found := _FILE.match(text):
+            value = self._read(found["path"])
+            return Resolved(value, (value,), referred=True)
+        if "${" in text:
+            return self._filled_in(text)
+        return Resolved(text)
+
+    def _from_litellm(self, name: str) -> Resolved:
+        if not _NAME.match(name):
+            raise BadReference("`os.environ/` should be followed by the name of a variable")
+        value, secret = self._variable(name, None)
+        return Resolved(value, (value,) if secret else (), referred=True)
+
+    def _filled_in(self, text: str) -> Resolved:
+        parts: list[str] = []
+        secrets: list[str] = []
+        end = 0
+        for found in _VARIABLE.finditer(text):
+            parts.append(text[end : found.start()])
+            end = found.end()
+            if found[0] == "$${":
+                parts.append("${")
+                continue
+            value, secret = self._variable(*_name_and_default(found))
+            parts.append(value)
+            if secret:
+                secrets.append(value)
+        return Resolved("".join(parts) + text[end:], tuple(secrets), referred=True)
+
+    def _variable(self, name: str, default: str | None) -> tuple[str, bool]:
+        """The value, and whether it is a secret by its name or its place."""
+        if value := self._environ.get(name):
+            return value, means_secret(name)
+        if path := self._environ.get(f"{name}_FILE"):
+            return self._read(path), True
+        if default is not None:
+            return default, means_secret(name)
+        state = "empty" if name in self._environ else "not set"
+        raise BadReference(f"the environment variable {name} is {state}")
+
+    def _read(self, path: str) -> str:
+        try:
+            content = (self._folder / path).read_bytes()
+        except OSError as error:
+            raise BadReference(f"cannot read the file {path}: {error.strerror}") from None
+        if len(content) > _MAX_SECRET_BYTES:
+            raise BadReference(f"the file {path} is larger than a secret can be ({_MAX_SECRET_BYTES} bytes)")
+        try:
+            value = content.decode().rstrip("\r\n")
+        except UnicodeDecodeError:
+            raise BadReference(f"the file {path} is not UTF-8 text") from None
+        if not value:
+            raise BadReference(f"the file {path} is empty")
+        return value
+
+
+def _name_and_default(found: re.Match[str]) -> tuple[str, str | None]:
+    if found["open"]:
+        raise BadReference("`${` is never closed; a literal `${` is written `$${`")
+    if found["inside"].startswith("input:"):
+        raise BadReference(
+            f"`${{{found['inside']}}}` asks a person at an editor, and nobody is asked here; "
+            "put the value into a variable and write `${env:NAME}`"
+        )
+    inside = _INSIDE.match(found["inside"])
+    if inside is None:
+        raise BadReference("`${…}` takes a variable's name, or `NAME:-default`; a literal `${` is written `$${`")
+    return inside["name"], inside["default"]

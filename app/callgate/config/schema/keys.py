@@ -1,0 +1,30 @@
+"""The clients' keys."""
+
+from callgate.config.schema.values import Count, Globs, KeyHash, KeyName, Money, Section, Switch
+
+
+class Key(Section):
+    """One client's key."""
+
+    name: KeyName
+    """Who it is; appears in logs."""
+    hash: KeyHash
+    """`sha256:` and the hex digest of the key. The key itself is never written down."""
+    models: Globs = ("*",)
+    """The models it may ask, as names or globs."""
+    tools: Globs = ("*",)
+    """The tools of the house it may use, as names or globs; `[]` for none."""
+    approve: Switch = False
+    """It may decide about calls that wait for approval, its own and everybody's."""
+    admin: Switch = False
+    """It may have the config read again."""
+    requests_per_minute: Count | None = None
+    """How many requests it may make in any minute; no limit where it is not set."""
+    tokens_per_minute: Count | None = None
+    """How many tokens, of questions and answers, it may use in any minute."""
+    parallel: Count | None = None
+    """How many of its requests may be under way at once, in each process."""
+    budget_per_day: Money | None = None
+    """US dollars it may spend in a day (UTC), by litellm's prices or those in `model_info`."""
+    budget_per_month: Money | None = None
+    """US dollars it may spend in a month (UTC)."""

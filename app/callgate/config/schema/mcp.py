@@ -1,0 +1,79 @@
+"""MCP servers, as other programs write them."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import AliasChoices, BeforeValidator, Field, SecretStr, model_validator
+from pydantic_core import PydanticCustomError
+
+from callgate.config.schema.tools import ToolSection
+from callgate.config.schema.values import BesideFile, Globs, Switch, WebAddress, shape
+
+
+def _plain_text(value: Any) -> Any:
+    """Numbers and booleans stand unquoted in other programs' files, and mean their text."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, int | float) else value
+
+
+OF_OTHER_CLIENTS = frozenset({"alwaysAllow", "autoApprove", "description", "gallery", "icon", "version"})
+"""What other programs keep in a server's entry for themselves: about their own screens, or of no effect here."""
+ServerKind: TypeAlias = Literal["stdio", "http", "streamable-http", "streamableHttp", "sse"]
+ServerName: TypeAlias = Annotated[
+    str,
+    shape(
+        r"^[^\s*?\[\]][^*?\[\]\x00-\x1f]{0,127}$", "should be a name of at most 128 characters without `*`, `?`, `[`"
+    ),
+]
+
+
+class McpServer(ToolSection):
+    """An MCP server, as other programs write it, and what Callgate adds to it."""
+
+    type: ServerKind | None = Field(None, validation_alias=AliasChoices("type", "transport"))
+    """How it is spoken to; found out where it is not set."""
+    command: Annotated[str, Field(min_length=1)] | None = None
+    """The program that is the server. It is started with a clean environment and ended with all it started."""
+    args: tuple[Annotated[str, BeforeValidator(_plain_text)], ...] = ()
+    """The program's arguments."""
+    env: Mapping[str, Annotated[SecretStr, BeforeValidator(_plain_text)]] = Field(default_factory=dict)
+    """Variables for the program, beside `PATH`, `HOME` and the like."""
+    cwd: BesideFile | None = None
+    """The folder it runs in, from the config file's folder; Callgate's own where it is not set."""
+    url: WebAddress | None = Field(None, repr=False)
+    """The address of a server that runs elsewhere."""
+    headers: Mapping[str, SecretStr] = Field(default_factory=dict)
+    """Headers to send to it. A caller's credentials never are."""
+    allow_private: Switch | None = None
+    """Allow its host to have a private address. Not set: if the address is plainly your own, as localhost is."""
+    disabled: Switch = False
+    """Leave it out."""
+    allowed_tools: Globs | None = None
+    """The tools of it that are taken, by its own names for them or globs; all where it is not set."""
+    prefix: (
+        Annotated[str, shape(r"^[A-Za-z0-9_-]{0,40}$", "should be at most 40 letters, digits, `_` or `-`")] | None
+    ) = None
+    """What goes before its tools' names, with `_` between; its name where it is not set, nothing where it is empty."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_others_words(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if name not in OF_OTHER_CLIENTS}
+
+    @model_validator(mode="after")
+    def _one_way_to_it(self) -> "McpServer":
+        if (self.command is None) == (self.url is None):
+            raise PydanticCustomError("one_of", "needs either `command` or `url`")
+        if self.type is not None and (self.type == "stdio") != (self.command is not None):
+            needed = "command" if self.type == "stdio" else "url"
+            raise PydanticCustomError(
+                "one_of", "`type: {type}` goes with `{needed}`", {"type": self.type, "needed": needed}
+            )
+        if self.command is not None and self.headers:
+            raise PydanticCustomError("one_of", "`headers` go with `url`")
+        if self.url is not None and (self.args or self.env or self.cwd):
+            raise PydanticCustomError("one_of", "`args`, `env` and `cwd` go with `command`")
+        return self

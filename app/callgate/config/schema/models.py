@@ -1,0 +1,107 @@
+"""The models, as litellm has them, and what Callgate adds."""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic_core import PydanticCustomError
+
+from callgate.config.schema.values import Count, Globs, Seconds, Section, Switch
+
+TextFormat: TypeAlias = Literal[
+    "xml",
+    "antml",
+    "minimax",
+    "deepseek_dsml",
+    "qwen3_coder",
+    "glm45",
+    "hermes",
+    "granite",
+    "phi4",
+    "mistral",
+    "deepseek_v3",
+    "deepseek_v31",
+    "kimi_k2",
+    "functionary_v32",
+    "functionary_v31",
+    "command_r",
+    "harmony",
+    "gemma4",
+    "llama3_json",
+    "litellm_json",
+    "pythonic",
+    "react",
+]
+ToolCalling: TypeAlias = Literal["auto", "native", "json", TextFormat]
+CONSTRAINED: tuple[ToolCalling, ...] = ("auto", "json", "litellm_json", "llama3_json")
+"""The formats whose call is one bare JSON object, which a server can be told the schema of."""
+SchemaDialect: TypeAlias = Literal["auto", "full", "openai", "gemini", "anthropic", "llama_cpp"]
+Lane: TypeAlias = Literal["auto", "direct", "translated", "litellm"]
+
+
+class LitellmParams(BaseModel):
+    """litellm's parameters for one model, any of them, passed on as they are.
+
+    Its repr names the parameters without their values: any of them may be a secret.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=(), hide_input_in_errors=True)
+
+    model: Annotated[str, Field(min_length=1, description="litellm's name of the model: `provider/model`.")]
+    api_key: SecretStr | None = Field(None, description="The provider's key; `os.environ/NAME` is the usual way.")
+    api_base: str | None = Field(None, description="The provider's address, where it is not the usual one.")
+
+    def reveal(self) -> dict[str, Any]:
+        """The parameters as litellm takes them, secrets included. A copy; what is not set is left out."""
+        named: dict[str, Any] = {"model": self.model}
+        if self.api_key is not None:
+            named["api_key"] = self.api_key.get_secret_value()
+        if self.api_base is not None:
+            named["api_base"] = self.api_base
+        return named | dict(self.__pydantic_extra__ or {})
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        yield "model", self.model
+        yield "others", sorted(self.reveal().keys() - {"model"})
+
+
+class ModelEntry(Section):
+    """One entry of `model_list`: litellm's block as it is, and what Callgate adds to it."""
+
+    model_name: Annotated[str, Field(min_length=1)]
+    """The name clients ask for. `openai/*` stands for all models of a provider; the same name twice shares the load."""
+    litellm_params: LitellmParams
+    """Which model it is and how to reach it, in litellm's words."""
+    model_info: Mapping[str, Any] = Field(default_factory=dict, repr=False)
+    """What litellm should know of a model it does not know, for example `supports_function_calling`."""
+    tools: Globs = ()
+    """The tools of the house that are offered to it, as names or globs; none unless named."""
+    fallbacks: tuple[str, ...] = ()
+    """Models to ask instead when this one fails before it has said anything, in order."""
+    tool_calling: ToolCalling = "auto"
+    """How it calls tools: natively, or asked in the prompt and read back from its text in the format named."""
+    constrain_calls: Switch = False
+    """Have the server enforce the form of a demanded call; for bare JSON formats and servers that know `json_schema`."""
+    lane: Lane = "auto"
+    """Who speaks to it: Callgate itself, Callgate with litellm's translation (anthropic/ and gemini/ models), or litellm."""
+    concurrency: Count | None = None
+    """How many requests may be under way with it; further ones get a 503. Entries with one name add up."""
+    response_format_with_tools: Switch = True
+    """Whether its provider takes a `response_format` beside tools. If not, the format is kept back until the model has
+    no more calls to make, and the answer is then asked for once more, without tools."""
+    schema_dialect: SchemaDialect = "auto"
+    """What its provider takes of JSON Schema, for the schemas of the house's tools; `auto` goes by the provider."""
+    timeout: Seconds | None = None
+    """Seconds for a whole answer; `upstream.total_seconds` where it is not set."""
+    stream_timeout: Seconds | None = None
+    """Seconds a stream may be silent; `upstream.idle_seconds` where it is not set."""
+
+    @model_validator(mode="after")
+    def _can_be_constrained(self) -> "ModelEntry":
+        if self.constrain_calls and self.tool_calling not in CONSTRAINED:
+            raise PydanticCustomError(
+                "constrain_calls",
+                "`constrain_calls` works only with `tool_calling: {formats}`",
+                {"formats": "`, `".join(CONSTRAINED)},
+            )
+        return self

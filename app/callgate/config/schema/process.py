@@ -1,0 +1,51 @@
+"""What a process keeps, rereads and writes."""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, SecretStr
+from pydantic_core import PydanticCustomError
+
+from callgate.config.schema.values import NO_BOOLEAN, Count, Seconds, Section, Switch
+
+
+def _redis_address(url: SecretStr) -> SecretStr:
+    if not re.match(r"(rediss?://[^/\s]|unix:///?\S)", url.get_secret_value()):
+        raise PydanticCustomError("shape", "should be an address like `redis://host:6379/0`")
+    return url
+
+
+class Store(Section):
+    """Where what outlives a request is kept: turns that clients see a part of, and answers to be given again."""
+
+    redis_url: Annotated[SecretStr, AfterValidator(_redis_address)] | None = None
+    """A Redis server (`redis://host:6379/0`) for several processes that serve the same clients. Without it everything
+    is kept in memory, and forgotten when the process ends."""
+    prefix: str = "callgate:"
+    """What all keys in Redis begin with."""
+    conversation_seconds: Seconds = 86_400.0
+    """How long a chat is remembered whose client was given calls of its own to answer; each return begins it anew."""
+    answer_seconds: Seconds = 86_400.0
+    """How long an answer is kept for a request that comes again with the same `Idempotency-Key`."""
+    entries: Count = 20_000
+    """How many things memory holds; beyond that the oldest is forgotten."""
+    bytes: Annotated[int, Field(ge=1024), NO_BOOLEAN] = 268_435_456
+    """How many bytes memory holds."""
+
+
+class Reload(Section):
+    """Reading this file again while Callgate runs. SIGHUP and `POST /admin/reload` always do."""
+
+    watch: Switch = True
+    """Read it again when it changes."""
+
+
+class Logging(Section):
+    """What is written to standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least important kind of line that is written."""
+    format: Literal["auto", "json", "console"] = "auto"
+    """`auto` is for people on a terminal and JSON lines elsewhere."""
+    content: Switch = False
+    """Write arguments and results of tools too. They may hold anything; secrets known to Callgate are masked."""

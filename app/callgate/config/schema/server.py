@@ -1,0 +1,36 @@
+"""How clients reach Callgate."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from callgate.config.schema.values import NO_BOOLEAN, Origin, Seconds, Section, WebAddress
+
+
+class Server(Section):
+    """Where Callgate listens, and how it treats connections."""
+
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    """The address to listen on. Any address that is not loopback needs `keys`, or `auth: off`."""
+    port: Annotated[int, Field(ge=0, le=65535), NO_BOOLEAN] = 8000
+    """The port to listen on; 0 lets the system choose."""
+    public_url: WebAddress | None = None
+    """The address clients reach it under, when a proxy stands in front."""
+    cors_origins: tuple[Origin, ...] = ()
+    """Web pages that may call it from a browser, as origins (`https://chat.example.com`); `*` for any."""
+    drain_seconds: Annotated[float, Field(ge=0), NO_BOOLEAN] = 30.0
+    """How long requests may go on after SIGTERM."""
+    connections: Annotated[int, Field(ge=1), NO_BOOLEAN] = 2000
+    """Open connections; beyond it only health is answered, and idle ones are closed first."""
+    header_bytes: Annotated[int, Field(ge=1024), NO_BOOLEAN] = 65_536
+    """The size of a request's headers; larger ones get a 431."""
+    header_seconds: Seconds = 10.0
+    """How long a request's headers may take to come."""
+    body_seconds: Seconds = 10.0
+    """The longest silence while a request's body comes; on average it has to make 1 KiB a second."""
+    idle_seconds: Seconds = 75.0
+    """How long a connection is kept open between two requests."""
+    first_chunk_seconds: Annotated[float, Field(ge=0), NO_BOOLEAN] = 5.0
+    """How long a stream's HTTP status is held back for the model's first chunk, so that errors can be typed."""
+    heartbeat_seconds: Seconds = 10.0
+    """How often a silent stream is kept alive with an empty chunk."""

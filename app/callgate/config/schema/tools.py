@@ -1,0 +1,185 @@
+"""The tools of the house: what all kinds may say, and a class for each kind."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
+from pydantic_core import PydanticCustomError
+
+from callgate.config.schema.approvals import RequireApproval
+from callgate.config.schema.values import (
+    NO_BOOLEAN,
+    BesideFile,
+    Count,
+    DocumentPlace,
+    FunctionPath,
+    Globs,
+    ModulePath,
+    Retries,
+    Seconds,
+    Section,
+    Switch,
+    ToolName,
+    WebAddress,
+)
+
+
+class ToolSection(Section):
+    """What every kind of tool may say. Where a policy is not set, the tool's own applies, or the house's."""
+
+    timeout: Seconds | None = None
+    """Seconds for one call, retries included; 30 where nobody says otherwise."""
+    concurrency: Count | None = None
+    """How many calls may run at once; unlimited where nobody says otherwise."""
+    max_result_bytes: Annotated[int, Field(ge=256), NO_BOOLEAN] | None = None
+    """How much of a result the model gets; `limits.tool_result_bytes` where nobody says otherwise."""
+    safety: Literal["read_only", "write", "destructive"] | None = None
+    """What it may do to the world. Only read-only tools are ever tried again."""
+    retries: Retries | None = None
+    """Further tries after a failure, for read-only tools; 0 where nobody says otherwise."""
+    require_approval: RequireApproval | None = None
+    """Whether its calls wait for a person's word: `never`, `always`, or lists of names; else the top-level one counts."""
+
+
+class PythonTool(ToolSection):
+    """A Python function, or all tools of a Python module."""
+
+    kind: Literal["python"]
+    """`python`"""
+    function: FunctionPath | None = None
+    """One function, as `package.module:function`."""
+    module: ModulePath | None = None
+    """A module, all of whose functions marked as tools are offered."""
+    name: ToolName | None = None
+    """What the model calls the function; its own name where it is not set."""
+    description: str | None = None
+    """What the model is told about the function; its docstring where it is not set."""
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "PythonTool":
+        if (self.function is None) == (self.module is None):
+            raise PydanticCustomError("one_of", "needs either `function` or `module`")
+        if self.module is not None and (self.name or self.description):
+            raise PydanticCustomError("one_of", "`name` and `description` go with `function`, not with `module`")
+        return self
+
+
+def _upper(value: Any) -> Any:
+    return value.upper() if isinstance(value, str) else value
+
+
+def _scalars(query: Mapping[str, Any]) -> Mapping[str, Any]:
+    for name, value in query.items():
+        if not isinstance(value, str | int | float):
+            raise PydanticCustomError("scalar", "`{name}` should be a text, a number or a boolean", {"name": name})
+    return query
+
+
+class HttpTool(ToolSection):
+    """One HTTP request as a tool."""
+
+    kind: Literal["http"]
+    """`http`"""
+    name: ToolName
+    """What the model calls it."""
+    description: Annotated[str, Field(min_length=1)]
+    """What the model is told about it."""
+    method: Annotated[Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"], BeforeValidator(_upper)] = "GET"
+    """The HTTP method."""
+    url: Annotated[WebAddress, Field(repr=False)]
+    """Where to send it. `{name}` stands for an argument, quoted as part of a path or a query."""
+    headers: Mapping[str, SecretStr] = Field(default_factory=dict)
+    """Headers to send. Arguments are not filled in here."""
+    query: Annotated[Mapping[str, Any], AfterValidator(_scalars)] = Field(default_factory=dict, repr=False)
+    """Query parameters; `{name}` stands for an argument."""
+    body: Any = Field(None, repr=False)
+    """What to send as JSON; a text that is nothing but `{name}` becomes the argument itself."""
+    parameters: Mapping[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
+    """The JSON Schema of the arguments."""
+    allow_private: Switch = False
+    """Allow private and loopback addresses, which are refused otherwise."""
+    allow_hosts: Globs = ()
+    """Hosts, as names or globs, whose private addresses may be reached all the same; networks are allowed whole."""
+
+
+class CommandLimits(Section):
+    """What a command may use. All but `processes` hold for each process of it."""
+
+    cpu_seconds: Count = 30
+    """Seconds of processor time."""
+    memory_bytes: Annotated[int, Field(ge=1_048_576), NO_BOOLEAN] = 1_073_741_824
+    """Memory of its own; libraries it shares do not count."""
+    file_bytes: Annotated[int, Field(ge=0), NO_BOOLEAN] = 104_857_600
+    """The largest file it may write."""
+    open_files: Annotated[int, Field(ge=8), NO_BOOLEAN] = 256
+    """Files open at once."""
+    processes: Count = 64
+    """Processes at once, itself included."""
+
+
+class CommandPaths(Section):
+    """The only places a command may open, beside the system's own programs and libraries."""
+
+    read: tuple[BesideFile, ...] = ()
+    """Files and folders it may read, and run."""
+    write: tuple[BesideFile, ...] = ()
+    """Files and folders it may also write."""
+
+
+class CommandTool(ToolSection):
+    """A command line as a tool. No shell reads it."""
+
+    kind: Literal["command"]
+    """`command`"""
+    name: ToolName
+    """What the model calls it."""
+    description: Annotated[str, Field(min_length=1)]
+    """What the model is told about it."""
+    argv: Annotated[tuple[str | tuple[str, ...], ...], Field(min_length=1)]
+    """The program and its arguments; `{name}` stands for an argument of the call. A list in it is left out as a whole
+    when one of its arguments is not given."""
+    stdin: str | None = None
+    """What it reads: `json` for all arguments as one object, or a text with places like `{name}`; nothing if not set."""
+    parameters: Mapping[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
+    """The JSON Schema of the arguments."""
+    cwd: Annotated[BesideFile, Field(validate_default=True)] = "."
+    """The folder it runs in; the one this file is in where it is not set."""
+    env: Mapping[str, SecretStr] = Field(default_factory=dict)
+    """Its environment. Of Callgate's own it has only PATH and TZ."""
+    allow_options: Switch = False
+    """Let an argument's value begin with a dash where it begins an element of `argv`, and so be an option."""
+    ok_codes: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)
+    """Exit codes that are no failure."""
+    limits: CommandLimits = CommandLimits()
+    """What it may use."""
+    paths: CommandPaths | None = None
+    """The only places it may open; where not set, all that the user Callgate runs as may. Needs Landlock (Linux)."""
+
+
+class OpenApiTool(ToolSection):
+    """Many tools from one OpenAPI document."""
+
+    kind: Literal["openapi"]
+    """`openapi`"""
+    name: ToolName
+    """What the API is called, for people; its tools have the names of their operations."""
+    document: DocumentPlace
+    """A file, from the folder this file is in, or an address; OpenAPI 3.0 or later, as YAML or JSON."""
+    base_url: WebAddress | None = None
+    """Where the API is; what the document says of its servers where it is not set."""
+    auth: Mapping[str, SecretStr] = Field(default_factory=dict)
+    """Credentials by the names of the document's security schemes: a key, a token, or `user:password`."""
+    headers: Mapping[str, SecretStr] = Field(default_factory=dict)
+    """Headers to send with every call."""
+    include: Annotated[Globs, Field(min_length=1)] = ("*",)
+    """Operations to offer, by their names, `METHOD /path` or tags; globs."""
+    exclude: Globs = ()
+    """Of these, the ones not to offer."""
+    allow_private: Switch = False
+    """Allow private and loopback addresses, which are refused otherwise."""
+    allow_hosts: Globs = ()
+    """Hosts, as names or globs, whose private addresses may be reached all the same; networks are allowed whole."""
+
+
+ToolEntry: TypeAlias = Annotated[PythonTool | HttpTool | OpenApiTool | CommandTool, Field(discriminator="kind")]
+"""One entry of `tools`. A further kind is one more class here, with a `kind` of its own."""

@@ -1,0 +1,137 @@
+"""All of `config.yaml`, and what its parts must agree on."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from callgate.config.problems import near
+from callgate.config.schema.approvals import ApprovalLists, Approvals, RequireApproval
+from callgate.config.schema.keys import Key
+from callgate.config.schema.limits import Limits, Loop, Upstream
+from callgate.config.schema.mcp import McpServer, ServerName
+from callgate.config.schema.models import ModelEntry
+from callgate.config.schema.process import Logging, Reload, Store
+from callgate.config.schema.server import Server
+from callgate.config.schema.tools import OpenApiTool, ToolEntry
+from callgate.config.schema.values import BesideFile, Globs, Section
+
+
+def _off(value: Any) -> Any:
+    """YAML reads an unquoted `off` as false."""
+    return "off" if value is False else value
+
+
+def _at_least_one(models: tuple[ModelEntry, ...]) -> tuple[ModelEntry, ...]:
+    """Not a minimal length: pydantic would also count entries that have mistakes of their own as not there."""
+    if not models:
+        raise PydanticCustomError("no_models", "should name at least one model")
+    return models
+
+
+class Config(Section):
+    """All of `config.yaml`."""
+
+    version: Literal[1] = 1
+    """The version of this file's format."""
+    server: Server = Server()
+    """Where Callgate listens, and how it treats connections."""
+    auth: Annotated[Literal["keys", "off"], BeforeValidator(_off)] = "keys"
+    """`keys`: clients need one of `keys`; without any, only loopback is served. `off`: everyone is let in."""
+    keys: tuple[Key, ...] = ()
+    """The clients' keys."""
+    model_list: Annotated[
+        tuple[ModelEntry, ...], AfterValidator(_at_least_one), Field(json_schema_extra={"minItems": 1})
+    ]
+    """The models, as litellm has them."""
+    data_dir: BesideFile | None = None
+    """A folder for what has to survive the process: the ledger of tool runs, what keys have spent, and keys made by
+    `callgate keys create`; from the folder this file is in. Without one nothing is written."""
+    tools: tuple[ToolEntry, ...] = ()
+    """The tools of the house."""
+    mcp_servers: Mapping[ServerName, McpServer] = Field(
+        default_factory=dict, validation_alias=AliasChoices("mcp_servers", "mcpServers", "servers")
+    )
+    """MCP servers by name, as other programs write them; the block may also be called `mcpServers` or `servers`."""
+    mcp_config: str | None = None
+    """A file with such a block, for example `./mcp.json`; JSON, comments allowed."""
+    require_approval: RequireApproval = ApprovalLists()
+    """Which tools' calls wait for a person's word, where a tool's own entry does not say."""
+    approvals: Approvals = Approvals()
+    """How calls wait for a person's word."""
+    loop: Loop = Loop()
+    """How long a chat may go on."""
+    limits: Limits = Limits()
+    """What one request may cost."""
+    upstream: Upstream = Upstream()
+    """How patient Callgate is with models."""
+    store: Store = Store()
+    """Where what outlives a request is kept."""
+    reload: Reload = Reload()
+    """Reading this file again while Callgate runs."""
+    logging: Logging = Logging()
+    """What is written to standard error."""
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> "Config":
+        mistakes = [*_repeated_keys(self), *_models_at_odds(self), *_lost_fallbacks(self), *_repeated_tools(self)]
+        if mistakes:
+            raise ValidationError.from_exception_data("Config", [_line_error(*mistake) for mistake in mistakes])
+        return self
+
+
+Mistake: TypeAlias = tuple[tuple[str | int, ...], str]
+
+
+def _line_error(loc: tuple[str | int, ...], message: str) -> InitErrorDetails:
+    # Braces are placeholders to pydantic's templates, and names the operator chose may hold them.
+    return InitErrorDetails(type=PydanticCustomError("config", "{message}", {"message": message}), loc=loc, input=None)
+
+
+def _repeated_keys(config: Config) -> Iterator[Mistake]:
+    names: set[str] = set()
+    hashes: set[str] = set()
+    for index, key in enumerate(config.keys):
+        if key.name in names:
+            yield ("keys", index, "name"), f"another key is called `{key.name}`"
+        if key.hash in hashes:
+            yield ("keys", index, "hash"), "another entry has the same hash: two names for one key"
+        names.add(key.name)
+        hashes.add(key.hash)
+
+
+def _models_at_odds(config: Config) -> Iterator[Mistake]:
+    """Which deployment of a name answers is chance; which tools a client meets must not be."""
+    tools: dict[str, Globs] = {}
+    for index, entry in enumerate(config.model_list):
+        if tools.setdefault(entry.model_name, entry.tools) != entry.tools:
+            yield (
+                ("model_list", index, "tools"),
+                f"the entries of `{entry.model_name}` share its load and must name the same tools",
+            )
+
+
+def _lost_fallbacks(config: Config) -> Iterator[Mistake]:
+    names = [entry.model_name for entry in config.model_list]
+    patterns = [re.compile(re.escape(name).replace(r"\*", ".*") + r"\Z", re.DOTALL) for name in names]
+    for index, entry in enumerate(config.model_list):
+        for at, fallback in enumerate(entry.fallbacks):
+            loc = ("model_list", index, "fallbacks", at)
+            if fallback == entry.model_name:
+                yield loc, "a model cannot be its own fallback"
+            elif not any(pattern.match(fallback) for pattern in patterns):
+                yield loc, f"no model of `model_list` is called that{near(fallback, names)}"
+
+
+def _repeated_tools(config: Config) -> Iterator[Mistake]:
+    names: set[str] = set()
+    for index, tool in enumerate(config.tools):
+        if tool.name is None:
+            continue
+        if tool.name in names:
+            yield ("tools", index, "name"), f"another tool is called `{tool.name}`"
+        if isinstance(tool, OpenApiTool) and tool.name in config.mcp_servers:
+            yield ("tools", index, "name"), f"an MCP server is called `{tool.name}`"
+        names.add(tool.name)

@@ -1,0 +1,307 @@
+"""Which fragment belongs to which call. A `CallAssembler` puts the calls of one answer together while they come.
+
+Providers leave out, repeat, renumber and rename what tells calls apart; rules I1 to I10 of `tests/corpus/README.md` say
+what is made of it. Whether a call that was gathered is whole is `callgate.calls.gate`'s business.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from callgate.calls.arguments import ArgumentsError, Fragments, read_arguments
+from callgate.calls.gate import FoundCall
+from callgate.calls.json_text import canonical, same_json, sound_text
+from callgate.calls.offer import Offer
+from callgate.calls.states import Finding, Flaw
+from callgate.conversation.events import CallDelta, CallWritten
+
+MAX_NUMERIC_ID = 10**30
+"""A number beyond this is no id anybody counts with, and turning it into text may take for ever."""
+
+
+class CallAssembler:
+    """The calls of one answer. Feeding costs the same however much has come; arguments are read at the end."""
+
+    def __init__(
+        self,
+        offer: Offer,
+        ids: Callable[[], str],
+        noticed: dict[Finding, None],
+        argument_bytes: int | None = None,
+    ) -> None:
+        """`noticed`: where findings go. `argument_bytes`: the size beyond which a call's arguments are let go of and the call is broken."""
+        self._offer = offer
+        self._ids = ids
+        self._noticed = noticed
+        self._argument_bytes = argument_bytes
+        self._calls: list[_Gathering] = []
+        self._by_index: dict[int, _Gathering] = {}
+        self._by_id: dict[str, _Gathering] = {}
+        self._by_both: dict[tuple[str, int], _Gathering] = {}
+        self._written: dict[tuple[str, str | None], dict[str | None, Fragments]] = {}
+        self._legacy: Fragments | None = None
+        self._legacy_names: list[str] = []
+        self._taken: set[str] = set()
+        self.read_from_text = False
+        """A call was written in the model's text."""
+
+    # -- fragments
+
+    def add(self, delta: CallDelta) -> None:
+        arguments = delta.arguments
+        if delta.id is None and delta.name is None and not delta.extras and not delta.legacy:
+            # Nearly all fragments: a piece of arguments for a call that was opened before.
+            if arguments is None or arguments == "":
+                return
+            call = self._candidate(None, delta.index) or self._open(delta, _Given())
+            call.arguments.add(arguments)
+        elif delta.legacy:
+            self._legacy_piece(delta.name, arguments)
+        else:
+            self._fragment(delta, _given(delta.id), None if arguments == "" else arguments)
+
+    def _fragment(self, delta: CallDelta, given: "_Given", arguments: Any) -> None:
+        if given.id is None and not delta.name and arguments is None and not delta.extras:
+            return
+        candidate = self._candidate(given.id, delta.index)
+        fate = _Fate.OPENS if candidate is None else self._fate(candidate, delta, given, arguments)
+        if candidate is None or fate is _Fate.OPENS:
+            call = self._open(delta, given)
+        else:
+            call = candidate
+            self._identify(call, given)
+        if arguments is not None and fate is not _Fate.RESENT:
+            call.arguments.add(arguments)
+        if delta.extras:
+            call.extras = _merged(call.extras, delta.extras)
+
+    def _candidate(self, id_: str | None, index: int | None) -> "_Gathering | None":
+        """The latest call that this fragment could continue."""
+        if id_ is not None:
+            if index is not None and (call := self._by_both.get((id_, index))) is not None:
+                return call
+            if (call := self._by_id.get(id_)) is not None:
+                return call
+        if index is not None:
+            return self._by_index.get(index)
+        return self._calls[-1] if self._calls else None
+
+    def _open(self, delta: CallDelta, given: "_Given") -> "_Gathering":
+        call = self._begun(name=delta.name or None, index=delta.index, custom=delta.custom)
+        self._calls.append(call)
+        if call.index is not None:
+            self._by_index[call.index] = call
+        self._identify(call, given)
+        return call
+
+    def _identify(self, call: "_Gathering", given: "_Given") -> None:
+        """A call takes the first id that comes for it; any other after that makes its id doubtful."""
+        if given.id is None:
+            return
+        if call.id is None:
+            call.id, call.id_usable = given.id, given.usable
+            self._by_id[given.id] = call
+            if call.index is not None:
+                self._by_both[given.id, call.index] = call
+        elif call.id != given.id:
+            call.id_usable = False
+
+    def _fate(self, candidate: "_Gathering", delta: CallDelta, given: "_Given", arguments: Any) -> "_Fate":
+        """What a fragment is to its candidate. Only one that has a name can be something else than a continuation."""
+        name = delta.name
+        if not name:
+            return _Fate.CONTINUES
+        both_ids = given.id is not None and candidate.id is not None
+        if both_ids and given.id != candidate.id:
+            return _Fate.OPENS
+        if candidate.name is None:
+            candidate.name = name
+            return _Fate.CONTINUES
+        both_indexes = delta.index is not None and candidate.index is not None
+        if both_ids and both_indexes and delta.index != candidate.index:
+            return _Fate.OPENS
+        if name == candidate.name:
+            return self._named_again(candidate, arguments, same_id=both_ids)
+        return self._renamed(candidate, name)
+
+    def _named_again(self, candidate: "_Gathering", arguments: Any, *, same_id: bool) -> "_Fate":
+        if arguments is None or (isinstance(arguments, str) and arguments.isspace()):
+            return _Fate.CONTINUES
+        so_far = candidate.arguments.object_so_far()
+        if so_far is None:
+            return _Fate.CONTINUES
+        if _same_object(so_far.value, arguments):
+            self._noticed[Finding.DUPLICATE_CALL_DROPPED] = None
+            return _Fate.RESENT
+        return _Fate.CONTINUES if same_id else _Fate.OPENS
+
+    def _renamed(self, candidate: "_Gathering", name: str) -> "_Fate":
+        """A name may come in pieces, or as snapshots that grow, as long as no arguments have come."""
+        before = candidate.name or ""
+        if candidate.arguments or (before in self._offer and name in self._offer):
+            return _Fate.OPENS
+        if name.startswith(before):
+            candidate.name = name
+        elif any(tool.startswith(before + name) for tool in self._offer):
+            candidate.name = before + name
+        else:
+            return _Fate.OPENS
+        return _Fate.CONTINUES
+
+    def _begun(self, **known: Any) -> "_Gathering":
+        return _Gathering(arguments=Fragments(self._argument_bytes), **known)
+
+    # -- calls in one piece
+
+    def add_written(self, call: CallWritten) -> None:
+        if call.legacy:
+            self._legacy_piece(call.name, call.arguments)
+            return
+        given = _given(call.id)
+        gathering = self._begun(
+            name=call.name or None, id=given.id, id_usable=given.usable, extras=call.extras, custom=call.custom
+        )
+        gathering.arguments.add(call.arguments)
+        gathering.written = replace(call, arguments=None) if gathering.arguments.too_large else call
+        if call.from_text:
+            self.read_from_text = True
+        elif given.id is not None and self._was_written(given.id, call.name, gathering.arguments):
+            self._noticed[Finding.DUPLICATE_CALL_DROPPED] = None
+            return
+        self._calls.append(gathering)
+
+    def _was_written(self, id_: str, name: str | None, arguments: Fragments) -> bool:
+        """Arguments are only compared where an id comes a second time."""
+        before = self._written.get((id_, name))
+        if before is None:
+            self._written[id_, name] = {None: arguments}
+            return False
+        if (first := before.pop(None, None)) is not None:
+            before[_told_apart_by(first)] = first
+        spelling = _told_apart_by(arguments)
+        was_written = spelling in before
+        before[spelling] = arguments
+        return was_written
+
+    def _legacy_piece(self, name: str | None, arguments: Any) -> None:
+        if not name and (arguments is None or arguments == ""):
+            return
+        if self._legacy is None:
+            self._legacy = Fragments(self._argument_bytes)
+        if name:
+            self._legacy_names.append(name)
+        self._legacy.add(arguments)
+
+    # -- the calls that were found
+
+    def found(self) -> list[FoundCall]:
+        if not self._calls and self._legacy is not None:
+            name = "".join(self._legacy_names) or None
+            return [FoundCall(self.new_id(), name, self._legacy, (Finding.LEGACY_FUNCTION_CALL,))]
+        return [self._found_call(call) for call in self._calls]
+
+    def _found_call(self, call: "_Gathering") -> FoundCall:
+        written = call.written
+        from_text = written is not None and written.from_text
+        id_, repaired = self._free_id(call)
+        if from_text and call.id is None:
+            repaired = False  # most text formats have no ids
+        return FoundCall(
+            id_,
+            call.name,
+            written.arguments if from_text and written and isinstance(written.arguments, dict) else call.arguments,
+            (Finding.ID_REPAIRED,) if repaired else (),
+            flaw=_flaw_of(call),
+            repaired=written is not None and written.repaired,
+            only_text=written is not None and written.only_text,
+            from_text=from_text,
+            extras=call.extras,
+            custom=call.custom,
+        )
+
+    def _free_id(self, call: "_Gathering") -> tuple[str, bool]:
+        """The id this call has in the history, and whether that took a repair."""
+        if call.id is None or call.id in self._taken:
+            return self.new_id(), True
+        self._taken.add(call.id)
+        return call.id, not call.id_usable
+
+    def new_id(self) -> str:
+        while (made := self._ids()) in self._taken or made in self._by_id:
+            pass
+        self._taken.add(made)
+        return made
+
+
+class _Fate(Enum):
+    """What becomes of a fragment that has a candidate."""
+
+    CONTINUES = auto()
+    OPENS = auto()
+    RESENT = auto()
+
+
+class _Given(msgspec.Struct, frozen=True, gc=False):
+    """An id as a provider gave it; a number is kept as text, to tell calls apart by, but is no id to answer with."""
+
+    id: str | None = None
+    usable: bool = False
+
+
+def _given(raw: object) -> _Given:
+    if isinstance(raw, str):
+        sound = sound_text(raw)
+        return _Given(sound, usable=sound == raw) if raw and not raw.isspace() else _Given()
+    if isinstance(raw, int | float) and not isinstance(raw, bool) and abs(raw) < MAX_NUMERIC_ID:
+        return _Given(str(raw))
+    return _Given()
+
+
+@dataclass(slots=True)
+class _Gathering:
+    """A call while its fragments come."""
+
+    name: str | None = None
+    index: int | None = None
+    id: str | None = None
+    id_usable: bool = False
+    arguments: Fragments = field(default_factory=Fragments)
+    extras: Mapping[str, Any] = field(default_factory=dict)
+    written: CallWritten | None = None
+    """Where it came in one piece."""
+    custom: bool = False
+
+
+def _flaw_of(call: _Gathering) -> Flaw | None:
+    """What is wrong with a call whatever its arguments say: of too large ones there is only the beginning left."""
+    if call.arguments.too_large:
+        return Flaw.ARGUMENTS_TOO_LARGE
+    return call.written.flaw if call.written else None
+
+
+def _told_apart_by(arguments: Fragments) -> str:
+    """The object in one spelling, or the text if it makes none."""
+    try:
+        return canonical(arguments.read().value)
+    except ArgumentsError:
+        return arguments.text()
+
+
+def _same_object(value: dict[str, Any], arguments: Any) -> bool:
+    try:
+        return same_json(value, read_arguments([arguments]).value)
+    except ArgumentsError:
+        return False
+
+
+def _merged(before: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Extras of one call that came in several fragments; a later value wins, inside objects as well."""
+    merged = dict(before)
+    for key, value in more.items():
+        old = merged.get(key)
+        merged[key] = _merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged

@@ -1,0 +1,289 @@
+"""What happens in a chat, as values.
+
+`ModelEvent`s are what a model just did; `upstream` and `dialects` make them out of whatever a provider
+sent, and beyond those rooms nobody looks at a provider's shapes again. The loop folds them into a `Turn`
+and tells its listeners `ChatEvent`s.
+"""
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from callgate.calls.outcome import Outcome
+from callgate.calls.states import BrokenCall, Call, Finding, Flaw, ReadyCall
+
+# What a model does ------------------------------------------------------------------------------
+
+
+class Head(msgspec.Struct, frozen=True, gc=False):
+    """What the provider says of its answer as a whole; the first one of a turn counts."""
+
+    id: str | None = None
+    model: str | None = None
+    system_fingerprint: str | None = None
+    service_tier: str | None = None
+
+
+class AskedInWords(msgspec.Struct, frozen=True, gc=False):
+    """The model was asked for its calls in a prompt, and they are read out of its text: what its finish reason says of
+    calls means nothing. No part of the answer itself."""
+
+    format: str
+    extra_tokens: int = 0
+    """About how many tokens the description of the tools added to the prompt."""
+
+
+class TextDelta(msgspec.Struct, frozen=True, gc=False):
+    text: str
+
+
+class ReasoningDelta(msgspec.Struct, frozen=True, gc=False):
+    text: str
+    source: Literal["reasoning_content", "reasoning", "thinking", "text"] = "reasoning_content"
+    """Where it was found. A turn that has reasoning_content keeps only that (some send both)."""
+
+
+class CallDelta(msgspec.Struct, frozen=True, gc=False):
+    """One fragment of a native tool call, as the provider sent it. Which call it belongs to is the turn's business."""
+
+    index: int | None = None
+    id: str | int | float | None = None
+    name: str | None = None
+    arguments: Any = None
+    """Usually a piece of JSON text; some providers send the object itself, or a list, or a number."""
+    extras: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    legacy: bool = False
+    """It came as `function_call`."""
+    custom: bool = False
+    """A call of a custom tool: what it has for arguments is free text."""
+
+
+class CallWritten(msgspec.Struct, frozen=True, gc=False):
+    """One call that came in one piece: an entry of a whole message, or read out of text."""
+
+    name: str | None
+    arguments: Any = None
+    id: str | int | float | None = None
+    flaw: Flaw | None = None
+    """What the reader of the text already knows to be wrong; the gate may find a more telling flaw."""
+    repaired: bool = False
+    """The reader took something harmless away (a code fence)."""
+    only_text: bool = False
+    """The format can carry nothing but text, so turning "5" into 5 is reading and not repair."""
+    from_text: bool = False
+    """Read out of the model's text: its id is made up unless the format has one."""
+    extras: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    legacy: bool = False
+    custom: bool = False
+
+
+class ThinkingBlock(msgspec.Struct, frozen=True, gc=False):
+    """A piece of a thinking block (or a whole redacted one); pieces are joined until a signature comes."""
+
+    block: Mapping[str, Any]
+
+
+class Aside(msgspec.Struct, frozen=True, gc=False):
+    """A field of the assistant message that we do not read but that belongs to it (refusal, annotations,
+    reasoning_details, audio, provider_specific_fields, …). Strings and lists of one field are joined."""
+
+    field: str
+    value: Any
+
+
+class Logprobs(msgspec.Struct, frozen=True, gc=False):
+    value: Mapping[str, Any]
+
+
+class Finished(msgspec.Struct, frozen=True, gc=False):
+    """A finish reason as the provider wrote it. A turn may carry several, or none."""
+
+    reason: str
+
+
+class Usage(msgspec.Struct, frozen=True, gc=False):
+    """Token counts as the provider reported them (its own dict, details included)."""
+
+    counts: Mapping[str, Any]
+
+
+class ProviderError(msgspec.Struct, frozen=True, gc=False):
+    """The provider reported an error inside its answer."""
+
+    message: str
+    body: Any = None
+
+
+class ChoiceIgnored(msgspec.Struct, frozen=True, gc=False):
+    """Something came for a choice that nobody asked for."""
+
+    index: int
+
+
+ModelEvent: TypeAlias = (
+    Head
+    | AskedInWords
+    | TextDelta
+    | ReasoningDelta
+    | CallDelta
+    | CallWritten
+    | ThinkingBlock
+    | Aside
+    | Logprobs
+    | Finished
+    | Usage
+    | ProviderError
+    | ChoiceIgnored
+)
+
+
+class StreamEnd(StrEnum):
+    """How the body of an answer ended, below all finish reasons."""
+
+    DONE = "done"
+    EOF = "eof"
+    ERROR = "error"
+
+
+# What happens in a chat -------------------------------------------------------------------------
+
+
+class EndingKind(StrEnum):
+    ANSWERED = "answered"
+    HANDED_BACK = "handed_back"
+    TURN_LIMIT = "turn_limit"
+    GAVE_UP = "gave_up"
+
+
+FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
+
+
+class Ending(msgspec.Struct, frozen=True, gc=False):
+    """Why a chat is over, and the one finish reason the client is told."""
+
+    kind: EndingKind
+    finish_reason: FinishReason
+    note: str = ""
+
+
+class TurnStarted(msgspec.Struct, frozen=True, gc=False):
+    """A model is about to be asked; `tools_offered` is false on the last, tool-less turn."""
+
+    index: int
+    tools_offered: bool = True
+
+
+class ModelOutput(msgspec.Struct, frozen=True, gc=False):
+    """What one read of the model's answer brought, in order."""
+
+    turn: int
+    events: Sequence[ModelEvent]
+
+
+def is_for_listeners(events: Sequence[ModelEvent]) -> bool:
+    """Whether somebody but the turn may care for these events. Fragments of calls are shown to nobody, and there may be
+    thousands of them."""
+    for event in events:  # noqa: SIM110 - a generator would cost more than all the rest that is done with a chunk
+        if type(event) is not CallDelta:
+            return True
+    return False
+
+
+class TurnEnded(msgspec.Struct, frozen=True, gc=False):
+    """A model's answer is whole and its calls are settled; each call lies in exactly one pile."""
+
+    turn: int
+    answer: "TurnAccount"
+
+
+class TurnAccount(msgspec.Struct, frozen=True, gc=False):
+    """What there is to say of a finished turn, for listeners; the turn itself stays with the loop."""
+
+    reasons: tuple[str, ...]
+    """The finish reasons as the provider wrote them."""
+    findings: tuple[Finding, ...]
+    run: tuple[ReadyCall, ...]
+    handed_back: tuple[Call, ...]
+    broken: tuple[BrokenCall, ...]
+    usage: Mapping[str, Any] | None
+    seconds: float
+    reason_is_raw: bool = True
+    """False where a library between us and the provider may have rewritten the finish reason."""
+    in_words: AskedInWords | None = None
+    """How the model was asked for calls, where it was asked in its prompt."""
+    lane: str = ""
+    """Which way the model was reached; nothing where none was."""
+
+
+class CallStarted(msgspec.Struct, frozen=True, gc=False):
+    turn: int
+    call: ReadyCall
+    writes: bool = True
+    """The tool may change the world."""
+
+
+class CallProgress(msgspec.Struct, frozen=True, gc=False):
+    turn: int
+    call: ReadyCall
+    message: str
+    fraction: float | None = None
+
+
+class CallEnded(msgspec.Struct, frozen=True, gc=False):
+    turn: int
+    call: ReadyCall
+    outcome: Outcome
+    seconds: float
+
+
+class ModelRetried(msgspec.Struct, frozen=True, gc=False):
+    """A turn failed before anything of it was passed on, and is asked again."""
+
+    turn: int
+    attempt: int
+    reason: str
+
+
+class HiddenTurns(msgspec.Struct, frozen=True, gc=False):
+    """The part of a history that its client was not shown."""
+
+    before: tuple[dict[str, Any], ...]
+    """Whole turns since the client's last message."""
+    assistant: dict[str, Any]
+    """The message with the calls that were handed back, as the model wrote it: all calls, reasoning, signatures."""
+    results: dict[str, dict[str, Any]]
+    """The answers to those of its calls that are not the client's, by id."""
+    after: tuple[dict[str, Any], ...] = ()
+    """What follows the answers: images, which no tool message can hold."""
+    ran: tuple[str, ...] = ()
+    """Those of the answered calls that came whole; the others were broken, and their answers say so."""
+    names: dict[str, str] = msgspec.field(default_factory=dict)
+    """Ids under which the client knows calls, where they are not the model's own."""
+
+
+class CallsHandedBack(msgspec.Struct, frozen=True, gc=False):
+    """The client's own calls of the last turn, as the model sent them."""
+
+    calls: tuple[Call, ...]
+    unseen: HiddenTurns | None = None
+    """What has to be put back when the client returns with its answers; None when it has seen all there is."""
+
+
+class ChatEnded(msgspec.Struct, frozen=True, gc=False):
+    ending: Ending
+    usage: Mapping[str, Any] | None
+
+
+ChatEvent: TypeAlias = (
+    TurnStarted
+    | ModelOutput
+    | TurnEnded
+    | CallStarted
+    | CallProgress
+    | CallEnded
+    | ModelRetried
+    | CallsHandedBack
+    | ChatEnded
+)

@@ -1,0 +1,257 @@
+"""What a model is told about a call that did not run: what was wrong, and what to do next.
+
+The texts go back on the tool-result channel. They are short JSON with fixed keys, because models read those reliably
+and so do people looking at a trace. They are bounded: a schema is cut down to the part that matters, and nothing a
+model wrote is quoted at length.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, assert_never
+
+from callgate.calls.names import close_names
+from callgate.calls.offer import Offer
+from callgate.calls.states import BrokenCall, Flaw, Problem
+
+MAX_QUOTE = 120
+"""Characters of anything the model wrote that are repeated to it; enough to recognise it by."""
+MAX_SCHEMA = 900
+"""Characters of schema in an explanation; a larger one is reduced to its outline first."""
+MAX_NAMES = 20
+"""Tool and parameter names listed; beyond that a model reads its own list of tools again."""
+
+
+def explain(call: BrokenCall, offer: Offer) -> str:
+    """The result of a call that was broken: its flaw, what was expected, and what to send instead."""
+    error: dict[str, Any] = {"code": call.flaw.value, "message": _message(call.flaw)}
+    error |= _where(call.problem)
+    if call.flaw in _ABOUT_THE_NAME:
+        error |= _suggested(call.name or "", offer)
+        error["tools"] = _few(offer)
+    tool = offer.get(call.name or "")
+    if tool is not None and call.flaw in _ABOUT_THE_ARGUMENTS:
+        problem = call.problem or Problem()
+        schema = _part_at(tool.parameters, problem.pointer)
+        if call.flaw is Flaw.SCHEMA_MISMATCH:
+            error |= _suggested(_word(problem.got), _candidates(schema))
+        error["schema"] = _excerpt(schema)
+    return _text(error)
+
+
+def _message(flaw: Flaw) -> str:
+    match flaw:
+        case Flaw.TRUNCATED:
+            return (
+                "Not run: the arguments were cut off. Send the call again, whole. "
+                "If they are too long for one answer, split the work into several smaller calls."
+            )
+        case Flaw.INVALID_JSON:
+            return (
+                "Not run: the arguments are not valid JSON. Send the call again with exactly one JSON object: double "
+                "quotes, no comments, no trailing commas, each key once, nothing before or after it."
+            )
+        case Flaw.INVALID_MARKUP:
+            return (
+                "Not run: the call is not written as it has to be. Send it again: every parameter named, "
+                "given once, opened and closed, and no other text inside the call."
+            )
+        case Flaw.NOT_AN_OBJECT:
+            return (
+                "Not run: the arguments are not a JSON object. Send the call again with an object that names each "
+                'argument: {"name": value}, or {} if there are none.'
+            )
+        case Flaw.ARGUMENTS_TOO_LARGE:
+            return (
+                "Not run: the arguments are larger than this tool can be sent. "
+                "Send less, or split the work into several smaller calls."
+            )
+        case Flaw.MISSING_NAME:
+            return "Not run: the call does not say which tool. Send it again with the name of one of the tools listed."
+        case Flaw.UNKNOWN_TOOL:
+            return (
+                "Not run: there is no tool of that name. Use one of the tools listed, "
+                "with its exact name, or answer without it."
+            )
+        case Flaw.SCHEMA_MISMATCH:
+            return (
+                "Not run: the arguments do not satisfy the tool's schema. "
+                "Correct what is named here and send the call again, whole."
+            )
+        case Flaw.CONTENT_FILTER:
+            return (
+                "Not run: the provider's content filter stopped the answer this call was part of. "
+                "Do not repeat it as it was; go on without this call or ask the user."
+            )
+        case Flaw.STREAM_ENDED:
+            return "Not run: the answer broke off before it was finished. Send the call again, whole, if it is still needed."
+        case Flaw.UPSTREAM_ERROR:
+            return (
+                "Not run: the provider reported an error in the middle of the answer. "
+                "Send the call again, whole, if it is still needed."
+            )
+    assert_never(flaw)
+
+
+_ABOUT_THE_NAME = frozenset({Flaw.MISSING_NAME, Flaw.UNKNOWN_TOOL})
+_ABOUT_THE_ARGUMENTS = frozenset(
+    {Flaw.TRUNCATED, Flaw.INVALID_JSON, Flaw.INVALID_MARKUP, Flaw.NOT_AN_OBJECT, Flaw.SCHEMA_MISMATCH}
+)
+
+
+# Where and how --------------------------------------------------------------------------------------------------------
+
+
+def _where(problem: Problem | None) -> dict[str, Any]:
+    if problem is None:
+        return {}
+    return {
+        "pointer": _quote(problem.pointer),
+        "expected": _quote(problem.expected, MAX_SCHEMA),
+        "got": _quote(problem.got),
+        "note": _quote(problem.note, MAX_SCHEMA),
+    }
+
+
+def _quote(text: str, limit: int = MAX_QUOTE) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+# Suggestions ----------------------------------------------------------------------------------------------------------
+
+
+def _suggested(word: str, known: Iterable[str]) -> dict[str, Any]:
+    """What may have been meant. It says what a check's own note says of it, so that the note gives way."""
+    near = close_names(word, known) if word else []
+    return {"did_you_mean": near, "note": ""} if near else {}
+
+
+def _word(got: str) -> str:
+    """What was got, if it was a string: checks write all values as JSON."""
+    return got.strip('"') if got.startswith('"') else ""
+
+
+def _few(names: Iterable[str]) -> list[str]:
+    listed = list(names)
+    shown = [_quote(name) for name in listed[:MAX_NAMES]]
+    return [*shown, f"… and {len(listed) - MAX_NAMES} more"] if len(listed) > MAX_NAMES else shown
+
+
+def _candidates(schema: Any) -> Iterator[str]:
+    """Words that could have been meant at this place: the values of an enum, or the names of an object."""
+    if isinstance(schema, Mapping):
+        for place in (schema, *_branches(schema)):
+            yield from (value for value in _list(place.get("enum")) if isinstance(value, str))
+            yield from _mapping(place.get("properties"))
+
+
+# The part of a schema that matters ------------------------------------------------------------------------------------
+
+
+def _part_at(schema: Mapping[str, Any], pointer: str) -> Any:
+    """The schema of the place that a JSON pointer into the arguments names, or the nearest one above it."""
+    part: Any = schema
+    for token in pointer.split("/")[1:]:
+        below = _below(part, token.replace("~1", "/").replace("~0", "~"))
+        if below is None:
+            return part
+        part = _referred(below, schema)
+    return part
+
+
+def _referred(part: Any, schema: Mapping[str, Any]) -> Any:
+    """What a `$ref` into the schema's own definitions stands for. One step: that is what generated schemas have."""
+    if isinstance(part, Mapping) and isinstance(part.get("$ref"), str):
+        _, word, name = (*part["$ref"].split("/"), "", "")[:3]
+        return _mapping(schema.get(word)).get(name, part)
+    return part
+
+
+def _below(schema: Any, token: str) -> Any:
+    if not isinstance(schema, Mapping):
+        return None
+    for place in (schema, *_branches(schema)):
+        named = _mapping(place.get("properties")).get(token)
+        if named is not None:
+            return named
+        if token.isdigit() and isinstance(place.get("items"), Mapping):
+            return place["items"]
+    return None
+
+
+def _branches(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    for word in ("anyOf", "oneOf", "allOf"):
+        yield from (branch for branch in _list(schema.get(word)) if isinstance(branch, Mapping))
+
+
+def _excerpt(schema: Any) -> Any:
+    """The schema as it is, or its outline, or only the names in it: the first of these that is short enough."""
+    for form in (schema, _outline(schema), _names_only(schema)):
+        if len(_json(form)) <= MAX_SCHEMA:
+            return form
+    return {"note": "too large to repeat; see the tool's own description"}
+
+
+def _outline(schema: Any) -> Any:
+    if not isinstance(schema, Mapping):
+        return schema
+    kept = {key: schema[key] for key in ("type", "required", "enum") if key in schema}
+    properties = _mapping(schema.get("properties"))
+    if properties:
+        kept["properties"] = {name: _kind(schema) for name, schema in properties.items()}
+    return kept
+
+
+def _kind(schema: Any) -> dict[str, Any]:
+    return (
+        {key: schema[key] for key in ("type", "enum", "format") if key in schema} if isinstance(schema, Mapping) else {}
+    )
+
+
+def _names_only(schema: Any) -> Any:
+    if not isinstance(schema, Mapping):
+        return {}
+    kept = {
+        "required": _few(map(str, _list(schema.get("required")))),
+        "properties": _few(_mapping(schema.get("properties"))),
+    }
+    return {key: names for key, names in kept.items() if names}
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else ()
+
+
+# Calls that were whole and did not run --------------------------------------------------------------------------------
+
+
+def _text(error: Mapping[str, Any]) -> str:
+    text = _json({"error": {key: value for key, value in error.items() if value not in ("", [], {}, None)}})
+    # A model can write half a surrogate pair, and what is quoted of it here has to be encodable on its way back.
+    return text.encode("utf-8", "replace").decode()
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+LIMIT_REACHED = _text(
+    {
+        "code": "limit_reached",
+        "message": "Not run: limit reached. No tool runs any more in this chat. "
+        "Answer the user now with what is already known, and say what could not be done.",
+    }
+)
+"""For a whole call that came after the last turn that may run tools."""
+
+TOO_MANY_CALLS = _text(
+    {
+        "code": "too_many_calls",
+        "message": "Not run: too many calls in one answer. The earlier ones were run; "
+        "send this one again in the next answer if it is still needed.",
+    }
+)
+"""For a whole call beyond the number that one turn may hold."""

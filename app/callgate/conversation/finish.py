@@ -1,0 +1,102 @@
+"""What finish reasons claim, held against what came.
+
+A finish reason is a witness, not a gate. It is put into one of five classes, compared with the calls that were found,
+and every disagreement is a finding. Only a turn that the provider did not finish is a failure, and runs nothing.
+"""
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import msgspec
+
+from callgate.calls.states import Finding, Flaw
+from callgate.conversation.events import StreamEnd
+
+
+class FinishClass(IntEnum):
+    """What a finish reason means. When a turn has several, the highest counts."""
+
+    STOP = 0
+    TOOL_CALLS = 1
+    LENGTH = 2
+    CONTENT_FILTER = 3
+    ERROR = 4
+
+
+_WORDS = {
+    FinishClass.STOP: "stop end_turn eos eos_token stop_sequence complete completed end",
+    FinishClass.LENGTH: (
+        "length max_tokens max_output_tokens max_completion_tokens model_length model_context_window_exceeded"
+    ),
+    FinishClass.TOOL_CALLS: "tool_calls tool_call tool_use function_call function_calls",
+    FinishClass.CONTENT_FILTER: (
+        "content_filter content_filtered safety recitation refusal guardrail_intervened blocklist prohibited_content"
+        " sensitive"
+    ),
+    FinishClass.ERROR: (
+        "error abort aborted failed network_error malformed_function_call insufficient_system_resource"
+    ),
+}
+_CLASSES = {word: kind for kind, words in _WORDS.items() for word in words.split()}
+_STANDARD = frozenset({"stop", "length", "tool_calls", "content_filter", "function_call"})
+
+
+def classify(reason: str) -> FinishClass:
+    """The class of a finish reason as a provider wrote it; one that nobody has heard of counts as stop."""
+    known = _CLASSES.get(reason)
+    if known is not None:
+        return known
+    return _CLASSES.get(reason.lower().replace("-", "_"), FinishClass.STOP)
+
+
+class Finish(msgspec.Struct, frozen=True, gc=False):
+    """How a turn ended, before its calls are looked at."""
+
+    reasons: tuple[str, ...]
+    winner: FinishClass | None
+    failure: Flaw | None
+    """Why nothing of this turn may run, if so."""
+
+
+def judge_finish(reasons: Sequence[str], end: StreamEnd, *, error: bool) -> Finish:
+    """What the finish reasons of a turn, an error in it and the end of its body come to."""
+    winner = None if not reasons else classify(reasons[0]) if len(reasons) == 1 else max(map(classify, reasons))
+    return Finish(tuple(reasons), winner, _failure(winner, end, error=error))
+
+
+def _failure(winner: FinishClass | None, end: StreamEnd, *, error: bool) -> Flaw | None:
+    unfinished = winner is None
+    if error or winner is FinishClass.ERROR or (unfinished and end is StreamEnd.ERROR):
+        return Flaw.UPSTREAM_ERROR
+    if unfinished and end is StreamEnd.EOF:
+        return Flaw.STREAM_ENDED
+    if winner is FinishClass.CONTENT_FILTER:
+        return Flaw.CONTENT_FILTER
+    return None
+
+
+def finish_findings(finish: Finish, *, calls_found: bool, from_text: bool) -> list[Finding]:
+    """Where the claim and what came disagree. Where calls are written as text, `stop` says nothing about them."""
+    found: list[Finding] = []
+    if not _STANDARD.issuperset(finish.reasons):
+        found.append(Finding.NONSTANDARD_FINISH_REASON)
+    if finish.failure is Flaw.UPSTREAM_ERROR:
+        found.append(Finding.UPSTREAM_ERROR)
+    if calls_found and finish.winner is FinishClass.LENGTH:
+        found.append(Finding.TOOL_CALLS_WITH_LENGTH)
+    if not from_text:
+        found += _native_findings(finish, calls_found=calls_found)
+    return found
+
+
+def _native_findings(finish: Finish, *, calls_found: bool) -> list[Finding]:
+    found: list[Finding] = []
+    if len(finish.reasons) > 1 and len({classify(reason) for reason in finish.reasons}) > 1:
+        found.append(Finding.CONFLICTING_FINISH_REASONS)
+    if not finish.reasons and finish.failure is not Flaw.UPSTREAM_ERROR:
+        found.append(Finding.MISSING_FINISH_REASON)
+    if calls_found and finish.winner is FinishClass.STOP:
+        found.append(Finding.TOOL_CALLS_WITH_STOP)
+    if not calls_found and finish.winner is FinishClass.TOOL_CALLS:
+        found.append(Finding.FINISH_WITHOUT_TOOL_CALLS)
+    return found

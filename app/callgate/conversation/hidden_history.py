@@ -1,0 +1,202 @@
+"""Putting back what a client did not see of its own chat.
+
+A client that gets calls of its own back sees nothing of what the house did on the way to them: earlier turns that ran
+our tools, our calls beside its own, the model's signatures. All of that is one `HiddenTurns`. It is kept under the ids of
+the calls that were handed out, and when the client returns with these ids the history is made whole again: the model
+reads what it would have read if all tools had one owner.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from callgate.conversation.events import HiddenTurns
+from callgate.conversation.ports import Message
+
+_CALLS = b'"tool_calls"'
+_ANSWERS = b'"tool_call_id"'
+_USER = b'"user"'
+_LAST_WORD = re.compile(r"[A-Za-z0-9]+\Z")
+
+
+class _Said(msgspec.Struct):
+    name: str | None = None
+    arguments: Any = None
+    input: Any = None
+
+
+class HandedCall(msgspec.Struct):
+    """A call in a history that came from a client."""
+
+    id: str | None = None
+    function: _Said | None = None
+    custom: _Said | None = None
+
+
+class _Head(msgspec.Struct):
+    role: str = ""
+    tool_calls: list[HandedCall] | None = None
+    tool_call_id: str | None = None
+    content: msgspec.Raw = msgspec.Raw()
+
+
+_unseen = msgspec.json.Decoder(HiddenTurns)
+_head = msgspec.json.Decoder(_Head)
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def encode_unseen(unseen: HiddenTurns) -> bytes:
+    return msgspec.json.encode(unseen)
+
+
+def decode_unseen(data: bytes) -> HiddenTurns:
+    return _unseen.decode(data)
+
+
+@dataclass(frozen=True, slots=True)
+class CallingTurn:
+    """A message with calls, in a history that came from a client."""
+
+    place: int
+    calls: Sequence[HandedCall]
+    handles: tuple[str, ...]
+    """What its calls are known by."""
+
+
+def handle_of(id: str, messages: Sequence[Message], place: int) -> str:
+    """What a call is known by, that was or will be made at a place of a history. An id alone, if it was made by chance;
+    one that was counted (`call_0`) comes in every chat, and means something only behind what the user said."""
+    return _Speech(messages).handle(id, place)
+
+
+def handles_in(messages: Sequence[Message]) -> list[str]:
+    """Those of all calls in a history that came from a client. Costs a look for a word where there are none."""
+    return [handle for turn in calling_turns(messages) for handle in turn.handles]
+
+
+def calling_turns(messages: Sequence[Message]) -> Iterator[CallingTurn]:
+    speech = _Speech(messages)
+    for place, message in enumerate(messages):
+        head = _head_of(message, _CALLS)
+        if head is not None and head.role == "assistant" and head.tool_calls:
+            handles = tuple(speech.handle(call.id, place) for call in head.tool_calls if call.id)
+            yield CallingTurn(place, head.tool_calls, handles)
+
+
+def put_back(messages: Sequence[Message], kept: Mapping[str, HiddenTurns]) -> tuple[Message, ...]:
+    """The history with what its client did not see in its place. `kept` is by the handles of its calls."""
+    turns = {turn.place: turn for turn in calling_turns(messages)}
+    whole: list[Message] = []
+    used: set[int] = set()
+    place = 0
+    while place < len(messages):
+        turn = turns.get(place)
+        unseen = next((kept[handle] for handle in turn.handles if handle in kept), None) if turn else None
+        # A client may write parallel calls one message each; what was kept belongs to the first of them.
+        if turn is None or unseen is None or id(unseen) in used or not _is_of(unseen, turn.calls):
+            whole.append(messages[place])
+            place += 1
+            continue
+        used.add(id(unseen))
+        answers, place = _answers(messages, place + 1)
+        whole += _whole_turn(unseen, turn.calls, answers)
+    return tuple(whole)
+
+
+def _whole_turn(unseen: HiddenTurns, calls: Sequence[HandedCall], answers: dict[str, Message]) -> Iterator[Message]:
+    """The turns before it, its message with all its calls, and the answers in the order of the calls."""
+    shown = {unseen.names.get(call.id, call.id): call.id for call in calls if call.id}
+    # A call that the client left out has no answer, and would make the history one that no provider takes.
+    told = [call for call in unseen.assistant["tool_calls"] if call["id"] in unseen.results or call["id"] in shown]
+    yield from unseen.before
+    yield {**unseen.assistant, "tool_calls": told}
+    for call in told:
+        model_id = call["id"]
+        if model_id in unseen.results:
+            yield unseen.results[model_id]
+        elif (answer := answers.pop(shown[model_id], None)) is not None:
+            yield answer if shown[model_id] == model_id else _under(model_id, answer)
+    yield from answers.values()  # of calls that nobody made: the provider will say so, as it would to anyone
+    yield from unseen.after
+
+
+def _is_of(unseen: HiddenTurns, calls: Sequence[HandedCall]) -> bool:
+    """Some providers count their ids from nought in every chat, so what was kept has to be of these very calls."""
+    known = {call["id"]: call for call in unseen.assistant["tool_calls"]}
+    named = [(call, known.get(unseen.names.get(call.id or "", call.id or ""))) for call in calls]
+    return all(kept is None or _is_same(call, kept) for call, kept in named)
+
+
+def _is_same(call: HandedCall, kept: Mapping[str, Any]) -> bool:
+    mine, theirs = call.custom or call.function, kept.get("custom") or kept.get("function") or {}
+    if mine is None or mine.name != theirs.get("name"):
+        return False
+    return bool(mine.input == theirs.get("input") and _meaning(mine.arguments) == _meaning(theirs.get("arguments")))
+
+
+def _meaning(arguments: Any) -> Any:
+    """Some clients write arguments anew, so they are compared as values where they are JSON."""
+    if not isinstance(arguments, str):
+        return arguments or {}
+    try:
+        return msgspec.json.decode(arguments) if arguments.strip() else {}
+    except msgspec.DecodeError:
+        return arguments
+
+
+def _answers(messages: Sequence[Message], place: int) -> tuple[dict[str, Message], int]:
+    """The tool messages from a place on, by the calls they answer, and where the history goes on."""
+    answers: dict[str, Message] = {}
+    while place < len(messages):
+        head = _head_of(messages[place], _ANSWERS)
+        if head is None or head.role != "tool" or not head.tool_call_id or head.tool_call_id in answers:
+            break
+        answers[head.tool_call_id] = messages[place]
+        place += 1
+    return answers, place
+
+
+def _is_by_chance(id: str) -> bool:
+    last = _LAST_WORD.search(id)
+    return last is not None and len(last.group()) >= 8 and sum(map(str.isdigit, last.group())) >= 2
+
+
+class _Speech:
+    """What the user said last before each place of a history. Asked for one place after the other it is read once."""
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self._messages = messages
+        self._known = (0, "")
+
+    def handle(self, id: str, place: int) -> str:
+        return id if _is_by_chance(id) else f"{id}\0{self._said_before(place)}"
+
+    def _said_before(self, place: int) -> str:
+        start, digest = self._known
+        for message in reversed(self._messages[start:place]):
+            head = _head_of(message, _USER)
+            if head is not None and head.role == "user":
+                said = msgspec.json.decode(bytes(head.content) or b"null")
+                digest = hashlib.sha256(msgspec.json.encode(said, order="deterministic")).hexdigest()
+                break
+        self._known = (place, digest)
+        return digest
+
+
+def _head_of(message: Message, mark: bytes) -> _Head | None:
+    if not isinstance(message, msgspec.Raw) or mark not in bytes(message):
+        return None
+    try:
+        return _head.decode(message)
+    except msgspec.DecodeError:
+        return None  # goes on as it came; what is wrong with it is the provider's to say
+
+
+def _under(model_id: str, answer: Message) -> Message:
+    fields = _fields.decode(answer) if isinstance(answer, msgspec.Raw) else answer
+    # Encoded as a whole: nobody further on looks for undecoded pieces inside a message.
+    return msgspec.Raw(msgspec.json.encode({**fields, "tool_call_id": model_id}))

@@ -1,0 +1,304 @@
+"""The one loop. A model is asked, its calls are settled, ours are run, and it is asked again, until it has answered.
+
+`converse` is a plain coroutine that tells what happens and decides everything that is decided between turns;
+what the telling is turned into (a stream, a whole answer, a log line) is the listeners' affair. When its caller
+is cancelled, the model's answer is closed and the tools are stopped, because everything hangs under this coroutine.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from callgate.calls.outcome import Failed, FailureKind, Outcome
+from callgate.calls.states import BrokenCall, Call, Flaw, ReadyCall
+from callgate.conversation import feedback
+from callgate.conversation.errors import BrokenOff, ChatError
+from callgate.conversation.events import (
+    CallEnded,
+    CallProgress,
+    CallsHandedBack,
+    CallStarted,
+    ChatEnded,
+    Ending,
+    EndingKind,
+    ModelOutput,
+    ModelRetried,
+    StreamEnd,
+    TurnAccount,
+    TurnEnded,
+    TurnStarted,
+    is_for_listeners,
+)
+from callgate.conversation.finish import FinishClass
+from callgate.conversation.ports import Ask, Model, Plan, Tell, Toolbox
+from callgate.conversation.transcript import Transcript
+from callgate.conversation.turn import Turn, TurnBuilder
+from callgate.conversation.usage import add_usage
+
+FORMAT_IS_DUE = "format"
+"""Why the last turn has no tools where they cannot be offered beside the form of the answer."""
+NO_PLAN = Plan(ours=(), theirs=(), broken=())
+BROKE_OFF = frozenset({Flaw.STREAM_ENDED, Flaw.UPSTREAM_ERROR})
+"""The flaws of a turn that its provider did not finish."""
+
+
+class Rules(msgspec.Struct, frozen=True, gc=False):
+    """How far a chat may go."""
+
+    max_iterations: int = 10
+    """Turns that run tools."""
+    max_failed_turns: int = 3
+    """Turns running whose every call was broken or failed."""
+    max_repeats: int = 3
+    """Turns running with the same call and the same result."""
+    max_parallel_calls: int = 8
+    """Calls of one turn that run at the same time; one when the client asked for no parallel calls."""
+    max_calls_per_turn: int = 64
+    argument_bytes: int = 10_000_000
+    """How much one call's arguments may be. A larger call is broken, and not kept while it comes."""
+    max_tokens: int | None = None
+    """Tokens of all turns together, as providers report them; who has spent them answers without tools."""
+    max_broken_off: int = 2
+    """How often a turn that broke off before anything of it was passed on is asked again."""
+
+
+USUAL_RULES = Rules()
+
+
+async def converse(
+    ask: Ask,
+    model: Model,
+    toolbox: Toolbox,
+    tell: Tell,
+    *,
+    new_id: Callable[[], str],
+    rules: Rules = USUAL_RULES,
+    sees_images: bool = False,
+    format_with_tools: bool = True,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Carry a chat from the client's question to its ending, telling everything on the way.
+
+    `format_with_tools`: whether the model takes a `response_format` beside tools. If not, what it says while it has
+    tools is only on the way to its answer, and its answer is asked for in a last turn of its own.
+    """
+    course = _Course(ask, model, toolbox, tell, new_id, rules, clock, Transcript(tuple(ask.messages), sees_images))
+    course.format_kept_back = not format_with_tools and "response_format" in ask.params
+    ending = await course.run()
+    await tell(ChatEnded(ending, course.usage))
+
+
+@dataclass(slots=True)
+class _Course:
+    """One chat under way: what is fixed, and the little that changes from turn to turn."""
+
+    ask: Ask
+    model: Model
+    toolbox: Toolbox
+    tell: Tell
+    new_id: Callable[[], str]
+    rules: Rules
+    clock: Callable[[], float]
+    transcript: Transcript
+
+    index: int = 0
+    ran: int = 0
+    failed_turns: int = 0
+    was_cut: bool = False
+    limit: str = ""
+    """Why tools are withheld from now on; empty while they are offered."""
+    format_kept_back: bool = False
+    """The answer has a form that cannot be asked for while tools are offered."""
+    repeats: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    usage: dict[str, Any] | None = None
+    """Of all turns so far."""
+
+    async def run(self) -> Ending:
+        while True:
+            turn, seconds, raw, lane = await self._listen()
+            plan = self.toolbox.plan(turn.calls) if turn.calls else NO_PLAN
+            await self.tell(TurnEnded(self.index, _account(turn, plan, seconds, raw, lane)))
+            if turn.failure in BROKE_OFF:
+                raise _broke_off(turn)
+            ending = await self._ending(turn, plan)
+            if ending is not None:
+                return ending
+            if not turn.calls:
+                continue  # the same question, with nothing of this turn in it
+            answers = await self._answer(plan)
+            self.transcript = self.transcript.after(turn, answers)
+            self._take_stock(turn.calls, answers)
+            self.index += 1
+
+    # -- one turn
+
+    async def _listen(self) -> tuple[Turn, float, bool, str]:
+        """One answer of the model, whole. Asked again while it breaks off with nothing of it passed on."""
+        question, tell, index = self._question(), self.tell, self.index
+        is_told = not (self.format_kept_back and question.tools)
+        for attempt in range(1, self.rules.max_broken_off + 2):
+            await tell(TurnStarted(index, bool(question.tools)))
+            began = self.clock()
+            building = TurnBuilder(self.toolbox.offer, self.new_id, argument_bytes=self.rules.argument_bytes)
+            raw, lane, end = True, "", StreamEnd.DONE
+            try:
+                async with self.model.ask(question) as answer:
+                    lane, is_begun = answer.lane, False
+                    async for events in answer:
+                        building.feed(events)
+                        if is_told and (not is_begun or is_for_listeners(events)):
+                            is_begun = True
+                            await tell(ModelOutput(index, events))
+                    raw = answer.reason_is_raw
+            except BrokenOff as broke:
+                end = StreamEnd.ERROR if broke.transport_error else StreamEnd.EOF
+            turn = building.finish(end)
+            self.usage = add_usage((self.usage, turn.usage)) if turn.usage else self.usage
+            if turn.failure not in BROKE_OFF:
+                break
+            passed_on = is_told and question.stream and bool(turn.text or turn.reasoning)
+            if passed_on or attempt > self.rules.max_broken_off:
+                break
+            await tell(ModelRetried(index, attempt, str(turn.failure)))
+        return turn, self.clock() - began, raw, lane
+
+    def _question(self) -> Ask:
+        ask = self.ask
+        question = Ask(self.transcript.messages, self.toolbox.schemas, ask.tool_choice, ask.params, ask.stream)
+        if self.limit:
+            params = {key: value for key, value in question.params.items() if key != "parallel_tool_calls"}
+            return replace(question, tools=(), tool_choice=None, params=params)
+        if self.format_kept_back:
+            params = {key: value for key, value in question.params.items() if key != "response_format"}
+            question = replace(question, params=params)
+        if self.index and question.tool_choice not in (None, "none"):
+            # A forced choice is honoured once. Forcing it again would never let the model answer.
+            return replace(question, tool_choice="auto")
+        return question
+
+    # -- where a turn leads
+
+    async def _ending(self, turn: Turn, plan: Plan) -> Ending | None:
+        """The ending this turn brings, or None when its calls are to be answered and the model asked again."""
+        cut = turn.winner is FinishClass.LENGTH
+        if turn.failure is Flaw.CONTENT_FILTER:
+            return Ending(EndingKind.GAVE_UP, "content_filter", "content_filter")
+        if self.limit == FORMAT_IS_DUE:
+            return Ending(EndingKind.ANSWERED, "length" if cut else "stop")
+        if self.limit:
+            return Ending(EndingKind.TURN_LIMIT, "length" if cut else "stop", self.limit)
+        if not turn.calls and self.format_kept_back:
+            self.limit = FORMAT_IS_DUE
+            self.index += 1
+            return None
+        if not turn.calls:
+            return Ending(EndingKind.ANSWERED, "length" if cut else "stop")
+        if plan.theirs:
+            # Ours run first: the client cannot come back before everything but its own answers is there.
+            answers = await self._answer(plan)
+            await self.tell(CallsHandedBack(plan.theirs, self.transcript.unseen(turn, answers)))
+            half = cut and any(isinstance(call, BrokenCall) for call in plan.theirs)
+            return Ending(EndingKind.HANDED_BACK, "length" if half else "tool_calls")
+        if cut and not plan.ours:
+            if self.was_cut:
+                theirs = tuple(call for call in plan.broken if self.toolbox.is_clients(call.name))
+                if theirs:
+                    await self.tell(CallsHandedBack(theirs))
+                return Ending(EndingKind.GAVE_UP, "length", "cut_off_twice")
+            self.was_cut = True
+        return None
+
+    async def _answer(self, plan: Plan) -> dict[str, Outcome]:
+        """An answer for every call of the turn: results for ours, explanations for broken ones."""
+        answers: dict[str, Outcome] = {}
+        for call in plan.broken:
+            answers[call.id] = Failed(feedback.explain(call, self.toolbox.offer), FailureKind.NOT_RUN)
+        if not plan.ours:
+            return answers
+        if self.ran >= self.rules.max_iterations:
+            self.limit = "max_iterations"
+            return answers | _refuse(plan.ours, feedback.LIMIT_REACHED)
+        now, most = plan.ours, self.rules.max_calls_per_turn
+        if len(now) > most:
+            answers |= _refuse(now[most:], feedback.TOO_MANY_CALLS)
+            now = now[:most]
+        self.ran += 1
+        return answers | await self._run_calls(now)
+
+    async def _run_calls(self, calls: tuple[ReadyCall, ...]) -> dict[str, Outcome]:
+        if len(calls) == 1:
+            return {calls[0].id: await self._run_call(calls[0])}
+        places = asyncio.Semaphore(self.rules.max_parallel_calls)
+
+        async def in_place(call: ReadyCall) -> Outcome:
+            async with places:
+                return await self._run_call(call)
+
+        async with asyncio.TaskGroup() as group:
+            tasks = {call.id: group.create_task(in_place(call)) for call in calls}
+        return {id: task.result() for id, task in tasks.items()}
+
+    async def _run_call(self, call: ReadyCall) -> Outcome:
+        async def report(message: str, fraction: float | None = None) -> None:
+            await self.tell(CallProgress(self.index, call, message, fraction))
+
+        await self.tell(CallStarted(self.index, call, self.toolbox.writes(call)))
+        began = self.clock()
+        outcome = await self.toolbox.run(call, report)
+        await self.tell(CallEnded(self.index, call, outcome, self.clock() - began))
+        return outcome
+
+    # -- when to stop offering tools
+
+    def _take_stock(self, calls: Iterable[Call], answers: Mapping[str, Outcome]) -> None:
+        """Count what goes round in circles: turns in which nothing worked, and calls that change nothing."""
+        some_worked = any(not isinstance(outcome, Failed) for outcome in answers.values())
+        self.failed_turns = 0 if some_worked else self.failed_turns + 1
+        seen = {(call.name, call.text, answers[call.id].text) for call in calls if isinstance(call, ReadyCall)}
+        self.repeats = {same: self.repeats.get(same, 0) + 1 for same in seen}
+        if self.limit:
+            return
+        if self.failed_turns >= self.rules.max_failed_turns:
+            self.limit = "failed_turns"
+        elif max(self.repeats.values(), default=0) >= self.rules.max_repeats:
+            self.limit = "repeated_call"
+        elif self.rules.max_tokens is not None and self._spent() >= self.rules.max_tokens:
+            self.limit = "tokens"
+
+    def _spent(self) -> int:
+        """Tokens so far; a provider that tells no total tells at least its parts."""
+        usage = self.usage or {}
+        return int(usage.get("total_tokens") or usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0))
+
+
+def _refuse(calls: Iterable[ReadyCall], why: str) -> dict[str, Outcome]:
+    return {call.id: Failed(why, FailureKind.NOT_RUN) for call in calls}
+
+
+def _account(turn: Turn, plan: Plan, seconds: float, reason_is_raw: bool, lane: str) -> TurnAccount:
+    return TurnAccount(
+        reasons=turn.reasons,
+        findings=turn.findings,
+        run=plan.ours,
+        handed_back=plan.theirs,
+        broken=plan.broken,
+        usage=turn.usage,
+        seconds=seconds,
+        reason_is_raw=reason_is_raw,
+        in_words=turn.in_words,
+        lane=lane,
+    )
+
+
+def _broke_off(turn: Turn) -> ChatError:
+    if turn.error is None:
+        message, code, detail = "The model's answer broke off before it was finished", "upstream_broke_off", None
+    else:
+        message, code = "The model's provider reported an error in the middle of its answer", "upstream_error"
+        detail = turn.error.message
+    return ChatError(502, f"{message}; nothing of it was run.", type="server_error", code=code, detail=detail)

@@ -1,0 +1,151 @@
+"""What the loop needs from the world, as protocols. Other rooms implement them; the core imports none of them."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol, TypeAlias, cast
+
+import msgspec
+
+from callgate.calls.offer import Offer
+from callgate.calls.outcome import Outcome
+from callgate.calls.states import BrokenCall, Call, ReadyCall
+from callgate.conversation.events import ChatEvent, ModelEvent
+
+Message: TypeAlias = msgspec.Raw | dict[str, Any]
+"""One message of the history: JSON text as the client sent it, or a dict that we made."""
+
+Tell: TypeAlias = Callable[[ChatEvent], Awaitable[None]]
+"""Someone listening to a chat."""
+TellBytes: TypeAlias = Callable[[bytes], Awaitable[None]]
+"""Someone who takes an answer in its provider's own bytes."""
+
+
+class Ask(msgspec.Struct, frozen=True, gc=False):
+    """One question to a model: the history so far, the tools on offer, and the request's other fields."""
+
+    messages: Sequence[Message]
+    tools: Sequence[msgspec.Raw] = ()
+    """Each tool's schema as encoded JSON (`{"type":"function",…}`)."""
+    tool_choice: Any = None
+    params: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    """Every other field of the request, values as msgspec.Raw or plain objects; never model, messages,
+    tools, tool_choice or stream."""
+    stream: bool = True
+
+
+class Answer(Protocol):
+    """A model's answer as it comes: batches of events, one batch for what one read brought.
+
+    It ends normally when the body ended with its end mark, and raises `BrokenOff` when the body broke off.
+    """
+
+    @property
+    def reason_is_raw(self) -> bool:
+        """Whether finish reasons are the provider's own. To be asked at the end, which may be when it is known."""
+        ...
+
+    @property
+    def lane(self) -> str:
+        """Which way the model was reached, in the words of the config: `direct`, `translated`, `litellm`."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[Sequence[ModelEvent]]: ...
+
+
+class Model(Protocol):
+    """Something that can be asked. Errors before the first batch are `ChatError`s."""
+
+    @property
+    def name(self) -> str: ...
+
+    def ask(self, ask: Ask) -> AbstractAsyncContextManager[Answer]: ...
+
+
+class PassOn(msgspec.Struct, frozen=True, gc=False):
+    """A request that is passed through to a model as it came."""
+
+    fields: Mapping[str, msgspec.Raw]
+    """The body, field by field."""
+    stream: bool
+    include_usage: bool
+    """Whether the client asked for the usage of a stream."""
+
+
+class Passage(Protocol):
+    """An answer in its provider's own bytes: the one body, or whole events of a stream, the end mark last.
+
+    Who has it carries it: that is what gives its connection back. What it says of itself is known when it has ended. It
+    raises `BrokenOff` when it breaks off.
+    """
+
+    @property
+    def usage(self) -> Mapping[str, Any] | None: ...
+
+    @property
+    def reasons(self) -> tuple[str, ...]: ...
+
+    def carry(self, tell: TellBytes) -> Awaitable[None]:
+        """Tell all of it, piece by piece, each of them whole events."""
+        ...
+
+
+class Relay(Protocol):
+    """A model that may be able to pass a request through. Errors before the first bytes are `ChatError`s."""
+
+    def can_pass_on(self, *, with_tools: bool) -> bool: ...
+
+    def pass_on(self, asked: PassOn) -> Awaitable[Passage]:
+        """Its answer once it has begun: until then it may fail cleanly, and leaves nothing open."""
+        ...
+
+
+def relay_in(model: Model) -> Relay | None:
+    """The model as a relay, if it is one. A look at its attributes, because it is taken for every request."""
+    return cast(Relay, model) if hasattr(model, "can_pass_on") else None
+
+
+class CannotPassOn(Exception):
+    """The answer has another shape than was asked for; whoever asked has to have it read."""
+
+
+class Plan(msgspec.Struct, frozen=True, gc=False):
+    """Where each settled call of a turn goes. Each lands in exactly one pile."""
+
+    ours: tuple[ReadyCall, ...]
+    theirs: tuple[Call, ...]
+    """The client's own tools."""
+    broken: tuple[BrokenCall, ...]
+
+
+class Toolbox(Protocol):
+    """The tools of one request."""
+
+    @property
+    def offer(self) -> Offer:
+        """Every tool the gate may let through, the client's included."""
+        ...
+
+    @property
+    def schemas(self) -> Sequence[msgspec.Raw]:
+        """What the model is offered, encoded."""
+        ...
+
+    def plan(self, calls: Sequence[Call]) -> Plan: ...
+
+    def is_clients(self, name: str | None) -> bool:
+        """Whether a tool of this name came in the request."""
+        ...
+
+    def writes(self, call: ReadyCall) -> bool:
+        """Whether the tool may change the world, so that nobody must repeat it lightly."""
+        ...
+
+    async def run(self, call: ReadyCall, report: "Report") -> Outcome:
+        """Run one call and bound its result. Never raises for what a tool does; cancelling stops the tool."""
+        ...
+
+
+class Report(Protocol):
+    """How a running tool says how far it is."""
+
+    async def __call__(self, message: str, fraction: float | None = None) -> None: ...

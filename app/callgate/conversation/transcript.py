@@ -1,0 +1,77 @@
+"""The history of a chat. `Transcript.after` is the only maker of history, so it is always well formed:
+each call of an assistant message gets exactly one answer, right behind it, in the order of the calls.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from callgate.calls.outcome import Failed, Image, Outcome
+from callgate.calls.states import ReadyCall
+from callgate.conversation.events import HiddenTurns
+from callgate.conversation.ports import Message
+from callgate.conversation.turn import Turn
+
+GIVEN_BACK = frozenset({"role", "content", "tool_calls"})
+"""What every client is sure to give back of an assistant message."""
+
+
+class Transcript(msgspec.Struct, frozen=True, gc=False):
+    """All messages so far: the client's as it sent them, then ours."""
+
+    messages: tuple[Message, ...]
+    sees_images: bool = False
+    """Whether the model takes images; if not, an image in a result is described in words."""
+    made: tuple[dict[str, Any], ...] = ()
+    """The last of these messages: those that we made."""
+
+    def after(self, turn: Turn, answers: Mapping[str, Outcome]) -> "Transcript":
+        """The history with this turn and an answer to each of its calls.
+
+        A call that nobody answered is a mistake of ours and fails here, not at the provider.
+        """
+        results = [self._result(call.id, answers[call.id]) for call in turn.calls]
+        return self._with(turn.assistant_message(), *results, *self._images(answers[call.id] for call in turn.calls))
+
+    def unseen(self, turn: Turn, answers: Mapping[str, Outcome]) -> HiddenTurns | None:
+        """What a client does not know that gets the calls of this turn back which nobody answered; None if nothing."""
+        assistant = turn.assistant_message()
+        ours = [call.id for call in turn.calls if call.id in answers]
+        if not (self.made or ours or assistant.keys() - GIVEN_BACK):
+            return None
+        return HiddenTurns(
+            before=self.made,
+            assistant=assistant,
+            results={id: self._result(id, answers[id]) for id in ours},
+            after=tuple(self._images(answers[id] for id in ours)),
+            ran=tuple(call.id for call in turn.calls if call.id in answers and isinstance(call, ReadyCall)),
+        )
+
+    def _with(self, *made: dict[str, Any]) -> "Transcript":
+        return replace(self, messages=(*self.messages, *made), made=(*self.made, *made))
+
+    def _result(self, id: str, outcome: Outcome) -> dict[str, Any]:
+        return {"role": "tool", "tool_call_id": id, "content": self._text_of(outcome)}
+
+    def _images(self, outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
+        images = [image for outcome in outcomes if not isinstance(outcome, Failed) for image in outcome.images]
+        return [_show(images)] if images and self.sees_images else []
+
+    def _text_of(self, outcome: Outcome) -> str:
+        if isinstance(outcome, Failed) or not outcome.images:
+            return outcome.text
+        words = "shown in the next message" if self.sees_images else "not shown, this model takes no images"
+        kinds = ", ".join(image.mime_type for image in outcome.images)
+        note = f"[{len(outcome.images)} image(s) ({kinds}): {words}]"
+        return f"{outcome.text}\n{note}" if outcome.text else note
+
+
+def _show(images: Sequence[Image]) -> dict[str, Any]:
+    """Tool messages take text only, so images follow in a user message."""
+    parts: list[dict[str, Any]] = [{"type": "text", "text": "Images returned by the tools above:"}]
+    parts += [
+        {"type": "image_url", "image_url": {"url": f"data:{image.mime_type};base64,{image.data}"}} for image in images
+    ]
+    return {"role": "user", "content": parts}

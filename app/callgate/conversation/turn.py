@@ -1,0 +1,295 @@
+"""One model answer. A `TurnBuilder` folds its events while they come; `finish` settles its calls and gives the `Turn`.
+
+Which fragment belongs to which call is decided in `gathering`; whether a call is whole is `callgate.calls.gate`'s business.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from callgate.calls.arguments import encode_arguments
+from callgate.calls.gate import settle
+from callgate.calls.json_text import sound_text
+from callgate.calls.offer import Offer
+from callgate.calls.states import BrokenCall, Call, Finding, Flaw, ReadyCall
+from callgate.conversation.call_assembly import CallAssembler
+from callgate.conversation.events import (
+    Aside,
+    AskedInWords,
+    CallDelta,
+    CallWritten,
+    ChoiceIgnored,
+    Finished,
+    Head,
+    Logprobs,
+    ModelEvent,
+    ProviderError,
+    ReasoningDelta,
+    StreamEnd,
+    TextDelta,
+    ThinkingBlock,
+    Usage,
+)
+from callgate.conversation.finish import FinishClass, finish_findings, judge_finish
+
+MAX_NAME = 64
+"""What providers allow for a function name in the history."""
+
+
+class Turn(msgspec.Struct, frozen=True, gc=False):
+    """A finished model answer; each of its calls is settled."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[Call, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    reasons: tuple[str, ...] = ()
+    """The finish reasons as the provider wrote them."""
+    winner: FinishClass | None = None
+    """What they mean together; None if there were none."""
+    failure: Flaw | None = None
+    """Why nothing of this turn may run, if so."""
+    usage: Mapping[str, Any] | None = None
+    head: Head | None = None
+    logprobs: tuple[Mapping[str, Any], ...] = ()
+    asides: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    """Fields of the message that nobody here reads, joined over the stream; `thinking_blocks` among them."""
+    error: ProviderError | None = None
+    in_words: AskedInWords | None = None
+    """Set where the tools were described in the prompt and calls were looked for in the text."""
+
+    def assistant_message(self) -> dict[str, Any]:
+        """The message as it goes back to the model: well formed whatever came, with all that was part of it."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.text or (None if self.calls else "")}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        message |= {name: _echo(name, value) for name, value in self.asides.items() if name not in message}
+        if self.calls:
+            message["tool_calls"] = [_call_in_history(call) for call in self.calls]
+        return message
+
+
+class TurnBuilder:
+    """Folds the events of one answer. Feeding costs the same however much has come; nothing is joined or parsed
+    before the end."""
+
+    def __init__(self, offer: Offer, ids: Callable[[], str], *, argument_bytes: int | None = None) -> None:
+        """`argument_bytes`: how much one call's arguments may be; None for as much as comes."""
+        self._offer = offer
+        self._noticed: dict[Finding, None] = {}
+        """Each once, in their order."""
+        self._calls = CallAssembler(offer, ids, self._noticed, argument_bytes)
+        self._in_words: AskedInWords | None = None
+        self._texts: list[str] = []
+        self._reasoning: dict[str, list[str]] = {}
+        self._reasons: list[str] = []
+        self._usage: Mapping[str, Any] | None = None
+        self._head: Head | None = None
+        self._error: ProviderError | None = None
+        self._logprobs: list[Mapping[str, Any]] = []
+        self._asides: dict[str, list[Any]] = {}
+        self._thinking: _Thinking | None = None
+
+    def feed(self, events: Iterable[ModelEvent]) -> None:
+        for event in events:
+            if isinstance(event, TextDelta):
+                self._texts.append(event.text)
+            elif isinstance(event, CallDelta):
+                self._calls.add(event)
+            else:
+                _TAKEN[type(event)](self, event)
+
+    def finish(self, end: StreamEnd = StreamEnd.DONE) -> Turn:
+        """The turn, its calls settled. `end` is how the body of the answer ended."""
+        finish = judge_finish(self._reasons, end, error=self._error is not None)
+        calls = settle(
+            self._calls.found(),
+            self._offer,
+            failure=finish.failure,
+            at_length=finish.winner is FinishClass.LENGTH,
+            new_id=self._calls.new_id,
+        )
+        from_text = self._in_words is not None or self._calls.read_from_text
+        findings = finish_findings(finish, calls_found=bool(calls), from_text=from_text)
+        findings += self._noticed
+        for call in calls:
+            if isinstance(call, ReadyCall):
+                findings += call.findings
+        return Turn(
+            text=sound_text("".join(self._texts)),
+            reasoning=self._all_reasoning(),
+            calls=calls,
+            findings=tuple(dict.fromkeys(findings)) if findings else (),
+            reasons=finish.reasons,
+            winner=finish.winner,
+            failure=finish.failure,
+            usage=self._usage,
+            head=self._head,
+            logprobs=tuple(self._logprobs),
+            asides=self._all_asides(),
+            error=self._error,
+            in_words=self._in_words,
+        )
+
+    # -- what is not a call
+
+    def _written(self, event: CallWritten) -> None:
+        self._calls.add_written(event)
+
+    def _reason(self, event: ReasoningDelta) -> None:
+        self._reasoning.setdefault(event.source, []).append(event.text)
+
+    def _all_reasoning(self) -> str:
+        """One copy: some providers send the same reasoning under two names. What the model wrote among its text is
+        not such a copy."""
+        if not self._reasoning:
+            return ""
+        told = {source: "".join(pieces) for source, pieces in self._reasoning.items()}
+        native = next((told[name] for name in ("reasoning_content", "reasoning", "thinking") if told.get(name)), "")
+        return sound_text(native + told.get("text", ""))
+
+    def _finished(self, event: Finished) -> None:
+        if event.reason and event.reason not in self._reasons:
+            self._reasons.append(event.reason)
+
+    def _used(self, event: Usage) -> None:
+        self._usage = event.counts
+
+    def _headed(self, event: Head) -> None:
+        self._head = self._head or event
+
+    def _asked_in_words(self, event: AskedInWords) -> None:
+        self._in_words = event
+
+    def _logged(self, event: Logprobs) -> None:
+        self._logprobs.append(event.value)
+
+    def _failed(self, event: ProviderError) -> None:
+        self._error = self._error or event
+
+    def _ignored(self, event: ChoiceIgnored) -> None:
+        self._noticed[Finding.EXTRA_CHOICES_IGNORED] = None
+
+    def _thought(self, event: ThinkingBlock) -> None:
+        self._thinking = self._thinking or _Thinking()
+        self._thinking.add(event.block)
+
+    def _aside(self, event: Aside) -> None:
+        self._asides.setdefault(event.field, []).append(event.value)
+
+    def _all_asides(self) -> dict[str, Any]:
+        asides = {name: _folded(values) for name, values in self._asides.items()}
+        if self._thinking is not None:
+            asides["thinking_blocks"] = self._thinking.blocks()
+        return _sound(asides)
+
+
+_TAKEN: dict[type, Callable[[TurnBuilder, Any], None]] = {
+    ReasoningDelta: TurnBuilder._reason,  # noqa: SLF001 - the rest of the class
+    CallWritten: TurnBuilder._written,  # noqa: SLF001
+    Finished: TurnBuilder._finished,  # noqa: SLF001
+    Usage: TurnBuilder._used,  # noqa: SLF001
+    Head: TurnBuilder._headed,  # noqa: SLF001
+    AskedInWords: TurnBuilder._asked_in_words,  # noqa: SLF001
+    Logprobs: TurnBuilder._logged,  # noqa: SLF001
+    Aside: TurnBuilder._aside,  # noqa: SLF001
+    ThinkingBlock: TurnBuilder._thought,  # noqa: SLF001
+    ProviderError: TurnBuilder._failed,  # noqa: SLF001
+    ChoiceIgnored: TurnBuilder._ignored,  # noqa: SLF001
+}
+"""What becomes of an event that is neither text nor a fragment of a call: those two come by the thousand."""
+
+
+class _Thinking:
+    """Thinking blocks in their order. Pieces of one are joined until its signature comes."""
+
+    def __init__(self) -> None:
+        self._blocks: list[dict[str, Any]] = []
+        self._pieces: list[str] = []
+        self._open = False
+
+    def add(self, block: Mapping[str, Any]) -> None:
+        piece = block.get("thinking")
+        if block.get("type", "thinking") != "thinking" or not isinstance(piece, str | None):
+            self._close()
+            self._blocks.append(dict(block))
+            return
+        if not self._open:
+            self._blocks.append({"type": "thinking"})
+            self._open = True
+        self._pieces.append(piece or "")
+        self._blocks[-1] |= {key: value for key, value in block.items() if value or key not in self._blocks[-1]}
+        if block.get("signature"):
+            self._close()
+
+    def blocks(self) -> list[dict[str, Any]]:
+        self._close()
+        return self._blocks
+
+    def _close(self) -> None:
+        if self._open:
+            self._blocks[-1]["thinking"] = sound_text("".join(self._pieces))
+            self._pieces.clear()
+            self._open = False
+
+
+def _sound(asides: dict[str, Any]) -> dict[str, Any]:
+    """The same without halves of surrogate pairs, which nobody can be sent. Read again only where there are some."""
+    if not asides:
+        return asides
+    try:
+        text = json.dumps(asides, ensure_ascii=False)
+    except (RecursionError, TypeError):  # too deep, or no JSON: what goes out in the end is not for a turn to say
+        return asides
+    sound = sound_text(text)
+    if sound == text:
+        return asides
+    read: dict[str, Any] = json.loads(sound)
+    return read
+
+
+def _folded(values: list[Any]) -> Any:
+    """One field of a message out of its deltas: text and lists go on, objects fill up, anything else is replaced."""
+    if all(isinstance(value, str) for value in values):
+        return sound_text("".join(values))
+    if all(isinstance(value, list) for value in values):
+        return [item for value in values for item in value]
+    if all(isinstance(value, dict) for value in values):
+        return {key: item for value in values for key, item in value.items()}
+    return values[-1]
+
+
+# Going back to the model ---------------------------------------------------------------------------------------------
+
+
+def _call_in_history(call: Call) -> dict[str, Any]:
+    if isinstance(call, ReadyCall) and call.custom:
+        return {**call.extras, "id": call.id, "type": "custom", "custom": {"name": call.name, "input": call.text}}
+    function = {"name": _name_in_history(call), "arguments": _arguments_in_history(call)}
+    return {**call.extras, "id": call.id, "type": "function", "function": function}
+
+
+def _name_in_history(call: Call) -> str:
+    """A broken call may have any name, or none; providers refuse a history with such a name in it."""
+    if isinstance(call, ReadyCall):
+        return call.name
+    return _ILLEGAL.sub("_", call.name or "")[:MAX_NAME] or "unnamed"
+
+
+_ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
+
+
+def _arguments_in_history(call: Call) -> str:
+    """The model's own text where that is one JSON object; providers parse it, and refuse what is not."""
+    if isinstance(call, BrokenCall):
+        return "{}"
+    as_written = Finding.ARGUMENTS_REPAIRED not in call.findings and call.text.lstrip().startswith("{")
+    return call.text if as_written else encode_arguments(call.arguments)
+
+
+def _echo(name: str, value: Any) -> Any:
+    """Audio goes back by its id; the provider keeps the sound."""
+    return {"id": value["id"]} if name == "audio" and isinstance(value, dict) and "id" in value else value

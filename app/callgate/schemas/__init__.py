@@ -1,0 +1,1 @@
+"""JSON Schemas of tools in the dialect that each provider takes."""

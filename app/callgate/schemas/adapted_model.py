@@ -1,0 +1,49 @@
+"""A model whose provider is picky about schemas: the house's tools are shown to it in its provider's dialect."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from operator import is_not
+from typing import TypeAlias
+
+import msgspec
+from msgspec.structs import replace
+
+from callgate.conversation.ports import Answer, Ask, Model, Passage, PassOn, relay_in
+
+Translate: TypeAlias = Callable[[msgspec.Raw], msgspec.Raw]
+"""From a tool's encoded schema to the one to send; a client's own tools come back as they are."""
+
+
+class AdaptedModel:
+    """Around a deployment. What is passed straight through has no tool of ours in it, and stays untouched."""
+
+    def __init__(self, inner: Model, translate: Translate) -> None:
+        self._inner, self._translate = inner, translate
+        self._relay = relay_in(inner)
+        self._last: tuple[Sequence[msgspec.Raw], tuple[msgspec.Raw, ...]] = ((), ())
+
+    @property
+    def name(self) -> str:
+        return self._inner.name
+
+    def ask(self, ask: Ask) -> AbstractAsyncContextManager[Answer]:
+        if ask.tools:
+            ask = replace(ask, tools=self._translated(ask.tools))
+        return self._inner.ask(ask)
+
+    def _translated(self, tools: Sequence[msgspec.Raw]) -> tuple[msgspec.Raw, ...]:
+        """Requests of one kind bring the very same tools of the house, of which one look is enough."""
+        before, after = self._last
+        if tools is before:
+            return after
+        after = tuple(map(self._translate, tools))
+        if all(map(is_not, tools, after)):  # a client's own would keep the whole body alive that they came in
+            self._last = tools, after
+        return after
+
+    def can_pass_on(self, *, with_tools: bool) -> bool:
+        return self._relay is not None and self._relay.can_pass_on(with_tools=with_tools)
+
+    def pass_on(self, asked: PassOn) -> Awaitable[Passage]:
+        assert self._relay is not None, "it was not asked whether it can"
+        return self._relay.pass_on(asked)

@@ -1,0 +1,512 @@
+"""One connection: what comes over it, whose turn it is to be answered, and the clock that it runs against."""
+
+import asyncio
+import contextlib
+import math
+import socket
+import struct
+from collections import deque
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, Final, cast
+from urllib.parse import unquote
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from callgate.server import refusals
+from callgate.server.limits import (
+    ALWAYS_ANSWERED,
+    FRAMING_PER_BYTE,
+    HELD_BYTES,
+    LINGER_BYTES,
+    LINGER_SECONDS,
+    LOWEST_RATE,
+    MAX_PIPELINED,
+    RESERVE,
+    RESERVE_SECONDS,
+)
+from callgate.server.refusals import Refused
+from callgate.server.request_cycle import Exchange
+
+if TYPE_CHECKING:
+    from callgate.server.protocol import ProtocolFactory
+
+NEVER: Final = math.inf
+ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
+
+
+HEAD, BODY, ANSWER, IDLE, UNREAD, CLOSING = range(6)
+"""What the clock of a connection stands for: headers have to be whole; a body has to come; it is our turn, which has no
+limit here; nothing is asked; the rest of a body may come that was answered without having been heard to its end; what was
+written last has to be taken. Plain numbers, because members of an enum are looked up at ten times the cost."""
+
+
+class Connection(asyncio.Protocol):
+    """Hears requests and has them answered one after another."""
+
+    __slots__ = (
+        "_answering",
+        "_app",
+        "_app_state",
+        "_asked",
+        "_body_began",
+        "_context",
+        "_framing_bytes",
+        "_head_bytes",
+        "_headers",
+        "_in_body",
+        "_in_head",
+        "_in_reserve",
+        "_is_deaf",
+        "_last_data",
+        "_newest",
+        "_parser",
+        "_phase",
+        "_read_bytes",
+        "_root_path",
+        "_rules",
+        "_scope",
+        "_spent_bytes",
+        "_target",
+        "_template",
+        "_transport",
+        "_unsent_bytes",
+        "_waiting",
+        "_wrote_at",
+        "body_bytes",
+        "due",
+        "edge",
+        "full",
+        "is_holding_back",
+        "loop",
+        "server_state",
+        "stalled",
+        "unheard_since",
+        "unsent",
+        "write",
+    )
+
+    def __init__(
+        self,
+        edge: "ProtocolFactory",
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        if not config.loaded:
+            config.load()
+        self.loop = loop
+        self.due = NEVER
+        """When the time is up for what the connection is at."""
+        self.stalled = NEVER
+        """When it is up for a client that does not take what it is sent."""
+        self.unheard_since = 0.0
+        self.full: asyncio.Event | None = None
+        """While the client does not take what it is sent: set when there is room again."""
+        self.is_holding_back = False
+        """The client is made to wait with what it sends."""
+        self.edge, self._rules = edge, edge.rules
+        self._app, self._app_state, self.server_state = config.loaded_app, app_state, server_state
+        self._root_path = config.root_path
+        self._context = copy_context()
+        self._waiting: deque[Exchange] = deque()
+        self._answering: Exchange | None = None
+        self._newest: Exchange | None = None
+        """The request that was heard last; it may still wait for its turn."""
+        self.unsent: list[bytes] = []
+        self._unsent_bytes = 0
+        self._phase = HEAD
+        self._in_head = self._in_body = self._in_reserve = self._is_deaf = False
+        self._target = b""
+        self._asked = (b"", b"", "")
+        self._template: dict[str, Any] = {}
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._read_bytes = self._spent_bytes = self._head_bytes = self.body_bytes = self._framing_bytes = 0
+        self._body_began = self._last_data = self._wrote_at = 0.0
+
+    # -- the transport's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
+        self.write = self._transport.write
+        self._parser = httptools.HttpRequestParser(self)
+        # Else the first of several requests would go unanswered when it asks for the end of the connection.
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._scope: dict[str, Any] = {
+            "type": "http",
+            "asgi": ASGI,
+            "server": _address(transport, "sockname"),
+            "client": _address(transport, "peername"),
+            "scheme": "https" if transport.get_extra_info("sslcontext") else "http",
+            "root_path": self._root_path,
+        }
+        self.server_state.connections.add(self)  # type: ignore[arg-type]  # typed as its own kinds of it
+        self._enter()
+
+    def _enter(self) -> None:
+        waits = self._rules.header_seconds
+        self.unheard_since = now = self.loop.time()
+        edge = self.edge
+        over = len(edge.connections) + 1 - self._rules.connections
+        room = over <= 0 or edge.make_room(now)
+        edge.enter(self)
+        if not room:
+            if over > RESERVE:
+                self._refuse(refusals.too_many_connections())
+                return
+            self._in_reserve, waits = True, min(waits, RESERVE_SECONDS)
+        self._wait(HEAD, now + waits)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.edge.leave(self)
+        self.server_state.connections.discard(self)
+        self._waiting.clear()
+        self.unsent.clear()
+        if self._answering is not None:
+            self._answering.leave()
+        self._make_writable()
+        self._is_deaf = True
+        self._newest = None
+        del self._parser  # it knows us, and we it
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            self._overhear(data)
+            return
+        if self._phase == IDLE:
+            self.edge.idle.pop(self, None)
+        self._read_bytes = len(data)
+        self._spent_bytes = 0
+        body_before, was_in_body = self.body_bytes, self._in_body
+        try:
+            self._parser.feed_data(data)
+            if self._in_body:
+                self._expect_body(body_before if was_in_body else None)
+            elif self._in_head:
+                self._expect_head()
+        except httptools.HttpParserUpgrade:
+            self._stay()
+        except httptools.HttpParserError as wrong:
+            refused = wrong.__context__
+            self._refuse(refused if isinstance(refused, Refused) else refusals.not_http())
+        except Refused as refused:
+            self._refuse(refused)
+
+    def _overhear(self, data: bytes) -> None:
+        self.body_bytes += len(data)
+        if self.body_bytes > LINGER_BYTES:
+            self._transport.abort()
+
+    def _stay(self) -> None:
+        """There is nothing to upgrade to: the request is answered as the plain one it also is, and as the last, because
+        the parser has stopped. It takes what follows for the other protocol, and a body that comes would be lost."""
+        assert self._newest is not None
+        if any(name in (b"content-length", b"transfer-encoding") and value != b"0" for name, value in self._headers):
+            self._refuse(refusals.upgrade_with_body())
+            return
+        self._newest.keep = False
+        self._is_deaf = True
+        self.body_bytes = 0
+
+    def pause_writing(self) -> None:
+        """The client does not take what it is sent. It gets the time that it may also be idle for."""
+        self.full = asyncio.Event()
+        self.stalled = self.loop.time() + self._rules.idle_seconds
+
+    def resume_writing(self) -> None:
+        self._make_writable()
+
+    def _make_writable(self) -> None:
+        self.stalled = NEVER
+        if self.full is not None:
+            self.full.set()
+            self.full = None
+
+    def shutdown(self) -> None:
+        """Called by the server when it ends."""
+        running = self._answering
+        if running is None or self._newest is None or running.task.done():
+            self.close()
+        else:
+            self._newest.keep = False
+
+    # -- the parser's callbacks
+
+    def on_message_begin(self) -> None:
+        self._in_head = True
+        self._target = b""
+        self._headers = []
+        self._head_bytes = -self._spent_bytes
+
+    def on_url(self, target: bytes) -> None:
+        self._target += target
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:
+            self._headers.append((name.lower(), value))
+        # else a trailer: it would join the headers of a request that was judged by them already
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._in_body = True
+        self.body_bytes = self._framing_bytes = 0
+        edge = self.edge
+        if self._phase == HEAD or self._read_bytes > self._rules.header_bytes:
+            edge.unheard.pop(self, None)
+            self._measure_head()
+        scope = self._described()
+        keep = scope["http_version"] == "1.1" and self._parser.should_keep_alive()
+        if self._in_reserve or edge.draining:
+            if scope["path"] not in ALWAYS_ANSWERED:
+                raise refusals.closing() if edge.draining else refusals.too_many_connections()
+            keep = False
+        self._newest = exchange = Exchange(self, scope, keep=keep)
+        if self._answering is None:
+            self._phase, self.due = ANSWER, NEVER
+            self._start(exchange)
+        else:
+            self._queue(exchange)
+
+    def on_body(self, body: bytes) -> None:
+        self.body_bytes += len(body)
+        assert self._newest is not None
+        if not self._newest.feed(body):
+            self._hold_back()
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        self._spent_bytes = self._read_bytes
+        assert self._newest is not None
+        self._newest.finish()
+        if self._phase != ANSWER:
+            if self._answering is None:
+                self._rest()
+            else:
+                self._wait(ANSWER, NEVER)
+
+    # -- requests
+
+    def _described(self) -> dict[str, Any]:
+        """The request as ASGI has it. Most requests over a connection ask for the same: that is taken apart once."""
+        parser = self._parser
+        asked = (self._target, parser.get_method(), parser.get_http_version())
+        if asked != self._asked:
+            self._template = self._taken_apart(*asked)
+            self._asked = asked
+        scope = self._template.copy()
+        scope["headers"] = self._headers
+        scope["state"] = self._app_state.copy()
+        return scope
+
+    def _taken_apart(self, target: bytes, method: bytes, version: str) -> dict[str, Any]:
+        if target[:1] == b"/" and b"#" not in target:
+            raw_path, _, query = target.partition(b"?")
+        else:  # a whole address, as a proxy is sent it, or nothing that can be asked for
+            url = httptools.parse_url(target)
+            raw_path, query = url.path or b"/", url.query or b""
+        path = raw_path.decode("ascii")
+        return {
+            **self._scope,
+            "http_version": version,
+            "method": method.decode("ascii"),
+            "path": self._root_path + (unquote(path) if "%" in path else path),
+            "raw_path": self._root_path.encode("ascii") + raw_path,
+            "query_string": query,
+        }
+
+    def _measure_head(self) -> None:
+        size = len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers)
+        if size > self._rules.header_bytes:
+            raise refusals.head_too_large(self._rules.header_bytes)
+
+    def _start(self, exchange: Exchange) -> None:
+        self._answering = exchange
+        # What one request leaves in its context is not for the next, whoever it is that starts it.
+        exchange.task = task = self.loop.create_task(exchange.run(self._app), context=self._context.copy())
+        self.server_state.tasks.add(task)
+
+    def _queue(self, exchange: Exchange) -> None:
+        if len(self._waiting) >= MAX_PIPELINED:
+            raise refusals.too_many_pipelined()
+        self._hold_back()
+        self._waiting.append(exchange)
+
+    def answered(self, exchange: Exchange) -> None:
+        """The answer has been written to its end."""
+        self.server_state.total_requests += 1
+        self._answering = None
+        if self.unsent:
+            self.flush()
+        if not exchange.keep:
+            self.close()
+            return
+        if self.is_holding_back:
+            self.read_on()
+        if self._waiting:
+            self._start(self._waiting.popleft())
+        elif self._in_body:
+            # Answered without having been heard to the end (401, 413). The rest may come, but not for ever.
+            self._wait(UNREAD, self.loop.time() + self._rules.body_seconds)
+        elif self._in_head:
+            self.edge.unheard[self] = None
+        else:
+            self._rest()
+
+    def released(self, exchange: Exchange) -> None:
+        """The application is done with it, one way or another."""
+        self.server_state.tasks.discard(exchange.task)
+        if exchange.is_complete or exchange.left:
+            return
+        if exchange.ends_with_the_connection:
+            self._reset()
+        else:
+            self._refuse(refusals.failed())
+
+    def _reset(self) -> None:
+        """An orderly end would say that this was all."""
+        self.unsent.clear()
+        sock = self._transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._transport.abort()
+
+    def _rest(self) -> None:
+        self.edge.idle[self] = None
+        self._wait(IDLE, self.loop.time() + self._rules.idle_seconds)
+
+    # -- flow
+
+    def gather(self, data: bytes) -> None:
+        """Send a part of an answer, or gather it with what follows until this turn of the loop is over.
+
+        Each write is a system call, and dearer than all that we do for a chunk. The first of a turn goes out at once;
+        a model that is faster than that sends several in one read. The loop's time stands still for a turn.
+        """
+        unsent = self.unsent
+        if not unsent:
+            now = self.loop.time()
+            if now != self._wrote_at:
+                self._wrote_at = now
+                self.write(data)
+                return
+            self.loop.call_soon(self.flush)
+        unsent.append(data)
+        self._unsent_bytes += len(data)
+        if self._unsent_bytes > HELD_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self.unsent:
+            return
+        unsent, self.unsent = self.unsent, []
+        self._unsent_bytes = 0
+        self._transport.writelines(unsent)
+
+    def _hold_back(self) -> None:
+        if not self.is_holding_back:
+            self.is_holding_back = True
+            self._transport.pause_reading()
+
+    def read_on(self) -> None:
+        if self.is_holding_back:
+            self.is_holding_back = False
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        """Close when the client has taken what was written, or does not take it for too long."""
+        self.flush()
+        self._transport.close()
+        self._wait(CLOSING, self.loop.time() + self._rules.idle_seconds)
+
+    def _hang_up(self) -> None:
+        """Closing alone would wait for ever for a client that does not take the end of its answer."""
+        self.flush()
+        if self._transport.get_write_buffer_size():
+            self._transport.abort()
+        else:
+            self._transport.close()
+
+    # -- the clock
+
+    def _wait(self, phase: int, until: float) -> None:
+        self._phase, self.due = phase, until
+
+    def _expect_head(self) -> None:
+        """The rest of a request's headers has to come."""
+        self._head_bytes += self._read_bytes
+        if self._head_bytes > self._rules.header_bytes:
+            raise refusals.head_too_large(self._rules.header_bytes)
+        if self._phase == HEAD:
+            return
+        now = self.loop.time()
+        self._wait(HEAD, now + self._rules.header_seconds)
+        if self._answering is None:
+            self.unheard_since = now
+            self.edge.unheard[self] = None
+
+    def _expect_body(self, before: int | None) -> None:
+        """The rest of a request's body has to come. `before` is how much there was of it when this read began."""
+        if before is not None:
+            self._framing_bytes += self._read_bytes - (self.body_bytes - before)
+            if self._framing_bytes - FRAMING_PER_BYTE * self.body_bytes > self._rules.header_bytes:
+                raise refusals.too_much_framing()
+        if self._phase == UNREAD:
+            return
+        self._last_data = now = self.loop.time()
+        if self._phase != BODY:
+            self._body_began = now
+            self._wait(BODY, now + self._rules.body_seconds)
+
+    def time_is_up(self, now: float) -> None:
+        if self.stalled <= now:
+            self._transport.abort()
+        elif self._phase == BODY:
+            self._judge_body(now)
+        elif self._phase != HEAD:
+            self._hang_up()
+        elif self._answering is not None:
+            # Part of a next request came ahead; it must not cost the client the answer it is getting.
+            self._wait(HEAD, now + self._rules.header_seconds)
+        elif self._in_head:
+            self._refuse(refusals.late_head())
+        else:
+            self._hang_up()
+
+    def _judge_body(self, now: float) -> None:
+        assert self._newest is not None
+        next_due = self._last_data + self._rules.body_seconds
+        expected = self._body_began + self._rules.body_seconds + self.body_bytes / LOWEST_RATE
+        if self.is_holding_back or self._newest.awaits_continue():
+            self._last_data = self._body_began = now  # it is we who are not reading
+            self._wait(BODY, now + self._rules.body_seconds)
+        elif next_due > now and expected > now:
+            self._wait(BODY, min(next_due, expected))
+        else:
+            self._refuse(refusals.late_body())
+
+    # -- refusing
+
+    def _refuse(self, refused: Refused) -> None:
+        """Say why and close, reading on for a moment so that the word arrives. In the middle of an answer just close."""
+        self._is_deaf = True
+        self.edge.unheard.pop(self, None)
+        self.body_bytes = 0
+        self._waiting.clear()
+        exchange, self._answering = self._answering, None
+        if exchange is not None:
+            exchange.leave()
+            if exchange.is_on_the_wire:
+                self.close()
+                return
+        self.flush()
+        self.write(refusals.refusal(refused, "" if exchange is None else exchange.method))
+        with contextlib.suppress(OSError):  # the client may be gone already
+            self._transport.write_eof()
+        self.read_on()
+        self._wait(CLOSING, self.loop.time() + LINGER_SECONDS)
+
+
+def _address(transport: asyncio.BaseTransport, side: str) -> tuple[str, int] | None:
+    where = transport.get_extra_info(side)
+    return (str(where[0]), int(where[1])) if isinstance(where, tuple) else None

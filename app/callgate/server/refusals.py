@@ -1,0 +1,69 @@
+"""What is answered by the edge itself, in OpenAI's shape: requests that no application is asked about."""
+
+from callgate.api.errors import SERVER_ERROR, encode, error_headers
+from callgate.conversation.errors import ChatError
+from callgate.server.response_head import STATUS_LINES
+
+
+class Refused(Exception):
+    """This connection gets no further; raised inside the parser's callbacks, which wrap it."""
+
+    def __init__(self, status: int, message: str, code: str | None, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        kind = "server_error" if status >= 500 else "invalid_request_error"
+        self.error = ChatError(status, message, type=kind, code=code, retry_after=retry_after)
+
+
+def refusal(refused: Refused, method: str = "") -> bytes:
+    """The whole answer. It is the last one on its connection."""
+    body = encode(refused.error.envelope())
+    headers = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "connection": "close",
+        **error_headers(refused.error),
+    }
+    lines = "".join(f"\r\n{name}: {value}" for name, value in headers.items())
+    head = b"%b%b\r\n\r\n" % (STATUS_LINES[refused.error.status], lines.encode("latin-1"))
+    return head if method == "HEAD" else head + body
+
+
+def not_http() -> Refused:
+    return Refused(400, "Invalid HTTP request received.", "invalid_http_request")
+
+
+def too_much_framing() -> Refused:
+    return Refused(400, "The request's chunks hold more framing than body.", "invalid_http_request")
+
+
+def upgrade_with_body() -> Refused:
+    return Refused(400, "A request that asks for another protocol cannot have a body.", "invalid_http_request")
+
+
+def too_many_pipelined() -> Refused:
+    return Refused(400, "Too many requests were sent ahead of their answers.", "too_many_pipelined")
+
+
+def head_too_large(limit: int) -> Refused:
+    return Refused(431, f"The request's headers are larger than {limit} bytes.", "headers_too_large")
+
+
+def late_head() -> Refused:
+    return Refused(408, "The request's headers did not come in time.", "request_timeout")
+
+
+def late_body() -> Refused:
+    return Refused(408, "The request's body did not come in time.", "request_timeout")
+
+
+def too_many_connections() -> Refused:
+    return Refused(503, "Too many connections. Try again in a moment.", "over_capacity", retry_after=1)
+
+
+def closing() -> Refused:
+    return Refused(503, "The server is shutting down. Try again in a moment.", "shutting_down", retry_after=1)
+
+
+def failed() -> Refused:
+    """The application broke down before it began to answer."""
+    return Refused(500, SERVER_ERROR, None)

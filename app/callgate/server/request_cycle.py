@@ -1,0 +1,253 @@
+"""One request and its answer, towards the application: ASGI's `receive` and `send`."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from callgate.server.limits import HELD_BYTES
+from callgate.server.response_head import STATUS_LINES, header_lines
+
+if TYPE_CHECKING:
+    from callgate.server.connection import Connection
+
+log = structlog.get_logger("callgate.edge")
+
+Message = MutableMapping[str, Any]
+Application = Callable[[Any, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
+
+JOINED_BYTES: Final = 16_384
+"""Up to here one write of a copy is cheaper than several of the parts."""
+BODILESS: Final = frozenset({204, 304})
+
+
+UNBEGUN, HELD, SENDING, COMPLETE = range(4)
+"""How far an answer has come. Idempotency the application has begun it, its head is held until it can go out with the first of
+the body."""
+
+COUNTED, CHUNKED, CLOSED, NONE = range(4)
+"""How a client learns where the body ends: the head says so; chunks; where the connection ends, for what is older than
+HTTP/1.1; or there is none whatever is sent, as in the answer to HEAD."""
+
+
+class Exchange:
+    """A request as it comes and its answer as it goes. The connection feeds it; the application holds the other end."""
+
+    __slots__ = (
+        "_connection",
+        "_framing",
+        "_fresh",
+        "_head",
+        "_held",
+        "_left",
+        "_news",
+        "_parts",
+        "_scope",
+        "_stage",
+        "is_whole",
+        "keep",
+        "left",
+        "method",
+        "task",
+        "was_told_to_continue",
+    )
+
+    def __init__(self, connection: "Connection", scope: dict[str, Any], *, keep: bool) -> None:
+        self._connection = connection
+        self._scope = scope
+        self.method: str = scope["method"]  # the application may change what the scope says
+        self.keep = keep
+        """Whether the connection may be used again after this."""
+        self.left = False
+        """Nobody listens any more: the client is gone, or has been told something else."""
+        self.is_whole = False
+        """The request has come to its end."""
+        self.was_told_to_continue = False
+        self.task: asyncio.Task[None]
+        self._parts: list[bytes] = []
+        self._held = 0
+        self._fresh = False
+        self._news: asyncio.Event | None = None
+        self._stage = UNBEGUN
+        self._head = b""
+
+    # -- for the connection
+
+    @property
+    def is_complete(self) -> bool:
+        """The answer has gone out to its end."""
+        return self._stage == COMPLETE
+
+    @property
+    def is_on_the_wire(self) -> bool:
+        return self._stage == SENDING
+
+    @property
+    def ends_with_the_connection(self) -> bool:
+        return self._stage == SENDING and self._framing == CLOSED
+
+    def feed(self, body: bytes) -> bool:
+        """A piece of the request's body. Says whether there is room for more."""
+        if self._stage == COMPLETE:
+            return True
+        self._parts.append(body)
+        self._held += len(body)
+        self._fresh = True
+        if self._news is not None:
+            self._news.set()
+        return self._held <= HELD_BYTES
+
+    def finish(self) -> None:
+        """The request's body is whole."""
+        self.is_whole = self._fresh = True
+        if self._news is not None:
+            self._news.set()
+
+    def leave(self) -> None:
+        self.left = self._fresh = True
+        if self._news is not None:
+            self._news.set()
+
+    def awaits_continue(self) -> bool:
+        """The client holds its body back until it is asked for it. Looked for only when a body is waited for."""
+        if (
+            self.is_whole
+            or self.was_told_to_continue
+            or self._connection.body_bytes
+            or self._scope["http_version"] != "1.1"
+        ):
+            return False
+        return any(name == b"expect" and value.lower() == b"100-continue" for name, value in self._scope["headers"])
+
+    async def run(self, app: Application) -> None:
+        """The application's part. However it ends, no client takes what is not whole for an answer."""
+        try:
+            await app(self._scope, self.receive, self.send)
+        except Exception:
+            log.exception("application_failed")
+        else:
+            if self._stage != COMPLETE and not self.left:
+                log.error("application_did_not_answer")
+        finally:
+            self._connection.released(self)
+
+    # -- for the application
+
+    async def receive(self) -> Message:
+        if not self._fresh:
+            await self._wait()
+        elif self._connection.is_holding_back:
+            self._connection.read_on()
+        if self.left or self._stage == COMPLETE:
+            return {"type": "http.disconnect"}
+        self._fresh = False
+        self._held = 0
+        parts, self._parts = self._parts, []
+        return {"type": "http.request", "body": b"".join(parts), "more_body": not self.is_whole}
+
+    async def send(self, message: Message) -> None:
+        connection = self._connection
+        if connection.full is not None and not self.left:
+            await connection.full.wait()
+        if self.left:
+            return
+        kind, stage = message["type"], self._stage
+        if stage == COMPLETE:
+            raise RuntimeError(f"Unexpected ASGI message '{kind}' sent, after response already completed.")
+        expected = "http.response.start" if stage == UNBEGUN else "http.response.body"
+        if kind != expected:
+            raise RuntimeError(f"Expected ASGI message '{expected}', but got '{kind}'.")
+        if stage == UNBEGUN:
+            self._begin(message["status"], message.get("headers", ()))
+        else:
+            self._go_on(message.get("body", b""), message.get("more_body", False))
+
+    # -- the request
+
+    async def _wait(self) -> None:
+        """Wait for something to tell."""
+        if self.left or self._stage == COMPLETE:
+            return
+        connection = self._connection
+        if self._stage == UNBEGUN and self.awaits_continue():
+            self.was_told_to_continue = True
+            connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if connection.is_holding_back:
+            connection.read_on()
+        if self._news is None:
+            self._news = asyncio.Event()
+        self._news.clear()
+        await self._news.wait()
+
+    # -- the answer
+
+    def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        line = STATUS_LINES.get(status)
+        if line is None:
+            raise RuntimeError(f"{status} is not the status of an answer.")
+        connection = self._connection
+        lines, length, ends = header_lines(headers)
+        own = b"\r\n\r\n"
+        if status in BODILESS:
+            self._framing, length = COUNTED, 0
+        elif length >= 0:
+            self._framing = COUNTED
+        elif self._scope["http_version"] != "1.1":
+            self._framing = CLOSED
+            self.keep = False
+        else:
+            self._framing = CHUNKED
+            own = b"\r\ntransfer-encoding: chunked\r\n\r\n"
+        if self.method == "HEAD":
+            self._framing = NONE
+            own = b"\r\n\r\n"
+        if ends or connection.edge.draining or (not self.is_whole and self.awaits_continue()):
+            self.keep = False  # whoever was not asked for a body may send it or not, and we could not tell
+        if not self.keep and not ends:
+            own = b"\r\nconnection: close" + own
+        self._left = length
+        standing = connection.edge.standing_lines(connection.server_state.default_headers)
+        self._head = b"".join((line, standing, lines, own))
+        self._stage = HELD
+
+    def _go_on(self, body: bytes, more: bool) -> None:
+        framing, connection = self._framing, self._connection
+        if framing == COUNTED:
+            self._left -= len(body)
+            if self._left and (self._left < 0 or not more):
+                raise RuntimeError(f"Response content {'longer' if self._left < 0 else 'shorter'} than Content-Length")
+            data = body
+        elif framing == CHUNKED:
+            data = self._chunk(body) if body else b""
+            if not more:
+                data += b"0\r\n\r\n"
+        else:
+            data = body if framing == CLOSED else b""
+        if self._stage == HELD:
+            if len(data) > JOINED_BYTES:
+                connection.write(self._head)
+            else:
+                data = self._head + data
+            self._stage = SENDING
+        if data and (more or connection.unsent):
+            connection.gather(data)
+        elif data:
+            connection.write(data)
+        if not more:
+            self._stage = COMPLETE
+            if self._news is not None:
+                self._news.set()
+            connection.answered(self)
+
+    def _chunk(self, body: bytes) -> bytes:
+        """A chunk, or the end of one whose beginning has been sent."""
+        size = len(body)
+        if size <= JOINED_BYTES:
+            return b"%x\r\n%b\r\n" % (size, body)
+        if self._stage == HELD:
+            self._stage = SENDING
+            self._connection.gather(self._head)
+        self._connection.gather(b"%x\r\n" % size)
+        self._connection.gather(body)
+        return b"\r\n"

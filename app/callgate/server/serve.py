@@ -1,0 +1,249 @@
+"""Running the application under uvicorn, from the first socket to the exit code."""
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from callgate import __version__
+from callgate.application import create_app
+from callgate.auth.key_store import stored_keys
+from callgate.config.load import Loaded
+from callgate.config.schema import Server as ServerSection
+from callgate.runtime.runtime import Reading
+from callgate.server import ConnectionLimits, ProtocolFactory
+from callgate.telemetry import logs
+from callgate.telemetry.redaction import Redactor
+
+BACKLOG = 2048
+GARBAGE_OBJECTS = 5_000
+"""New objects that may be garbage until they are looked through. A request with hundreds of tools makes a thousand."""
+CUT_OFF = 4
+"""The exit code when the time to drain was over and requests were still running."""
+LOOK_SECONDS = 0.1
+"""How often a draining server looks whether it was told to end at once."""
+ENDING_SECONDS = 5.0
+"""For what was cancelled to end, and then for closing tool servers and connections. After that nothing is waited for."""
+AT_ONCE_SECONDS = 2.0
+"""The same for all of it together after a second signal."""
+
+LAST_WORDS_SECONDS = 0.2
+"""For log lines that wait to be written, where nobody may be reading them."""
+
+
+def serve(loaded: Loaded, read: Callable[[], Loaded] | None = None) -> int:
+    """Serve until told to stop; `read` reads the config again.
+
+    The exit code: 0 after an orderly end, 1 when it could not start, `CUT_OFF` when requests were still running at the
+    end of the drain, 128 and the signal's number when a second signal ended it at once.
+    """
+    config = loaded.config
+    redactor = Redactor(loaded.secrets)
+    logs.configure(redactor, level=config.logging.level, format=config.logging.format)
+    if config.data_dir is not None and (mistake := _unusable(Path(config.data_dir))):
+        print(f"callgate: data_dir: {mistake}", file=sys.stderr)
+        return 1
+    listening = _listen(config.server.host, config.server.port)
+    if listening is None:
+        return 1
+    app = create_app(config, None if read is None else _reading(loaded, read, redactor))
+    if read is not None:
+        signal.signal(signal.SIGHUP, lambda *_: app.state.house.ask_to_reload())
+    edge = ProtocolFactory(_edge_rules(config.server))
+
+    def close_the_door() -> None:
+        app.state.house.is_ready = False
+        edge.draining = True
+
+    server = DrainingServer(
+        uvicorn.Config(
+            app,
+            loop="uvloop",
+            http=edge.protocol,  # type: ignore[arg-type]  # called like the class it stands for
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,  # addresses that somebody else vouches for are not believed
+        ),
+        config.server.drain_seconds,
+        close_the_door,
+    )
+    with listening:
+        print(_banner(loaded, listening), file=sys.stderr, flush=True)
+        try:
+            server.run(sockets=[listening])
+        except SystemExit:  # how uvicorn says that the application would not start; it has been logged
+            return 1
+    return server.exit_code
+
+
+class DrainingServer(uvicorn.Server):
+    """Ends in order: from the first signal on nothing new is taken in, what runs may finish, and then the house closes.
+
+    The socket stays open meanwhile. Probes are told that the house is not ready, and a client that has not heard of it gets
+    a 503 it may try again elsewhere, where a closed port would be an error without a word. A second signal ends at once.
+    """
+
+    def __init__(self, config: uvicorn.Config, drain_seconds: float, close_the_door: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._drain_seconds = drain_seconds
+        self._close_the_door = close_the_door
+        self._ended_by = 0
+        self._cut_off = False
+
+    @property
+    def exit_code(self) -> int:
+        if not self.started:
+            return 1
+        if self._ended_by:
+            return 128 + self._ended_by
+        return CUT_OFF if self._cut_off else 0
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._close_the_door()
+        if self.should_exit:
+            self.force_exit = True
+            self._ended_by = sig
+            _leave_no_later_than(AT_ONCE_SECONDS, 128 + sig)
+        else:
+            self.should_exit = True
+            _leave_no_later_than(self._drain_seconds + 3 * ENDING_SECONDS, CUT_OFF)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        # What is there now stays. Not looking through it at every collection, nor now, saves pauses of tens of milliseconds.
+        gc.freeze()
+        gc.enable()
+        gc.set_threshold(GARBAGE_OBJECTS, 20, 20)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Connections between two requests are left alone until the end: a request may be on its way over one of them.
+        await self._until(lambda: not self.server_state.tasks, self._drain_seconds)
+        cut = set(self.server_state.tasks)
+        for task in cut:
+            task.cancel()
+        self._cut_off = bool(cut)
+        if cut:
+            await asyncio.wait(cut, timeout=ENDING_SECONDS)
+        for server in self.servers:
+            server.close()
+        for listening in sockets or ():
+            listening.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        # What was answered last may still be on its way out.
+        await self._until(lambda: not self.server_state.connections, ENDING_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ENDING_SECONDS):
+                await self.lifespan.shutdown()
+
+    async def _until(self, done: Callable[[], bool], seconds: float) -> None:
+        """Wait for it, no longer than that, and not at all once the end was asked for again."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        # Looked at from time to time, as uvicorn does: neither its tasks nor its connections say when they are all gone.
+        while not done() and not self.force_exit and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+def _leave_no_later_than(seconds: float, code: int) -> None:
+    """Whatever hangs: a tool that keeps the event loop to itself would keep the process for ever."""
+    timer = threading.Timer(seconds, _leave, (code,))
+    timer.daemon = True
+    timer.start()
+
+
+def _leave(code: int) -> None:
+    last_words = threading.Thread(target=logs.write_all, daemon=True)
+    last_words.start()
+    last_words.join(LAST_WORDS_SECONDS)
+    os._exit(code)
+
+
+def _reading(loaded: Loaded, read: Callable[[], Loaded], redactor: Redactor) -> Reading:
+    """How the config is read again. What was masked once stays masked: old secrets are still in old requests."""
+    newest = loaded
+
+    def files() -> tuple[Path, ...]:
+        return newest.files
+
+    def learn(loaded: Loaded) -> None:
+        redactor.add(*loaded.secrets)
+
+    def heed(loaded: Loaded) -> None:
+        nonlocal newest
+        newest = loaded
+        logs.configure(redactor, level=loaded.config.logging.level, format=loaded.config.logging.format)
+
+    return Reading(read, files, learn, heed)
+
+
+def _edge_rules(server: ServerSection) -> ConnectionLimits:
+    return ConnectionLimits(
+        header_bytes=server.header_bytes,
+        header_seconds=server.header_seconds,
+        body_seconds=server.body_seconds,
+        idle_seconds=server.idle_seconds,
+        connections=_affordable(server.connections),
+    )
+
+
+def _affordable(connections: int) -> int:
+    """No more connections than half of the files we may open: each may need one towards a model, and tools need some."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * connections + 256
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with contextlib.suppress(ValueError, OSError):  # a container may forbid it; what is allowed is looked at below
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return connections if soft == resource.RLIM_INFINITY else max(1, min(connections, (soft - 256) // 2))
+
+
+def _unusable(folder: Path) -> str:
+    """Why nothing can be kept in a folder, or nothing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        return f"{folder}: {os.strerror(error.errno or 0)}"
+    return "" if os.access(folder, os.W_OK | os.X_OK) else f"{folder}: it cannot be written to"
+
+
+def _listen(host: str, port: int) -> socket.socket | None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        print(f"callgate: cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}", file=sys.stderr)
+        return None
+    listening.setblocking(False)
+    return listening
+
+
+def _banner(loaded: Loaded, listening: socket.socket) -> str:
+    config = loaded.config
+    host, port = listening.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    models = ", ".join(dict.fromkeys(entry.model_name for entry in config.model_list))
+    keys = len(config.keys) + (stored_keys(Path(config.data_dir)) if config.data_dir else 0)
+    auth = "off" if config.auth == "off" else f"{keys} key(s)" if keys else "none needed on loopback"
+    return "\n".join(
+        (
+            f"Callgate {__version__} on http://{shown}:{port}  (OpenAI base_url: http://{shown}:{port}/v1)",
+            f"  config  {loaded.path or 'built in: the demo model and its tools'}",
+            f"  models  {models}",
+            f"  keys    {auth}",
+        )
+    )

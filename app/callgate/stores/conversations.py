@@ -1,0 +1,151 @@
+"""What clients do not see of their chats, kept for each caller until the client comes back with its answers."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+
+import structlog
+from msgspec.structs import replace
+
+from callgate.calls.states import Call
+from callgate.conversation.events import CallsHandedBack, HiddenTurns
+from callgate.conversation.hidden_history import decode_unseen, encode_unseen, handle_of, handles_in, put_back
+from callgate.conversation.ports import Message, Toolbox
+from callgate.conversation.turn_recovery import (
+    FIELD,
+    Hint,
+    LostTurn,
+    decode_hint,
+    encode_hint,
+    hint_of,
+    lost_turns,
+    made_again,
+)
+from callgate.stores.store import Store, StoreError
+
+UNSEEN, HINT = "unseen:", "hint:"
+HINT_SECONDS = 30 * 86_400.0
+"""Which calls ran is a few hundred bytes, and is remembered when what they returned no longer is."""
+
+log = structlog.get_logger("callgate.conversations")
+
+
+class Conversations:
+    """Keeps under what calls are known by; `caller` goes into every key, so that nobody fetches another's."""
+
+    def __init__(self, store: Store, seconds: float, new_id: Callable[[], str]) -> None:
+        self._store, self._seconds, self._new_id = store, seconds, new_id
+
+    async def keep(
+        self, caller: str, handed: CallsHandedBack, history: Sequence[Message] = (), *, with_hint: bool = False
+    ) -> CallsHandedBack:
+        """Keep what the client is not shown, before it is told of its calls. What comes back is what it may be told:
+        a call whose id is in use, in its own history or for another chat, gets a new one, and the first call has a
+        hint of what ran beside it."""
+        if handed.unseen is None:
+            return handed
+        hint = hint_of(handed.unseen)
+        place = _Place(caller, history)
+        try:
+            handed = await self._kept(place, handed, handed.unseen)
+            for call in handed.calls if hint else ():
+                await self._store.put(place.key(call.id, HINT), encode_hint(hint or {}), HINT_SECONDS)
+        except StoreError as error:
+            # The calls are still worth having: the client's answer to them only lacks what was not kept.
+            log.warning("conversation_not_kept", calls=[call.id for call in handed.calls], error=str(error))
+        if hint is None or not with_hint:
+            return handed
+        first, *others = handed.calls
+        return replace(handed, calls=(replace(first, extras={**first.extras, FIELD: hint}), *others))
+
+    async def made_whole(
+        self, caller: str, messages: Sequence[Message], hints: Mapping[int, Hint], toolbox: Toolbox
+    ) -> tuple[Message, ...]:
+        """The history with what was kept for its calls put back, and made again where it is gone."""
+        handles = list(dict.fromkeys(handles_in(messages)))
+        if not handles and not hints:
+            return tuple(messages)
+        kept: dict[str, HiddenTurns] = {}
+        remembered: dict[str, Hint] = {}
+        try:
+            kept = await self._found(caller, handles)
+            remembered = await self._remembered(caller, [handle for handle in handles if handle not in kept])
+        except StoreError as error:
+            log.warning("conversation_not_found", error=str(error))
+        for turn in lost_turns(messages, hints, kept, remembered) if hints or remembered else ():
+            unseen = await made_again(turn, toolbox)
+            log.info("lost_turn_made_again", calls=[call.id for call in turn.calls])
+            kept |= dict.fromkeys(turn.handles, unseen)
+            await self._keep_again(caller, turn, unseen)
+        return put_back(messages, kept) if kept else tuple(messages)
+
+    async def _found(self, caller: str, handles: Sequence[str]) -> dict[str, HiddenTurns]:
+        values = await self._store.get_all([_key(caller, handle) for handle in handles], renew=self._seconds)
+        # Calls of one turn share what was kept; the same words at another place of the history are another turn's.
+        turns: dict[tuple[bytes, str], HiddenTurns] = {}
+        return {
+            handle: turns.setdefault((value, handle.partition("\0")[2]), decode_unseen(value))
+            for handle, value in zip(handles, values, strict=True)
+            if value is not None
+        }
+
+    async def _remembered(self, caller: str, handles: Sequence[str]) -> dict[str, Hint]:
+        """What is still known of turns that are gone."""
+        if not handles:
+            return {}
+        values = await self._store.get_all([_key(caller, handle, HINT) for handle in handles], renew=HINT_SECONDS)
+        return {handle: decode_hint(value) for handle, value in zip(handles, values, strict=True) if value is not None}
+
+    async def _keep_again(self, caller: str, turn: LostTurn, unseen: HiddenTurns) -> None:
+        """So that it is made again once, and not whenever the client returns."""
+        try:
+            for handle in turn.handles:
+                await self._store.add(_key(caller, handle), encode_unseen(unseen), self._seconds)
+        except StoreError as error:
+            log.warning("conversation_not_kept", calls=[call.id for call in turn.calls], error=str(error))
+
+    async def _kept(self, place: "_Place", handed: CallsHandedBack, unseen: HiddenTurns) -> CallsHandedBack:
+        value = encode_unseen(unseen)
+        if unseen.names:
+            # Ids that we chose are the client's to ask with; whatever was there is this very chat, asked anew.
+            for call in handed.calls:
+                await self._store.put(place.key(call.id), value, self._seconds)
+            return handed
+        calls = [await self._claimed(place, call, value) for call in handed.calls]
+        names = {new.id: old.id for new, old in zip(calls, handed.calls, strict=True) if new.id != old.id}
+        if names:
+            value = encode_unseen(replace(unseen, names=names))
+            for call in calls:
+                await self._store.put(place.key(call.id), value, self._seconds)
+        return replace(handed, calls=tuple(calls))
+
+    async def _claimed(self, place: "_Place", call: Call, value: bytes) -> Call:
+        """The call under an id that is free. Some providers count their ids, and every turn has a `call_0`."""
+        while place.is_taken(call.id):
+            call = replace(call, id=self._new_id())
+        while not await self._store.add(place.key(call.id), value, self._seconds):
+            if await self._store.get(place.key(call.id)) == value:
+                break  # the same chat at the same place: the same question, asked again
+            call = replace(call, id=self._new_id())
+        return call
+
+
+class _Place:
+    """The end of a history, where calls are handed out."""
+
+    def __init__(self, caller: str, history: Sequence[Message]) -> None:
+        self._caller, self._history = caller, history
+        self._taken = frozenset(handles_in(history))
+
+    def is_taken(self, id: str) -> bool:
+        return self._handle(id) in self._taken
+
+    def key(self, id: str, kind: str = UNSEEN) -> str:
+        return _key(self._caller, self._handle(id), kind)
+
+    def _handle(self, id: str) -> str:
+        return handle_of(id, self._history, len(self._history))
+
+
+def _key(caller: str, handle: str, kind: str = UNSEEN) -> str:
+    """A digest, because ids are written by providers and may be long, and callers' names need no escaping then."""
+    return kind + hashlib.sha256(f"{caller}\0{handle}".encode(errors="surrogatepass")).hexdigest()

@@ -1,0 +1,174 @@
+"""Listeners of a chat: what it does becomes log lines and counts. Cheap, synchronous, one pair for each chat."""
+
+import logging
+from collections.abc import Container, Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+from callgate.calls.outcome import Failed, Outcome, Returned
+from callgate.calls.states import BrokenCall, Finding, ReadyCall
+from callgate.conversation.events import (
+    CallEnded,
+    CallsHandedBack,
+    CallStarted,
+    ChatEnded,
+    Ending,
+    ModelRetried,
+    TurnAccount,
+    TurnEnded,
+)
+from callgate.conversation.listeners import Hears, Listener
+from callgate.telemetry.logs import Log
+from callgate.telemetry.metrics import OTHER, Metrics, OfModel
+
+CLIENTS: Final = "client"
+"""The label of all tools that clients brought; their names are theirs to choose."""
+
+
+class LogListener(Listener):
+    """Writes down what is worth reading later. Arguments and results only with `content`."""
+
+    __slots__ = ("_content", "_log")
+
+    def __init__(self, run_id: str, *, content: bool = False) -> None:
+        self._log = Log("callgate.chat", run_id=run_id)
+        self._content = content
+
+    def _chat_ended(self, event: ChatEnded) -> None:
+        """The line of the request says the same, and there is one of those for every chat."""
+        if self._log.hears(logging.DEBUG):
+            ending = event.ending
+            more = {"note": ending.note} if ending.note else {}
+            self._log.debug("chat ended", ending=str(ending.kind), finish_reason=ending.finish_reason, **more)
+
+    def _model_retried(self, event: ModelRetried) -> None:
+        self._log.warning("model asked again", turn=event.turn, attempt=event.attempt, reason=event.reason)
+
+    def _call_started(self, event: CallStarted) -> None:
+        """Its end says all of this again, but for the arguments."""
+        turn, call = event.turn, event.call
+        if self._content:
+            self._log.info("call started", turn=turn, call_id=call.id, tool=call.name, arguments=call.arguments)
+        elif self._log.hears(logging.DEBUG):
+            self._log.debug("call started", turn=turn, call_id=call.id, tool=call.name)
+
+    def _turn_ended(self, event: TurnEnded) -> None:
+        """All that was odd about a turn in one line, so that it is found by the run and read at once."""
+        turn, answer = event.turn, event.answer
+        if (words := answer.in_words) is not None:
+            self._log.info(
+                "tools described in the prompt", turn=turn, format=words.format, extra_tokens=words.extra_tokens
+            )
+        findings = _findings(answer)
+        if not findings and not answer.broken:
+            return
+        self._log.warning(
+            "turn with findings",
+            turn=turn,
+            lane=answer.lane,
+            findings=[str(finding) for finding in findings],
+            finish_reasons=list(answer.reasons),
+            broken=[self._broken(call) for call in answer.broken],
+        )
+
+    def _broken(self, call: BrokenCall) -> dict[str, str | None]:
+        told = {"call_id": call.id, "tool": call.name, "flaw": str(call.flaw)}
+        return {**told, "written": call.text} if self._content else told
+
+    def _call_ended(self, event: CallEnded) -> None:
+        call, outcome = event.call, event.outcome
+        more: dict[str, Any] = {"result": outcome.text} if self._content else {}
+        if isinstance(outcome, Returned) and outcome.cut_bytes:
+            more["cut_bytes"] = outcome.cut_bytes
+        say = self._log.warning if isinstance(outcome, Failed) else self._log.info
+        say(
+            "call ended",
+            turn=event.turn,
+            call_id=call.id,
+            tool=call.name,
+            seconds=round(event.seconds, 3),
+            outcome=_verdict(outcome),
+            **more,
+        )
+
+    hears: ClassVar[Hears] = {
+        TurnEnded: _turn_ended,
+        CallStarted: _call_started,
+        CallEnded: _call_ended,
+        ModelRetried: _model_retried,
+        ChatEnded: _chat_ended,
+    }
+
+
+class MetricsListener(Listener):
+    """Counts. `model` is the configured name; of tools only those in `tools`, the house's, are counted by name."""
+
+    __slots__ = ("_metrics", "_model", "_tools")
+
+    def __init__(self, metrics: Metrics, model: str, tools: Container[str] = ()) -> None:
+        self._metrics = metrics
+        self._model = model
+        self._tools = tools
+
+    def _call_ended(self, event: CallEnded) -> None:
+        tool = self._label(event.call.name)
+        self._metrics.calls.of(tool, _verdict(event.outcome)).inc()
+        self._metrics.call_seconds.of(tool).observe(event.seconds)
+
+    def _handed_back(self, event: CallsHandedBack) -> None:
+        self._metrics.calls.of(CLIENTS, "handed_back").inc(len(event.calls))
+
+    def _model_retried(self, event: ModelRetried) -> None:
+        self._metrics.retries.of(self._model).inc()
+
+    def _chat_ended(self, event: ChatEnded) -> None:
+        counted = self._metrics.model(self._model)
+        counted.ended(str(event.ending.kind), event.ending.finish_reason)
+        if event.usage:
+            counted.spent(event.usage)
+
+    def _turn_ended(self, event: TurnEnded) -> None:
+        answer = event.answer
+        self._metrics.model(self._model).turn(answer.seconds)
+        if (words := answer.in_words) is not None:
+            self._metrics.prompt_tokens_added.of(self._model, words.format).inc(words.extra_tokens)
+        for finding in _findings(answer):
+            self._metrics.findings.of(self._model, str(finding)).inc()
+        for call in answer.broken:
+            self._metrics.calls.of(self._label(call.name), str(call.flaw)).inc()
+
+    def _label(self, tool: str | None) -> str:
+        return tool if tool is not None and tool in self._tools else OTHER
+
+    hears: ClassVar[Hears] = {
+        TurnEnded: _turn_ended,
+        CallEnded: _call_ended,
+        CallsHandedBack: _handed_back,
+        ModelRetried: _model_retried,
+        ChatEnded: _chat_ended,
+    }
+
+
+def write_down_passage(
+    counted: OfModel, run_id: str, ending: Ending, usage: Mapping[str, Any] | None, seconds: float
+) -> None:
+    """What both listeners would make of a request that is passed through. It is told at once, when it has ended: while
+    its bytes go by nobody listens."""
+    counted.turn(seconds)
+    counted.ended(str(ending.kind), ending.finish_reason)
+    if usage:
+        counted.spent(usage)
+    if Log.hears(logging.DEBUG):
+        LogListener(run_id).hear(ChatEnded(ending, usage))
+
+
+def _findings(answer: TurnAccount) -> Sequence[Finding]:
+    """Those about the turn, and each call's own. The turn names what it noticed about any of its calls once more."""
+    if not answer.findings:
+        return ()
+    calls = (call for call in (*answer.run, *answer.handed_back) if isinstance(call, ReadyCall))
+    about_calls = [finding for call in calls for finding in call.findings]
+    return [*(finding for finding in answer.findings if finding not in about_calls), *about_calls]
+
+
+def _verdict(outcome: Outcome) -> str:
+    return str(outcome.kind) if isinstance(outcome, Failed) else "returned"

@@ -1,0 +1,166 @@
+"""Masking secrets in whatever leaves the house as text: logs, and the details of errors.
+
+Three ways to know one: its value was registered at start, its name says so (`api_key`, `Authorization`), or it looks
+like one (`sk-…`, `Bearer …`). Any of them is enough.
+"""
+
+import base64
+import json
+import re
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any, Final
+from urllib.parse import quote
+
+from callgate.config.secret_names import means_secret
+
+MASK: Final = "***"
+
+MIN_SECRET_LENGTH: Final = 8
+"""Shorter values stand in ordinary text by chance; masking them would make logs unreadable."""
+
+_MIN_LINE_LENGTH: Final = 16
+"""Lines of a secret of many lines are masked on their own from this length: tracebacks indent them."""
+
+_MAX_DEPTH: Final = 12
+"""Deeper values are shown by their repr, which also ends values that hold themselves."""
+
+_PATTERNS: Final = (
+    (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), MASK),
+    (re.compile(r"(?<![A-Za-z0-9])(?:sk|pk|rk|cg|gsk|xai)-[A-Za-z0-9_-]{12,}"), MASK),
+    (re.compile(r"(?<![A-Za-z0-9])(?:gh[pousr]_|github_pat_|glpat-|hf_|xox[a-z]-)[A-Za-z0-9_-]{16,}"), MASK),
+    (re.compile(r"(?<![A-Za-z0-9])(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])|AIza[A-Za-z0-9_-]{30,}"), MASK),
+    (re.compile(r"(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*"), MASK),
+    (re.compile(r"\b(bearer|basic)(\s+|%20)[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE), rf"\1\2{MASK}"),
+    (re.compile(r"(://[^/\s:@]*:)[^/\s@]+@"), rf"\1{MASK}@"),
+    (
+        re.compile(
+            r"(?<![A-Za-z0-9])((?:x-)?api[_-]?key|(?:access|auth|refresh|id)[_-]?token|token|secret|password|passwd|authorization)"
+            r"([\"']?\s{0,4}[:=]\s{0,4}[\"']?)(?!bearer\b|basic\b)[^\s\"',;&}\])]{8,}",
+            re.IGNORECASE,
+        ),
+        rf"\1\2{MASK}",
+    ),
+    (re.compile(r"([?&]key=)[^\s\"'&]{8,}", re.IGNORECASE), rf"\1{MASK}"),
+)
+
+
+_HINTS: Final = re.compile(
+    r"-----begin|[kgi]-|gh[pousr]_|pat[_-]|hf_|xox|a[ks]ia|aiza|eyj|bearer|basic|://|key|token|secret|passw|authorization",
+    re.IGNORECASE,
+)
+"""One of these stands in whatever a pattern matches; most texts have none and are done after one look."""
+
+_MIN_MATCH: Final = len("://:x@")
+
+_SHORT_NUMBER: Final = 10 ** (MIN_SECRET_LENGTH - 2)
+"""Below it, whole numbers have fewer characters than any secret."""
+
+_OUR_IDS: Final = re.compile(r"(?:req|run|call|chatcmpl)[_-][0-9a-f]{24}")
+"""Made here and nowhere else, and different on every line: no use looking for secrets in them."""
+
+_REMEMBERED: Final = 2048
+_REMEMBERED_LENGTH: Final = 64
+"""Short texts without a secret come again with every line: paths, models, tools, callers. Only such are remembered."""
+
+
+class Redactor:
+    """Knows the secrets of the running house. Adding one is rare and safe from any thread; masking is the hot path."""
+
+    def __init__(self, known: Iterable[str] = ()) -> None:
+        self._known: frozenset[str] = frozenset()
+        self._pattern: re.Pattern[str] | None = None
+        self._harmless: set[Any] = set()
+        self.add(*known)
+
+    def add(self, *values: str) -> None:
+        """Mask these from now on, wherever they stand and however they are encoded."""
+        forms = {form for value in values for form in _forms(value)}
+        if forms <= self._known:
+            return
+        self._known |= forms
+        # The longest first, so that a secret which begins with another is masked whole.
+        self._pattern = re.compile("|".join(map(re.escape, sorted(self._known, key=len, reverse=True))))
+        self._harmless = set()
+
+    def harmless(self) -> set[Any]:
+        """What was looked at and holds no secret, as far as is known at this moment."""
+        return self._harmless
+
+    def remember(self, value: float | None) -> None:
+        """That a value is harmless which nobody could take for a secret: too short a number, a yes or no, nothing."""
+        harmless = self._harmless
+        if len(harmless) >= _REMEMBERED:
+            harmless.clear()
+        harmless.add(value)
+
+    def text(self, text: str) -> str:
+        """The text with every secret in it masked."""
+        harmless = self._harmless
+        if text in harmless or _OUR_IDS.fullmatch(text):
+            return text
+        masked = self._masked(text) if len(text) >= _MIN_MATCH else text
+        if masked == text and len(text) <= _REMEMBERED_LENGTH:
+            if len(harmless) >= _REMEMBERED:
+                harmless.clear()
+            # Into the set that stood before the look: one that has come since knows of a new secret.
+            harmless.add(text)
+        return masked
+
+    def _masked(self, text: str) -> str:
+        if self._pattern is not None and len(text) >= MIN_SECRET_LENGTH:
+            text = self._pattern.sub(MASK, text)
+        if _HINTS.search(text) is None:
+            return text
+        for pattern, replacement in _PATTERNS:
+            text = pattern.sub(replacement, text)
+        return text
+
+    def value(self, value: Any, name: str = "") -> Any:
+        """The value as plain data with every secret in it masked; `name` is what it is called where it stands."""
+        if type(value) is str and value in self._harmless and not (name and means_secret(name)):
+            return value
+        return self._clean(value, name, 0)
+
+    def _clean(self, value: Any, name: str, depth: int) -> Any:
+        if value is None or isinstance(value, bool):
+            return value
+        if name and means_secret(name):
+            return MASK
+        if isinstance(value, str):
+            return self.text(str(value))
+        if isinstance(value, int) and -_SHORT_NUMBER < value < _SHORT_NUMBER:
+            return value
+        if isinstance(value, int | float):
+            shown = str(value)
+            masked = self.text(shown)
+            return value if masked == shown else masked
+        if isinstance(value, bytes | bytearray):
+            return self.text(bytes(value).decode(errors="backslashreplace"))
+        if depth < _MAX_DEPTH:
+            if isinstance(value, Mapping):
+                return {self.text(str(key)): self._clean(inner, str(key), depth + 1) for key, inner in value.items()}
+            if isinstance(value, list | tuple | AbstractSet):
+                return [self._clean(inner, name, depth + 1) for inner in value]
+        return self.text(repr(value))
+
+
+def _forms(secret: str) -> set[str]:
+    """A secret as it may stand in a text: as it is, and as JSON, repr, URLs and Basic authorization write it."""
+    if len(secret) < MIN_SECRET_LENGTH:
+        return set()
+    encoded = secret.encode(errors="surrogatepass")
+    forms = {
+        secret,
+        json.dumps(secret)[1:-1],
+        json.dumps(secret, ensure_ascii=False)[1:-1],
+        repr(secret)[1:-1],
+        repr(encoded)[2:-1],
+        quote(encoded, safe=""),
+        quote(encoded),
+        base64.b64encode(encoded).decode(),
+    }
+    lines = [line.strip() for line in secret.splitlines()]
+    if len(lines) > 1:
+        forms.update(line for line in lines if len(line) >= _MIN_LINE_LENGTH)
+    return forms

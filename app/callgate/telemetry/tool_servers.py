@@ -1,0 +1,28 @@
+"""What tool servers do besides answering calls: they come, they go, and they change what they say of their tools."""
+
+from typing import Final
+
+import structlog
+
+from callgate.telemetry.metrics import Metrics
+
+log: Final = structlog.get_logger("callgate.tools")
+
+
+class ToolServers:
+    """Writes down and counts what happens to sources of tools. One for the life of the process."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def ready(self, name: str, kind: str) -> None:
+        log.info("tool server ready", server=name, kind=kind)
+
+    def down(self, name: str, kind: str, error: str, failures: int) -> None:
+        self._metrics.server_failures.of(name).inc()
+        log.warning("tool server down", server=name, kind=kind, error=error, failures=failures)
+
+    def changed(self, server: str, tool: str) -> None:
+        """A tool is not what it was when it was first seen. Its description is text that models obey."""
+        self._metrics.tool_changes.of(server).inc()
+        log.warning("tool changed its description or schema", server=server, tool=tool)

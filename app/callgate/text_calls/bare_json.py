@@ -1,0 +1,326 @@
+"""Calls that nothing marks: JSON objects on lines of their own, bare or in a code fence (rules B2 to B5).
+
+A line that begins with a brace, a bracket or a fence is held while it can still be a call to an offered tool, and not
+longer: a name that is no tool's, a key that no call has room for, anything after the object, and it is talk.
+JSON that is found to be no call is talk up to where it closes, so that a line inside it is not taken for a call.
+"""
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Final
+
+from callgate.calls.arguments import ArgumentsError, read_arguments
+from callgate.calls.json_text import is_json
+from callgate.calls.names import is_parallel, resolve_name
+from callgate.calls.states import Flaw
+from callgate.conversation.events import CallWritten
+from callgate.text_calls.event_sink import TAB, EventSink
+from callgate.text_calls.json_calls import ARGUMENT_KEYS, CallObjects
+from callgate.text_calls.json_scan import Entry, JsonScan, State
+from callgate.text_calls.text_cursor import Sink, Steps, TextCursor
+
+LONGEST_FENCE = 16
+"""A longer run of fence characters is a ruler and no fence."""
+
+LONGEST_INFO = 40
+
+_TICKS = re.compile(r"`*")
+_WAVES = re.compile(r"~*")
+_INFO = re.compile(r"[A-Za-z0-9_+\-./ \t\r]*")
+
+CALLS: Final = CallObjects()
+
+
+def read_bare_json(talk: EventSink) -> Steps[None]:
+    """The whole grammar: talk, calls on lines of their own, and fences around them."""
+    reading = _Bare(talk)
+    yield from reading.read()
+
+
+@dataclass(slots=True)
+class _Held:
+    """Text that may be calls, and the calls found in it so far."""
+
+    pieces: list[str] = field(default_factory=list)
+    calls: list[CallWritten] = field(default_factory=list)
+
+    def add(self, text: str) -> None:
+        self.pieces.append(text)
+
+    def release(self, talk: EventSink) -> None:
+        for text in self.pieces:
+            talk.say(text)
+        self.pieces.clear()
+        self.calls.clear()
+
+    def settle(self, talk: EventSink) -> None:
+        for call in self.calls:
+            talk.call(call)
+        self.pieces.clear()
+        self.calls.clear()
+
+
+class _Bare:
+    def __init__(self, talk: EventSink) -> None:
+        self._talk = talk
+        self._tape = talk.tape
+        self._lines = talk.prose("\n")
+
+    def read(self) -> Steps[None]:
+        while True:
+            yield from self._tape.space(self._talk.say, same_line=True)
+            if 0 <= self._talk.indent < TAB and (yield from self._line_start()):
+                continue
+            if not (yield from self._pass_line()):
+                return
+
+    def _line_start(self) -> Steps[bool]:
+        """Read what begins at the start of a line, if it is held for a call. False: it is talk."""
+        char = yield from self._tape.peek()
+        if char in ("{", "["):
+            yield from self._objects()
+            return True
+        if char in ("`", "~"):
+            return (yield from self._fence(char))
+        return False
+
+    def _pass_line(self) -> Steps[bool]:
+        """EventSink up to the end of the line, or to where a line may begin anew. False: the text has ended."""
+        while True:
+            mark = yield from self._lines.step()
+            if mark is None:
+                return False
+            if mark == "\n":
+                self._talk.say(mark)
+                return True
+            if self._talk.indent >= 0:
+                return True
+
+    # Objects on lines of their own
+
+    def _objects(self) -> Steps[None]:
+        held = _Held()
+        while True:
+            if not (yield from self._value(held)):
+                return
+            yield from self._tape.space(held.add, same_line=True)
+            char = yield from self._tape.peek()
+            if char in ("", "\n") or (yield from self._is_dropped()):
+                held.settle(self._talk)
+                return
+            if char != ";" or not (yield from self._next_object(held)):
+                held.release(self._talk)
+                return
+            held.settle(self._talk)
+
+    def _next_object(self, held: _Held) -> Steps[bool]:
+        self._tape.at += 1
+        held.add(";")
+        yield from self._tape.space(held.add)
+        return (yield from self._tape.peek()) == "{"
+
+    def _is_dropped(self) -> Steps[bool]:
+        """A token that is dropped ends a line as well as a line break does."""
+        mark = yield from self._tape.one_of(self._talk.dropped)
+        if mark is None:
+            return False
+        self._tape.back(mark)
+        return True
+
+    # Values
+
+    def _value(self, held: _Held) -> Steps[bool]:
+        """Read one value into `held`. False: it is no call, or the last one of the text; nothing is held any more."""
+        candidate = Candidate(self._talk.tools)
+        yield from candidate.read(self._tape)
+        calls = candidate.calls()
+        if calls is not None:
+            held.calls += calls
+            held.add(candidate.text)
+            return True
+        if candidate.scan.state is State.OPEN and self._tape.dry:
+            calls, rest = candidate.calls_of_cut_text()
+            held.calls += calls
+            if held.calls:
+                held.settle(self._talk)
+                self._talk.say(rest)
+                return False
+        held.add(candidate.text)
+        held.release(self._talk)
+        yield from candidate.pass_rest(self._tape, self._talk.say)
+        return False
+
+    # Fences
+
+    def _fence(self, char: str) -> Steps[bool]:
+        """Read a fence and what is in it. False: it is none, and nothing was read."""
+        fence = yield from self._tape.run(_TICKS if char == "`" else _WAVES, LONGEST_FENCE)
+        if fence is None or len(fence) < 3:
+            self._put_back(fence)
+            return False
+        info = yield from self._tape.run(_INFO, LONGEST_INFO)
+        if info is None or (yield from self._tape.peek()) not in ("\n", ""):
+            self._talk.say(fence + (info or ""))
+            return (yield from self._pass_line())
+        held = _Held([fence + info])
+        yield from self._tape.space(held.add)
+        if (yield from self._tape.peek()) in ("{", "[") and (yield from self._fenced_calls(held, fence)):
+            return True
+        held.release(self._talk)
+        yield from self._pass_fence(fence)
+        return True
+
+    def _put_back(self, text: str | None) -> None:
+        if text:
+            self._tape.back(text)
+
+    def _fenced_calls(self, held: _Held, fence: str) -> Steps[bool]:
+        """Values up to the closing fence. False: they are not all calls, and nothing is held any more."""
+        while True:
+            if not (yield from self._value(held)):
+                return self._tape.dry
+            yield from self._tape.space(held.add)
+            if (yield from self._tape.one_of((";",))):
+                held.add(";")
+                yield from self._tape.space(held.add)
+            char = yield from self._tape.peek()
+            if char in ("{", "["):
+                continue
+            if not char or (yield from self._closes(held, fence)):
+                held.settle(self._talk)
+                return True
+            held.release(self._talk)
+            return False
+
+    def _closes(self, held: _Held, fence: str) -> Steps[bool]:
+        """Whether the closing fence stands here, with nothing else on its line."""
+        found = yield from self._tape.run(_TICKS if fence[0] == "`" else _WAVES, LONGEST_FENCE)
+        if not found:
+            return False
+        held.add(found)
+        if len(found) < len(fence):
+            return self._tape.dry
+        yield from self._tape.space(held.add, same_line=True)
+        return (yield from self._tape.peek()) in ("", "\n") or (yield from self._is_dropped())
+
+    def _pass_fence(self, fence: str) -> Steps[None]:
+        """EventSink up to the line that closes a fence. Nothing in it is a call."""
+        while True:
+            yield from self._tape.space(self._talk.say, same_line=True)
+            if 0 <= self._talk.indent < TAB and (yield from self._tape.peek()) == fence[0]:
+                found = yield from self._tape.run(_TICKS if fence[0] == "`" else _WAVES, LONGEST_FENCE)
+                if found:
+                    self._talk.say(found)
+                    if len(found) >= len(fence):
+                        yield from self._tape.space(self._talk.say, same_line=True)
+                        if (yield from self._tape.peek()) in ("", "\n"):
+                            return
+            if not (yield from self._pass_line()):
+                return
+
+
+class Candidate:
+    """One JSON value that may be a call, or a list of calls, watched while it comes."""
+
+    def __init__(self, tools: Collection[str]) -> None:
+        self.scan = JsonScan(CALLS.watch, wary=True)
+        self._tools = tools
+        self._pieces: list[str] = []
+        self._entries_closed = 0
+        self._members_closed = 0
+        self._is_hopeless = False
+
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)
+
+    def read(self, tape: TextCursor) -> Steps[None]:
+        """Read while this may be a call."""
+        while not self._is_hopeless:
+            self._pieces.append(self._feed(tape))
+            if self.scan.state is not State.OPEN:
+                return
+            if self.scan.stirred:
+                self._is_hopeless = not self._may_be_call()
+            elif not (yield from tape.more()):
+                return
+
+    def pass_rest(self, tape: TextCursor, sink: Sink) -> Steps[None]:
+        """Read the rest of a value that is no call, up to where it closes or breaks."""
+        self.scan.wary, self.scan.one_line = False, True
+        while True:
+            text = self._feed(tape)
+            if text:
+                sink(text)
+            if self.scan.state is not State.OPEN or not (yield from tape.more()):
+                return
+
+    def calls(self) -> list[CallWritten] | None:
+        """The calls that this is; None if it is something else, or not all there."""
+        scan, text = self.scan, self.text
+        if scan.state is not State.CLOSED or self._is_hopeless or not scan.entries:
+            return None
+        if not all(self._is_whole_call(entry, text) for entry in scan.entries):
+            return None
+        return [CALLS.one_written(entry, text, None) for entry in scan.entries]
+
+    def calls_of_cut_text(self) -> tuple[list[CallWritten], str]:
+        """The calls of a value in which the text ended, and what is talk of it. A call counts from its name on."""
+        scan, text = self.scan, self.text
+        if self._is_hopeless or scan.state is not State.OPEN or not scan.is_beginning:
+            return [], text
+        closed = [entry for entry in scan.entries if entry.end >= 0]
+        if not all(self._is_whole_call(entry, text) for entry in closed):
+            return [], text
+        calls = [CALLS.one_written(entry, text, None) for entry in closed]
+        rest = ""
+        if len(closed) < len(scan.entries):
+            last = scan.entries[-1]
+            name = last.member(CALLS.name_key)
+            if name is not None and name.text is not None:
+                calls.append(CALLS.one_written(last, text, Flaw.TRUNCATED))
+            else:
+                rest = text[last.start :]
+        return (calls, rest) if calls else ([], text)
+
+    def _feed(self, tape: TextCursor) -> str:
+        start = tape.at
+        tape.at = self.scan.feed(tape.text, start)
+        return tape.text[start : tape.at]
+
+    def _may_be_call(self) -> bool:
+        scan = self.scan
+        if scan.flawed or not all(entry.is_object for entry in scan.entries[-1:]):
+            return False
+        last = scan.entry
+        if last is None:
+            return True
+        if last.end >= 0:
+            return _has_keys_of_call(last)
+        member = last.members[-1] if last.members else None
+        if member is None or member.key != CALLS.name_key or member.start < 0:
+            return True
+        if member.end < 0:
+            return scan.in_string
+        return member.text is not None and self._is_offered(member.text)
+
+    def _is_offered(self, name: str) -> bool:
+        return resolve_name(name, self._tools) is not None or is_parallel(name, self._tools)
+
+    def _is_whole_call(self, entry: Entry, text: str) -> bool:
+        """It has the keys of a call, and is JSON: what is broken is talk where nothing marks it as a call. What is JSON
+        and cannot be run all the same (a key given twice) is a call, so that the model is told of it."""
+        written = CALLS.one_written(entry, text, None)
+        if written.flaw is not None or not _has_keys_of_call(entry):
+            return False
+        try:
+            read_arguments([written.arguments])
+        except ArgumentsError as error:
+            return error.flaw is Flaw.NOT_AN_OBJECT or is_json(written.arguments)
+        return True
+
+
+def _has_keys_of_call(entry: Entry) -> bool:
+    keys = {member.key for member in entry.members}
+    return CALLS.name_key in keys and not keys.isdisjoint(ARGUMENT_KEYS)

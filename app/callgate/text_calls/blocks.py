@@ -1,0 +1,171 @@
+"""Tool calls that come as content blocks: pieces by index, each block one call, whole only when its block stops.
+
+A block holds its call as XML (`<invoke name="…"><parameter name="…">…`, with or without the `<function_calls>` around
+it) or as one JSON object with `name` and `arguments` (or `input`, or `parameters`). Nothing is judged before the block
+has stopped, however finished it looks. What a call has to be is not said here: the turn's gate decides, as for any call.
+"""
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeAlias
+from uuid import uuid4
+
+from callgate.calls.json_text import JsonFault, read_json, value_end
+from callgate.calls.offer import Check, OfferedTool
+from callgate.calls.states import BrokenCall, Flaw, Problem, ReadyCall
+from callgate.conversation.events import CallWritten
+from callgate.conversation.turn import TurnBuilder
+from callgate.text_calls.reader import reader_for
+from callgate.text_calls.writers import ANTML
+
+Compile: TypeAlias = Callable[[Mapping[str, Any]], Check]
+"""Makes a check of a JSON Schema."""
+
+
+def required_only(parameters: Mapping[str, Any]) -> Check:
+    """The least that a schema asks: no required parameter is missing. Whoever can compile schemas passes that instead."""
+    required = [name for name in parameters.get("required") or () if isinstance(name, str)]
+
+    def check(arguments: dict[str, Any]) -> Problem | None:
+        missing = [name for name in required if name not in arguments]
+        if not missing:
+            return None
+        names = ", ".join(missing)
+        return Problem(pointer="", expected=f"required: {', '.join(required)}", got=f"without {names}")
+
+    return check
+
+
+class ToolUseBuffer:
+    """Gathers content blocks by index. `handle_content_block_stop` says what came of one.
+
+    `attempt_count` is the number of broken calls running; from `max_attempts` on the buffer is `exhausted`, and whoever
+    asks the model again and again should end there. A whole call, or `reset()` after a tool ran, starts the count anew.
+    """
+
+    def __init__(
+        self,
+        tools: Sequence[Mapping[str, Any]] = (),
+        max_attempts: int = 3,
+        *,
+        compile: Compile = required_only,
+        new_id: Callable[[], str] = lambda: f"call_{uuid4().hex}",
+    ) -> None:
+        self.max_attempts = max_attempts
+        self.attempt_count = 0
+        self._offer = {tool.name: tool for tool in (_offered(schema, compile) for schema in tools)}
+        self._new_id = new_id
+        self._pieces: dict[int, list[str]] = {}
+        self._ids: dict[int, str] = {}
+
+    @property
+    def exhausted(self) -> bool:
+        return self.attempt_count >= self.max_attempts
+
+    def handle_content_block_delta(self, index: int, content: str, tool_id: str | None = None) -> None:
+        self._pieces.setdefault(index, []).append(content)
+        if tool_id:
+            self._ids.setdefault(index, tool_id)
+
+    def handle_content_block_stop(self, index: int) -> ReadyCall | BrokenCall | None:
+        """The call of this block, settled; None if the index held nothing. The index is free again afterwards."""
+        text = "".join(self._pieces.pop(index, ())).strip()
+        id = self._ids.pop(index, None)
+        if not text:
+            return None
+        call = self._settled(self._written(text), id)
+        self.attempt_count = 0 if isinstance(call, ReadyCall) else self.attempt_count + 1
+        return call
+
+    def reset(self) -> None:
+        """A tool ran: count attempts anew. Blocks that are still open stay, their other halves are on the way."""
+        self.attempt_count = 0
+
+    def _written(self, text: str) -> CallWritten:
+        fenced = _FENCED.fullmatch(text)
+        if fenced or text.startswith("{"):
+            return _from_json(fenced["body"] if fenced else text, repaired=bool(fenced))
+        return _from_markup(text, self._offer)
+
+    def _settled(self, written: CallWritten, id: str | None) -> ReadyCall | BrokenCall:
+        building = TurnBuilder(self._offer, self._new_id)
+        building.feed([_with_id(written, id)])
+        calls = building.finish().calls
+        if len(calls) == 1:
+            return calls[0]
+        # One call that unfolds into several (`multi_tool_use.parallel`) has no place in a block that holds one.
+        return BrokenCall(id or self._new_id(), written.name, Flaw.INVALID_MARKUP, str(written.arguments))
+
+
+_FENCED = re.compile(r"```[a-z]*\s*\n(?P<body>.*?)\s*```", re.DOTALL)
+
+
+def _offered(schema: Mapping[str, Any], compile: Compile) -> OfferedTool:
+    function = schema["function"]
+    parameters = function.get("parameters") or {}
+    return OfferedTool(function["name"], parameters, compile(parameters))
+
+
+def _with_id(written: CallWritten, id: str | None) -> CallWritten:
+    return CallWritten(
+        name=written.name,
+        arguments=written.arguments,
+        id=id,
+        flaw=written.flaw,
+        repaired=written.repaired,
+        only_text=written.only_text,
+        from_text=True,
+    )
+
+
+# XML ------------------------------------------------------------------------------------------------------------------
+
+
+def _from_markup(text: str, tools: Collection[str]) -> CallWritten:
+    reader = reader_for("antml" if f"<{ANTML}" in text else "xml", tools, whole=True)
+    found = [event for event in (*reader.feed(text), *reader.finish()) if isinstance(event, CallWritten)]
+    if len(found) == 1:
+        return found[0]
+    # No call is in it, or several are: a block is one call, and picking one would lose the others without a word.
+    return CallWritten(name=found[0].name if found else None, arguments=text, flaw=Flaw.INVALID_MARKUP)
+
+
+# JSON -----------------------------------------------------------------------------------------------------------------
+
+_ARGUMENT_KEYS = ("arguments", "input", "parameters")
+
+
+def _from_json(text: str, *, repaired: bool) -> CallWritten:
+    try:
+        value = read_json(text)
+    except JsonFault as fault:
+        flaw = Flaw.TRUNCATED if fault.cut else Flaw.INVALID_JSON
+        return CallWritten(name=_name_in(text), arguments=text, flaw=flaw)
+    name = value.get("name") if isinstance(value, dict) else None
+    keys = [key for key in _ARGUMENT_KEYS if isinstance(value, dict) and key in value]
+    if len(keys) > 1:
+        # Which of them is meant is not said.
+        return CallWritten(name=_string(name), arguments=text, flaw=Flaw.INVALID_JSON)
+    return CallWritten(name=_string(name), arguments=value[keys[0]] if keys else None, repaired=repaired)
+
+
+def _name_in(text: str) -> str | None:
+    """The name in a text that is not whole, if its string was closed: `{"name": "x", "argum` names x."""
+    at = 1
+    while key := _MEMBER.match(text, at):
+        try:
+            end = value_end(text, key.end())
+        except JsonFault:
+            return None
+        if key["key"] == '"name"':
+            value = read_json(text[key.end() : end])
+            return _string(value)
+        at = end
+    return None
+
+
+_MEMBER = re.compile(r'[\s,]*(?P<key>"[^"\\]*")\s*:\s*')
+
+
+def _string(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None

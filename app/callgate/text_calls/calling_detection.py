@@ -1,0 +1,169 @@
+"""A model of which nobody has said how it calls tools. It is found out when tools are first offered to it, and remembered.
+
+`Way` decides for one deployment: by what is known of the model, by its family, or else by asking it to call a tool
+once (`families`). `ChosenModel` goes around the deployment and asks it in that way from then on. A decision that could
+not be made, because the model did not answer, is not remembered; such a request goes on with native calls.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from callgate.conversation.errors import BrokenOff, ChatError
+from callgate.conversation.events import ModelEvent
+from callgate.conversation.ports import Answer, Ask, Model, Passage, PassOn, relay_in
+from callgate.text_calls.families import (
+    NATIVE,
+    PROBE,
+    control_ask,
+    format_for,
+    judge_probe,
+    probe_ask,
+    tool_calling_for,
+)
+
+REFUSED = frozenset({400, 404, 415, 422, 501, 502})
+"""How a server may answer that takes no tools. llama.cpp says 500, which reaches us as 502; so do lost connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How a model is asked for its calls, and who said so."""
+
+    format: str
+    """`native`, or the text format it is asked for in a prompt."""
+    decided_by: str
+    """`config`, `model_info`, `litellm`, `family`, `provider` or `probe`; `nobody` where it could not be told."""
+    detail: str = ""
+
+
+UNDECIDED = Choice(NATIVE, "nobody")
+
+Witness: TypeAlias = Callable[[], Awaitable[bool | None]]
+"""What a library knows of native calls of this very model; None if it does not know the model."""
+
+
+class Way:
+    """How one deployment is asked. `told` hears of the decision, and of each time that none could be made."""
+
+    def __init__(
+        self,
+        model_name: str,
+        witness: Witness,
+        told: Callable[[Choice], None],
+        *,
+        format: str | None = None,
+        may_be_probed: bool = True,
+    ) -> None:
+        """`format` is what it is asked in should it have no native calls; its family's own if not given. One that may
+        not be probed is taken at its provider's word, which is that it calls natively."""
+        self.choice: Choice | None = None
+        self._model_name = model_name
+        self._format = format or format_for(model_name)
+        self._may_be_probed = may_be_probed
+        self._witness = witness
+        self._told = told
+        self._lock = asyncio.Lock()
+        self._failures = 0
+
+    async def choose(self, model: Model, *, may_probe: bool) -> Choice:
+        """The choice. Requests that come while the model is probed wait for it, and share it even where it failed;
+        those that may not probe do not need it badly enough to wait."""
+        if self.choice is None:
+            await self._look_up()
+        if self.choice is None and may_probe:
+            failures = self._failures
+            async with self._lock:
+                # One that was cancelled while it asked has decided nothing; the next in line then asks.
+                if not self._is_answered(failures):
+                    await self._probe(model)
+        return self.choice or UNDECIDED
+
+    def _is_answered(self, failures: int) -> bool:
+        """Whether somebody else has decided, or failed to, since this number was read."""
+        return self.choice is not None or self._failures != failures
+
+    async def _look_up(self) -> None:
+        supports = await self._witness()
+        way = tool_calling_for(self._model_name, supports)
+        if way == PROBE and not self._may_be_probed:
+            self._settle(Choice(NATIVE, "provider"))
+        elif way != PROBE:
+            format = NATIVE if way == NATIVE else self._format
+            self._settle(Choice(format, "family" if supports is None else "litellm"))
+
+    async def _probe(self, model: Model) -> None:
+        try:
+            can = await _calls_natively(model)
+        except (ChatError, BrokenOff) as failure:
+            self._failures += 1
+            self._told(Choice(NATIVE, "nobody", str(failure)))
+        else:
+            self._settle(Choice(NATIVE if can else self._format, "probe"))
+
+    def _settle(self, choice: Choice) -> None:
+        if self.choice is None:
+            self.choice = choice
+            self._told(choice)
+
+
+class ChosenModel:
+    """A model that is asked natively or in a prompt, as its way says. `in_words` puts a prompt around it."""
+
+    def __init__(self, model: Model, way: Way, in_words: Callable[[Model, str], Model]) -> None:
+        self.name = model.name
+        self.way = way
+        self._model = model
+        self._in_words = in_words
+        self._settled: Model | None = None
+        self._relay = relay_in(model)
+
+    def can_pass_on(self, *, with_tools: bool) -> bool:
+        """Requests without tools go to it as they are while nothing is decided, and to a native one at any time."""
+        native = self._settled is self._model or (self._settled is None and not with_tools)
+        return native and self._relay is not None and self._relay.can_pass_on(with_tools=with_tools)
+
+    def pass_on(self, asked: PassOn) -> Awaitable[Passage]:
+        assert self._relay is not None
+        return self._relay.pass_on(asked)
+
+    def ask(self, ask: Ask) -> AbstractAsyncContextManager[Answer]:
+        return self._ask(ask) if self._settled is None else self._settled.ask(ask)
+
+    @asynccontextmanager
+    async def _ask(self, ask: Ask) -> AsyncIterator[Answer]:
+        choice = await self.way.choose(self._model, may_probe=bool(ask.tools))
+        model = self._model if choice.format == NATIVE else self._in_words(self._model, choice.format)
+        if self.way.choice is not None:
+            self._settled = model
+        async with model.ask(ask) as answer:
+            yield answer
+
+
+# The probe ------------------------------------------------------------------------------------------------------------
+
+
+async def _calls_natively(model: Model) -> bool:
+    """Whether the model answers an offer of a tool with a native call. Raises what it failed with where that says
+    nothing about tools."""
+    try:
+        return judge_probe(await _answer(model, probe_ask()))
+    except ChatError as refusal:
+        if refusal.status not in REFUSED:
+            raise
+    # It may be the tools that were refused, or anything else: the same question without them tells. If that is
+    # answered and the first one is refused a second time, it was no passing trouble either.
+    await _answer(model, control_ask())
+    try:
+        return judge_probe(await _answer(model, probe_ask()))
+    except ChatError as refusal:
+        if refusal.status not in REFUSED:
+            raise
+    return False
+
+
+async def _answer(model: Model, ask: Ask) -> Sequence[ModelEvent]:
+    async with model.ask(ask) as answer:
+        return [event async for batch in answer for event in batch]

@@ -1,0 +1,176 @@
+"""A conversation with tools, told again without them: earlier calls as the text that a format writes, results as messages.
+
+Messages that have nothing to do with tools are passed on as they are, undecoded ones undecoded. A message made here
+never stands beside another of the user's, because some providers insist that roles take turns.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from callgate.conversation import raw_json as late
+from callgate.conversation.ports import Message
+from callgate.text_calls.prompts import Style
+from callgate.text_calls.writers import PastCall, PastResult
+
+
+@dataclass(slots=True)
+class Retelling:
+    """Messages as they are to be sent, gathered in order."""
+
+    style: Style
+    messages: list[Message] = field(default_factory=list)
+    called: dict[str, None] = field(default_factory=dict)
+    """The names of the tools called so far, in order."""
+    _ours: bool = False
+    """The last message was made here, of results."""
+
+    def tell(self, messages: Sequence[Message]) -> None:
+        views = [_Seen(message, _decoded(message)) for message in messages]
+        place = 0
+        while place < len(views):
+            place = self._tell_one(views, place)
+
+    def _tell_one(self, views: Sequence["_Seen"], place: int) -> int:
+        """One message, or a turn with calls and all its results. Returns where the next one begins."""
+        seen = views[place]
+        after = place + 1
+        if not seen.calls and not seen.is_result:
+            self._pass_on(seen)
+            return after
+        first_result = after if seen.calls else place
+        after = next((at for at in range(first_result, len(views)) if not views[at].is_result), len(views))
+        names = {call.id: call.name for call in seen.calls}
+        results = [view.result(names) for view in views[first_result:after]]
+        self.called |= dict.fromkeys(call.name for call in seen.calls)
+        for calls, answers in self._rounds(seen.calls, results):
+            if calls:
+                self._say(seen.with_text(self.style.write(seen.text, calls)))
+                seen = _Seen(seen.message, {**seen.body, "content": None})
+            if answers:
+                self._answer(self.style.write_results(answers))
+        return after
+
+    def _rounds(
+        self, calls: Sequence[PastCall], results: Sequence[PastResult]
+    ) -> Iterator[tuple[Sequence[PastCall], Sequence[PastResult]]]:
+        """The turn as it is; or, in a format with one call a turn, one turn after the other."""
+        if not self.style.one_call_a_turn or len(calls) < 2:
+            yield calls, results
+            return
+        for place, call in enumerate(calls):
+            last = place == len(calls) - 1
+            ids = {call.id} | ({result.id for result in results} - {each.id for each in calls} if last else set())
+            yield [call], [result for result in results if result.id in ids]
+
+    # -- adding
+
+    def _pass_on(self, seen: "_Seen") -> None:
+        if self._ours and seen.role == "user":
+            result = _decoded(self.messages.pop())
+            self._say({**seen.body, "content": _joined(result["content"], seen.body.get("content"))})
+        else:
+            self._say(seen.message)
+
+    def _say(self, message: Message) -> None:
+        self.messages.append(message)
+        self._ours = False
+
+    def _answer(self, text: str) -> None:
+        self.add_to_last_user_message(text)
+        self._ours = True
+
+    def add_to_last_user_message(self, text: str) -> None:
+        """Say something as the user: in the last message if that is the user's, else in one more."""
+        last = _decoded(self.messages[-1]) if self.messages else {}
+        if last.get("role") == "user":
+            self.messages[-1] = {**last, "content": _joined(last.get("content"), text)}
+        else:
+            self.messages.append({"role": "user", "content": text})
+
+    def add_to_system_message(self, text: str) -> None:
+        """Say something as the system: behind what a leading system or developer message says, or before everything."""
+        first = _decoded(self.messages[0]) if self.messages else {}
+        if first.get("role") in ("system", "developer"):
+            self.messages[0] = {**first, "content": _joined(first.get("content"), text)}
+        else:
+            self.messages.insert(0, {"role": "system", "content": text})
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A message and what it says, as far as tools are concerned."""
+
+    message: Message
+    body: dict[str, Any]
+
+    @property
+    def role(self) -> Any:
+        return self.body.get("role")
+
+    @property
+    def is_result(self) -> bool:
+        return self.role in ("tool", "function")
+
+    @property
+    def text(self) -> str:
+        return _plain(self.body.get("content"))
+
+    @property
+    def calls(self) -> list[PastCall]:
+        if self.role != "assistant":
+            return []
+        legacy = self.body.get("function_call")
+        entries = self.body.get("tool_calls") or ([{"function": legacy}] if legacy else [])
+        return [_past_call(entry) for entry in entries]
+
+    def result(self, names: Mapping[str, str]) -> PastResult:
+        id = self.body.get("tool_call_id") or ""
+        name = names.get(id) or self.body.get("name") or "tool"
+        return PastResult(name, self.text, id)
+
+    def with_text(self, text: str) -> dict[str, Any]:
+        rest = {key: value for key, value in self.body.items() if key not in ("tool_calls", "function_call")}
+        return {**rest, "content": text}
+
+
+def _past_call(entry: Mapping[str, Any]) -> PastCall:
+    function = entry.get("function") or {}
+    return PastCall(function.get("name") or "", _object(function.get("arguments")), entry.get("id") or "")
+
+
+def _object(arguments: Any) -> dict[str, Any]:
+    """A history holds whole arguments, or `{}` where a call was broken; anything else is a client's, and says nothing."""
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments)
+        except msgspec.DecodeError:
+            return {}
+    return arguments if isinstance(arguments, dict) else {}
+
+
+def _decoded(message: Message) -> dict[str, Any]:
+    body = late.read(message)
+    return body if isinstance(body, dict) else {}
+
+
+def _plain(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "".join(part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str))
+
+
+def _joined(before: Any, after: Any) -> Any:
+    """Two contents as one: text where both are text, a list of parts where one has parts (images and the like)."""
+    if isinstance(before, list) or isinstance(after, list):
+        return [*_parts(before), *_parts(after)]
+    return "\n\n".join(text for text in (before, after) if text)
+
+
+def _parts(content: Any) -> list[Any]:
+    if isinstance(content, list):
+        return content
+    return [{"type": "text", "text": content}] if content else []

@@ -1,0 +1,219 @@
+"""Calls whose body is JSON between marks: `<tool_call>{"name": …, "arguments": …}</tool_call>` and its relatives.
+
+Two shapes share one way of reading a body: the body is a call object or a list of them (`CallObjects`), or the call's
+name stands in a header and the body is its arguments (`arguments_written`). Which marks a format uses is said in
+`formats`. JSON without marks is `bare_json`.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from callgate.calls.states import Flaw
+from callgate.conversation.events import CallWritten
+from callgate.text_calls.event_sink import EventSink
+from callgate.text_calls.json_scan import Entry, JsonScan, Member, State
+from callgate.text_calls.text_cursor import Steps, TextCursor, finder
+
+ARGUMENT_KEYS: Final = ("arguments", "parameters")
+
+FENCE: Final = "```"
+
+_INFO = re.compile(r"[A-Za-z0-9_+-]*")
+_INFO_LIMIT = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """How the end of a body is known."""
+
+    marks: tuple[str, ...] = ()
+    """Marks that belong to the body and are read with it."""
+    others: tuple[str, ...] = ()
+    """Marks of what follows; the body ends before them."""
+    loose: bool = False
+    """Other text may follow a closed body, and is talk; only a stray closing bracket is not."""
+    fence_is_layout: bool = False
+    """A code fence around the JSON belongs to the format; elsewhere removing it is a repair."""
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """JSON as it stood in the text, and what is wrong with it as a whole."""
+
+    text: str
+    scan: JsonScan
+    flaw: Flaw | None = None
+    mark: str | None = None
+    """The mark that ended it, whether it was read with it or belongs to what follows."""
+    repaired: bool = False
+    after: str = ""
+    """Blanks behind a body without end mark: they belong to the talk that follows."""
+
+    @property
+    def is_blank(self) -> bool:
+        """Nothing but blanks before the end mark."""
+        return not self.text and self.mark is not None and self.flaw is Flaw.TRUNCATED
+
+
+def read_body(tape: TextCursor, ends: Ends, watch: tuple[str, ...] = ()) -> Steps[Body]:
+    """Read one JSON value up to and including its end mark. Marks inside JSON strings are data."""
+    yield from tape.space()
+    fenced = yield from _fence_opens(tape)
+    scan = JsonScan(watch)
+    text = yield from read_value(tape, scan)
+    repaired = fenced and not ends.fence_is_layout
+    unread_flaw = Flaw.TRUNCATED if scan.is_beginning else Flaw.INVALID_JSON
+    if scan.state is State.OPEN:
+        return Body(text, scan, unread_flaw, repaired=repaired)
+    after: list[str] = []
+    yield from tape.space(after.append)
+    closed_fence = fenced and (yield from tape.one_of((FENCE,))) is not None
+    if closed_fence:
+        after.clear()
+        yield from tape.space(after.append)
+    at_end, mark = yield from _end(tape, ends, fenced)
+    if scan.state is State.BROKEN:
+        if not at_end:
+            mark = yield from _skip(tape, ends)
+        return Body(text, scan, unread_flaw if at_end else Flaw.INVALID_JSON, mark, repaired)
+    is_fence_open = fenced and not closed_fence and not tape.dry
+    if at_end and not is_fence_open:
+        return Body(text, scan, None, mark, repaired)
+    if ends.loose and not is_fence_open and (yield from tape.peek()) not in ("]", "}"):
+        return Body(text, scan, None, None, repaired, "".join(after))
+    if not at_end:
+        mark = yield from _skip(tape, ends)
+    return Body(text, scan, Flaw.INVALID_JSON, mark, repaired)
+
+
+def read_value(tape: TextCursor, scan: JsonScan) -> Steps[str]:
+    """The text of one JSON value as far as it goes; `scan` says how it ended."""
+    pieces: list[str] = []
+    while True:
+        end = scan.feed(tape.text, tape.at)
+        pieces.append(tape.text[tape.at : end])
+        tape.at = end
+        if scan.state is not State.OPEN:
+            break
+        if not (yield from tape.more()):
+            scan.finish()
+            break
+    return "".join(pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class CallObjects:
+    """`{"name": …, "arguments": …}`, one or a list of them, under a format's own keys."""
+
+    name_key: str = "name"
+    id_key: str | None = None
+    not_calls: frozenset[str] = frozenset()
+    """Names that mean "no tool" in this format."""
+
+    @property
+    def watch(self) -> tuple[str, ...]:
+        return (self.name_key, self.id_key) if self.id_key else (self.name_key,)
+
+    def read(self, talk: EventSink, ends: Ends) -> Steps[None]:
+        """Read a body whose opening mark was just read, and tell its calls."""
+        body = yield from read_body(talk.tape, ends, self.watch)
+        for call in self.written(body):
+            if call.name not in self.not_calls or call.name in talk.tools:
+                talk.call(call)
+        talk.say(body.after)
+
+    def written(self, body: Body) -> Iterator[CallWritten]:
+        """The calls of a body. In a list each is judged by itself; what is cut off or broken is the last one."""
+        scan = body.scan
+        spoilt = body.flaw if scan.state is State.CLOSED else None
+        for entry in scan.entries:
+            flaw = spoilt if entry.end >= 0 else body.flaw
+            yield self.one_written(entry, body.text, flaw, repaired=body.repaired)
+        last_is_whole = bool(scan.entries) and scan.entries[-1].end >= 0
+        if scan.state is State.CLOSED or (last_is_whole and scan.state is State.OPEN):
+            return
+        if not scan.entries or (last_is_whole and body.flaw is Flaw.INVALID_JSON):
+            yield CallWritten(None, flaw=body.flaw, from_text=True)
+
+    def one_written(self, entry: Entry, text: str, flaw: Flaw | None, *, repaired: bool = False) -> CallWritten:
+        """One call object, as far as it came, from the text it lies in."""
+        name = entry.member(self.name_key)
+        id_member = entry.member(self.id_key) if self.id_key else None
+        given = [m for key in ARGUMENT_KEYS if (m := entry.member(key)) is not None]
+        arguments = _slice(given[0], text) if given else None
+        whole_name = name.text if name is not None and name.text and name.text.strip() else None
+        return CallWritten(
+            whole_name,
+            arguments,
+            id=(id_member.text or None) if id_member is not None else None,
+            flaw=flaw or _flaw_of(entry, whole_name, [_slice(m, text) for m in given]),
+            repaired=repaired,
+            from_text=True,
+        )
+
+
+def arguments_written(name: str | None, body: Body, *, id: str | None = None) -> CallWritten:
+    """A call whose name stood in a header and whose body is its arguments."""
+    flaw = body.flaw or (Flaw.INVALID_JSON if body.scan.flawed else None)
+    if body.is_blank:
+        flaw = None
+    if name is not None and not name.strip():
+        name, flaw = None, Flaw.MISSING_NAME
+    return CallWritten(name, body.text, id=id, flaw=flaw, repaired=body.repaired, from_text=True)
+
+
+def cut_off(name: str | None = None, *, flaw: Flaw = Flaw.TRUNCATED, id: str | None = None) -> CallWritten:
+    """A call of which no arguments came."""
+    return CallWritten(name, id=id, flaw=flaw, from_text=True)
+
+
+def _flaw_of(entry: Entry, name: str | None, arguments: list[str]) -> Flaw | None:
+    if entry.flawed or entry.repeats_a_key or len(set(arguments)) > 1:
+        return Flaw.INVALID_JSON
+    return Flaw.MISSING_NAME if name is None else None
+
+
+def _slice(member: Member, text: str) -> str:
+    if member.start < 0:
+        return ""
+    return text[member.start : member.end if member.end >= 0 else len(text)]
+
+
+def _fence_opens(tape: TextCursor) -> Steps[bool]:
+    if (yield from tape.one_of((FENCE,))) is None:
+        return False
+    yield from tape.run(_INFO, _INFO_LIMIT)
+    yield from tape.space()
+    return True
+
+
+def _end(tape: TextCursor, ends: Ends, fenced: bool) -> Steps[tuple[bool, str | None]]:
+    """Whether a body ends here, and the end mark if it was read. The end of the text will do for a mark, also
+    in the middle of one."""
+    mark = yield from tape.one_of(ends.marks + ends.others)
+    if mark is not None:
+        if mark in ends.marks:
+            return True, mark
+        tape.back(mark)
+        return True, mark
+    return tape.ends_within(*ends.marks, *ends.others, *((FENCE,) if fenced else ())), None
+
+
+def _skip(tape: TextCursor, ends: Ends) -> Steps[str | None]:
+    """Leave a broken body: its end mark is read, the mark of what follows is not."""
+    if not (ends.marks or ends.others):
+        yield from skip_all(tape)
+        return None
+    mark = yield from tape.until(finder(ends.marks + ends.others))
+    if mark is not None and mark in ends.others:
+        tape.back(mark)
+    return mark
+
+
+def skip_all(tape: TextCursor) -> Steps[None]:
+    """Read the rest of the text; it means nothing."""
+    tape.at = len(tape.text)
+    while (yield from tape.more()):
+        tape.at = len(tape.text)

@@ -1,0 +1,348 @@
+"""Finds where a JSON value closes, in text that comes in pieces; every character is looked at once.
+
+Nothing is decoded here but keys and names. The text of a value is judged where all JSON a model wrote is judged
+(`callgate.calls.arguments`). The scan says three things: whether the value is open, closed or broken; whether it is
+`flawed`, that is no strict JSON though its structure holds (a trailing comma, `NaN`, a bad escape); and where the
+members of the objects lie that may be calls.
+"""
+
+import json
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from callgate.calls.json_text import join_surrogates
+
+_STRING_BODY = re.compile(r'[^"\\]*')
+_STRING_LINE = re.compile(r'[^"\\\n]*')
+_SPACE = re.compile(r"[ \t\r\n]+")
+_WORD = re.compile(r"[A-Za-z0-9_.+-]+")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_NUMBER_BEGUN = re.compile(r"-?(?:0|[1-9][0-9]*)?(?:(?<=[0-9])\.[0-9]*)?(?:(?<=[0-9])[eE][+-]?[0-9]*)?")
+_WORD_STARTS = "-0123456789tfn"
+_WORDS = ("true", "false", "null")
+
+_ESCAPES = '"\\/bfnrtu'
+_HEX = frozenset("0123456789abcdefABCDEF")
+_CLOSER = {"{": "}", "[": "]"}
+
+
+class State(Enum):
+    OPEN = auto()
+    CLOSED = auto()
+    BROKEN = auto()
+    """No JSON goes on like this; the offending character is left unread."""
+
+
+class _Want(Enum):
+    VALUE = auto()
+    VALUE_OR_END = auto()
+    KEY = auto()
+    KEY_OR_END = auto()
+    COLON = auto()
+    COMMA_OR_END = auto()
+
+
+@dataclass(slots=True)
+class Member:
+    """One key of an object that may be a call, and where its value lies in the text of the whole."""
+
+    key: str
+    start: int = -1
+    end: int = -1
+    """-1 while the value is open."""
+    text: str | None = None
+    """The value, decoded, if it is a closed string under one of the watched keys."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """What may be a call: the whole value, or one element of the list that the whole value is."""
+
+    is_object: bool
+    start: int
+    end: int = -1
+    flawed: bool = False
+    members: list[Member] = field(default_factory=list)
+
+    def member(self, key: str) -> Member | None:
+        return next((member for member in self.members if member.key == key), None)
+
+    @property
+    def repeats_a_key(self) -> bool:
+        return len({member.key for member in self.members}) < len(self.members)
+
+
+class JsonScan:
+    """The state of one value.
+
+    `watch` are the keys whose string values are wanted decoded (a call's name). With `wary`, a feed ends early
+    whenever something was learnt of what may be a call (`stirred`), and a line break in a key or a watched value
+    breaks the value: prose with a brace in it is likelier than a call.
+    """
+
+    def __init__(self, watch: Collection[str] = (), *, wary: bool = False) -> None:
+        self.one_line = False
+        """A line break in any string breaks the value."""
+        self.stirred = False
+        self.wary = wary
+        self.state = State.OPEN
+        self.flawed = False
+        self.length = 0
+        self.entries: list[Entry] = []
+        self.kind = ""
+        """The first character of the value: `{`, `[`, `"`, or that of a number or word."""
+        self._watch = watch
+        self._stack: list[str] = []
+        self._want = _Want.VALUE
+        self.in_string = False
+        self._escaped = False
+        self._hex_left = 0
+        self._word: list[str] | None = None
+        self._label: list[str] | None = None
+        self._base = 0
+
+    def feed(self, text: str, start: int) -> int:
+        """Scan `text` from `start`; how far it belongs to the value."""
+        self._base = self.length - start
+        at, end = start, len(text)
+        self.stirred = False
+        while at < end and self.state is State.OPEN and not (self.wary and self.stirred):
+            at = self._string(text, at) if self.in_string else self._structure(text, at)
+        self.length += at - start
+        return at
+
+    def finish(self) -> None:
+        """No text follows that could belong to the value: a number or a word is over."""
+        if self.state is State.OPEN and not self.in_string and not self._stack and self._word is not None:
+            word = "".join(self._word)
+            if _is_word(word):
+                self._word = None
+                self._value_ends(self.length)
+                self.state = State.CLOSED
+
+    @property
+    def is_beginning(self) -> bool:
+        """What was read is the beginning of some strict JSON text, or all of one."""
+        flawed = self.entries[-1].flawed if self._entry_is_open() else self.flawed
+        return not flawed and (self._word is None or _may_become_word("".join(self._word)))
+
+    @property
+    def entry(self) -> Entry | None:
+        """The entry being read, or the last one read."""
+        return self.entries[-1] if self.entries else None
+
+    # Strings
+
+    def _string(self, text: str, at: int) -> int:
+        if self._escaped:
+            return self._escape(text, at)
+        if self._hex_left:
+            return self._hex_digit(text, at)
+        one_line = self.one_line or (self.wary and self._label is not None)
+        found = (_STRING_LINE if one_line else _STRING_BODY).match(text, at)
+        assert found is not None, "the body of a string may be empty"
+        end = found.end()
+        if self._label is not None and end > at:
+            self._label.append(text[at:end])
+        if end == len(text):
+            return end
+        if text[end] == "\\":
+            self._escaped = True
+            self._note("\\")
+            return end + 1
+        if text[end] == "\n":
+            return self._breaks(end)
+        self.in_string = False
+        self._string_ends(self._base + end + 1)
+        return end + 1
+
+    def _escape(self, text: str, at: int) -> int:
+        self._escaped = False
+        self._note(text[at])
+        if text[at] not in _ESCAPES:
+            self._blemish()
+        elif text[at] == "u":
+            self._hex_left = 4
+        return at + 1
+
+    def _hex_digit(self, text: str, at: int) -> int:
+        if text[at] not in _HEX:
+            self._hex_left = 0
+            self._blemish()
+            return at
+        self._hex_left -= 1
+        self._note(text[at])
+        return at + 1
+
+    def _note(self, char: str) -> None:
+        if self._label is not None:
+            self._label.append(char)
+
+    def _string_ends(self, end: int) -> None:
+        text = self._take_label()
+        if self._want is _Want.COLON:
+            if text is not None:
+                self.entries[-1].members.append(Member(text))
+            return
+        if text is not None:
+            self.entries[-1].members[-1].text = text
+        self._value_ends(end)
+
+    def _take_label(self) -> str | None:
+        if self._label is None:
+            return None
+        raw, self._label = "".join(self._label), None
+        try:
+            text = _decoded(raw)
+        except ValueError:
+            text = raw
+            self._blemish()
+        if _SURROGATE.search(text):
+            self._blemish()
+        return text
+
+    # Structure
+
+    def _structure(self, text: str, at: int) -> int:
+        char = text[at]
+        if self._word is not None:
+            found = _WORD.match(text, at)
+            if found:
+                self._word.append(found.group())
+                return found.end()
+            if not self._word_ends(char, self._base + at):
+                return at
+            if self.state is not State.OPEN:
+                return at
+        if char in " \t\r\n":
+            space = _SPACE.match(text, at)
+            assert space is not None
+            return space.end()
+        if char in ",:]}":
+            return self._punctuation(char, at)
+        if self._want in (_Want.VALUE, _Want.VALUE_OR_END):
+            return self._value_begins(text, at)
+        if char == '"' and self._want in (_Want.KEY, _Want.KEY_OR_END):
+            self._want = _Want.COLON
+            self.in_string = True
+            if self._level == 1:
+                self._label = []
+            return at + 1
+        return self._breaks(at)
+
+    def _punctuation(self, char: str, at: int) -> int:
+        want = self._want
+        if char == ":" and want is _Want.COLON:
+            self._want = _Want.VALUE
+            return at + 1
+        if char == "," and want is _Want.COMMA_OR_END:
+            self._want = _Want.KEY if self._stack[-1] == "{" else _Want.VALUE
+            return at + 1
+        if char in "]}" and self._stack and _CLOSER[self._stack[-1]] == char:
+            return self._container_ends(at)
+        return self._breaks(at)
+
+    def _container_ends(self, at: int) -> int:
+        want, in_object = self._want, self._stack[-1] == "{"
+        if want is _Want.COLON or (in_object and want is _Want.VALUE):
+            return self._breaks(at)
+        if want is _Want.KEY or want is _Want.VALUE:
+            self._blemish()  # a comma before the end
+        self._stack.pop()
+        self._value_ends(self._base + at + 1)
+        return at + 1
+
+    def _value_begins(self, text: str, at: int) -> int:
+        char = text[at]
+        # Inside a value any word is read on as one, so that what follows it is still understood; a value that
+        # begins with one is no JSON at all.
+        is_word = char in _WORD_STARTS or (bool(self._stack) and char.isascii() and char.isalnum())
+        if not is_word and char not in '{["':
+            return self._breaks(at)
+        self._mark_start(char, self._base + at)
+        if char == '"':
+            self.in_string = True
+            if self._level == 1 and self._entry_is_open() and self.entries[-1].members:
+                member = self.entries[-1].members[-1]
+                if member.end < 0 and member.key in self._watch:
+                    self._label = []
+        elif char in "{[":
+            self._stack.append(char)
+            self._want = _Want.KEY_OR_END if char == "{" else _Want.VALUE_OR_END
+        else:
+            self._word = []
+            return at
+        return at + 1
+
+    def _mark_start(self, char: str, at: int) -> None:
+        self.stirred = self.stirred or self._level < 2
+        if not self.kind:
+            self.kind = char
+        if self._stack == ["["] or (not self._stack and char != "["):
+            self.entries.append(Entry(char == "{", at))
+        elif self._level == 1 and self._stack[-1] == "{" and self.entries[-1].members:
+            member = self.entries[-1].members[-1]
+            if member.start < 0:
+                member.start = at
+
+    def _word_ends(self, char: str, end: int) -> bool:
+        if char not in ",:]} \t\r\n" and self._stack:
+            self.state = State.BROKEN
+            return False
+        word = "".join(self._word or ())
+        if not _is_word(word):
+            self._blemish()
+        self._word = None
+        self._value_ends(end)
+        return True
+
+    def _value_ends(self, end: int) -> None:
+        depth = len(self._stack)
+        self.stirred = self.stirred or self._level < 2
+        self._want = _Want.COMMA_OR_END
+        if depth == 0:
+            self.state = State.CLOSED
+            if self.kind != "[":
+                self.entries[-1].end = end
+        elif depth == 1 and self.kind == "[":
+            self.entries[-1].end = end
+        elif self._level == 1 and self.entries[-1].members:
+            self.entries[-1].members[-1].end = end
+
+    def _breaks(self, at: int) -> int:
+        self.state = State.BROKEN
+        return at
+
+    def _blemish(self) -> None:
+        self.flawed = self.stirred = True
+        if self._entry_is_open():
+            self.entries[-1].flawed = True
+
+    def _entry_is_open(self) -> bool:
+        return bool(self.entries) and self.entries[-1].end < 0
+
+    @property
+    def _level(self) -> int:
+        """How deep the current place lies in an entry that is an object: 1 among its members, 0 outside."""
+        depth = len(self._stack)
+        if self.kind == "[":
+            return depth - 1 if depth > 1 and self._stack[1] == "{" else 0
+        return depth if depth and self._stack[0] == "{" else 0
+
+
+def _is_word(word: str) -> bool:
+    return word in _WORDS or _NUMBER.fullmatch(word) is not None
+
+
+def _may_become_word(word: str) -> bool:
+    return any(known.startswith(word) for known in _WORDS) or _NUMBER_BEGUN.fullmatch(word) is not None
+
+
+def _decoded(raw: str) -> str:
+    """What a string says whose body is `raw`; raw control characters in it are taken as they are."""
+    text = str(json.loads(f'"{raw}"', strict=False))
+    return join_surrogates(text) if _SURROGATE.search(text) else text

@@ -1,0 +1,351 @@
+"""A model that is asked for its tool calls in a prompt, and whose text is read back: outside, a `Model` like any other.
+
+`PromptedModel` goes around any model. What it sends has no `tools`: they are described in the system prompt, and the
+conversation's earlier calls and results are told as text. What comes back is read, so that a call never shows as talk.
+
+With no tools on offer (also under `tool_choice: none`) there is nothing to describe. If the conversation has no calls
+either, question and answer pass untouched. If it has, as in the last turn of a chat that reached its limit, the model
+knows the form from its own history and may write one more call. Nobody can use that text, and a user who sees
+markup takes it for a fault, so it is read all the same: the call leaves the text, and is passed on as the event it is,
+for the gate to refuse and the diagnostics to show.
+"""
+
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from callgate.calls.states import Flaw
+from callgate.conversation import raw_json as late
+from callgate.conversation.errors import BrokenOff, ChatError
+from callgate.conversation.events import AskedInWords, CallWritten, ModelEvent, TextDelta
+from callgate.conversation.ports import Answer, Ask, Model
+from callgate.text_calls import prompts
+from callgate.text_calls.history import Retelling
+from callgate.text_calls.listings import ToolSpec
+from callgate.text_calls.prompts import Style, style_for
+from callgate.text_calls.reader import Reader, reader_for
+
+CHARACTERS_A_TOKEN = 4
+"""A rule of thumb for English and JSON; good enough to compare formats and to warn."""
+MARKUP = 65_536
+"""Characters of a call that are not its arguments; more than any format needs."""
+PARAGRAPH = "\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptCost:
+    """What asking in a prompt adds to a question."""
+
+    characters: int
+
+    @property
+    def tokens(self) -> int:
+        return -(-self.characters // CHARACTERS_A_TOKEN)
+
+
+class PromptedModel:
+    """A model around another one, which is asked in the given format.
+
+    `constrain` has the server hold a model to the shape of a call when one is demanded; it takes a format whose call is
+    bare JSON (`json`, `llama3_json`) and a server that knows `response_format: json_schema`. A `response_format` of the
+    client's own then becomes one more shape that the answer may have. Without `constrain` it is put in words for as
+    long as tools are on offer, because a server that enforced it would let no call through.
+    """
+
+    def __init__(
+        self, model: Model, format: str, *, constrain: bool = False, argument_bytes: int | None = None
+    ) -> None:
+        """`argument_bytes`: how much of one call's arguments is kept while they come; None for all of it."""
+        self.name = model.name
+        self._model = model
+        self._style = style_for(format)
+        self._constrain = constrain and self._style.arguments_key is not None
+        self._argument_bytes = argument_bytes
+
+    @property
+    def format(self) -> str:
+        return self._style.format
+
+    def ask(self, ask: Ask) -> AbstractAsyncContextManager[Answer]:
+        wording = self._word(ask)
+        return self._ask_in_words(wording) if wording.readable else self._model.ask(wording.ask)
+
+    def describe_cost(self, ask: Ask) -> PromptCost:
+        return self._word(ask).cost
+
+    @asynccontextmanager
+    async def _ask_in_words(self, wording: "_Wording") -> AsyncIterator["PromptedAnswer"]:
+        reader = reader_for(self._style.format, wording.readable, whole=not wording.ask.stream)
+        async with self._model.ask(wording.ask) as answer:
+            asked = AskedInWords(self._style.format, wording.cost.tokens)
+            yield PromptedAnswer(answer, _Patient(reader, self._argument_bytes), asked)
+
+    def _word(self, ask: Ask) -> "_Wording":
+        return _word(ask, self._style, constrain=self._constrain)
+
+
+# Asking ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Wording:
+    """A question in words."""
+
+    ask: Ask
+    readable: Sequence[str]
+    """The tools whose calls the answer may hold; none at all where it is not to be read."""
+    cost: PromptCost = PromptCost(0)
+
+
+def _word(ask: Ask, style: Style, *, constrain: bool) -> _Wording:
+    choice = _choice(ask.tool_choice)
+    tools = _on_offer(ask, choice)
+    history = Retelling(style)
+    history.tell(ask.messages)
+    if not tools and not history.called:
+        return _Wording(_without_tools(ask) if ask.tools else ask, ())
+    form = _form(ask) if tools else None
+    described, demand = _description(ask, style, tools, every_example=constrain), _demand(choice, tools)
+    if form is not None and not constrain and not choice.is_demand:
+        described += f"\n\n{prompts.answer_form(form.schema)}"
+    if described:
+        history.add_to_system_message(described)
+    if demand:
+        history.add_to_last_user_message(demand)
+    sent = replace(_without_tools(ask), messages=tuple(history.messages))
+    if style.stop:
+        sent = replace(sent, params={"stop": list(style.stop), **sent.params})
+    if form is not None:
+        sent = replace(sent, params={name: value for name, value in sent.params.items() if name != "response_format"})
+    if constrain and (shapes := _shapes(style, choice, tools, form)):
+        sent = replace(sent, params={**sent.params, "response_format": shapes})
+    readable = [tool.name for tool in tools] or list(history.called)
+    return _Wording(sent, readable, PromptCost(len(described) + len(demand)))
+
+
+def _without_tools(ask: Ask) -> Ask:
+    params = {key: value for key, value in ask.params.items() if key != "parallel_tool_calls"}
+    return replace(ask, tools=(), tool_choice=None, params=params)
+
+
+def _on_offer(ask: Ask, choice: "_Choice") -> list[ToolSpec]:
+    tools = [_tool(schema) for schema in ask.tools]
+    if choice.mode == "named" and choice.name not in {tool.name for tool in tools}:
+        raise ChatError(400, "tool_choice names a tool that is not offered.", param="tool_choice")
+    if choice.mode == "none":
+        return []
+    return [tool for tool in tools if choice.allowed is None or tool.name in choice.allowed]
+
+
+def _tool(schema: msgspec.Raw) -> ToolSpec:
+    entry = _plain(schema)
+    function = entry.get("function") if isinstance(entry, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ChatError(
+            400,
+            "This model is asked for tool calls in a prompt: only function tools can be offered to it.",
+            param="tools",
+        )
+    return ToolSpec(function["name"], function.get("description") or "", function.get("parameters") or {})
+
+
+def _description(ask: Ask, style: Style, tools: Sequence[ToolSpec], *, every_example: bool) -> str:
+    if not tools:
+        return ""
+    described = prompts.describe(style, tools, every_example=every_example)
+    one_at_a_time = _plain(ask.params.get("parallel_tool_calls")) is False
+    return f"{described}\n\n{prompts.ONE_AT_A_TIME}" if one_at_a_time else described
+
+
+def _demand(choice: "_Choice", tools: Sequence[ToolSpec]) -> str:
+    """What is asked of this turn alone. It is said last, so that everything before it stays the same from turn to turn."""
+    if not tools:
+        return prompts.NO_TOOLS_NOW
+    if choice.mode == "named":
+        return prompts.MUST_CALL_ONE.format(name=choice.name)
+    return prompts.MUST_CALL if choice.is_demand else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """The JSON that the client wants for an answer; no schema is any object."""
+
+    schema: Mapping[str, Any] | None
+
+
+def _form(ask: Ask) -> _Form | None:
+    match _plain(ask.params.get("response_format")):
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+            return _Form(schema)
+        case {"type": "json_object" | "json_schema"}:
+            return _Form(None)
+        case _:
+            return None
+
+
+def _shapes(style: Style, choice: "_Choice", tools: Sequence[ToolSpec], form: _Form | None) -> Mapping[str, Any] | None:
+    """What the server may let the model write: a call where one is demanded, or else a call or the client's form."""
+    if choice.is_demand and tools:
+        return prompts.call_schema(style, choice.among(tools))
+    return prompts.call_schema(style, tools, form.schema or {"type": "object"}) if form is not None else None
+
+
+def _plain(value: Any) -> Any:
+    return late.read(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """`tool_choice`, read."""
+
+    mode: Literal["auto", "none", "required", "named"]
+    name: str = ""
+    allowed: frozenset[str] | None = None
+
+    @property
+    def is_demand(self) -> bool:
+        return self.mode in ("required", "named")
+
+    def among(self, tools: Sequence[ToolSpec]) -> Sequence[ToolSpec]:
+        return [tool for tool in tools if self.mode != "named" or tool.name == self.name]
+
+
+def _choice(value: Any) -> _Choice:
+    match _plain(value):
+        case None | "auto":
+            return _Choice("auto")
+        case "none":
+            return _Choice("none")
+        case "required" | "any":
+            return _Choice("required")
+        case {"type": "function", "function": {"name": str(name)}}:
+            return _Choice("named", name)
+        case {"type": "allowed_tools", "allowed_tools": {"tools": [*tools], **rest}}:
+            allowed = frozenset(_tool(tool).name for tool in tools)
+            return _Choice("required" if rest.get("mode") == "required" else "auto", allowed=allowed)
+        case _:
+            raise ChatError(400, "tool_choice is not understood.", param="tool_choice")
+
+
+# Reading --------------------------------------------------------------------------------------------------------------
+
+
+class PromptedAnswer:
+    """The inner answer with its text read, batch by batch. A batch of which all was held back is left out.
+
+    Its first batch begins with the word that it was asked for in a prompt, and what that added to the question.
+    """
+
+    def __init__(self, answer: Answer, reader: "_Patient", asked: AskedInWords) -> None:
+        self._asked: AskedInWords | None = asked
+        self.reason_is_raw = answer.reason_is_raw
+        self.lane = answer.lane
+        self._answer = answer
+        self._batches = aiter(answer)
+        self._reader = reader
+        self._layout = _Layout()
+        self._over = False
+        self._broke_off: BrokenOff | None = None
+
+    def __aiter__(self) -> "PromptedAnswer":
+        return self
+
+    async def __anext__(self) -> Sequence[ModelEvent]:
+        while not self._over:
+            if events := await self._next_batch():
+                asked, self._asked = self._asked, None
+                return [asked, *events] if asked else events
+        if self._broke_off is not None:
+            raise self._broke_off
+        raise StopAsyncIteration
+
+    async def _next_batch(self) -> list[ModelEvent]:
+        try:
+            batch = await anext(self._batches)
+        except StopAsyncIteration:
+            pass
+        except BrokenOff as broke_off:
+            # What the reader held back did arrive, and a call that was being written is owed a verdict.
+            self._broke_off = broke_off
+        else:
+            return [read for event in batch for read in self._read(event)]
+        self._over = True
+        self.reason_is_raw = self._answer.reason_is_raw
+        return [*self._layout.laid_out(self._reader.finish()), *self._layout.rest()]
+
+    def _read(self, event: ModelEvent) -> Sequence[ModelEvent]:
+        return self._layout.laid_out(self._reader.feed(event.text)) if isinstance(event, TextDelta) else (event,)
+
+
+class _Patient:
+    """A reader that is not fed for ever by one call. Past the limit the call is broken, and as nobody can tell any more
+    what in the rest of the text would be talk and what the inside of a call, the rest is let go."""
+
+    def __init__(self, reader: Reader, limit: int | None) -> None:
+        self._reader: Reader | None = reader
+        self._limit = sys.maxsize if limit is None else limit + MARKUP
+        self._waiting = 0
+
+    def feed(self, text: str) -> list[ModelEvent]:
+        if self._reader is None:
+            return []
+        events = self._reader.feed(text)
+        self._waiting = 0 if events else self._waiting + len(text)
+        if self._waiting <= self._limit:
+            return events
+        events = [_too_large(event) for event in self._reader.finish()]
+        self._reader = None
+        return events
+
+    def finish(self) -> list[ModelEvent]:
+        return [] if self._reader is None else self._reader.finish()
+
+
+def _too_large(event: ModelEvent) -> ModelEvent:
+    if isinstance(event, CallWritten):
+        return replace(event, arguments=None, flaw=Flaw.ARGUMENTS_TOO_LARGE)
+    return event
+
+
+class _Layout:
+    """Takes away the blanks that only set a call apart from the talk around it.
+
+    Without the call they would be blank lines at the beginning or end of what a user reads. EventSink that goes on behind
+    a call begins a paragraph of its own.
+    """
+
+    def __init__(self) -> None:
+        self._blanks = ""
+        """Blanks that count as talk only if more talk follows."""
+        self._has_talked = False
+        self._after_call = False
+
+    def laid_out(self, events: Sequence[ModelEvent]) -> list[ModelEvent]:
+        return [kept for event in events for kept in self._kept(event)]
+
+    def rest(self) -> list[ModelEvent]:
+        blanks, self._blanks = self._blanks, ""
+        return [TextDelta(blanks)] if blanks and not self._after_call else []
+
+    def _kept(self, event: ModelEvent) -> Sequence[ModelEvent]:
+        if isinstance(event, TextDelta):
+            return self._talk(self._blanks + event.text)
+        if isinstance(event, CallWritten):
+            self._blanks = ""
+            self._after_call = True
+        return (event,)
+
+    def _talk(self, text: str) -> Sequence[ModelEvent]:
+        talk = text.rstrip()
+        self._blanks = text[len(talk) :]
+        if not talk:
+            return ()
+        if self._after_call:
+            talk = f"{PARAGRAPH if self._has_talked else ''}{talk.lstrip()}"
+        self._has_talked, self._after_call = True, False
+        return (TextDelta(talk),)

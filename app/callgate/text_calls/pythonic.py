@@ -1,0 +1,200 @@
+"""Calls written as a Python list, `[N(k=v, ...), ...]`: the whole text, or what stands between a pair of marks.
+
+A list that begins the text is held while it can still be one of calls to offered tools; any other list is talk.
+"""
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final
+
+from callgate.calls.names import resolve_name
+from callgate.calls.states import Flaw
+from callgate.conversation.events import CallWritten
+from callgate.text_calls.event_sink import EventSink
+from callgate.text_calls.json_calls import cut_off
+from callgate.text_calls.python_literals import NotLiteralError, read_keywords
+from callgate.text_calls.text_cursor import Sink, Steps, TextCursor, finder
+
+MARKS: Final = {"<|python_start|>": "<|python_end|>", "<|tool_call_start|>": "<|tool_call_end|>"}
+END_MARKS: Final = tuple(MARKS.values())
+
+_NAME = re.compile(r"[\w.:\-]*")
+_NAME_LIMIT: Final = 128
+_STRUCTURE: Final = finder(("(", ")", "[", "]", "{", "}", "'", '"'))
+_CLOSERS: Final = {"(": ")", "[": "]", "{": "}"}
+
+
+class _Ending(Enum):
+    CLOSED = auto()
+    CUT = auto()
+    """The text ended in it."""
+    NOT_CALLS = auto()
+
+
+@dataclass(slots=True)
+class _List:
+    """A list as far as it was read, and its text in case it is none of calls."""
+
+    pieces: list[str] = field(default_factory=list)
+    calls: list[CallWritten] = field(default_factory=list)
+    has_open_name: bool = False
+    """The text ended in the name of a call."""
+
+
+def read_pythonic(talk: EventSink) -> Steps[None]:
+    """The whole grammar."""
+    tape = talk.tape
+    prose = talk.prose(*MARKS)
+    while True:
+        if talk.is_silent:
+            yield from tape.space(talk.say)
+            if (yield from tape.peek()) == "[":
+                yield from _whole_text(talk)
+        mark = yield from prose.step()
+        if mark is None:
+            return
+        if mark:
+            yield from _between_marks(talk, mark)
+
+
+def _whole_text(talk: EventSink) -> Steps[None]:
+    found = _List()
+    ending = yield from _read_list(talk.tape, found, talk.tools)
+    if ending is _Ending.CLOSED:
+        yield from talk.tape.space(found.pieces.append)
+        if talk.tape.ends_within(*END_MARKS) or (yield from talk.tape.one_of(END_MARKS)) is not None:
+            _tell(talk, found)
+            return
+    elif ending is _Ending.CUT and found.calls:
+        if found.has_open_name:
+            found.calls.append(cut_off())
+        _tell(talk, found)
+        return
+    talk.say("".join(found.pieces))
+
+
+def _between_marks(talk: EventSink, mark: str) -> Steps[None]:
+    tape = talk.tape
+    found = _List()
+    yield from tape.space(found.pieces.append)
+    if not (yield from tape.peek()):
+        talk.call(cut_off())
+        return
+    ending = yield from _read_list(tape, found, talk.tools)
+    if ending is _Ending.CUT:
+        if found.has_open_name or not found.calls:
+            found.calls.append(cut_off())
+        _tell(talk, found)
+        return
+    if ending is _Ending.CLOSED:
+        yield from tape.space(found.pieces.append)
+        end = yield from tape.one_of((MARKS[mark],))
+        if end is not None or tape.ends_within(MARKS[mark]):
+            _tell(talk, found)
+            return
+    talk.say("".join(found.pieces))
+
+
+def _tell(talk: EventSink, found: _List) -> None:
+    for call in found.calls:
+        talk.call(call)
+
+
+def _read_list(tape: TextCursor, found: _List, tools: Collection[str]) -> Steps[_Ending]:
+    keep = found.pieces.append
+    if not (yield from _char(tape, "[", keep)):
+        return _Ending.NOT_CALLS
+    while True:
+        yield from tape.space(keep)
+        if found.calls and (yield from _char(tape, "]", keep)):
+            return _Ending.CLOSED
+        ending = yield from _read_call(tape, found, tools)
+        if ending is not _Ending.CLOSED:
+            return ending
+        yield from tape.space(keep)
+        if not (yield from tape.peek()):
+            return _Ending.CUT
+        if not (yield from _char(tape, ",", keep)) and (yield from tape.peek()) != "]":
+            return _Ending.NOT_CALLS
+
+
+def _read_call(tape: TextCursor, found: _List, tools: Collection[str]) -> Steps[_Ending]:
+    keep = found.pieces.append
+    name = yield from tape.run(_NAME, _NAME_LIMIT)
+    if name is None:
+        return _Ending.NOT_CALLS
+    keep(name)
+    yield from tape.space(keep, same_line=True)
+    if not (yield from tape.peek()):
+        found.has_open_name = bool(name)
+        return _Ending.CUT
+    if resolve_name(name, tools) is None or not (yield from _char(tape, "(", keep)):
+        return _Ending.NOT_CALLS
+    arguments: list[str] = []
+    is_closed = yield from _parentheses(tape, arguments)
+    found.pieces += arguments
+    if not is_closed:
+        found.calls.append(cut_off(name))
+        return _Ending.CUT
+    found.calls.append(_call(name, "".join(arguments[:-1])))
+    return _Ending.CLOSED
+
+
+def _call(name: str, arguments: str) -> CallWritten:
+    try:
+        return CallWritten(name, read_keywords(arguments), from_text=True)
+    except NotLiteralError:
+        return cut_off(name, flaw=Flaw.INVALID_MARKUP)
+
+
+def _parentheses(tape: TextCursor, pieces: list[str]) -> Steps[bool]:
+    """Read up to the parenthesis that closes an open one, past strings and brackets; whether it came."""
+    open_ones = [")"]
+    while open_ones:
+        mark = yield from tape.until(_STRUCTURE, pieces.append)
+        if mark is None:
+            return False
+        pieces.append(mark)
+        if mark in _CLOSERS:
+            open_ones.append(_CLOSERS[mark])
+        elif mark in "'\"":
+            if not (yield from _string(tape, mark, pieces.append)):
+                return False
+        elif mark == open_ones[-1]:
+            open_ones.pop()
+    return True
+
+
+def _string(tape: TextCursor, quote: str, keep: Sink) -> Steps[bool]:
+    """Read to the end of a string that just opened; whether it came."""
+    second = yield from tape.peek()
+    third = (yield from tape.peek(1)) if second == quote else ""
+    if second == quote and third != quote:
+        tape.at += 1
+        keep(quote)
+        return True
+    if third == quote:
+        tape.at += 2
+        keep(quote * 2)
+        quote = quote * 3
+    marks = finder((quote, "\\"))
+    while True:
+        mark = yield from tape.until(marks, keep)
+        if mark is None:
+            return False
+        keep(mark)
+        if mark == quote:
+            return True
+        escaped = yield from tape.peek()
+        keep(escaped)
+        tape.at += len(escaped)
+
+
+def _char(tape: TextCursor, char: str, keep: Sink) -> Steps[bool]:
+    if (yield from tape.peek()) != char:
+        return False
+    tape.at += 1
+    keep(char)
+    return True

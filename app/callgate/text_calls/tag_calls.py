@@ -1,0 +1,392 @@
+"""Calls written as tags: `<invoke name="N"><parameter name="P">V</parameter></invoke>` and its relatives.
+
+Values are raw text up to their own closing tag; any other tag inside is data. A call counts only with its own end
+tag, since more parameters could follow. What the tags are called is a `Vocabulary`; the grammar is one.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from callgate.calls.names import resolve_name
+from callgate.calls.states import Flaw
+from callgate.conversation.events import CallWritten
+from callgate.text_calls.event_sink import EventSink
+from callgate.text_calls.json_calls import Ends, arguments_written, cut_off, read_body
+from callgate.text_calls.json_scan import JsonScan, State
+from callgate.text_calls.text_cursor import Sink, Steps, Tail, TextCursor, finder
+
+HEAD_LIMIT = 512
+"""The longest head of a tag (name and attributes) that is waited for; what is longer is no tag."""
+
+CDATA: Final = "<![CDATA["
+CDATA_END: Final = "]]>"
+COMMENT: Final = "<!--"
+COMMENT_END: Final = "-->"
+
+_HEAD_STARTS = frozenset(" \t\r\n>/")
+"""What stands behind a tag's name; anything else makes the name a longer word."""
+
+_BLANKS = re.compile(r"[ \t\r\n]*")
+_ATTRIBUTE_NAME = re.compile(r"[^\s=<>/\"']*")
+_IN_DOUBLE = re.compile(r'[^"]*')
+_IN_SINGLE = re.compile(r"[^']*")
+_AFTER_EQUALS = re.compile(r"[^<>\r\n]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The rest of an opening tag behind its name, as far as it could be read."""
+
+    attributes: dict[str, str]
+    is_whole: bool
+    is_cut: bool = False
+    """The text ended in it."""
+    text: str = ""
+    """The head as it was written, if it is whole."""
+
+    @property
+    def name(self) -> str | None:
+        return self.attributes.get("name")
+
+
+HeadReader = Callable[[TextCursor], Steps[Head]]
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """How one format writes its tags. Opening tags are given up to where their head begins."""
+
+    call: str
+    call_end: str
+    value: str
+    value_end: str
+    head: HeadReader
+    wrappers: dict[str, str] = field(default_factory=dict)
+    """Wrapper tags and their ends."""
+    value_head: HeadReader | None = None
+    """Where the head of a parameter is written otherwise than that of a call."""
+    typed: bool = False
+    """Parameters say with `string="true|false"` whether they are text or JSON, and a call may be one JSON object."""
+
+    @property
+    def strays(self) -> tuple[str, ...]:
+        """End tags that may come behind a call whose wrapper never opened."""
+        return tuple(dict.fromkeys(self.wrappers.values()))
+
+
+_NAME = re.compile(r"[^\s<]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """The grammar: calls in wrappers, or bare."""
+
+    words: Vocabulary
+
+    def wrapped(self, talk: EventSink, wrapper: str) -> Steps[bool]:
+        """Read a wrapper that just opened. What is between its calls is ignored; its end may be missing."""
+        words, tape = self.words, talk.tape
+        end = words.wrappers[wrapper]
+        marks = finder((words.call, end, COMMENT))
+        found_any = False
+        while True:
+            tail = Tail()
+            mark = yield from tape.until(marks, tail)
+            if mark == COMMENT:
+                yield from tape.until(finder((COMMENT_END,)))
+            elif mark == words.call:
+                found_any = (yield from self._wrapped_call(talk)) or found_any
+            elif mark == end:
+                return True
+            else:
+                began_another = len(tail.text) > 1 and words.call.startswith(tail.text)
+                if began_another or not found_any:
+                    talk.call(cut_off())
+                return True
+
+    def bare(self, talk: EventSink) -> Steps[bool]:
+        """Read a call whose tag just opened in prose. False: it is no tag, and nothing more was read."""
+        start = yield from self.words.head(talk.tape)
+        if not start.is_whole or start.name is None:
+            return False
+        talk.call((yield from self.body(talk.tape, start.name)))
+        yield from self.swallow_strays(talk)
+        return True
+
+    def bare_if_offered(self, talk: EventSink) -> Steps[bool]:
+        """The same where the tag alone is too common: only the name of a tool on offer makes it a call."""
+        start = yield from self.words.head(talk.tape)
+        if not start.is_whole or start.name is None:
+            return False
+        if resolve_name(start.name, talk.tools) is None:
+            talk.say(self.words.call + start.text)
+            return True
+        talk.call((yield from self.body(talk.tape, start.name)))
+        yield from self.swallow_strays(talk)
+        return True
+
+    def in_row(self, talk: EventSink) -> Steps[bool]:
+        """Read a wrapper that just opened and has calls and nothing else in it."""
+        tape = talk.tape
+        yield from tape.space()
+        if (yield from tape.one_of((self.words.call,))) is None:
+            talk.call((yield from self._no_call(tape)))
+            return True
+        while True:
+            yield from self._wrapped_call(talk)
+            blanks: list[str] = []
+            yield from tape.space(blanks.append)
+            if (yield from tape.one_of((self.words.call,))) is None:
+                yield from self.swallow_strays(talk, *blanks)
+                return True
+
+    def named_by_text(self, talk: EventSink) -> Steps[bool]:
+        """Read a call whose name is the text behind its tag, up to a blank or the next tag."""
+        tape = talk.tape
+        yield from tape.space()
+        name = yield from tape.run(_NAME, HEAD_LIMIT)
+        if name is None:
+            talk.call((yield from self._broken(tape, None)))
+        elif not (yield from tape.peek()):
+            talk.call(cut_off())
+        elif not name:
+            talk.call((yield from self._broken(tape, None, Flaw.MISSING_NAME)))
+        else:
+            talk.call((yield from self.body(tape, name)))
+        return True
+
+    def body(self, tape: TextCursor, name: str) -> Steps[CallWritten]:
+        """The parameters of a call up to its end tag."""
+        words = self.words
+        values = Values(name)
+        while True:
+            yield from tape.space()
+            mark = yield from tape.one_of((words.call_end, words.value))
+            if mark == words.call_end:
+                return values.written()
+            if mark == words.value:
+                start = yield from (words.value_head or words.head)(tape)
+                if start.is_whole and start.name and start.name.strip():
+                    text = yield from read_text(tape, words.value_end)
+                    if text is None:
+                        return cut_off(name)
+                    values.add(start.name.strip(), text, start.attributes.get("string") if words.typed else None)
+                    continue
+            elif words.typed and not values and (yield from tape.peek()) == "{":
+                return (yield from self._json_body(tape, name))
+            return (yield from self._broken(tape, name))
+
+    def swallow_strays(self, talk: EventSink, *blanks: str) -> Steps[None]:
+        """End tags of a wrapper that never opened (or closes twice) are no talk."""
+        held = list(blanks)
+        while True:
+            yield from talk.tape.space(held.append)
+            if (yield from talk.tape.one_of(self.words.strays)) is None:
+                talk.say("".join(held))
+                return
+            held.clear()
+
+    def _wrapped_call(self, talk: EventSink) -> Steps[bool]:
+        start = yield from self.words.head(talk.tape)
+        if start.is_whole and start.name is not None:
+            talk.call((yield from self.body(talk.tape, start.name)))
+            return True
+        if start.is_cut:
+            talk.tape.at = len(talk.tape.text)
+            talk.call(cut_off())
+            return True
+        if not start.is_whole and (yield from talk.tape.peek()) not in _HEAD_STARTS:
+            return False  # stray text such as <invoker>
+        talk.call((yield from self._broken(talk.tape, None, Flaw.MISSING_NAME if start.is_whole else None)))
+        return True
+
+    def _no_call(self, tape: TextCursor) -> Steps[CallWritten]:
+        """What a wrapper has in it that is no call; the wrapper's own end is where it stops."""
+        if tape.ends_within(self.words.call):
+            return cut_off()
+        ended = yield from tape.until(finder(self.words.strays))
+        return cut_off(flaw=Flaw.INVALID_MARKUP if ended else Flaw.TRUNCATED)
+
+    def _broken(self, tape: TextCursor, name: str | None, flaw: Flaw | None = None) -> Steps[CallWritten]:
+        """A call with something in it that does not belong there ends at its next end tag."""
+        ended = yield from tape.until(finder((self.words.call_end,)))
+        return cut_off(name, flaw=(flaw or Flaw.INVALID_MARKUP) if ended else Flaw.TRUNCATED)
+
+    def _json_body(self, tape: TextCursor, name: str) -> Steps[CallWritten]:
+        body = yield from read_body(tape, Ends((self.words.call_end,)))
+        if body.mark is None:
+            return cut_off(name)
+        return arguments_written(name, body)
+
+
+class Values:
+    """The parameters of one call as they come."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._texts: dict[str, str] = {}
+        self._json: set[str] = set()
+        self._said_text: set[str] = set()
+        self._flaw: Flaw | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._texts)
+
+    def add(self, key: str, text: str, string: str | None = None) -> None:
+        if key in self._texts:
+            self._flaw = Flaw.INVALID_MARKUP
+            return
+        self._texts[key] = text
+        if string == "false":
+            self._json.add(key)
+            if not _is_json(text):
+                self._flaw = self._flaw or Flaw.INVALID_JSON
+        elif string == "true":
+            self._said_text.add(key)
+
+    def written(self) -> CallWritten:
+        only_text = len(self._texts) > len(self._json) + len(self._said_text)
+        arguments = self._joined() if self._json else dict(self._texts)
+        flaw = self._flaw or (None if self._name.strip() else Flaw.MISSING_NAME)
+        return CallWritten(self._name, arguments, flaw=flaw, only_text=only_text or not self._texts, from_text=True)
+
+    def _joined(self) -> str:
+        """One JSON object with the JSON values as they were written, for the one place that judges JSON."""
+        members = (
+            f"{json.dumps(key)}:{text if key in self._json else json.dumps(text)}" for key, text in self._texts.items()
+        )
+        return "{" + ",".join(members) + "}"
+
+
+def read_text(tape: TextCursor, end: str) -> Steps[str | None]:
+    """A raw value up to its closing tag, without one line break at either side; None if it is never closed.
+    A value that is one CDATA section is its inside, untouched."""
+    pieces: list[str] = []
+    yield from _line_break(tape, pieces.append)
+    if (yield from tape.one_of((CDATA,))) is not None:
+        inside: list[str] = []
+        if (yield from tape.until(finder((CDATA_END,)), inside.append)) is None:
+            return None
+        after: list[str] = []
+        yield from _line_break(tape, after.append)
+        if (yield from tape.one_of((end,))) is not None:
+            return "".join(inside)
+        pieces += [CDATA, *inside, CDATA_END, *after]
+    if (yield from tape.until(finder((end,)), pieces.append)) is None:
+        return None
+    return _without_wrapping_breaks("".join(pieces))
+
+
+def attributes(tape: TextCursor) -> Steps[Head]:
+    """` name="N" other='…'>`: quoted values, blanks around `=` allowed. Nothing is read unless all of it is."""
+    found: dict[str, str] = {}
+    look = _Ahead(tape)
+    while True:
+        blanks = yield from look.run(_BLANKS)
+        char = yield from look.char()
+        if char == ">":
+            return Head(found, is_whole=True, text=look.accept(1))
+        key = (yield from look.run(_ATTRIBUTE_NAME)) if blanks else ""
+        if not key:
+            return Head(found, is_whole=False, is_cut=look.is_cut)
+        yield from look.run(_BLANKS)
+        if (yield from look.char()) != "=":
+            return Head(found, is_whole=False, is_cut=look.is_cut)
+        look.skip(1)
+        yield from look.run(_BLANKS)
+        quote = yield from look.char()
+        if quote not in ("'", '"') or not quote:
+            return Head(found, is_whole=False, is_cut=look.is_cut)
+        look.skip(1)
+        text = yield from look.run(_IN_DOUBLE if quote == '"' else _IN_SINGLE)
+        if not (yield from look.char()):
+            return Head(found, is_whole=False, is_cut=look.is_cut)
+        look.skip(1)
+        found.setdefault(key, text)
+
+
+def after_equals(tape: TextCursor) -> Steps[Head]:
+    """`N>` behind `<function=`. Nothing is read unless all of it is."""
+    look = _Ahead(tape)
+    name = yield from look.run(_AFTER_EQUALS)
+    if (yield from look.char()) != ">":
+        return Head({}, is_whole=False, is_cut=look.is_cut)
+    return Head({"name": name.strip()}, is_whole=True, text=look.accept(1))
+
+
+def arg_key(tape: TextCursor) -> Steps[Head]:
+    """`K</arg_key><arg_value>` behind `<arg_key>`."""
+    pieces: list[str] = []
+    if (yield from tape.until(finder(("</arg_key>",)), pieces.append)) is None:
+        return Head({}, is_whole=False, is_cut=True)
+    yield from tape.space()
+    opened = yield from tape.one_of(("<arg_value>",))
+    return Head({"name": "".join(pieces).strip()}, is_whole=opened is not None, is_cut=tape.ended and opened is None)
+
+
+class _Ahead:
+    """Looks ahead on a tape without reading, at most `HEAD_LIMIT` characters far, so that a head that turns out
+    to be none is still there to be read as something else."""
+
+    def __init__(self, tape: TextCursor) -> None:
+        self._tape = tape
+        self._offset = 0
+        self.is_cut = False
+
+    def char(self) -> Steps[str]:
+        """The next character; empty at the limit, and at the end of the text."""
+        if self._offset >= HEAD_LIMIT:
+            return ""
+        char = yield from self._tape.peek(self._offset)
+        self.is_cut = not char
+        return char
+
+    def run(self, pattern: "re.Pattern[str]") -> Steps[str]:
+        first = self._offset
+        while (yield from self.char()):
+            start = self._tape.at + self._offset
+            limit = self._tape.at + HEAD_LIMIT
+            found = pattern.match(self._tape.text, start, limit)
+            assert found is not None, "a starred class matches anywhere"
+            self._offset += found.end() - start
+            if found.end() < min(len(self._tape.text), limit):
+                break
+        at = self._tape.at
+        return self._tape.text[at + first : at + self._offset]
+
+    def skip(self, count: int) -> None:
+        self._offset += count
+
+    def accept(self, count: int) -> str:
+        """Read all that was looked at, and `count` characters more."""
+        start = self._tape.at
+        self._tape.at += self._offset + count
+        return self._tape.text[start : self._tape.at]
+
+
+def _line_break(tape: TextCursor, sink: Sink) -> Steps[None]:
+    mark = yield from tape.one_of(("\r\n", "\n"))
+    if mark:
+        sink(mark)
+
+
+def _without_wrapping_breaks(text: str) -> str:
+    for first in ("\r\n", "\n"):
+        if text.startswith(first):
+            text = text[len(first) :]
+            break
+    for last in ("\r\n", "\n"):
+        if text.endswith(last):
+            return text[: -len(last)]
+    return text
+
+
+def _is_json(text: str) -> bool:
+    """Exactly one JSON value and blanks; whether it is a strict one is judged elsewhere."""
+    scan = JsonScan()
+    end = scan.feed(text, 0)
+    scan.finish()
+    return scan.state is State.CLOSED and not scan.flawed and not text[end:].strip()

@@ -1,0 +1,169 @@
+"""The text a reader has before it: fed at one end, read at the other, and never read twice.
+
+A grammar is written as a generator that pauses where it needs more text (`Steps`). It reads straight down
+the page like any recursive-descent parser, and can be cut anywhere. What it has read is let go at once:
+the tape keeps only what may still turn out to be a mark, so that a feed costs what it brings and no more.
+What the text means is said elsewhere (`talk`, and the grammars).
+"""
+
+import re
+from collections.abc import Callable, Generator
+from functools import lru_cache
+from typing import TypeAlias, TypeVar
+
+T = TypeVar("T")
+
+Steps: TypeAlias = Generator[None, None, T]
+"""A piece of grammar: pauses for more text, and returns what it read."""
+
+Sink: TypeAlias = Callable[[str], None]
+"""Where text goes that lies before a mark."""
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_BLANKS = re.compile(r"[ \t\r]*")
+
+
+def drop(_: str) -> None:
+    """A sink for text that means nothing."""
+
+
+class Finder:
+    """Finds the first of several fixed marks, and knows which end of a text may still become one.
+
+    No mark may be the beginning of another: the shorter one would win by accident of the cut.
+    """
+
+    def __init__(self, marks: tuple[str, ...]) -> None:
+        self.search = re.compile("|".join(map(re.escape, marks))).search
+        self._openings = re.compile("|".join(map(re.escape, sorted({mark[0] for mark in marks})))).search
+        self._beginnings = frozenset(mark[:size] for mark in marks for size in range(1, len(mark)))
+        self._reach = max(map(len, marks)) - 1
+
+    def held_from(self, text: str, start: int) -> int:
+        """Where the end of `text` begins that may still become a mark; its length if none may."""
+        at = max(start, len(text) - self._reach)
+        while opening := self._openings(text, at):
+            at = opening.start()
+            if text[at:] in self._beginnings:
+                return at
+            at += 1
+        return len(text)
+
+
+@lru_cache(maxsize=512)
+def finder(marks: tuple[str, ...]) -> Finder:
+    return Finder(marks)
+
+
+class TextCursor:
+    """Text with a place in it. `text[at:]` is what was fed and is not yet read."""
+
+    __slots__ = ("at", "ended", "text")
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.at = 0
+        self.ended = False
+
+    def push(self, text: str) -> None:
+        self.text = self.text[self.at :] + text
+        self.at = 0
+
+    def more(self) -> Steps[bool]:
+        """Wait for text beyond what is here. False: the text has ended."""
+        if self.ended:
+            return False
+        yield
+        return not self.ended
+
+    def peek(self, offset: int = 0) -> Steps[str]:
+        """The character at `offset` without reading it; empty at the end of the text."""
+        while self.at + offset >= len(self.text):
+            if not (yield from self.more()):
+                return ""
+        return self.text[self.at + offset]
+
+    def space(self, sink: Sink = drop, *, same_line: bool = False) -> Steps[None]:
+        """Read blanks, and line breaks unless they are to stay."""
+        pattern = _BLANKS if same_line else _SPACE
+        while True:
+            end = self._past(pattern)
+            if end > self.at:
+                sink(self.text[self.at : end])
+                self.at = end
+            if end < len(self.text) or not (yield from self.more()):
+                return
+
+    def one_of(self, marks: tuple[str, ...]) -> Steps[str | None]:
+        """Read whichever mark comes next, if one does."""
+        while True:
+            for mark in marks:
+                if self.text.startswith(mark, self.at):
+                    self.at += len(mark)
+                    return mark
+            here = len(self.text) - self.at
+            if not any(here < len(mark) and mark.startswith(self.text[self.at :]) for mark in marks):
+                return None
+            if not (yield from self.more()):
+                return None
+
+    def until(self, marks: Finder, sink: Sink = drop) -> Steps[str | None]:
+        """Send the text before the next mark to `sink`, read the mark and return it; None at the end."""
+        while True:
+            found = marks.search(self.text, self.at)
+            if found:
+                if found.start() > self.at:
+                    sink(self.text[self.at : found.start()])
+                self.at = found.end()
+                return found.group()
+            end = len(self.text) if self.ended else marks.held_from(self.text, self.at)
+            if end > self.at:
+                sink(self.text[self.at : end])
+                self.at = end
+            if self.ended:
+                return None
+            yield from self.more()
+
+    def run(self, pattern: "re.Pattern[str]", limit: int) -> Steps[str | None]:
+        """Read the longest run of the characters of `pattern` (a starred class); None, with nothing read, if
+        it is longer than `limit`. The run is over only when another character, or the end, is seen."""
+        while True:
+            end = self._past(pattern)
+            if end - self.at > limit:
+                return None
+            if end < len(self.text) or not (yield from self.more()):
+                found = self.text[self.at : end]
+                self.at = end
+                return found
+
+    def back(self, text: str) -> None:
+        """Put back what was read last, so that someone else reads it."""
+        self.at -= len(text)
+
+    @property
+    def dry(self) -> bool:
+        """The text has ended and all of it is read."""
+        return self.ended and self.at >= len(self.text)
+
+    def ends_within(self, *marks: str) -> bool:
+        """The text ends here, or in the middle of one of these marks, which is then read."""
+        rest = self.text[self.at :] if self.ended else None
+        if rest is None or (rest and not any(mark.startswith(rest) for mark in marks)):
+            return False
+        self.at = len(self.text)
+        return True
+
+    def _past(self, pattern: "re.Pattern[str]") -> int:
+        found = pattern.match(self.text, self.at)
+        assert found is not None, "a starred class matches anywhere"
+        return found.end()
+
+
+class Tail:
+    """A sink that forgets all but the last piece: at the end of a text that is the mark it broke off in."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def __call__(self, text: str) -> None:
+        self.text = text

@@ -1,0 +1,54 @@
+"""The encoded schemas of the house's tools in the dialects of picky providers, each made once."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias
+
+import msgspec
+
+from callgate.schemas.adapted_model import Translate
+from callgate.schemas.dialects import Dialect, portable
+from callgate.tools.registry import encoded
+
+REMEMBERED = 4096
+Told: TypeAlias = Callable[[str, Dialect, Sequence[str]], None]
+"""Hears, once for each, what of a tool's schema a dialect has no words for."""
+
+
+class _Function(msgspec.Struct):
+    name: str
+    description: str
+    parameters: dict[str, object]
+
+
+class _Tool(msgspec.Struct):
+    function: _Function
+
+
+class AdaptedSchemas:
+    """`is_ours` tells the house's schemas from those that clients brought, which are sent as they came."""
+
+    def __init__(self, is_ours: Callable[[bytes], bool], told: Told) -> None:
+        self._is_ours, self._told = is_ours, told
+        self._made: OrderedDict[tuple[Dialect, bytes], msgspec.Raw] = OrderedDict()
+
+    def into(self, dialect: Dialect) -> Translate:
+        return partial(self._translate, dialect)
+
+    def _translate(self, dialect: Dialect, schema: msgspec.Raw) -> msgspec.Raw:
+        text = bytes(schema)
+        made = self._made.get((dialect, text))
+        if made is not None:
+            self._made.move_to_end((dialect, text))
+            return made
+        if not self._is_ours(text):
+            return schema
+        tool = msgspec.json.decode(text, type=_Tool).function
+        found = portable(tool.parameters, dialect)
+        if found.losses:
+            self._told(tool.name, dialect, found.losses)
+        made = self._made[dialect, text] = encoded(tool.name, tool.description, found.schema)
+        if len(self._made) > REMEMBERED:
+            self._made.popitem(last=False)
+        return made

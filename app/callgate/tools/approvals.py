@@ -1,0 +1,211 @@
+"""Calls that wait for a person's word. They are the house's and not a runtime's: a reload does not lose them.
+
+A decision is about one call with exactly the arguments that were shown, counts once, and does not wait for ever:
+silence is a no. What is decided about whom (`ApprovalRule`) and who may decide (keys) is said elsewhere.
+"""
+
+import asyncio
+import copy
+import hashlib
+import hmac
+import json
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from callgate.calls.outcome import Failed, FailureKind
+from callgate.calls.states import ReadyCall
+from callgate.conversation.errors import ChatError
+from callgate.conversation.ports import Report
+from callgate.tools.executor import Tool
+
+KEPT_SETTLED = 1000
+"""Requests that are over and still remembered, so that a late decision is told what became of it."""
+MAX_REASON = 500
+"""Characters of a reason that are passed on to the model."""
+
+
+class Decision(StrEnum):
+    APPROVED = "approved"
+    DENIED = "denied"
+    EXPIRED = "expired"
+    WITHDRAWN = "withdrawn"
+    """Nobody wants the answer any more: the client left, or its request ran out of time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One call that waits, as it is shown to whoever decides."""
+
+    id: str
+    tool: Tool
+    call: ReadyCall
+    """A copy: what is shown cannot change."""
+    hash: str
+    """Of the tool's name and the arguments; a decision may have to name it."""
+    run_id: str
+    caller: str
+    since: float
+    expires: float
+
+    def facts(self) -> dict[str, Any]:
+        """What people are shown."""
+        return {
+            "id": self.id,
+            "object": "approval",
+            "tool": self.tool.name,
+            "description": self.tool.description,
+            "kind": self.tool.kind,
+            "source": self.tool.source,
+            "safety": str(self.tool.policy.safety),
+            "arguments": self.call.arguments,
+            "hash": self.hash,
+            "run": self.run_id,
+            "call": self.call.id,
+            "caller": self.caller,
+            "since": int(self.since),
+            "expires": int(self.expires),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What became of a call that waited, for the audit log."""
+
+    asked: Asked
+    decision: Decision
+    by: str = ""
+    reason: str = ""
+
+
+class Approvals:
+    """The calls that wait, and the deciding about them. `audit` hears how each of them ended."""
+
+    def __init__(self, audit: Callable[[Settled], None] | None = None, now: Callable[[], float] = time.time) -> None:
+        self._audit = audit or _nobody
+        self._now = now
+        self._waiting: dict[str, tuple[Asked, asyncio.Future[Settled]]] = {}
+        self._settled: OrderedDict[str, Decision] = OrderedDict()
+        self._news = asyncio.Event()
+
+    def waiting(self) -> tuple[Asked, ...]:
+        """Those who waited longest first."""
+        return tuple(asked for asked, answer in self._waiting.values() if not answer.done())
+
+    async def ask(
+        self,
+        tool: Tool,
+        call: ReadyCall,
+        report: Report,
+        *,
+        run_id: str,
+        caller: str,
+        seconds: float,
+        max_waiting: int,
+    ) -> Failed | None:
+        """Wait for a decision about this call. None when it may run; else why not, for the model."""
+        if len(self._waiting) >= max_waiting:
+            return Failed("Not run: too many calls wait for approval already. Try again later.", FailureKind.REFUSED)
+        asked = self._asked(tool, call, run_id, caller, seconds)
+        answer: asyncio.Future[Settled] = asyncio.get_running_loop().create_future()
+        self._waiting[asked.id] = asked, answer
+        self._tell()
+        settled = Settled(asked, Decision.WITHDRAWN)
+        try:
+            await report(f"waiting for approval {asked.id}")
+            await asyncio.wait([answer], timeout=seconds)
+            settled = answer.result() if answer.done() else Settled(asked, Decision.EXPIRED)
+        finally:
+            if answer.done():
+                settled = answer.result()  # decided, though perhaps nobody waits for it any more
+            self._end(settled)
+        return self._refusal(settled, call, seconds)
+
+    def decide(
+        self, id: str, *, approve: bool, by: str, reason: str = "", hash: str | None = None, demand_hash: bool = False
+    ) -> Settled:
+        """Let a waiting call run, or not. Raises `ChatError` where there is nothing to decide."""
+        asked, answer = self._found(id)
+        if hash is None and demand_hash:
+            raise ChatError(
+                400, "A decision must name the `hash` that it is about.", param="hash", code="hash_required"
+            )
+        if hash is not None and not hmac.compare_digest(hash.encode(), asked.hash.encode()):
+            raise ChatError(
+                409, "The call that waits has other arguments than this hash is of.", param="hash", code="hash_mismatch"
+            )
+        decision = Decision.APPROVED if approve else Decision.DENIED
+        settled = Settled(asked, decision, by, reason.strip()[:MAX_REASON])
+        answer.set_result(settled)
+        return settled
+
+    async def changed(self) -> None:
+        """Returns when a call began or ceased to wait."""
+        await self._news.wait()
+
+    def _asked(self, tool: Tool, call: ReadyCall, run_id: str, caller: str, seconds: float) -> Asked:
+        since = self._now()
+        return Asked(
+            id=f"apr_{secrets.token_hex(8)}",
+            tool=tool,
+            call=copy.deepcopy(call),
+            hash=hash_of(call),
+            run_id=run_id,
+            caller=caller,
+            since=since,
+            expires=since + seconds,
+        )
+
+    def _found(self, id: str) -> "tuple[Asked, asyncio.Future[Settled]]":
+        if id in self._waiting and not self._waiting[id][1].done():
+            return self._waiting[id]
+        if id in self._waiting:
+            raise _too_late(self._waiting[id][1].result().decision)
+        if id in self._settled:
+            raise _too_late(self._settled[id])
+        raise ChatError(404, "No call waits under this id.", param="id", code="approval_not_found")
+
+    def _end(self, settled: Settled) -> None:
+        del self._waiting[settled.asked.id]
+        self._settled[settled.asked.id] = settled.decision
+        while len(self._settled) > KEPT_SETTLED:
+            self._settled.popitem(last=False)
+        self._tell()
+        self._audit(settled)
+
+    def _refusal(self, settled: Settled, call: ReadyCall, seconds: float) -> Failed | None:
+        match settled.decision:
+            case Decision.APPROVED if hash_of(call) == settled.asked.hash:
+                return None
+            case Decision.APPROVED:
+                text = "Not run: its arguments are no longer those that were approved."
+            case Decision.DENIED:
+                why = f" Their reason: {settled.reason}" if settled.reason else ""
+                text = f"Not run: a person was asked and refused this call.{why} Do not send the same call again."
+            case _:
+                text = f"Not run: this call needs a person's approval, and nobody gave it within {seconds:g} s."
+        return Failed(text, FailureKind.REFUSED)
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+
+def hash_of(call: ReadyCall) -> str:
+    """The same for the same tool and arguments, whatever the order the model wrote them in."""
+    text = json.dumps([call.name, call.arguments], sort_keys=True, separators=(",", ":"))
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _too_late(decision: Decision) -> ChatError:
+    return ChatError(
+        409, f"This call was {decision} already; a decision counts once.", param="id", code=f"approval_{decision}"
+    )
+
+
+def _nobody(_: Settled) -> None:
+    """Where nobody keeps an audit log."""

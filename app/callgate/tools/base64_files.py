@@ -1,0 +1,49 @@
+"""Files written into a tool's text as base64. A model cannot read them, and pays for every letter, so they are described."""
+
+import re
+
+from callgate.tools.results import PLAIN_LETTERS, described
+
+MIN_LETTERS = PLAIN_LETTERS + 1
+"""Shorter ones are icons and keys; they cost little, and something may be meant with them."""
+_KINDS = {
+    "iVBORw0KGgo": "image/png",
+    "/9j/": "image/jpeg",
+    "R0lGOD": "image/gif",
+    "UklGR": "image/webp",
+    "JVBERi0": "application/pdf",
+    "UEsDB": "application/zip",
+    "H4sI": "application/gzip",
+    "T2dnUw": "audio/ogg",
+    "SUQz": "audio/mpeg",
+}
+"""How files of a kind begin in base64. Hex, keys and sequences of letters begin otherwise and stay as they are."""
+_DATA_URI = re.compile(
+    rf"data:(?P<type>[\w.+-]{{1,60}}/[\w.+-]{{1,60}})?(?:;[\w.=+-]{{1,60}}){{0,4}};base64,"
+    rf"(?P<data>(?:[A-Za-z0-9_-]|[+=]|\\?/){{{MIN_LETTERS},}})"
+)
+_BARE = re.compile(
+    rf"(?<![A-Za-z0-9+/])(?P<start>{'|'.join(map(re.escape, _KINDS))})(?:[A-Za-z0-9+]|\\?/){{{MIN_LETTERS},}}={{0,2}}"
+)
+
+
+def without_files(text: str) -> str:
+    """The text with what it holds of files in base64 described: `[image/png, 20480 bytes, not shown]`."""
+    if len(text) < MIN_LETTERS:
+        return text
+    if ";base64," in text:
+        text = _DATA_URI.sub(_described_uri, text)
+    return _BARE.sub(_described_bare, text)
+
+
+def _described_uri(found: re.Match[str]) -> str:
+    return described(found["type"] or "text/plain", _size(found["data"]))
+
+
+def _described_bare(found: re.Match[str]) -> str:
+    return described(_KINDS[found["start"]], _size(found[0]))
+
+
+def _size(data: str) -> int:
+    letters = len(data) - data.count("\\") - data.count("=")
+    return letters * 3 // 4

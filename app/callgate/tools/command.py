@@ -1,0 +1,269 @@
+"""A command line as a tool: an argv with places for arguments, and no shell to misread them.
+
+What the model writes fills places that the operator left open. It cannot add an argument, and unless that is allowed
+it cannot begin one with a dash, because then it would be an option that nobody meant to offer.
+"""
+
+import os
+import re
+import shutil
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned
+from callgate.calls.states import ReadyCall
+from callgate.tools.executor import Occasion
+from callgate.tools.launch import landlock_abi
+from callgate.tools.process import Closed, Command, Ended, Limits, Lost, NotStarted, Paths, Processes, TooLong, Why
+from callgate.tools.results import decoded, described, image
+
+JSON = "json"
+"""The word for `stdin` that stands for all arguments, as one JSON object."""
+MAX_ARGUMENT = 131_071
+"""Bytes of one argument: what Linux passes to a program at most, with a zero behind it."""
+USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+EXCERPT_CHARS = 2_000
+"""Of what a command that failed has written."""
+
+_PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
+_MAGIC = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF87a", "image/gif"),
+    (b"GIF89a", "image/gif"),
+)
+
+
+class BadCommand(ValueError):
+    """A command that cannot be kept to, and why. For the operator."""
+
+
+class _BadArgument(ValueError):
+    """A value that may not stand where it belongs. For the model."""
+
+
+class CommandLine:
+    """Runs a call as one command.
+
+    `argv` holds texts, and lists of texts that are left out together when an argument of theirs is not given.
+    `stdin` is `json`, or a text with places. All arguments must have a place.
+    """
+
+    def __init__(
+        self,
+        processes: Processes,
+        *,
+        argv: Sequence[str | Sequence[str]],
+        parameters: Mapping[str, Any],
+        cwd: str,
+        stdin: str | None = None,
+        env: Mapping[str, str] | None = None,
+        allow_options: bool = False,
+        ok_codes: Sequence[int] = (0,),
+        limits: Limits | None = None,
+        paths: Paths | None = None,
+    ) -> None:
+        self._processes = processes
+        self._argv = [(each,) if isinstance(each, str) else tuple(each) for each in argv]
+        self._stdin = stdin
+        self._env = {**_clean_environment(), **(env or {})}
+        self._allow_options = allow_options
+        self._ok_codes = frozenset(ok_codes)
+        self._limits = limits or Limits()
+        self._paths = paths
+        self._cwd = cwd
+        _check(self._argv, stdin, parameters)
+        if not os.path.isdir(cwd):  # noqa: PTH112 - a text all along
+            raise BadCommand(f"the folder {cwd} is not there")
+        self._program = _program(self._argv[0][0], self._env["PATH"], cwd)
+        if paths is not None and not landlock_abi():
+            raise BadCommand("`paths` needs Landlock, and this system has none: the command would not be held to them")
+
+    async def execute(self, call: ReadyCall, occasion: Occasion) -> Outcome:
+        try:
+            command = self._command(call.arguments)
+        except _BadArgument as error:
+            return Failed(f"Not run: {error}", FailureKind.NOT_RUN)
+        try:
+            ended = await self._processes.run(command, occasion.max_bytes)
+        except Closed:
+            return Failed("The tool is being shut down.", FailureKind.UNAVAILABLE)
+        except TooLong as error:
+            return Failed(f"Not run: {error}", FailureKind.NOT_RUN)
+        except NotStarted as error:
+            return Failed(f"The command could not be started ({error}).", FailureKind.UNAVAILABLE)
+        except Lost as error:
+            return Failed(f"The command broke off: {error}. Whether it took effect is not known.", FailureKind.UNKNOWN)
+        return self._outcome(ended)
+
+    def _command(self, arguments: Mapping[str, Any]) -> Command:
+        return Command(
+            program=self._program,
+            argv=tuple(self._filled_argv(arguments)),
+            cwd=self._cwd,
+            env=self._env,
+            stdin=self._filled_stdin(arguments),
+            limits=self._limits,
+            paths=self._paths,
+        )
+
+    def _filled_argv(self, arguments: Mapping[str, Any]) -> Iterator[str]:
+        for group in self._argv:
+            if all(arguments.get(name) is not None for part in group for name in _PLACE.findall(part)):
+                yield from (self._element(part, arguments) for part in group)
+
+    def _element(self, template: str, arguments: Mapping[str, Any]) -> str:
+        filled = _PLACE.sub(lambda found: _argument(found.group(1), arguments[found.group(1)]), template)
+        begins_with = _PLACE.match(template)
+        if begins_with and filled.startswith("-") and not self._allow_options:
+            raise _BadArgument(f"`{begins_with.group(1)}` may not begin with a dash: it would be taken for an option")
+        if len(filled.encode()) > MAX_ARGUMENT:
+            raise _BadArgument(f"an argument is longer than {MAX_ARGUMENT} bytes")
+        return filled
+
+    def _filled_stdin(self, arguments: Mapping[str, Any]) -> bytes:
+        if self._stdin is None:
+            return b""
+        if self._stdin == JSON:
+            return _json(arguments)
+        given = {name: arguments.get(name) for name in _PLACE.findall(self._stdin)}
+        return _PLACE.sub(lambda found: _text(found.group(1), given[found.group(1)]), self._stdin).encode()
+
+    def _outcome(self, ended: Ended) -> Outcome:
+        match ended.why:
+            case Why.TOLD:
+                return Failed("The tool is being shut down.", FailureKind.UNAVAILABLE)
+            case Why.PROCESSES:
+                return Failed(f"Stopped: it started more than {self._limits.processes} processes.")
+            case Why.STDERR:
+                return Failed(_with_excerpt("Stopped: it wrote errors without end", ended))
+            case Why.STDOUT:
+                return _read(ended)
+            case Why.ITSELF if ended.code in self._ok_codes:
+                return _read(ended)
+            case Why.ITSELF:
+                return Failed(_with_excerpt(self._how(ended), ended))
+
+    def _how(self, ended: Ended) -> str:
+        match ended.signal:
+            case None:
+                return f"It failed with exit code {ended.code}"
+            case signal.SIGXCPU:
+                return f"Stopped: it used more than {self._limits.cpu_seconds} s of processor time"
+            case signal.SIGXFSZ:
+                return f"Stopped: it wrote a file of more than {self._limits.file_bytes} bytes"
+            case number:
+                return f"It was ended by {_signal_name(number)}"
+
+
+def _check(argv: Sequence[Sequence[str]], stdin: str | None, parameters: Mapping[str, Any]) -> None:
+    """Every place has its parameter and every parameter its place."""
+    if not argv or not argv[0] or not argv[0][0]:
+        raise BadCommand("`argv` names no program")
+    if _PLACE.search(argv[0][0]):
+        raise BadCommand("a model may not choose the program; `{…}` belongs behind it")
+    if any("\0" in part for group in argv for part in group):
+        raise BadCommand("an argument may not contain the character NUL")
+    known = dict(parameters.get("properties", {}))
+    placed = {name for group in argv for part in group for name in _PLACE.findall(part)}
+    placed.update(_PLACE.findall(stdin or ""))
+    for name in sorted(placed - known.keys()):
+        raise BadCommand(f"`{{{name}}}` is no property of `parameters`")
+    for name in sorted(known.keys() - placed):
+        if stdin != JSON:
+            raise BadCommand(f"`{name}` of `parameters` has no place: neither `argv` nor `stdin` says where it goes")
+
+
+def _program(name: str, path: str, cwd: str) -> str:
+    """Found now, so that a misspelt one fails the start and none is looked for again."""
+    if "/" in name:
+        name = os.path.join(cwd, name)  # noqa: PTH118 - stays as it is written, links and all
+    found = shutil.which(name, path=path)
+    if found is None:
+        raise BadCommand(f"the program {name} is not there, or cannot be run")
+    return os.path.abspath(found)  # noqa: PTH100 - the same
+
+
+def _clean_environment() -> dict[str, str]:
+    """No more of ours than where programs are and what time it is here. Whatever else is there may be a secret."""
+    environment = {"PATH": os.environ.get("PATH") or USUAL_PATH, "LANG": "C.UTF-8"}
+    if "TZ" in os.environ:
+        environment["TZ"] = os.environ["TZ"]
+    return environment
+
+
+def _argument(name: str, value: Any) -> str:
+    text = _text(name, value)
+    if "\0" in text:
+        raise _BadArgument(f"`{name}` contains the character NUL, which no program can be given")
+    return text
+
+
+def _text(name: str, value: Any) -> str:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "true" if value else "false"
+        case str():
+            text = value
+        case int() | float():
+            text = str(value)
+        case _:
+            raise _BadArgument(f"`{name}` must be a single value, because it is part of a command line")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise _BadArgument(f"`{name}` is not valid text") from None
+    return text
+
+
+def _json(arguments: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(arguments)
+    except orjson.JSONEncodeError as error:
+        raise _BadArgument(f"the arguments cannot be written as JSON ({error})") from error
+
+
+def _read(ended: Ended) -> Returned:
+    """Standard output; where a command that went well has only written errors, those."""
+    data = ended.stdout or ended.stderr
+    size = len(data) + ended.missing
+    for magic, mime_type in _MAGIC:
+        if data.startswith(magic):
+            if ended.missing:
+                return Returned(described(mime_type, size, "too large"), cut_bytes=ended.missing)
+            return Returned("", images=(image(data, mime_type),))
+    text = _as_text(data)
+    if text is None:
+        return Returned(described("application/octet-stream", size))
+    return Returned(text, cut_bytes=ended.missing)
+
+
+def _as_text(data: bytes) -> str | None:
+    """Text is text though a few of its bytes are none: a name in another encoding does not make a listing unreadable."""
+    text = decoded(data, None)
+    if text is not None or b"\0" in data:
+        return text
+    mended = data.decode("utf-8", "replace")
+    return mended if mended.count("\ufffd") * 10 <= len(mended) else None
+
+
+def _with_excerpt(how: str, ended: Ended) -> str:
+    text = (_as_text(_whole(ended.stderr)) or _as_text(_whole(ended.stdout[-EXCERPT_CHARS:])) or "").strip()
+    return f"{how}: {text[-EXCERPT_CHARS:]}" if text else f"{how}."
+
+
+def _whole(tail: bytes) -> bytes:
+    """Without the rest of a character whose beginning was cut off."""
+    return tail.lstrip(bytes(range(0x80, 0xC0)))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,112 @@
+"""How many calls may run at once: of a tool, of a source, of all. Shared by all requests of a runtime."""
+
+import asyncio
+from collections.abc import Container
+
+MAX_WAITING = 200
+"""Calls that wait at one gate. Beyond it they are turned away at once: they would only time out together."""
+
+
+class QueueFull(Exception):
+    """More calls wait than is sensible."""
+
+
+class ConcurrencyLimiter:
+    """Lets a number of calls through at a time; the others wait in order."""
+
+    def __init__(self, places: int, max_waiting: int = MAX_WAITING) -> None:
+        self.places = places
+        self._semaphore = asyncio.Semaphore(places)
+        self._max_waiting = max_waiting
+        self._waiting = 0
+
+    @property
+    def waiting(self) -> int:
+        return self._waiting
+
+    @property
+    def is_free(self) -> bool:
+        return not self._semaphore.locked()
+
+    async def enter(self) -> None:
+        if self._waiting >= self._max_waiting:
+            raise QueueFull
+        self._waiting += 1
+        try:
+            await self._semaphore.acquire()
+        finally:
+            self._waiting -= 1
+
+    def leave(self) -> None:
+        self._semaphore.release()
+
+
+class ConcurrencyLimits:
+    """The gates of a runtime, by what they are for. Always passed in one order, so that nobody waits in a ring."""
+
+    def __init__(self, max_running: int | None = None) -> None:
+        self._all = ConcurrencyLimiter(max_running) if max_running else None
+        self._of_tools: dict[str, ConcurrencyLimiter] = {}
+        self._of_sources: dict[str, ConcurrencyLimiter] = {}
+
+    def limit_source(self, source: str, places: int | None) -> None:
+        self._limit(self._of_sources, source, places)
+
+    def limit_tool(self, tool: str, places: int | None) -> None:
+        self._limit(self._of_tools, tool, places)
+
+    def forget_tools_except(self, names: Container[str]) -> None:
+        """Drop the gates of tools that are gone; calls still under way keep theirs to the end."""
+        self._of_tools = {name: gate for name, gate in self._of_tools.items() if name in names}
+
+    def handed_on(self) -> "ConcurrencyLimits":
+        """ConcurrencyLimits for the next runtime. One whose limit stays the same stays the same gate, so that calls which are still
+        under way here count there too."""
+        heir = ConcurrencyLimits()
+        heir._all = self._all
+        heir._of_tools, heir._of_sources = dict(self._of_tools), dict(self._of_sources)
+        return heir
+
+    def on_the_way_to(self, tool: str, source: str) -> list[ConcurrencyLimiter]:
+        """The gates that a call of this tool passes, the narrowest first."""
+        gates = (self._of_tools.get(tool), self._of_sources.get(source), self._all)
+        return [gate for gate in gates if gate is not None]
+
+    @staticmethod
+    def _limit(gates: dict[str, ConcurrencyLimiter], name: str, places: int | None) -> None:
+        if places is None:
+            gates.pop(name, None)
+        elif name not in gates or gates[name].places != places:
+            gates[name] = ConcurrencyLimiter(places)
+
+
+class Places:
+    """The places that one call holds. Given back by the call, or by whoever sees its last piece of work end."""
+
+    def __init__(self, gates: list[ConcurrencyLimiter]) -> None:
+        self._gates = gates
+        self._held: list[ConcurrencyLimiter] = []
+
+    @property
+    def are_free(self) -> bool:
+        """Whether taking them takes no time."""
+        return all(gate.is_free for gate in self._gates) if self._gates else True
+
+    async def take(self) -> None:
+        try:
+            for gate in self._gates:
+                await gate.enter()
+                self._held.append(gate)
+        except BaseException:
+            self.give_back()
+            raise
+
+    def give_back(self) -> None:
+        while self._held:
+            self._held.pop().leave()
+
+    def hand_over(self) -> "Places":
+        """The places held, as somebody else's to give back."""
+        heir = Places(self._gates)
+        heir._held, self._held = self._held, []
+        return heir

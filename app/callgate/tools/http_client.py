@@ -1,0 +1,381 @@
+"""HTTP for tools: connections that go only where they may, and answers of bounded size.
+
+One `Web` for a runtime. Its clients follow no redirects, keep no cookies, and read neither proxies nor
+credentials out of the environment. An address is judged after DNS, at the moment of dialling, and exactly the
+judged address is dialled, so a name that changes its mind gains nothing; TLS still sees the host name.
+
+httpx2 rather than httpx: it is what the MCP SDK takes for a client, so both kinds of tool share this guard.
+"""
+
+import asyncio
+import ipaddress
+import socket
+import ssl
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import TypeAlias
+
+import httpcore2
+import httpx2
+
+from callgate.calls.outcome import Failed, FailureKind, Returned
+from callgate.tools.addresses import Address, AddressRules, Kind
+from callgate.tools.results import IMAGE_TYPES, decoded, described, image
+
+Resolver: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
+"""The addresses of a host, as text, in the order in which they should be tried."""
+
+CONNECT_TIMEOUT = 10.0
+"""A host that has not answered by then is down; the rest of the time belongs to the tool's own timeout."""
+KEEPALIVE_SECONDS = 20.0
+"""Below the idle timeouts of common servers (nginx 75 s, node 5 to 65 s), so that few connections go stale in hand."""
+MAX_CONNECTIONS = 100
+EXCERPT_BYTES = 2_000
+"""Of an error's body: enough for a problem report, not for a page of markup."""
+
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_TRANSIENT = frozenset({429, 502, 503, 504})
+
+
+class AddressRefused(Exception):
+    """Every address that a host has is one that the tool may not speak to."""
+
+    def __init__(self, host: str, kind: Kind) -> None:
+        super().__init__(f"{host} has a {kind} address")
+        self.host = host
+        self.kind = kind
+
+
+class Web:
+    """The HTTP clients of one runtime, closed with it.
+
+    Tools with the same rules share connections. Tools with different ones never do: else one that may not
+    reach a private host could be handed a connection that another one opened to it.
+    """
+
+    def __init__(self, *, resolve: Resolver | None = None, verify: ssl.SSLContext | None = None) -> None:
+        self.resolve = resolve or system_resolver
+        self._verify = verify
+        self._clients: dict[AddressRules, httpx2.AsyncClient] = {}
+        self._closed = False
+
+    def client(self, rules: AddressRules) -> httpx2.AsyncClient:
+        if self._closed:
+            raise RuntimeError("the runtime that this tool belongs to is closed")
+        if rules not in self._clients:
+            self._clients[rules] = self._make(rules)
+        return self._clients[rules]
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def tls(self) -> ssl.SSLContext:
+        """How certificates are checked. Made once: reading all the authorities takes a while."""
+        if self._verify is None:
+            self._verify = httpx2.create_ssl_context(trust_env=False)
+        return self._verify
+
+    def transport(self, rules: AddressRules) -> "GuardedTransport":
+        """A guarded transport with connections of its own, for whoever brings a client; closed by that client."""
+        return GuardedTransport(rules, self.resolve, self.tls)
+
+    async def close(self) -> None:
+        self._closed = True
+        clients, self._clients = list(self._clients.values()), {}
+        for client in clients:
+            await client.aclose()
+
+    def _make(self, rules: AddressRules) -> httpx2.AsyncClient:
+        return httpx2.AsyncClient(
+            transport=self.transport(rules),
+            trust_env=False,
+            follow_redirects=False,
+            cookies=CookieJar(policy=DefaultCookiePolicy(allowed_domains=())),
+            timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT, pool=CONNECT_TIMEOUT),
+            headers={"User-Agent": "callgate", "Accept-Encoding": "identity"},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a tool sends. The headers are the operator's; nothing of the caller's is among them."""
+
+    method: str
+    url: httpx2.URL
+    headers: Mapping[str, str] = field(default_factory=dict)
+    content: bytes | None = None
+
+
+async def ask(web: Web, rules: AddressRules, request: Request, max_bytes: int) -> Returned | Failed:
+    """Send `request` and read the answer, as far as `max_bytes`. What goes wrong comes back as a value."""
+    host = request.url.host
+    safe = request.method in _SAFE_METHODS
+    if web.closed:
+        return Failed("The tool is being shut down.", FailureKind.UNAVAILABLE)
+    client = web.client(rules)
+    headers = {**request.headers, "Accept-Encoding": "identity"}
+    try:
+        prepared = client.build_request(request.method, request.url, headers=headers, content=request.content)
+        response = await client.send(prepared, stream=True)
+        try:
+            return await _answer(response, max_bytes)
+        finally:
+            await response.aclose()
+    except AddressRefused as error:
+        return Failed(f"Not sent: {host} has a {error.kind} address, which is not allowed.", FailureKind.REFUSED)
+    except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
+        return Failed(f"{host} cannot be reached ({_how(error)}).", FailureKind.UNAVAILABLE)
+    except httpx2.UnsupportedProtocol as error:
+        return Failed(f"Not sent: {error}", FailureKind.REFUSED)
+    except httpx2.LocalProtocolError:
+        # Its text may quote a header, and with it a password.
+        return Failed("Not sent: the request cannot be written.", FailureKind.REFUSED)
+    except httpx2.TransportError as error:
+        if safe:
+            return Failed(f"{host} did not answer properly ({_how(error)}).", FailureKind.UNAVAILABLE)
+        return Failed(
+            f"The connection to {host} was lost ({_how(error)}); whether the request took effect is not known.",
+            FailureKind.UNKNOWN,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    data: bytes
+    missing: int
+    """How much was not read; where the length was not announced, what was seen of it."""
+
+
+async def read_bounded(response: httpx2.Response, max_bytes: int) -> Body:
+    """The body as it came over the wire, no further than `max_bytes`."""
+    data = bytearray()
+    seen = 0
+    async with aclosing(response.aiter_raw()) as pieces:
+        async for piece in pieces:
+            seen += len(piece)
+            data += piece[: max_bytes - len(data)]
+            if seen > max_bytes:
+                return Body(bytes(data), max(seen, _announced(response)) - max_bytes)
+    return Body(bytes(data), 0)
+
+
+async def system_resolver(host: str, port: int) -> Sequence[str]:
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
+
+
+async def allowed_addresses(rules: AddressRules, resolve: Resolver, host: str, port: int) -> list[Address]:
+    """What of a host may be dialled. Asked whenever a connection is made: a name may change its mind."""
+    try:
+        found: list[Address] = [ipaddress.ip_address(host)]
+    except ValueError:  # a name, then
+        found = [ipaddress.ip_address(text) for text in await resolve(host, port)]
+    judged = [(address, rules.refusal(host, address)) for address in found]
+    allowed = [address for address, refusal in judged if refusal is None]
+    if allowed:
+        return allowed
+    refused = next((refusal for _, refusal in judged if refusal is not None), None)
+    if refused is None:
+        raise OSError(f"{host} has no address")
+    raise AddressRefused(host, refused)
+
+
+class GuardedTransport(httpx2.AsyncBaseTransport):
+    """httpx2's transport, over a pool that dials through our guard."""
+
+    def __init__(self, rules: AddressRules, resolve: Resolver, verify: ssl.SSLContext | None = None) -> None:
+        self._pool = httpcore2.AsyncConnectionPool(
+            ssl_context=verify or httpx2.create_ssl_context(trust_env=False),
+            max_connections=MAX_CONNECTIONS,
+            keepalive_expiry=KEEPALIVE_SECONDS,
+            network_backend=GuardedBackend(rules, resolve),
+        )
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        assert isinstance(request.stream, httpx2.AsyncByteStream)
+        asked = httpcore2.Request(
+            method=request.method,
+            url=httpcore2.URL(
+                scheme=request.url.raw_scheme,
+                host=request.url.raw_host,
+                port=request.url.port,
+                target=request.url.raw_path,
+            ),
+            headers=request.headers.raw,
+            content=request.stream,
+            extensions=request.extensions,
+        )
+        try:
+            answer = await self._pool.handle_async_request(asked)
+        except tuple(_AS_HTTPX) as error:
+            raise _as_httpx(error, request) from error
+        assert isinstance(answer.stream, AsyncIterable)
+        return httpx2.Response(
+            status_code=answer.status,
+            headers=answer.headers,
+            stream=_ResponseStream(answer.stream, request),
+            extensions=answer.extensions,
+        )
+
+    async def aclose(self) -> None:
+        await self._pool.aclose()
+
+
+class GuardedBackend(httpcore2.AsyncNetworkBackend):
+    """Resolves a host, judges its addresses and connects to one that passed."""
+
+    def __init__(self, rules: AddressRules, resolve: Resolver) -> None:
+        self._rules = rules
+        self._resolve = resolve
+        self._dialler = httpcore2.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        try:
+            async with asyncio.timeout(timeout) as limit:
+                allowed = await self._allowed(host, port)
+                return await self._first(allowed, port, limit.when(), socket_options)
+        except TimeoutError as error:
+            raise httpcore2.ConnectTimeout(f"no connection to {host} in {timeout} s") from error
+
+    async def connect_unix_socket(
+        self,
+        path: str,
+        timeout: float | None = None,
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        raise httpcore2.ConnectError("tools do not speak over unix sockets")
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def _allowed(self, host: str, port: int) -> list[Address]:
+        try:
+            return await allowed_addresses(self._rules, self._resolve, host, port)
+        except (OSError, UnicodeError) as error:
+            raise httpcore2.ConnectError(f"{host} cannot be resolved: {error}") from error
+
+    async def _first(
+        self,
+        addresses: Sequence[Address],
+        port: int,
+        deadline: float | None,
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None,
+    ) -> httpcore2.AsyncNetworkStream:
+        """A connection to the first that answers; one that is silent may use up its share of the time and no more."""
+        last: Exception | None = None
+        for tried, address in enumerate(addresses):
+            share = None if deadline is None else self._share(deadline, len(addresses) - tried)
+            try:
+                return await self._dialler.connect_tcp(str(address), port, share, None, socket_options)
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
+                last = error
+        assert last is not None
+        raise last
+
+    @staticmethod
+    def _share(deadline: float, parts: int) -> float:
+        return max(0.0, deadline - asyncio.get_running_loop().time()) / parts
+
+
+class _ResponseStream(httpx2.AsyncByteStream):
+    def __init__(self, stream: AsyncIterable[bytes], request: httpx2.Request) -> None:
+        self._stream = stream
+        self._request = request
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            async for piece in self._stream:
+                yield piece
+        except tuple(_AS_HTTPX) as error:
+            raise _as_httpx(error, self._request) from error
+
+    async def aclose(self) -> None:
+        close = getattr(self._stream, "aclose", None)
+        if close is not None:
+            await close()
+
+
+_AS_HTTPX: dict[type[Exception], type[httpx2.TransportError]] = {
+    getattr(httpcore2, name): getattr(httpx2, name)
+    for name in (
+        "ConnectError", "ConnectTimeout", "LocalProtocolError", "NetworkError", "PoolTimeout", "ProtocolError",
+        "ReadError", "ReadTimeout", "RemoteProtocolError", "TimeoutException", "UnsupportedProtocol",
+        "WriteError", "WriteTimeout",
+    )
+}  # fmt: skip
+
+
+def _as_httpx(error: Exception, request: httpx2.Request) -> httpx2.TransportError:
+    kind = next(_AS_HTTPX[each] for each in type(error).__mro__ if each in _AS_HTTPX)
+    return kind(str(error), request=request)
+
+
+async def _answer(response: httpx2.Response, max_bytes: int) -> Returned | Failed:
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        return Failed(f"The answer came encoded ({encoding[:40]}), which was not asked for.", FailureKind.RAISED)
+    if response.is_redirect:
+        where = response.headers.get("location", "")[:200]
+        return Failed(f"HTTP {response.status_code}: a redirect to {where}, not followed.", FailureKind.REFUSED)
+    if not response.is_success:
+        return await _error(response)
+    body = await read_bounded(response, max_bytes)
+    return _read(response, body)
+
+
+async def _error(response: httpx2.Response) -> Failed:
+    kind = FailureKind.UNAVAILABLE if response.status_code in _TRANSIENT else FailureKind.RAISED
+    body = await read_bounded(response, EXCERPT_BYTES)
+    excerpt = _read(response, body).text.strip()
+    return Failed(
+        f"HTTP {response.status_code} {response.reason_phrase}".rstrip() + (f": {excerpt}" if excerpt else ""), kind
+    )
+
+
+def _read(response: httpx2.Response, body: Body) -> Returned:
+    mime_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    size = len(body.data) + body.missing
+    if mime_type in IMAGE_TYPES:
+        if body.missing:
+            return Returned(described(mime_type, size, "too large"), cut_bytes=body.missing)
+        return Returned("", images=(image(body.data, mime_type),))
+    text = decoded(body.data, response.charset_encoding)
+    if text is None and mime_type.startswith("text/"):
+        text = decoded(body.data, "cp1252")  # what browsers take unlabelled text for
+    if text is None:
+        return Returned(described(mime_type, size))
+    return Returned(text, cut_bytes=body.missing)
+
+
+def _announced(response: httpx2.Response) -> int:
+    length = response.headers.get("content-length", "")
+    return int(length) if length.isascii() and length.isdigit() else 0
+
+
+def _how(error: httpx2.TransportError) -> str:
+    """The kind of error only: its text may name addresses that are nobody's business outside."""
+    match error:
+        case httpx2.ConnectTimeout():
+            return "no connection in time"
+        case httpx2.ConnectError():
+            return "connection failed"
+        case httpx2.PoolTimeout():
+            return "too many requests at once"
+        case httpx2.ReadTimeout():
+            return "no answer in time"
+        case httpx2.RemoteProtocolError():
+            return "not a proper HTTP answer"
+        case _:
+            return "connection lost"

@@ -1,0 +1,279 @@
+"""One HTTP request as a tool: a method, a URL with places for arguments, and where the other arguments go.
+
+What the model writes fills places that the operator left open, and nothing else: not the host, not a further
+path segment, not a header. The finished URL is held against the template once more before it is sent.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+from urllib.parse import quote, unquote, urlencode, urlsplit
+
+import httpx2
+import orjson
+
+from callgate.calls.outcome import Failed, FailureKind, Outcome
+from callgate.calls.states import ReadyCall
+from callgate.tools.addresses import PUBLIC_ONLY, AddressRules
+from callgate.tools.executor import Occasion
+from callgate.tools.http_client import Request, Web, ask
+
+_PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
+_MISSING = object()
+
+
+class BadTemplate(ValueError):
+    """A URL template or header that cannot be kept to, and why. For the operator."""
+
+
+class BadArgument(ValueError):
+    """A value that may not stand where it belongs. For the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The arguments of a call, each in the part of the request where it belongs."""
+
+    path: Mapping[str, Any]
+    """Values for the places of the URL."""
+    query: str = ""
+    """What follows those of the URL itself, encoded."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    content: bytes | None = None
+
+
+Spread: TypeAlias = Callable[[Mapping[str, Any]], Parts]
+"""Says of all arguments where each one goes. Raises `BadArgument`."""
+
+
+class HttpEndpoint:
+    """Runs a call as one HTTP request.
+
+    Where arguments go, says `spread`. Without it those named in the path, in `query` or in `body` go there, and the
+    others become the JSON body where the method has one and no `body` is given, else query parameters.
+    """
+
+    def __init__(
+        self,
+        web: Web,
+        *,
+        method: str,
+        url: str,
+        headers: Mapping[str, str] | None = None,
+        query: Mapping[str, str | int | float | bool] | None = None,
+        body: Any = None,
+        rules: AddressRules = PUBLIC_ONLY,
+        spread: Spread | None = None,
+    ) -> None:
+        self._web = web
+        self._method = method.upper()
+        self._url = _UrlTemplate.read(url)
+        self._headers = _sendable(headers or {})
+        self._query = dict(query or {})
+        self._body = body
+        self._rules = rules
+        self._spread = spread or self._by_templates
+        self._placed = {*self._url.places, *_places(self._query), *_places(body)}
+
+    async def execute(self, call: ReadyCall, occasion: Occasion) -> Outcome:
+        try:
+            request = self._request(call.arguments, occasion.key)
+        except BadArgument as error:
+            return Failed(f"Not run: {error}", FailureKind.NOT_RUN)
+        return await ask(self._web, self._rules, request, occasion.max_bytes)
+
+    def _request(self, arguments: Mapping[str, Any], key: str) -> Request:
+        parts = self._spread(arguments)
+        headers = {**parts.headers, **self._headers, "Idempotency-Key": key}
+        if parts.content is not None:
+            headers.setdefault("Content-Type", "application/json")
+        return Request(self._method, self._url.fill(parts.path, parts.query), headers, parts.content)
+
+    def _by_templates(self, arguments: Mapping[str, Any]) -> Parts:
+        rest = {name: value for name, value in arguments.items() if name not in self._placed}
+        has_body = self._method in _BODY_METHODS
+        query = list(_query(self._query, arguments))
+        if not has_body:
+            query += pairs(rest)
+        content: bytes | None = None
+        if self._body is not None:
+            content = as_json(_filled(self._body, arguments))
+        elif has_body:
+            content = as_json(rest)
+        return Parts(arguments, encoded(query), content=content)
+
+
+@dataclass(frozen=True, slots=True)
+class _UrlTemplate:
+    origin: httpx2.URL
+    authority: str
+    """Scheme, user and host, as written; never filled in."""
+    path: str
+    query: str
+    prefix: str
+    """What every finished path starts with."""
+    places: frozenset[str]
+
+    @classmethod
+    def read(cls, template: str) -> "_UrlTemplate":
+        parts = urlsplit(template)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise BadTemplate(f"{template} is not an http or https address")
+        if "{" in parts.netloc:
+            raise BadTemplate(f"{template}: a model may not choose the host; `{{…}}` belongs in the path or the query")
+        path = parts.path or "/"
+        if any(unquote(segment) in (".", "..") for segment in path.split("/")):
+            raise BadTemplate(f"{template} has `.` or `..` in its path; write the path as it is meant")
+        authority = f"{parts.scheme}://{parts.netloc}"
+        try:
+            origin = httpx2.URL(authority)
+            prefix = _path_of(httpx2.URL(authority + _PLACE.split(path, maxsplit=1)[0]))
+        except httpx2.InvalidURL as error:
+            raise BadTemplate(f"{template}: {error}") from error
+        return cls(origin, authority, path, parts.query, prefix, frozenset(_PLACE.findall(path + "?" + parts.query)))
+
+    def fill(self, arguments: Mapping[str, Any], more: str) -> httpx2.URL:
+        path = _PLACE.sub(lambda found: _segment(found.group(1), arguments), self.path)
+        fixed = _PLACE.sub(lambda found: _quoted(found.group(1), _needed(found.group(1), arguments)), self.query)
+        try:
+            query = "&".join(part for part in (fixed, more) if part)
+            url = httpx2.URL(f"{self.authority}{path}{'?' + query if query else ''}")
+        except httpx2.InvalidURL as error:
+            raise BadArgument(f"the arguments make no URL ({error})") from error
+        if not self._keeps(url):
+            raise BadArgument("the arguments lead away from the tool's address")
+        return url
+
+    def _keeps(self, url: httpx2.URL) -> bool:
+        """The second look: by now nothing can have left its place, and if it has, the request is not sent."""
+        same_origin = (url.scheme, url.host, url.port) == (self.origin.scheme, self.origin.host, self.origin.port)
+        path = _path_of(url)
+        same_shape = path.startswith(self.prefix) and path.count("/") == self.path.count("/")
+        return same_origin and same_shape and url.fragment == ""
+
+
+def _sendable(headers: Mapping[str, str]) -> dict[str, str]:
+    """Headers that can be written. Found out at load, and without repeating the value: it may be a secret."""
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name):
+            raise BadTemplate(f"{name!r} is not the name of a header")
+        if not value.isascii() or _CONTROL.search(value) or value != value.strip():
+            raise BadTemplate(
+                f"the value of {name} holds characters that cannot stand in a header, or spaces around it"
+            )
+    return dict(headers)
+
+
+def _path_of(url: httpx2.URL) -> str:
+    return url.raw_path.partition(b"?")[0].decode("ascii")
+
+
+def _segment(name: str, arguments: Mapping[str, Any]) -> str:
+    """A value as part of a path: never empty, and never one that climbs."""
+    value = _needed(name, arguments)
+    if not value:
+        raise BadArgument(f"`{name}` is empty, and it is part of the path")
+    if any(part in (".", "..") for part in re.split(r"[/\\]", value)):
+        raise BadArgument(f"`{name}` may not contain `.` or `..` as a path segment")
+    return _quoted(name, value)
+
+
+def _needed(name: str, arguments: Mapping[str, Any]) -> str:
+    value = arguments.get(name)
+    if value is None:
+        raise BadArgument(f"`{name}` is missing, and the address needs it")
+    if isinstance(value, (dict, list)):
+        raise BadArgument(f"`{name}` must be a single value, because it is part of the address")
+    return as_text(value)
+
+
+def _quoted(name: str, value: str) -> str:
+    if _CONTROL.search(value):
+        raise BadArgument(f"`{name}` contains control characters")
+    try:
+        return quote(value, safe="")
+    except UnicodeEncodeError as error:
+        raise BadArgument(f"`{name}` is not valid text") from error
+
+
+def _query(templates: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for key, template in templates.items():
+        value = _filled(template, arguments)
+        if value is not _MISSING:
+            yield from pairs({key: value})
+
+
+def pairs(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Query parameters; a list is its name repeated, and what is null is left out."""
+    found: list[tuple[str, str]] = []
+    for key, value in values.items():
+        several = value if isinstance(value, list) else [value]
+        found += [(key, as_text(each)) for each in several if each is not None]
+    return found
+
+
+def encoded(query: Iterable[tuple[str, str]]) -> str:
+    try:
+        return urlencode(list(query), quote_via=quote, safe="")
+    except UnicodeEncodeError as error:
+        raise BadArgument("the arguments are not valid text") from error
+
+
+def _filled(template: Any, arguments: Mapping[str, Any]) -> Any:
+    """The template with its places filled. What needs an argument that is not there is left out."""
+    match template:
+        case str():
+            return _filled_text(template, arguments)
+        case Mapping():
+            filled = {key: _filled(value, arguments) for key, value in template.items()}
+            return {key: value for key, value in filled.items() if value is not _MISSING}
+        case list() | tuple():
+            return [value for value in (_filled(each, arguments) for each in template) if value is not _MISSING]
+        case _:
+            return template
+
+
+def _filled_text(template: str, arguments: Mapping[str, Any]) -> Any:
+    names = _PLACE.findall(template)
+    if any(name not in arguments for name in names):
+        return _MISSING
+    if len(names) == 1 and template == f"{{{names[0]}}}":
+        return arguments[names[0]]
+    return _PLACE.sub(lambda found: as_text(arguments[found.group(1)]), template)
+
+
+def _places(template: Any) -> set[str]:
+    match template:
+        case str():
+            return set(_PLACE.findall(template))
+        case Mapping():
+            return {name for value in template.values() for name in _places(value)}
+        case list() | tuple():
+            return {name for value in template for name in _places(value)}
+        case _:
+            return set()
+
+
+def as_text(value: Any) -> str:
+    match value:
+        case str():
+            return value
+        case bool():
+            return "true" if value else "false"
+        case None:
+            return ""
+        case dict() | list():
+            return as_json(value).decode()
+        case _:
+            return str(value)
+
+
+def as_json(value: Any) -> bytes:
+    try:
+        return b"null" if value is _MISSING else orjson.dumps(value)
+    except orjson.JSONEncodeError as error:
+        raise BadArgument(f"the arguments cannot be written as JSON ({error})") from error

@@ -1,0 +1,414 @@
+"""A server at the other end of HTTP: streamable HTTP, and the older SSE.
+
+The SDK holds the session, on a transport that looks at every address and follows no redirect. A tool call over
+streamable HTTP goes past the SDK: one POST in the session that it opened, and an answer read from JSON or from events.
+Only the operator's headers are sent; nothing of a caller's.
+"""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from math import inf
+from types import TracebackType
+from typing import Any
+
+import httpx2
+from mcp.client.sse import sse_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.inbound import encode_header_value
+
+from callgate.conversation.ports import Report
+from callgate.http.client import HttpClient
+from callgate.http.interface import Broken, ConnectFailed, Deadlines, Response, TimedOut, TransportError
+from callgate.tools.addresses import HOME_KINDS, PUBLIC_ONLY, AddressRules, kind_of
+from callgate.tools.http_client import CONNECT_TIMEOUT, MAX_CONNECTIONS, AddressRefused, Web
+from callgate.tools.mcp_clients import EVENTS, Tap, host_of, lean_client, literal, sdk_client
+from callgate.tools.mcp_wire import (
+    MAX_MESSAGE_BYTES,
+    Answer,
+    Event,
+    Events,
+    Forgotten,
+    Gone,
+    Message,
+    NotSent,
+    RpcError,
+    Terms,
+    Unreadable,
+    answer_in,
+    answer_in_part,
+    cancellation,
+    encoded,
+    progress_of,
+    read_message,
+    request,
+)
+
+EXCERPT_BYTES = 65_536
+"""Of an answer that is no result: enough for an error of the protocol's."""
+ASIDE_SECONDS = 2.0
+"""For what is sent on the side and nobody waits for: a cancellation, a reply to a server's question."""
+MAX_RESUMPTIONS = 5
+"""Of one answer. Servers may hang up during a long call and go on when asked again."""
+RESUME_SECONDS = 1.0
+LONGEST_RESUME_SECONDS = 15.0
+METHOD_NOT_FOUND = -32601
+_DEADLINES = Deadlines(connect=CONNECT_TIMEOUT, first_byte=inf, idle=inf, total=inf)
+"""The toolbox keeps the time of a call."""
+_REASONS = {status.value: status.phrase for status in HTTPStatus}
+_NO_POST = frozenset({400, 404, 405})
+_TOO_BUSY = frozenset({429, 503})
+_BEHIND_A_GATEWAY = frozenset({502, 504})
+"""What a gateway says when the server behind it has not answered: the call may have got there."""
+_JSON = "application/json"
+_HOME_SUFFIXES = (".internal", ".local", ".lan", ".localhost", ".home.arpa", ".svc")
+"""Names that nobody can register."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSpec:
+    """How to reach a server over HTTP."""
+
+    url: str = field(repr=False)
+    """Some servers want a key in it, so it is not shown."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    sse: bool | None = None
+    """Whether it speaks the older SSE; None where that is to be found out."""
+    rules: AddressRules = PUBLIC_ONLY
+
+
+def rules_for(url: str, *, allow_private: bool | None = None) -> AddressRules:
+    """What a server's URL may lead to.
+
+    Its own host's private addresses where the operator says so; and, where nothing is said, if the host is plainly one
+    of the operator's own: a private address, `localhost`, a name without a dot. A public name that turns out to lead
+    into the private network is refused. Link-local and metadata addresses are refused always.
+    """
+    host = host_of(url)
+    if allow_private is None:
+        allow_private = _is_home(host)
+    return AddressRules(hosts=frozenset({host.lower().rstrip(".")})) if allow_private else PUBLIC_ONLY
+
+
+def _is_home(host: str) -> bool:
+    address = literal(host)
+    if address is not None:
+        return kind_of(address) in HOME_KINDS
+    name = host.lower().rstrip(".")
+    return "." not in name or name.endswith(_HOME_SUFFIXES)
+
+
+class _Link:
+    """What both transports share: a tap on what comes, what is to be closed, and word that the server is gone."""
+
+    def __init__(self, spec: HttpSpec, web: Web, *, stream_is_life: bool = False) -> None:
+        self.spec = spec
+        self._tap = Tap(web, spec.rules, self._lost, stream_is_life=stream_is_life)
+        self._stack = AsyncExitStack()
+        self.gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    @property
+    def trouble(self) -> str:
+        return self._tap.trouble
+
+    @trouble.setter
+    def trouble(self, words: str) -> None:
+        self._tap.trouble = words
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._stack.__aexit__(kind, error, trace)
+
+    def kill(self) -> None:
+        self._lost("")
+
+    def _lost(self, reason: str) -> None:
+        if not self.gone.done():
+            self.gone.set_result(reason)
+
+
+class HttpLink(_Link):
+    """One session over streamable HTTP."""
+
+    lean = True
+
+    def __init__(self, spec: HttpSpec, web: Web) -> None:
+        super().__init__(spec, web)
+        self._web = web
+        self._client: HttpClient | None = None
+        self._room = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._ids = itertools.count(1)
+        self._terms = Terms("", modern=False)
+        self._headers: dict[str, str] = {}
+        self._aside: set[asyncio.Task[None]] = set()
+        self._check: Callable[[], None] = _nothing
+
+    @property
+    def may_be_older(self) -> bool:
+        """Whether the server would not take a POST, as those that only know SSE do not, and nobody said what it knows."""
+        return self.spec.sse is None and self._tap.status in _NO_POST
+
+    def agreed(self, terms: Terms, check: Callable[[], None]) -> None:
+        self._terms = terms
+        self._check = check
+        self._headers = {
+            **self.spec.headers,
+            "Accept": f"{_JSON}, {EVENTS}",
+            "Accept-Encoding": "identity",
+            "Content-Type": _JSON,
+            "MCP-Protocol-Version": terms.version,
+            "User-Agent": "callgate",
+        }
+        if self._tap.session_id:
+            self._headers["Mcp-Session-Id"] = self._tap.session_id
+
+    async def __aenter__(self) -> Any:
+        self._client = lean_client(self._web, self.spec.url, self.spec.rules)
+        self._stack.push_async_callback(self._client.close)
+        client = await self._stack.enter_async_context(sdk_client(self._tap, self.spec.headers))
+        transport = streamable_http_client(self.spec.url, http_client=client, max_sse_event_size=MAX_MESSAGE_BYTES)
+        return await self._stack.enter_async_context(transport)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        self._lost("")  # what is cancelled from here on has nobody to tell
+        for task in self._aside:
+            task.cancel()
+        if self._aside:
+            await asyncio.wait(self._aside)
+        return await super().__aexit__(kind, error, trace)
+
+    @property
+    def _http(self) -> HttpClient:
+        assert self._client is not None, "a call before the session was opened"
+        return self._client
+
+    # A call past the SDK --------------------------------------------------------------------------
+
+    async def ask(self, method: str, params: Mapping[str, Any], report: Report) -> Answer:
+        if self.gone.done():
+            raise NotSent("the connection was closed")
+        id = f"c{next(self._ids)}"
+        try:
+            return await self._asked(id, method, params, report)
+        except asyncio.CancelledError:
+            if not self._terms.modern:  # from 2026-07-28 on, hanging up says the same
+                self._send_aside(cancellation(id))
+            raise
+        except AddressRefused as refused:
+            self._lost(str(refused))
+            raise NotSent from refused
+        except ConnectFailed as error:
+            self._lost(f"it cannot be reached ({getattr(error.__cause__, 'strerror', None) or 'no connection'})")
+            raise NotSent from error
+        except TimedOut as error:  # of its deadlines only that for connecting ever passes
+            self._check()
+            raise NotSent from error
+        except TransportError as error:
+            self._check()
+            raise Gone from error
+
+    async def _asked(self, id: str, method: str, params: Mapping[str, Any], report: Report) -> Answer:
+        headers = self._headers
+        if self._terms.modern:
+            headers = {**headers, "Mcp-Method": method}
+            if "name" in params:
+                headers["Mcp-Name"] = encode_header_value(params["name"])
+        body = request(id, method, params, self._terms)
+        async with self._room, self._http.post(self.spec.url, headers, body, _DEADLINES) as response:
+            if response.status != 200:
+                return await self._refused(response, id)
+            answered = response.headers
+            kind = _type(answered)
+            if kind == _JSON:
+                return _whole(id, *await _read(response, answered, MAX_MESSAGE_BYTES))
+            if kind != EVENTS:
+                raise Unreadable(f"The tool's server answered with {kind[:80]}, which is not the protocol's.")
+            reading = _Reading(id, report)
+            answer = await self._follow(response, reading)
+        return answer if answer is not None else await self._resumed(reading)
+
+    async def _follow(self, response: Response, reading: "_Reading") -> Answer | None:
+        """Read events until the answer; None where the stream ends before it."""
+        # broken off is as good as ended: it may be resumed
+        with contextlib.suppress(Broken):
+            async for data in response.chunks():
+                for event in reading.feed(data):
+                    answer = await self._event(event, reading)
+                    if answer is not None:
+                        response.settle()
+                        return answer
+        return None
+
+    async def _event(self, event: Event, reading: "_Reading") -> Answer | None:
+        if event.missing:
+            return answer_in_part(event.data, event.missing)
+        message = read_message(event.data) if event.data else None
+        match message:
+            case Message(method=None, id=id) if id == reading.id:
+                return answer_in(message)
+            case Message(method="notifications/progress"):
+                told = progress_of(message)
+                if told is not None and told[0] == reading.id:
+                    await reading.report(told[1].message, told[1].fraction)
+            case Message(method="notifications/tools/list_changed"):
+                self._check()
+            case Message(method=str(method), id=int() | str() as id):
+                self._reply(id, method)
+            case _:
+                pass  # log lines, and what we do not know
+        return None
+
+    async def _resumed(self, reading: "_Reading") -> Answer:
+        """The rest of an answer whose stream ended early, as long as the server says where to go on."""
+        for _ in range(MAX_RESUMPTIONS):
+            if reading.last_id is None:
+                break
+            wait = RESUME_SECONDS if reading.retry is None else reading.retry / 1000
+            await asyncio.sleep(min(wait, LONGEST_RESUME_SECONDS))
+            try:
+                answer = await self._continued(reading, reading.last_id)
+            except (TransportError, AddressRefused):
+                break  # whatever it is, the call itself was sent
+            if answer is not None:
+                return answer
+        self._check()
+        raise Gone("the stream ended without an answer")
+
+    async def _continued(self, reading: "_Reading", last_id: str) -> Answer | None:
+        headers = {**self._headers, "Accept": EVENTS, "Last-Event-ID": last_id}
+        async with self._room, self._http.get(self.spec.url, headers, _DEADLINES) as response:
+            if response.status != 200 or _type(response.headers) != EVENTS:
+                raise Gone("the server does not go on where it ended")
+            reading.again()
+            return await self._follow(response, reading)
+
+    async def _refused(self, response: Response, id: str) -> Answer:
+        body, _ = await _read(response, response.headers, EXCERPT_BYTES)
+        message = read_message(body)
+        error = message.error if message is not None else None
+        if self._tap.session_id and _is_about_sessions(response.status, error):
+            self._lost("it no longer knows our session")
+            raise Forgotten
+        if error is not None:
+            return Answer(error=error)
+        if response.status in _TOO_BUSY:
+            raise NotSent(f"HTTP {response.status}")
+        if response.status in _BEHIND_A_GATEWAY:
+            raise Gone(f"HTTP {response.status}")
+        words = f"HTTP {response.status} {_REASONS.get(response.status, '')}".strip()
+        if 300 <= response.status < 400:
+            words += ": a redirect, which is not followed"
+        return Answer(error=RpcError(response.status, f"The tool's server refused the call: {words}."))
+
+    def _reply(self, id: int | str, method: str) -> None:
+        """We offer a server nothing to ask for; it is told so, and not left waiting."""
+        reply: dict[str, Any] = {"jsonrpc": "2.0", "id": id}
+        if method == "ping":
+            reply["result"] = {}
+        else:
+            reply["error"] = {"code": METHOD_NOT_FOUND, "message": "Method not found"}
+        self._send_aside(encoded(reply))
+
+    def _send_aside(self, body: bytes) -> None:
+        if self.gone.done():
+            return
+        task = asyncio.create_task(self._sent_aside(body), name="word to a tool server")
+        self._aside.add(task)
+        task.add_done_callback(self._aside.discard)
+
+    async def _sent_aside(self, body: bytes) -> None:
+        with contextlib.suppress(TransportError, TimeoutError, AddressRefused):
+            async with (
+                asyncio.timeout(ASIDE_SECONDS),
+                self._room,
+                self._http.post(self.spec.url, self._headers, body, _DEADLINES) as response,
+            ):
+                response.settle()
+
+
+class SseLink(_Link):
+    """One session over the older SSE transport. Rare enough by now that calls go through the SDK."""
+
+    lean = False
+
+    def __init__(self, spec: HttpSpec, web: Web) -> None:
+        super().__init__(spec, web, stream_is_life=True)
+
+    def agreed(self, terms: Terms, check: Callable[[], None]) -> None:
+        """What was agreed is the SDK's to keep."""
+
+    async def ask(self, method: str, params: Mapping[str, Any], report: Report) -> Answer:
+        raise AssertionError("what is asked over SSE goes through the SDK")
+
+    async def __aenter__(self) -> Any:
+        def client(*_: Any, **__: Any) -> httpx2.AsyncClient:
+            return sdk_client(self._tap, self.spec.headers)
+
+        return await self._stack.enter_async_context(sse_client(self.spec.url, httpx_client_factory=client))
+
+
+class _Reading:
+    """An answer that comes as events, over one stream or several."""
+
+    def __init__(self, id: str, report: Report) -> None:
+        self.id = id
+        self.report = report
+        self.last_id: str | None = None
+        self.retry: int | None = None
+        self._events = Events()
+
+    def feed(self, data: bytes) -> list[Event]:
+        found = list(self._events.feed(data))
+        if self._events.overlong:
+            found.append(self._events.cut_off())
+        for event in found:
+            self.last_id = event.id or self.last_id
+            self.retry = event.retry if event.retry is not None else self.retry
+        return found
+
+    def again(self) -> None:
+        self._events = Events()
+
+
+def _type(headers: Mapping[str, str]) -> str:
+    return headers.get("content-type", "").partition(";")[0].strip().lower() or "application/octet-stream"
+
+
+async def _read(response: Response, headers: Mapping[str, str], max_bytes: int) -> tuple[bytes, int]:
+    """The body as far as `max_bytes`, and how much more of it was seen or announced."""
+    if headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+        raise Unreadable("The tool's server sent an encoded answer, which was not asked for.")
+    announced = int(headers.get("content-length", 0))
+    if 0 < announced <= max_bytes:
+        return await response.read(max_bytes), 0
+    data = bytearray()
+    async for piece in response.chunks():
+        data += piece
+        if len(data) > max_bytes:
+            return bytes(data[:max_bytes]), max(len(data), announced) - max_bytes
+    return bytes(data), 0
+
+
+def _whole(id: str, body: bytes, missing: int) -> Answer:
+    if missing:
+        return answer_in_part(body, missing)
+    message = read_message(body)
+    if message is None or message.method is not None or message.id not in (id, None):
+        raise Unreadable("The tool's server sent an answer that is not the protocol's.")
+    return answer_in(message)
+
+
+def _is_about_sessions(status: int, error: RpcError | None) -> bool:
+    """404 is the protocol's word for it; older servers say 400 and something about the session."""
+    return status == 404 or (status == 400 and error is not None and "session" in error.message.lower())
+
+
+def _nothing() -> None:
+    """Where nobody listens."""

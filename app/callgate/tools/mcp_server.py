@@ -1,0 +1,196 @@
+"""An MCP server as a source of tools: one session shared by all requests, opened again when it is lost.
+
+`registry` keeps the source open and names its tools; `mcp_session` holds the session. Here tools are made of what the
+server lists, and calls become outcomes.
+"""
+
+import asyncio
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import mcp_types as types
+
+from callgate.calls.outcome import Failed, FailureKind, Outcome
+from callgate.calls.states import ReadyCall
+from callgate.tools.executor import USUAL, Occasion, Policy, Safety, Tool
+from callgate.tools.http_client import Web
+from callgate.tools.mcp_descriptors import Descriptor, Pins, described, is_allowed, is_callable
+from callgate.tools.mcp_http import HttpLink, HttpSpec, SseLink
+from callgate.tools.mcp_process import StdioSpec
+from callgate.tools.mcp_results import outcome_of
+from callgate.tools.mcp_session import Link, Session
+from callgate.tools.mcp_stdio import StdioLink
+from callgate.tools.mcp_wire import Answer, Forgotten, Gone, NotSent, Unreadable
+from callgate.tools.source_supervisor import CannotOpen
+
+REOPEN_SECONDS = 10.0
+"""How long a call waits for a new session when the server has forgotten the old one."""
+_ILLEGAL = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSpec:
+    """A server as the operator wrote it down."""
+
+    name: str
+    transport: StdioSpec | HttpSpec
+    prefix: str
+    """Goes before the names of its tools; empty for none."""
+    allowed_tools: tuple[str, ...] | None = None
+    policy: Policy = USUAL
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """What the operator said of the policy; outranks what a server suggests."""
+
+
+class McpServer:
+    """The source of one server's tools."""
+
+    kind = "mcp"
+
+    def __init__(self, spec: ServerSpec, web: Web, pins: Pins | None = None) -> None:
+        self.name = spec.name
+        self._spec = spec
+        self._web = web
+        self._pins = pins or Pins()
+        self._session: Session | None = None
+        self._tools: tuple[Tool, ...] = ()
+        self._reopened = asyncio.Event()
+        self._speaks_sse = False
+
+    async def open(self) -> None:
+        link = self._link()
+        try:
+            self._session = await self._opened(link)
+        except CannotOpen as refusal:
+            if not (isinstance(link, HttpLink) and link.may_be_older):
+                raise
+            self._session = await self._opened_over_sse(link.spec, refusal)
+        self._reopened.set()
+
+    def tools(self) -> tuple[Tool, ...]:
+        return self._tools
+
+    async def lost(self) -> str:
+        assert self._session is not None, "only an open source can be lost"
+        return await self._session.lost()
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        self._reopened.clear()
+        if session is not None:
+            await session.close()
+
+    async def call(self, tool: Descriptor, arguments: Mapping[str, Any], occasion: Occasion) -> Answer:
+        """Call a tool on the session there is; on the next one too, where this one is the only thing wrong."""
+        session = self._session
+        if session is None:
+            raise NotSent
+        try:
+            answer = await session.call(tool.name, arguments, occasion.report, lean=tool.lean)
+        except Forgotten:
+            async with asyncio.timeout(REOPEN_SECONDS):
+                session = await self._next_after(session)
+            return await session.call(tool.name, arguments, occasion.report, lean=tool.lean)
+        if answer.error is not None and answer.error.code == types.HEADER_MISMATCH and tool.lean:
+            # Refused for its form, before anything ran; the SDK knows how to mend that.
+            return await session.call(tool.name, arguments, occasion.report, lean=False)
+        return answer
+
+    async def _next_after(self, session: Session) -> Session:
+        while self._session is None or self._session is session:
+            self._reopened.clear()
+            await self._reopened.wait()
+        return self._session
+
+    def _link(self) -> Link:
+        match self._spec.transport:
+            case StdioSpec() as spec:
+                return StdioLink(spec)
+            case HttpSpec() as spec if spec.sse or self._speaks_sse:
+                return SseLink(spec, self._web)
+            case HttpSpec() as spec:
+                return HttpLink(spec, self._web)
+
+    async def _opened(self, link: Link) -> Session:
+        session = Session(link, self._listed)
+        await session.open()
+        return session
+
+    async def _opened_over_sse(self, spec: HttpSpec, refusal: CannotOpen) -> Session:
+        """As the protocol has it for an address that takes no POST. What fails then is told as it failed first."""
+        try:
+            session = await self._opened(SseLink(spec, self._web))
+        except CannotOpen:
+            raise refusal from None
+        self._speaks_sse = True
+        return session
+
+    def _listed(self, tools: tuple[types.Tool, ...]) -> None:
+        spec = self._spec
+        found = [described(tool) for tool in tools if is_callable(tool) and is_allowed(tool.name, spec.allowed_tools)]
+        self._pins.look(spec.name, found)
+        made = tuple(self._tool(each) for each in found)
+        if made != self._tools:
+            self._tools = made
+
+    def _tool(self, descriptor: Descriptor) -> Tool:
+        spec = self._spec
+        suggested = {} if descriptor.safety is None else {"safety": descriptor.safety}
+        policy = replace(spec.policy, **{**suggested, **spec.overrides})
+        return Tool(
+            name=descriptor.name,
+            description=descriptor.description,
+            parameters=descriptor.parameters,
+            executor=McpTool(self, descriptor, read_only=policy.safety is Safety.READ_ONLY),
+            policy=policy,
+            kind="mcp",
+            source=spec.name,
+            wanted=prefixed(spec.prefix, descriptor.name),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class McpTool:
+    """Runs calls of one tool of a server."""
+
+    server: McpServer
+    descriptor: Descriptor
+    read_only: bool
+
+    async def execute(self, call: ReadyCall, occasion: Occasion) -> Outcome:
+        try:
+            answer = await self.server.call(self.descriptor, call.arguments, occasion)
+            return outcome_of(answer)
+        except Unreadable as error:
+            return Failed(str(error))
+        except TimeoutError:
+            return self._unavailable()
+        except Gone as gone:
+            if not gone.sent:
+                return self._unavailable()
+            if self.read_only:
+                return Failed(
+                    f"The tool's server, {self.server.name}, went away while the tool ran.", FailureKind.UNAVAILABLE
+                )
+            return Failed(
+                f"The tool's server, {self.server.name}, went away while the tool ran. "
+                "What the tool should do may or may not have happened.",
+                FailureKind.UNKNOWN,
+            )
+
+    def _unavailable(self) -> Failed:
+        return Failed(
+            f"Not run: the tool's server, {self.server.name}, cannot be reached at the moment.", FailureKind.UNAVAILABLE
+        )
+
+
+def prefixed(prefix: str, name: str) -> str:
+    """`github` and `search` make `github_search`; a name that starts so already is kept."""
+    return name if not prefix or name.startswith(f"{prefix}_") else f"{prefix}_{name}"
+
+
+def legal_prefix(server: str) -> str:
+    """A server's name as the start of its tools' names."""
+    return _ILLEGAL.sub("_", server).strip("_")

@@ -1,0 +1,301 @@
+"""One session with a server, from connecting to closing, inside a task of its own.
+
+The SDK's client has to be left in the task that entered it, and cancelling that task twice makes it hang. So nobody
+else touches it: the task is told to end by an event, and cancelled once if it does not. Calls come from the tasks of
+requests and go over the link, or through the client where the link has no way of its own.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import anyio
+import mcp_types as types
+import msgspec
+from mcp.client import Client, Transport
+from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
+from mcp.shared.exceptions import MCPError
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import ValidationError
+
+from callgate import __version__
+from callgate.conversation.ports import Report
+from callgate.tools.mcp_wire import Answer, Gone, NotSent, RpcError, Terms, Unreadable, answer_from
+from callgate.tools.source_supervisor import CannotOpen, reason
+
+ASK_SECONDS = 20.0
+"""For an answer to anything but a tool call: a greeting, a list."""
+STOP_SECONDS = 3.5
+"""For an orderly end. Less than a source has to close, so that the disorderly one also fits."""
+ABORT_SECONDS = 0.5
+RELIST_SECONDS = 0.25
+"""Between two lists. Some servers announce each of fifty tools by itself."""
+LISTEN_AGAIN_SECONDS = 2.0
+FOREVER = 86_400.0
+"""The toolbox keeps the time of a call; the SDK would take its own otherwise."""
+MAX_PAGES = 100
+MAX_TOOLS = 2_000
+CLIENT = types.Implementation(name="callgate", version=__version__)
+
+
+class Link(Transport, Protocol):
+    """A way to a server: a transport for the SDK, and what a session needs besides."""
+
+    lean: bool
+    """Whether it has a way of its own, past the SDK: `ask`."""
+    gone: "asyncio.Future[str]"
+    """Done when the server cannot be reached over this link any more, with the reason; empty if we closed it."""
+    trouble: str
+    """The last thing that went wrong below the protocol; says more than the SDK's word for it."""
+
+    def agreed(self, terms: Terms, check: Callable[[], None]) -> None:
+        """The terms of the session, and whom to tell that the tools, or the server itself, need a look."""
+        ...
+
+    async def ask(self, method: str, params: Mapping[str, Any], report: Report) -> Answer: ...
+
+    def kill(self) -> None: ...
+
+
+class Session:
+    """An open session, its tools as listed last, and its end."""
+
+    def __init__(self, link: Link, listed: Callable[[tuple[types.Tool, ...]], None]) -> None:
+        self._link = link
+        self._listed = listed
+        self._client: Client | None = None
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._stirred = asyncio.Event()
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._changed = False
+        self._ended = asyncio.Event()
+        self._why = ""
+        self._task: asyncio.Task[None] | None = None
+        self._aborted = False
+        link.gone.add_done_callback(lambda _: self._leave())
+
+    async def open(self) -> None:
+        """Connect and list. Raises what went wrong; then nothing is left of it."""
+        self._task = asyncio.create_task(self._live(), name="session of a tool server")
+        try:
+            await asyncio.wait([self._opened, self._task], return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            await self._abort(STOP_SECONDS)
+            raise
+        if not self._opened.done():
+            raise CannotOpen(self._why)
+
+    async def lost(self) -> str:
+        """Returns when the session is over, with the reason."""
+        await self._ended.wait()
+        return self._why
+
+    async def close(self) -> None:
+        self._leave()
+        if self._task is None:
+            return
+        await asyncio.wait([self._task], timeout=STOP_SECONDS)
+        await self._abort(ABORT_SECONDS)
+
+    def check(self) -> None:
+        """List the tools again: to see whether the server is still there, or because it says that they changed."""
+        self._changed = True
+        self._stirred.set()
+
+    async def call(self, name: str, arguments: Mapping[str, Any], report: Report, *, lean: bool) -> Answer:
+        """Call a tool. `Gone` where the server went away; anything else a server says is an answer."""
+        if self._ended.is_set() or self._client is None:
+            raise NotSent("the session has ended")
+        if lean and self._link.lean:
+            return await self._link.ask("tools/call", {"name": name, "arguments": arguments}, report)
+        return await self._call_through_sdk(self._client, name, arguments, report)
+
+    async def _call_through_sdk(
+        self, client: Client, name: str, arguments: Mapping[str, Any], report: Report
+    ) -> Answer:
+        async def told(progress: float, total: float | None, message: str | None) -> None:
+            await report(message or "", min(max(progress / total, 0.0), 1.0) if total else None)
+
+        try:
+            result = await client.call_tool(name, dict(arguments), FOREVER, told)
+        except MCPError as error:
+            if error.code == types.CONNECTION_CLOSED:
+                self.check()
+                raise Gone("the connection was closed") from None
+            return Answer(error=RpcError(error.code, error.message))
+        except (anyio.ClosedResourceError, anyio.BrokenResourceError) as error:
+            raise Gone("the connection was closed") from error
+        except (ValidationError, RuntimeError) as error:
+            raise Unreadable("The tool's server sent a result that is not what it promised.") from error
+        return answer_from(result.model_dump(mode="json", by_alias=True, exclude_none=True))
+
+    # The task that owns the client ----------------------------------------------------------------
+
+    async def _live(self) -> None:
+        why = "the connection broke off"
+        try:
+            async with Client(
+                self._link,
+                read_timeout_seconds=ASK_SECONDS,
+                message_handler=self._heard,
+                client_info=CLIENT,
+                cache=None,
+            ) as client:
+                await self._attend(client)
+        except asyncio.CancelledError:
+            pass  # ours, or the SDK's: when a transport breaks it cancels whoever holds the client
+        except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - whatever it was, the session is over and says why
+            why = _words(error)
+        finally:
+            self._client = None
+            self._link.kill()
+            self._why = self._link.gone.result() or self._link.trouble or why
+            self._ended.set()
+
+    async def _attend(self, client: Client) -> None:
+        modern = client.protocol_version in MODERN_PROTOCOL_VERSIONS
+        self._link.agreed(Terms(client.protocol_version, modern=modern, client=_client_info()), self.check)
+        await self._list(client)
+        self._client = client
+        self._link.trouble = ""
+        if not self._opened.done():
+            self._opened.set_result(None)
+        listening = asyncio.create_task(self._listen(client)) if modern and _announces(client) else None
+        try:
+            await self._until_over(client)
+        finally:
+            if listening is not None:
+                await _ended(listening)
+
+    async def _until_over(self, client: Client) -> None:
+        while not self._over.done():
+            if not self._changed:
+                await self._stirred.wait()
+                self._stirred.clear()
+                continue
+            self._changed = not await self._listed_again(client)
+            await asyncio.wait([self._over], timeout=RELIST_SECONDS)
+
+    async def _listed_again(self, client: Client) -> bool:
+        """False where the server has no time for it: one that does a thing at a time may be in a long call."""
+        self._changed = False
+        try:
+            await self._list(client)
+        except TimeoutError:
+            return False
+        except MCPError as error:
+            if error.code != types.REQUEST_TIMEOUT:
+                raise
+            return False
+        return not self._changed
+
+    async def _list(self, client: Client) -> None:
+        tools: list[types.Tool] = []
+        cursor: str | None = None
+        seen: set[str] = set()
+        for _ in range(MAX_PAGES):
+            found, cursor = await self._page(client, cursor)
+            tools += found
+            if cursor is None or cursor in seen or len(tools) > MAX_TOOLS:
+                break
+            seen.add(cursor)
+        self._listed(tuple(tools[:MAX_TOOLS]))
+
+    async def _page(self, client: Client, cursor: str | None) -> tuple[list[types.Tool], str | None]:
+        try:
+            page = await client.list_tools(cursor=cursor)
+        except MCPError as error:
+            if error.code != types.METHOD_NOT_FOUND:
+                raise
+            return [], None  # a server may have other things to offer than tools
+        except ValidationError:
+            if not self._link.lean:
+                raise
+            return await self._lenient_page(cursor)
+        return page.tools, page.next_cursor
+
+    async def _lenient_page(self, cursor: str | None) -> tuple[list[types.Tool], str | None]:
+        """The SDK refuses a whole list for one odd tool. Here each stands for itself, and the registry judges it."""
+        async with asyncio.timeout(ASK_SECONDS):
+            answer = await self._link.ask("tools/list", {} if cursor is None else {"cursor": cursor}, _nobody)
+        page = _pages.decode(answer.raw)
+        tools: list[types.Tool] = []
+        for raw in page.tools:
+            with contextlib.suppress(ValidationError):  # nothing that could be called by a name
+                tools.append(types.Tool.model_validate_json(bytes(raw)))
+        return tools, page.next_cursor
+
+    async def _heard(self, message: object) -> None:
+        if isinstance(message, types.ToolListChangedNotification):
+            self.check()
+
+    async def _listen(self, client: Client) -> None:
+        """From 2026-07-28 on, changes are told to those who ask for them."""
+        while True:
+            try:
+                async with client.listen(tools_list_changed=True) as events:
+                    async for _ in events:
+                        self.check()
+            except (SubscriptionLost, TimeoutError):
+                pass  # asked again below, and what was missed is listed
+            except (ListenNotSupportedError, MCPError, anyio.ClosedResourceError, anyio.BrokenResourceError):
+                return
+            await asyncio.sleep(LISTEN_AGAIN_SECONDS)
+            self.check()
+
+    # Its end --------------------------------------------------------------------------------------
+
+    def _leave(self) -> None:
+        if not self._over.done():
+            self._over.set_result(None)
+        self._stirred.set()
+
+    async def _abort(self, patience: float) -> None:
+        """Cancel the task, once, and let it go if it does not end."""
+        assert self._task is not None
+        if self._task.done() or self._aborted:
+            return
+        self._aborted = True
+        self._task.cancel()
+        await asyncio.wait([self._task], timeout=patience)
+        if not self._task.done():
+            self._link.kill()
+            await asyncio.wait([self._task], timeout=ABORT_SECONDS)
+
+
+class _Page(msgspec.Struct):
+    tools: list[msgspec.Raw]
+    next_cursor: str | None = msgspec.field(default=None, name="nextCursor")
+
+
+_pages = msgspec.json.Decoder(_Page)
+
+
+async def _nobody(message: str, fraction: float | None = None) -> None:
+    """A report that nobody hears."""
+
+
+async def _ended(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()  # seen: the session is over either way
+
+
+def _client_info() -> dict[str, str]:
+    return {"name": CLIENT.name, "version": CLIENT.version}
+
+
+def _announces(client: Client) -> bool:
+    tools = client.server_capabilities.tools
+    return tools is not None and bool(tools.list_changed)
+
+
+def _words(error: BaseException) -> str:
+    """What went wrong, for people. The SDK's own errors are told by their message alone."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, MCPError):
+        return error.message
+    return reason(error)

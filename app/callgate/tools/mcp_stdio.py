@@ -1,0 +1,211 @@
+"""A server at the other end of a child's pipes.
+
+The SDK holds the session; a tool call goes past it: its line is written here and its answer taken out of the stream
+before the SDK sees it. Ids of our calls are texts and the SDK's are numbers, so the two never meet.
+"""
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.shared.message import SessionMessage
+from mcp_types import jsonrpc_message_adapter
+from pydantic import ValidationError
+
+from callgate.conversation.ports import Report
+from callgate.tools.mcp_process import Child, NotReading, StdioSpec
+from callgate.tools.mcp_wire import (
+    Answer,
+    Gone,
+    Line,
+    Lines,
+    Message,
+    NotSent,
+    Terms,
+    Unreadable,
+    Waiting,
+    answer_in,
+    answer_in_part,
+    cancellation,
+    id_in_head,
+    id_in_tail,
+    progress_of,
+    read_message,
+    request,
+)
+
+MAX_FOR_SDK = 256
+"""Messages that wait for the SDK. A server that sends more at once waits for it too, and with it its answers."""
+RETRY_SECONDS = 0.01
+MAX_SKIPPED_BYTES = 256 * 1024 * 1024
+"""Of one line. What has not ended by then is no message."""
+
+
+class StdioLink:
+    """One life of a server's process. To the SDK a transport, to a session a way past the SDK."""
+
+    lean = True
+
+    def __init__(self, spec: StdioSpec) -> None:
+        self._spec = spec
+        self._lines = Lines()
+        self._ids = itertools.count(1)
+        self._waiting: dict[str, Waiting] = {}
+        self._backlog: deque[SessionMessage | Exception] = deque()
+        self._again: asyncio.TimerHandle | None = None
+        self._child: Child | None = None
+        self._terms = Terms("", modern=False)
+        self._to_sdk: MemoryObjectSendStream[SessionMessage | Exception] | None = None
+        self._writing: asyncio.Task[None] | None = None
+        self.gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.trouble = ""
+
+    def agreed(self, terms: Terms, check: Callable[[], None]) -> None:
+        self._terms = terms
+
+    async def ask(self, method: str, params: Mapping[str, Any], report: Report) -> Answer:
+        if self._child is None or self.gone.done():
+            raise NotSent("the process has ended")
+        id = f"c{next(self._ids)}"
+        waiting = self._waiting[id] = Waiting()
+        try:
+            self._child.write(request(id, method, params, self._terms) + b"\n")
+            return await waiting.answer(report)
+        except asyncio.CancelledError:
+            self._tell_cancelled(id)
+            raise
+        except NotReading:
+            raise NotSent("it does not read what it is sent") from None
+        finally:
+            del self._waiting[id]
+
+    # A transport, for the SDK ---------------------------------------------------------------------
+
+    async def __aenter__(
+        self,
+    ) -> tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]:
+        self._child = await Child.start(self._spec, self._heard, self._ended)
+        self._to_sdk, for_sdk = anyio.create_memory_object_stream[SessionMessage | Exception](MAX_FOR_SDK)
+        from_sdk, out = anyio.create_memory_object_stream[SessionMessage](0)
+        self._writing = asyncio.create_task(self._write(out), name="input of a tool server")
+        return for_sdk, from_sdk
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._ended("")  # from here on its end is our doing
+        try:
+            if self._child is not None:
+                await self._child.stop(in_haste=kind is not None)
+        finally:
+            self.kill()
+            if self._writing is not None:
+                self._writing.cancel()
+                await asyncio.wait([self._writing])
+
+    def kill(self) -> None:
+        """End the process at once, and with it everything that waits for it."""
+        if self._child is not None:
+            self._child.kill()
+        self._ended("")
+        if self._again is not None:
+            self._again.cancel()
+
+    async def _write(self, messages: MemoryObjectReceiveStream[SessionMessage]) -> None:
+        async with messages:
+            async for each in messages:
+                text = each.message.model_dump_json(by_alias=True, exclude_unset=True)
+                assert self._child is not None
+                try:
+                    self._child.write(text.encode() + b"\n")
+                except NotReading:
+                    self._ended("it does not read what it is sent")
+
+    # What the server says -------------------------------------------------------------------------
+
+    def _heard(self, data: bytes) -> None:
+        for line in self._lines.feed(data):
+            self._route(line)
+        if self._lines.missing > MAX_SKIPPED_BYTES:
+            self._ended("it wrote without end and without a line break")
+
+    def _route(self, line: Line) -> None:
+        if line.missing:
+            self._route_in_part(line)
+            return
+        message = read_message(line.data)
+        if message is None:
+            assert self._child is not None
+            self._child.note(line.data[:300] + b"\n" if line.data.strip() else b"")
+        elif message.method is None and isinstance(message.id, str) and message.id in self._waiting:
+            waiting = self._waiting[message.id]
+            try:
+                waiting.answered(answer_in(message))
+            except Unreadable as error:
+                waiting.failed(error)
+        elif message.method == "notifications/progress" and self._progressed(message):
+            return
+        else:
+            self._pass_on(line.data)
+
+    def _progressed(self, message: Message) -> bool:
+        told = progress_of(message)
+        if told is None or not isinstance(told[0], str) or told[0] not in self._waiting:
+            return False
+        self._waiting[told[0]].progressed(told[1])
+        return True
+
+    def _route_in_part(self, line: Line) -> None:
+        """An answer that was too long. Whose it is stands at one of its ends."""
+        id = id_in_head(line.data) or id_in_tail(line.tail)
+        waiting = self._waiting.get(id or "")
+        if waiting is None:
+            return
+        try:
+            waiting.answered(answer_in_part(line.data, line.missing))
+        except Unreadable as error:
+            waiting.failed(error)
+
+    def _pass_on(self, data: bytes) -> None:
+        try:
+            message = jsonrpc_message_adapter.validate_json(data, by_name=False)
+        except ValidationError:
+            return  # JSON, and not the protocol's
+        self._backlog.append(SessionMessage(message))
+        if self._again is None:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        self._again = None
+        assert self._to_sdk is not None
+        try:
+            while self._backlog:
+                self._to_sdk.send_nowait(self._backlog[0])
+                self._backlog.popleft()
+        except anyio.WouldBlock:
+            if self._child is not None:
+                self._child.pause()
+            self._again = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._hand_over)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            self._backlog.clear()  # the session is closing
+        else:
+            if self._child is not None:
+                self._child.resume()
+
+    def _ended(self, reason: str) -> None:
+        if self.gone.done():
+            return
+        self.gone.set_result(reason)
+        for waiting in self._waiting.values():
+            waiting.failed(Gone("it ended while the tool ran"))
+        if self._to_sdk is not None:
+            self._to_sdk.close()
+
+    def _tell_cancelled(self, id: str) -> None:
+        assert self._child is not None
+        try:
+            self._child.write(cancellation(id) + b"\n")
+        except NotReading:
+            return  # then it will not read this either

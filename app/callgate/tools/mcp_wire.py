@@ -1,0 +1,384 @@
+"""MCP on the wire, as far as a tool call needs it: requests written, lines and events cut, answers read.
+
+The SDK does the same for everything, at the price of several models and tasks for each call. What is read here is
+no more than a call needs, and all of it is bounded: a message that is too long is read as far as it is kept.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pydantic_core
+
+from callgate.conversation.ports import Report
+
+MAX_MESSAGE_BYTES = 8 * 1024 * 1024
+"""Of one message: an image as large as providers take, in base64, and room around it."""
+TAIL_BYTES = 256
+"""Of a message that was too long: servers in TypeScript write the id last."""
+
+_MODERN_META = "io.modelcontextprotocol/"
+_LAST_ID = re.compile(rb'"id"\s*:\s*"([^"\\]{1,64})"\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What was agreed with a server when the session was opened."""
+
+    version: str
+    modern: bool
+    """Whether each request says by itself who asks and in which version, as from 2026-07-28 on."""
+    client: Mapping[str, str] = field(default_factory=dict)
+
+    def meta(self, token: str) -> dict[str, Any]:
+        if not self.modern:
+            return {"progressToken": token}
+        return {
+            "progressToken": token,
+            f"{_MODERN_META}protocolVersion": self.version,
+            f"{_MODERN_META}clientInfo": self.client,
+            f"{_MODERN_META}clientCapabilities": {},
+        }
+
+
+class Gone(Exception):
+    """The way to the server is closed. What was sent may or may not have had an effect."""
+
+    sent = True
+
+
+class NotSent(Gone):
+    """The same, but nothing of the call reached the server."""
+
+    sent = False
+
+
+class Forgotten(NotSent):
+    """The server runs and does not know our session. It refused the call for that alone."""
+
+
+class Unreadable(Exception):
+    """What came is no answer of the protocol's. The text is for the model."""
+
+
+class RpcError(msgspec.Struct):
+    code: int = 0
+    message: str = ""
+
+
+class Resource(msgspec.Struct):
+    uri: str | None = None
+    text: str | None = None
+    blob: str | None = None
+    mime_type: str | None = msgspec.field(default=None, name="mimeType")
+
+
+class Content(msgspec.Struct):
+    """A piece of a result, of whatever type: what a type does not have is not there."""
+
+    type: str = ""
+    text: str | None = None
+    data: str | None = None
+    mime_type: str | None = msgspec.field(default=None, name="mimeType")
+    uri: str | None = None
+    name: str | None = None
+    resource: Resource | None = None
+
+
+class Result(msgspec.Struct):
+    content: list[Content] = []
+    structured: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="structuredContent")
+    is_error: bool | None = msgspec.field(default=False, name="isError")
+    kind: str | None = msgspec.field(default=None, name="resultType")
+
+
+class Message(msgspec.Struct):
+    """Anything that a server says."""
+
+    id: int | str | None = None
+    method: str | None = None
+    params: msgspec.Raw = msgspec.Raw()
+    result: msgspec.Raw = msgspec.Raw()
+    error: RpcError | None = None
+
+
+class _Progress(msgspec.Struct):
+    token: int | str | None = msgspec.field(default=None, name="progressToken")
+    progress: float | None = None
+    total: float | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a call came to: a result or an error."""
+
+    result: Result | None = None
+    error: RpcError | None = None
+    missing: int = 0
+    """Bytes of the message that were not kept."""
+    raw: msgspec.Raw = field(default_factory=msgspec.Raw, repr=False, compare=False)
+    """The result as it came, for those who asked for something else than a tool's result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    message: str
+    fraction: float | None
+
+
+_message = msgspec.json.Decoder(Message)
+_result = msgspec.json.Decoder(Result)
+_progress = msgspec.json.Decoder(_Progress)
+
+
+def request(id: str, method: str, params: Mapping[str, Any], terms: Terms) -> bytes:
+    return encoded({"jsonrpc": "2.0", "id": id, "method": method, "params": {**params, "_meta": terms.meta(id)}})
+
+
+def cancellation(id: str) -> bytes:
+    params = {"requestId": id, "reason": "nobody waits for it any more"}
+    return encoded({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})
+
+
+def encoded(message: Mapping[str, Any]) -> bytes:
+    try:
+        return msgspec.json.encode(message)
+    except (OverflowError, UnicodeEncodeError, msgspec.MsgspecError):
+        # integers beyond 64 bits and the like: the slower writer takes them
+        return json.dumps(message, separators=(",", ":")).encode()
+
+
+def read_message(data: bytes) -> Message | None:
+    """The message, or None where this is none."""
+    try:
+        return _message.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        pass
+    if not data.lstrip().startswith(b"{"):
+        return None
+    try:
+        # lone surrogates and broken UTF-8 spoil a text, not the answer that it stands in
+        mended = json.dumps(json.loads(data.decode("utf-8", "replace")), ensure_ascii=False)
+        return _message.decode(mended.encode("utf-8", "replace"))
+    except (ValueError, RecursionError, msgspec.MsgspecError):
+        return None
+
+
+def answer_in(message: Message) -> Answer:
+    """The answer that a response carries."""
+    if message.error is not None:
+        return Answer(error=message.error)
+    try:
+        return Answer(_result.decode(message.result), raw=message.result)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Unreadable("The tool's server sent a result that is not one of the protocol's.") from error
+
+
+def answer_from(result: Mapping[str, Any]) -> Answer:
+    """The answer in a result that is decoded already."""
+    return _converted(dict(result), 0)
+
+
+def answer_in_part(head: bytes, missing: int) -> Answer:
+    """What can be told of an answer of which only the front was kept."""
+    try:
+        message = pydantic_core.from_json(head, allow_partial="trailing-strings")
+    except ValueError as error:
+        raise Unreadable(f"The tool's answer was too long to read ({len(head) + missing} bytes).") from error
+    result = message.get("result") if isinstance(message, dict) else None
+    if not isinstance(result, dict):
+        raise Unreadable(f"The tool's answer was too long to read ({len(head) + missing} bytes).")
+    return _converted(result, missing)
+
+
+def id_in_tail(tail: bytes) -> str | None:
+    found = _LAST_ID.search(tail)
+    return found[1].decode("ascii", "replace") if found else None
+
+
+def id_in_head(head: bytes) -> str | None:
+    found = re.match(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*"([^"\\]{1,64})"', head)
+    return found[1].decode("ascii", "replace") if found else None
+
+
+def progress_of(message: Message) -> tuple[int | str | None, Progress] | None:
+    """Whose progress a notification tells of, and what it tells."""
+    try:
+        told = _progress.decode(message.params)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    fraction = None
+    if told.progress is not None and told.total:
+        fraction = min(max(told.progress / told.total, 0.0), 1.0)
+    words = told.message or (f"{told.progress:g}" if told.progress is not None and fraction is None else "")
+    return told.token, Progress(words, fraction)
+
+
+class Waiting:
+    """A call under way: fed by whoever reads, awaited by whoever called. The latest progress counts, and the first answer."""
+
+    __slots__ = ("_answer", "_error", "_news", "_progress")
+
+    def __init__(self) -> None:
+        self._news: asyncio.Future[None] | None = None
+        self._progress: Progress | None = None
+        self._answer: Answer | None = None
+        self._error: Exception | None = None
+
+    def progressed(self, progress: Progress) -> None:
+        self._progress = progress
+        self._wake()
+
+    def answered(self, answer: Answer) -> None:
+        self._answer = self._answer or answer
+        self._wake()
+
+    def failed(self, error: Exception) -> None:
+        self._error = error
+        self._wake()
+
+    async def answer(self, report: Report) -> Answer:
+        while self._answer is None and self._error is None:
+            self._news = asyncio.get_running_loop().create_future()
+            await self._news
+            if (progress := self._progress) is not None:
+                self._progress = None
+                await report(progress.message, progress.fraction)
+        if self._error is not None:
+            raise self._error
+        assert self._answer is not None
+        return self._answer
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    data: bytes
+    missing: int = 0
+    tail: bytes = b""
+    """The end of a line that was too long."""
+
+
+class Lines:
+    """Cuts a stream at its newlines. Of a line that is too long the front is kept, and the last few bytes."""
+
+    def __init__(self, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        self._max = max_bytes
+        self._kept = bytearray()
+        self._tail = b""
+        self.missing = 0
+        """What was not kept of the line that is being read."""
+
+    def feed(self, data: bytes) -> Iterator[Line]:
+        *whole, rest = data.split(b"\n")
+        for piece in whole:
+            if not self._kept and len(piece) <= self._max:
+                yield Line(piece)
+            else:
+                self._take(piece)
+                yield self._line()
+        self._take(rest)
+
+    def rest(self) -> Line:
+        """What stands after the last newline."""
+        return self._line()
+
+    def _take(self, piece: bytes) -> None:
+        room = self._max - len(self._kept)
+        self._kept += piece[:room] if room < len(piece) else piece
+        if room < len(piece):
+            self.missing += len(piece) - room
+            self._tail = (self._tail + piece[max(room, len(piece) - TAIL_BYTES) :])[-TAIL_BYTES:]
+
+    def _line(self) -> Line:
+        line = Line(bytes(self._kept), self.missing, self._tail)
+        self._kept, self.missing, self._tail = bytearray(), 0, b""
+        return line
+
+
+@dataclass(slots=True)
+class Event:
+    """One server-sent event."""
+
+    data: bytes = b""
+    missing: int = 0
+    id: str | None = None
+    retry: int | None = None
+
+
+class Events:
+    """Reads server-sent events out of a stream."""
+
+    def __init__(self, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        self._lines = Lines(max_bytes)
+        self._max = max_bytes
+        self._event = Event()
+        self._data: list[bytes] = []
+        self._size = 0
+        self._held = b""
+
+    def feed(self, data: bytes) -> Iterator[Event]:
+        if self._held or b"\r" in data:
+            data = self._with_newlines(data)
+        for line in self._lines.feed(data):
+            if line.data:
+                self._field(line)
+            elif self._data or self._event.id is not None or self._event.retry is not None:
+                yield self._finished()
+
+    def cut_off(self) -> Event:
+        """What was kept of an event that has become too long to wait for its end."""
+        self._field(self._lines.rest())
+        return self._finished()
+
+    @property
+    def overlong(self) -> bool:
+        return self._lines.missing > 0
+
+    def _with_newlines(self, data: bytes) -> bytes:
+        """Lines may end in CR, LF or both; which it is shows only when the next byte is there."""
+        data = self._held + data
+        self._held = b"\r" if data.endswith(b"\r") else b""
+        return data.removesuffix(b"\r").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+    def _field(self, line: Line) -> None:
+        name, _, value = line.data.partition(b":")
+        value = value.removeprefix(b" ")
+        match name:
+            case b"data":
+                self._event.missing += line.missing
+                room = self._max - self._size
+                self._event.missing += max(0, len(value) - room)
+                self._data.append(value[:room])
+                self._size += len(self._data[-1])
+            case b"id" if b"\0" not in value:
+                self._event.id = value.decode("utf-8", "replace")
+            case b"retry" if value.isdigit():
+                self._event.retry = int(value)
+            case _:
+                return
+
+    def _finished(self) -> Event:
+        event = self._event
+        event.data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
+        self._event, self._data, self._size = Event(), [], 0
+        return event
+
+
+def _converted(result: dict[str, Any], missing: int) -> Answer:
+    structured = result.pop("structuredContent", None)
+    try:
+        converted = msgspec.convert(result, Result, strict=False)
+        if structured is not None:
+            converted.structured = msgspec.Raw(encoded(structured))
+    except (msgspec.MsgspecError, TypeError, ValueError) as error:
+        raise Unreadable("The tool's server sent a result that is not one of the protocol's.") from error
+    return Answer(converted, missing=missing)

@@ -1,0 +1,198 @@
+"""Many tools from one OpenAPI document: an operation each, run as an `HttpEndpoint`.
+
+The document stands in a file, which is read at the start, or at an address, from which it is fetched when the source
+opens. What an operation asks for that we do not do leaves that operation out, with the reason, and no other.
+"""
+
+import asyncio
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import httpx2
+
+from callgate.calls.outcome import Failed
+from callgate.tools.addresses import PUBLIC_ONLY, AddressRules
+from callgate.tools.executor import USUAL, Policy, Safety, Tool
+from callgate.tools.http_client import Request, Web, ask
+from callgate.tools.http_endpoint import BadTemplate, HttpEndpoint, encoded
+from callgate.tools.names import MAX_LENGTH
+from callgate.tools.openapi_document import BadDocument, Document, LeftOut, Operation
+from callgate.tools.openapi_operation import shape_of
+from callgate.tools.openapi_schema import Dictionary
+
+MAX_DOCUMENT_BYTES = 32 * 1024 * 1024
+"""The largest public ones have half of that."""
+ACCEPTED = "application/json, text/plain;q=0.9, */*;q=0.5"
+"""Many servers have a page for people, and give it to whoever does not say otherwise."""
+
+_ILLEGAL = re.compile(r"[^A-Za-z0-9_-]+")
+_USER = re.compile(r"//[^/@]*@")
+_SAFETY = {"GET": Safety.READ_ONLY, "HEAD": Safety.READ_ONLY, "DELETE": Safety.DESTRUCTIVE}
+
+
+class Unavailable(Exception):
+    """The document could not be fetched, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which operations become tools: globs over their names, `METHOD /path` and tags."""
+
+    include: tuple[str, ...] = ("*",)
+    exclude: tuple[str, ...] = ()
+
+    def takes(self, operation: Operation) -> bool:
+        return _matches(self.include, operation.words) and not _matches(self.exclude, operation.words)
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """What an operator says of an API, beside where its document is."""
+
+    base_url: str | None = None
+    auth: Mapping[str, str] = field(default_factory=dict)
+    """By the names of the document's security schemes."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Sent with every call."""
+    selection: Selection = Selection()
+    rules: AddressRules = PUBLIC_ONLY
+    policy: Policy = USUAL
+    safety: Safety | None = None
+    """Of all its tools; else the method of each says it."""
+
+
+class OpenApiSource:
+    """The tools of one document."""
+
+    kind = "openapi"
+
+    def __init__(self, name: str, api: Api, place: str, web: Callable[[], Web] = Web) -> None:
+        """`place` is the document's file or address. A file that cannot be used is a `BadDocument` at once.
+
+        `web` makes the connections, which are the source's own: it may be taken over by another runtime.
+        """
+        self.name = name
+        self._make_web = web
+        self._web = web()
+        self._api = api
+        self._address = place if place.startswith(("http://", "https://")) else None
+        self._tools: tuple[Tool, ...] = ()
+        self._left_out: tuple[tuple[str, str], ...] = ()
+        if self._address is None:
+            self._take(_in_file(Path(place), self._built))
+
+    async def open(self) -> None:
+        if self._address is None:
+            return
+        self._web = self._make_web()
+        try:
+            text = await self._fetched(self._address)
+            self._take(await asyncio.to_thread(self._built, text))
+        except BaseException:
+            await self._web.close()
+            raise
+
+    def tools(self) -> tuple[Tool, ...]:
+        return self._tools
+
+    def left_out(self) -> tuple[tuple[str, str], ...]:
+        """The operations that are no tools although they were asked for, each with the reason."""
+        return self._left_out
+
+    async def close(self) -> None:
+        await self._web.close()
+
+    async def _fetched(self, address: str) -> str:
+        request = Request("GET", httpx2.URL(address), {"Accept": "application/json, application/yaml;q=0.9, */*;q=0.5"})
+        answer = await ask(self._web, self._api.rules, request, MAX_DOCUMENT_BYTES)
+        if isinstance(answer, Failed):
+            raise Unavailable(answer.text)
+        if answer.cut_bytes:
+            raise BadDocument(f"it is larger than {MAX_DOCUMENT_BYTES} bytes")
+        return answer.text
+
+    def _take(self, built: tuple[list[Tool], list[tuple[str, str]]]) -> None:
+        self._tools, self._left_out = tuple(built[0]), tuple(built[1])
+
+    def _built(self, text: str) -> tuple[list[Tool], list[tuple[str, str]]]:
+        return self._built_from(Document.read(text, self._address))
+
+    def _built_from(self, document: Document) -> tuple[list[Tool], list[tuple[str, str]]]:
+        try:
+            operations = list(document.operations())
+        except LeftOut as error:
+            raise BadDocument(str(error)) from None
+        self._check(document, operations)
+        dictionary = Dictionary(document)
+        tools: list[Tool] = []
+        left_out: list[tuple[str, str]] = []
+        for operation in operations:
+            if self._api.selection.takes(operation):
+                try:
+                    tools.append(self._tool(dictionary, operation))
+                except (LeftOut, BadTemplate) as error:
+                    left_out.append((operation.name, f"{operation.title}: {error}"))
+        if not tools:
+            raise BadDocument(
+                f"no operation of it can be a tool; {left_out[0][1]}" if left_out else "it has no operation"
+            )
+        return tools, left_out
+
+    def _check(self, document: Document, operations: Iterable[Operation]) -> None:
+        """What an operator names must be there."""
+        words = [word for operation in operations for word in operation.words]
+        for pattern in (*self._api.selection.include, *self._api.selection.exclude):
+            if pattern != "*" and not fnmatch.filter(words, pattern):
+                raise BadDocument(f"no operation, path or tag of it is called {pattern!r}")
+        for name in self._api.auth:
+            if name not in document.schemes():
+                known = ", ".join(document.schemes()) or "none"
+                raise BadDocument(f"`auth` names {name!r}, and its security schemes are: {known}")
+
+    def _tool(self, dictionary: Dictionary, operation: Operation) -> Tool:
+        api, document = self._api, dictionary.document
+        credentials = document.credentials(operation, api.auth)
+        headers = {"Accept": ACCEPTED, **api.headers, **credentials.headers}
+        fixed = {f"header {name.lower()}" for name in headers} | {f"query {name}" for name in credentials.query}
+        shape = shape_of(dictionary, operation, frozenset(fixed))
+        shape = replace(shape, query=encoded(credentials.query.items()))
+        base = (api.base_url or document.server(operation)).rstrip("/")
+        address = f"{base}{shape.path}"
+        executor = HttpEndpoint(
+            self._web,
+            method=operation.method,
+            url=address,
+            headers=headers,
+            rules=api.rules,
+            spread=shape.spread,
+        )
+        return Tool(
+            name=operation.name,
+            description=shape.description,
+            parameters=shape.schema,
+            executor=executor,
+            policy=replace(api.policy, safety=api.safety or _SAFETY.get(operation.method, Safety.WRITE)),
+            kind=self.kind,
+            source=f"{operation.method} {_USER.sub('//', address)}",
+            wanted=_ILLEGAL.sub("_", operation.name)[:MAX_LENGTH],
+        )
+
+
+def _in_file(
+    file: Path, build: Callable[[str], tuple[list[Tool], list[tuple[str, str]]]]
+) -> tuple[list[Tool], list[tuple[str, str]]]:
+    try:
+        return build(file.read_text("utf-8-sig"))
+    except OSError as error:
+        raise BadDocument(f"{file}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise BadDocument(f"{file}: is not UTF-8 text") from None
+    except BadDocument as error:
+        raise BadDocument(f"{file}: {error}") from None
+
+
+def _matches(patterns: Iterable[str], words: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(word, pattern) for pattern in patterns for word in words)

@@ -1,0 +1,382 @@
+"""One operation of an OpenAPI document as the arguments of a tool, and these as a request again.
+
+An argument has the name of the parameter it stands for, where that is legal and no other has it. The properties of a
+JSON body stand beside the parameters, as long as the body is required and nothing but properties.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from callgate.tools.http_endpoint import BadArgument, Parts, as_json, as_text
+from callgate.tools.openapi_document import LeftOut, Operation
+from callgate.tools.openapi_schema import Dictionary, Schemas
+
+MAX_DESCRIPTION = 2_000
+"""Characters. Some documents keep their whole manual there, and it is sent with every request."""
+MAX_NAME = 64
+BODY = "body"
+
+JSON = re.compile(r"application/(?:[A-Za-z0-9.+-]+\+)?json\s*(?:;|\Z)", re.IGNORECASE)
+FORM = re.compile(r"application/x-www-form-urlencoded\s*(?:;|\Z)", re.IGNORECASE)
+TEXT = re.compile(r"text/plain\s*(?:;|\Z)", re.IGNORECASE)
+
+_PLACE = re.compile(r"\{([^{}]+)\}")
+_ILLEGAL = re.compile(r"[^A-Za-z0-9_.-]+")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_OURS = frozenset({
+    "accept", "accept-encoding", "authorization", "content-type",
+    "host", "content-length", "transfer-encoding", "connection", "cookie", "te", "trailer", "upgrade", "expect",
+    "proxy-authorization", "idempotency-key",
+})  # fmt: skip
+"""Headers that are not a model's to write: the specification says so of the first ones, good sense of the others."""
+_DELIMITERS = {"form": ",", "spaceDelimited": "%20", "pipeDelimited": "%7C"}
+_USUAL_STYLES = {"path": "simple", "query": "form", "header": "simple", "cookie": "form"}
+_ORDER = ("path", "query", "header", "cookie")
+"""Who gets the plain name, should two places have a parameter of the same one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter, and the argument that stands for it."""
+
+    argument: str
+    name: str
+    place: str
+    style: str
+    explode: bool
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """How the body is made: of one argument, or of several that are its properties."""
+
+    media_type: str
+    argument: str | None
+    properties: Mapping[str, str]
+    """Arguments and the properties that they stand for, where there is no single one."""
+    styles: Mapping[str, str]
+    """Of a form's fields, where the document says one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a tool for an operation is made of."""
+
+    description: str
+    schema: Mapping[str, Any]
+    path: str
+    """With the arguments' names in its places."""
+    parameters: tuple[Parameter, ...]
+    body: Body | None
+    query: str = ""
+    """What stands in every request's query, encoded."""
+
+    def spread(self, arguments: Mapping[str, Any]) -> Parts:
+        """Each argument in its part of the request."""
+        given = [(each, arguments[each.argument]) for each in self.parameters if each.argument in arguments]
+        given = [(each, value) for each, value in given if value is not None]
+        headers = {each.name: _header(each, value) for each, value in given if each.place == "header"}
+        cookies = [
+            f"{each.name}={quote(_simple(each, value), safe='')}" for each, value in given if each.place == "cookie"
+        ]
+        if cookies:
+            headers["Cookie"] = "; ".join(cookies)
+        content = _content(self.body, arguments)
+        if self.body is not None and content is not None:
+            headers["Content-Type"] = self.body.media_type
+        query = [part for each, value in given if each.place == "query" for part in _query(each, value)]
+        return Parts(
+            path={each.argument: _simple(each, value) for each, value in given if each.place == "path"},
+            query="&".join([self.query, *query] if self.query else query),
+            headers=headers,
+            content=content,
+        )
+
+
+def shape_of(dictionary: Dictionary, operation: Operation, fixed: frozenset[str]) -> Shape:
+    """The tool that an operation makes. `fixed` are headers and query parameters that the operator fills in."""
+    return _Shaping(dictionary, operation, fixed).shape()
+
+
+class _Shaping:
+    def __init__(self, dictionary: Dictionary, operation: Operation, fixed: frozenset[str]) -> None:
+        self._document = dictionary.document
+        self._operation = operation
+        self._fixed = fixed
+        self._schemas = Schemas(dictionary)
+        self._properties: dict[str, Any] = {}
+        self._required: list[str] = []
+
+    def shape(self) -> Shape:
+        parameters = tuple(self._parameters())
+        path = self._path({each.name: each.argument for each in parameters if each.place == "path"})
+        body = self._body()
+        schema: dict[str, Any] = {"type": "object", "properties": self._properties}
+        if self._required:
+            schema["required"] = self._required
+        schema["additionalProperties"] = False
+        if self._schemas.definitions:
+            schema["$defs"] = self._schemas.definitions
+        return Shape(self._description(), schema, path, parameters, body)
+
+    def _description(self) -> str:
+        node = self._operation.node
+        parts = ["Deprecated." if node.get("deprecated") is True else "", node.get("summary"), node.get("description")]
+        texts = list(dict.fromkeys(part.strip() for part in parts if isinstance(part, str) and part.strip()))
+        text = "\n\n".join(texts) or self._operation.title
+        return text if len(text) <= MAX_DESCRIPTION else text[: MAX_DESCRIPTION - 1] + "…"
+
+    def _argument(self, name: str, place: str) -> str:
+        """A legal name that no other argument has."""
+        clean = _ILLEGAL.sub("_", name)[:MAX_NAME]
+        if not re.match(r"[A-Za-z_]", clean):
+            clean = f"_{clean}"[:MAX_NAME]
+        if clean not in self._properties:
+            return clean
+        longer, number = f"{place}_{clean}"[: MAX_NAME - 4], 2
+        found = longer
+        while found in self._properties:
+            found, number = f"{longer}_{number}", number + 1
+        return found
+
+    # Parameters
+
+    def _parameters(self) -> Iterator[Parameter]:
+        nodes = sorted(self._declared().items(), key=lambda each: _ORDER.index(each[0][0]))
+        for (place, name), node in nodes:
+            if place == "header" and name.lower() in _OURS:
+                continue
+            if f"{place} {name.lower() if place == 'header' else name}" in self._fixed:
+                continue
+            yield self._parameter(place, name, node)
+
+    def _declared(self) -> dict[tuple[str, str], Mapping[str, Any]]:
+        """By place and name; what an operation says outranks what its path says."""
+        found: dict[tuple[str, str], Mapping[str, Any]] = {}
+        for holder in (self._operation.item, self._operation.node):
+            listed = holder.get("parameters")
+            for each in listed if isinstance(listed, list) else ():
+                node = self._document.followed(each)
+                place, name = str(node.get("in")), str(node.get("name"))
+                if place not in _ORDER:
+                    raise LeftOut(f"its parameter `{name}` is in {place!r}, which is no place")
+                found[place, name] = node
+        return found
+
+    def _parameter(self, place: str, name: str, node: Mapping[str, Any]) -> Parameter:
+        schema, as_json_text = self._schema_of(name, node)
+        if place in ("header", "cookie") and not _TOKEN.fullmatch(name):
+            raise LeftOut(f"its parameter {name[:40]!r} cannot be the name of a {place}")
+        style = str(node.get("style", _USUAL_STYLES[place]))
+        explode = node.get("explode", style == "form")
+        self._check_style(place, name, style, schema)
+        argument = self._argument(name, place)
+        self._add(argument, schema, node, required=place == "path" or node.get("required") is True)
+        return Parameter(argument, name, place, style, explode is True, as_json_text)
+
+    def _schema_of(self, name: str, node: Mapping[str, Any]) -> tuple[Any, bool]:
+        content = node.get("content")
+        if not isinstance(content, Mapping) or not content:
+            return node.get("schema", {}), False
+        media_type, media = next(iter(content.items()))
+        if not JSON.match(media_type):
+            raise LeftOut(f"its parameter `{name}` is written as {media_type}")
+        return (media.get("schema", {}) if isinstance(media, Mapping) else {}), True
+
+    def _check_style(self, place: str, name: str, style: str, schema: Any) -> None:
+        known = {"query": {*_DELIMITERS, "deepObject"}}.get(place, {_USUAL_STYLES[place]})
+        if style not in known:
+            raise LeftOut(f"the style {style!r} of its parameter `{name}` is not supported")
+        if place != "query" and self._schemas.followed(schema).get("type") == "object":
+            raise LeftOut(f"its parameter `{name}` is an object in the {place}")
+
+    def _add(self, argument: str, schema: Any, node: Mapping[str, Any], *, required: bool) -> None:
+        self._properties[argument] = {}
+        read = self._schemas.read(schema)
+        if isinstance(description := node.get("description"), str) and description.strip():
+            read = {**read, "description": description.strip()[:MAX_DESCRIPTION]}
+        self._properties[argument] = read
+        if required:
+            self._required.append(argument)
+
+    def _path(self, arguments: Mapping[str, str]) -> str:
+        """The path with arguments in its places. Every place needs one."""
+
+        def place(found: "re.Match[str]") -> str:
+            if found.group(1) not in arguments:
+                raise LeftOut(f"`{{{found.group(1)}}}` in its path is no parameter of it")
+            return f"{{{arguments[found.group(1)]}}}"
+
+        if "#" in self._operation.path or "?" in self._operation.path:
+            raise LeftOut("its path holds `?` or `#`")
+        return _PLACE.sub(place, self._operation.path)
+
+    # The body
+
+    def _body(self) -> Body | None:
+        if "requestBody" not in self._operation.node:
+            return None
+        node = self._document.followed(self._operation.node["requestBody"])
+        content = node.get("content")
+        media_type, media = _preferred(content if isinstance(content, Mapping) else {})
+        schema = media.get("schema", {}) if isinstance(media, Mapping) else {}
+        required = node.get("required") is True
+        whole = self._schemas.followed(schema)
+        if required and not TEXT.match(media_type) and _is_all_properties(whole):
+            return Body(media_type, None, dict(self._body_properties(whole)), _styles(media))
+        if FORM.match(media_type) and whole.get("type") not in ("object", None):
+            raise LeftOut("its form is no object")
+        argument = self._argument(BODY, "request")
+        self._add(argument, {"type": "string"} if TEXT.match(media_type) else schema, node, required=required)
+        return Body(media_type, argument, {}, _styles(media))
+
+    def _body_properties(self, whole: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        read = self._schemas.read(whole)
+        for name, schema in read["properties"].items():
+            argument = self._argument(name, BODY)
+            self._properties[argument] = schema
+            if name in read.get("required", ()):
+                self._required.append(argument)
+            yield argument, name
+
+
+def _is_all_properties(schema: Mapping[str, Any]) -> bool:
+    """Whether an object is its properties and nothing else, so that they can stand for it."""
+    notes = {"title", "description", "example", "examples", "xml", "externalDocs", "deprecated", "default"}
+    said = {key for key in schema if key not in notes and not str(key).startswith("x-")}
+    return (
+        said <= {"type", "properties", "required", "additionalProperties"}
+        and schema.get("type", "object") == "object"
+        and isinstance(schema.get("properties"), Mapping)
+        and bool(schema["properties"])
+        and schema.get("additionalProperties", False) is False
+    )
+
+
+def _styles(media: Any) -> dict[str, str]:
+    encoding = media.get("encoding") if isinstance(media, Mapping) else None
+    fields = encoding.items() if isinstance(encoding, Mapping) else ()
+    return {str(name): str(said["style"]) for name, said in fields if isinstance(said, Mapping) and "style" in said}
+
+
+def _preferred(content: Mapping[str, Any]) -> tuple[str, Any]:
+    """The media type that we write, of those that are taken. Its own parameters are left away: we write UTF-8."""
+    for kind in (JSON, FORM, TEXT):
+        for media_type, media in content.items():
+            if kind.match(media_type):
+                return media_type.partition(";")[0].strip(), media
+    # `*/*` leaves the choice to us
+    for media_type, media in content.items():
+        if media_type in ("*/*", "application/*"):
+            return "application/json", media
+    raise LeftOut(f"its body is written as {' or '.join(content) or 'nothing'}, which is not supported")
+
+
+# Writing ------------------------------------------------------------------------------------------
+
+
+def _query(parameter: Parameter, value: Any) -> Iterator[str]:
+    """The pairs of one parameter, encoded; what delimits its parts is not, or they could not be told apart."""
+    name = _quoted(parameter, parameter.name)
+    if parameter.as_json:
+        yield f"{name}={_quoted(parameter, as_json(value).decode())}"
+    elif parameter.style == "deepObject":
+        yield from _deep(parameter, parameter.name, value)
+    elif isinstance(value, dict):
+        pairs = [(key, each) for key, each in value.items() if each is not None]
+        if parameter.explode:
+            yield from (f"{_quoted(parameter, key)}={_part(parameter, each)}" for key, each in pairs)
+        else:
+            flat = [part for key, each in pairs for part in (_quoted(parameter, key), _part(parameter, each))]
+            yield f"{name}={_DELIMITERS[parameter.style].join(flat)}"
+    elif isinstance(value, list):
+        parts = [_part(parameter, each) for each in value if each is not None]
+        if parameter.explode:
+            yield from (f"{name}={part}" for part in parts)
+        else:
+            yield f"{name}={_DELIMITERS[parameter.style].join(parts)}"
+    else:
+        yield f"{name}={_part(parameter, value)}"
+
+
+def _deep(parameter: Parameter, name: str, value: Any) -> Iterator[str]:
+    match value:
+        case dict():
+            for key, each in value.items():
+                yield from _deep(parameter, f"{name}[{key}]", each)
+        case list():
+            # The specification is silent. Servers that read brackets read these.
+            for at, each in enumerate(value):
+                yield from _deep(parameter, f"{name}[{at if isinstance(each, dict) else ''}]", each)
+        case None:
+            return
+        case _:
+            yield f"{_quoted(parameter, name)}={_part(parameter, value)}"
+
+
+def _part(parameter: Parameter, value: Any) -> str:
+    return _quoted(parameter, as_text(value))
+
+
+def _quoted(parameter: Parameter, text: str) -> str:
+    try:
+        return quote(text, safe="")
+    except UnicodeEncodeError:
+        raise BadArgument(f"`{parameter.argument}` is not valid text") from None
+
+
+def _header(parameter: Parameter, value: Any) -> str:
+    text = _simple(parameter, value)
+    if not text.isascii() or _CONTROL.search(text) or text != text.strip():
+        raise BadArgument(f"`{parameter.argument}` is sent in a header: plain ASCII, without spaces around it")
+    return text
+
+
+def _simple(parameter: Parameter, value: Any) -> str:
+    if parameter.as_json:
+        return as_json(value).decode()
+    if isinstance(value, list):
+        return ",".join(as_text(each) for each in value if each is not None)
+    if isinstance(value, dict):
+        raise BadArgument(f"`{parameter.argument}` must not be an object")
+    return as_text(value)
+
+
+def _content(body: Body | None, arguments: Mapping[str, Any]) -> bytes | None:
+    if body is None:
+        return None
+    if body.argument is not None and body.argument not in arguments:
+        return None
+    value: Any
+    if body.argument is None:
+        value = {name: arguments[argument] for argument, name in body.properties.items() if argument in arguments}
+    else:
+        value = arguments[body.argument]
+    if JSON.match(body.media_type):
+        return as_json(value)
+    text = _form(value, body.styles) if FORM.match(body.media_type) else as_text(value)
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise BadArgument("the body is not valid text") from None
+
+
+def _form(value: Any, styles: Mapping[str, str]) -> str:
+    if not isinstance(value, dict):
+        raise BadArgument("the body must be an object")
+    return "&".join(
+        part for name, each in value.items() if each is not None for part in _query(_field(name, each, styles), each)
+    )
+
+
+def _field(name: str, value: Any, styles: Mapping[str, str]) -> Parameter:
+    """A field is written as a query parameter is; an object is JSON, unless the document says otherwise."""
+    style = styles.get(name, "form")
+    known = style in _DELIMITERS or style == "deepObject"
+    whole = isinstance(value, dict) and name not in styles
+    return Parameter(name, name, "query", style if known else "form", explode=style == "form", as_json=whole)

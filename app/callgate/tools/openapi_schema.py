@@ -1,0 +1,212 @@
+"""Schemas of an OpenAPI document, in the terms of JSON Schema 2020-12.
+
+What they refer to comes along under `$defs`. What 3.0 says in its own way is said as everybody says it, and what only
+a server may write is left out: a model is never asked for it.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from callgate.tools.openapi_document import MAX_REFERENCES, BadDocument, Document, LeftOut
+
+MAX_NODES = 20_000
+"""Of one operation's schemas. References and aliases can make a small document enormous."""
+MAX_ALL_NODES = 1_000_000
+"""Of a whole document: some seconds of reading."""
+MAX_DEPTH = 100
+
+_PLAIN = frozenset({
+    "type", "enum", "const", "format", "pattern", "title", "description", "default", "deprecated", "writeOnly",
+    "multipleOf", "maximum", "minimum", "exclusiveMaximum", "exclusiveMinimum", "maxLength", "minLength",
+    "maxItems", "minItems", "uniqueItems", "maxContains", "minContains", "maxProperties", "minProperties",
+    "required", "dependentRequired", "contentEncoding", "contentMediaType",
+})  # fmt: skip
+_ONE = frozenset({
+    "items", "additionalProperties", "not", "contains", "propertyNames", "if", "then", "else",
+    "unevaluatedItems", "unevaluatedProperties",
+})  # fmt: skip
+_SEVERAL = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
+_NAMED = frozenset({"properties", "patternProperties", "dependentSchemas"})
+_ELSEWHERE = frozenset({"$id", "$dynamicRef", "$recursiveRef"})
+"""They give references another meaning than the document's."""
+_TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Definition:
+    name: str
+    schema: dict[str, Any] | bool
+    nodes: int
+    uses: tuple[str, ...]
+    """The references in it."""
+
+
+class Dictionary:
+    """The schemas of a document that are referred to, each read once, under a name of its own."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self._names: dict[str, str] = {}
+        self._taken: set[str] = set()
+        self._read: dict[str, _Definition] = {}
+        self.nodes = 0
+
+    def name(self, reference: str) -> str:
+        if reference not in self._names:
+            stem = re.sub(r"[^A-Za-z0-9_.-]+", "_", reference.rpartition("/")[2]) or "schema"
+            name, number = stem, 2
+            while name in self._taken:
+                name, number = f"{stem}_{number}", number + 1
+            self._taken.add(name)
+            self._names[reference] = name
+        return self._names[reference]
+
+    def definition(self, reference: str) -> _Definition:
+        if reference not in self._read:
+            reading = _Reading(self)
+            schema = reading.read(self.document.at(reference))
+            self._read[reference] = _Definition(self.name(reference), schema, reading.nodes, tuple(reading.uses))
+        return self._read[reference]
+
+
+class Schemas:
+    """The schemas of one operation; what they refer to gathers in `definitions`."""
+
+    def __init__(self, dictionary: Dictionary) -> None:
+        self._dictionary = dictionary
+        self._nodes = 0
+        self._seen: set[str] = set()
+        self.definitions: dict[str, Any] = {}
+
+    def read(self, schema: Any) -> dict[str, Any]:
+        """`schema` as JSON Schema. References in it point to `#/$defs/…`."""
+        reading = _Reading(self._dictionary)
+        found = reading.read(schema)
+        self._count(reading.nodes)
+        unread = list(reading.uses)
+        while unread:  # one after the other, however long a chain of references is
+            if (reference := unread.pop()) not in self._seen:
+                self._seen.add(reference)
+                definition = self._dictionary.definition(reference)
+                self._count(definition.nodes)
+                self.definitions[definition.name] = definition.schema
+                unread += definition.uses
+        return {} if found is True else {"not": {}} if found is False else found
+
+    def followed(self, schema: Any) -> Mapping[str, Any]:
+        """What a schema is at last, however many references lead there."""
+        return self._dictionary.document.followed(schema) if isinstance(schema, Mapping) else {}
+
+    def _count(self, nodes: int) -> None:
+        self._nodes += nodes
+        if self._nodes > MAX_NODES:
+            raise LeftOut("its schemas are too large")
+
+
+class _Reading:
+    """One schema on its way into JSON Schema."""
+
+    def __init__(self, dictionary: Dictionary) -> None:
+        self._dictionary = dictionary
+        self._document = dictionary.document
+        self._depth = 0
+        self.nodes = 0
+        self.uses: dict[str, None] = {}
+
+    def read(self, schema: Any) -> dict[str, Any] | bool:
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, Mapping):
+            raise LeftOut("a schema in it is no mapping")
+        self._count()
+        if not _ELSEWHERE.isdisjoint(schema):
+            raise LeftOut("its schemas use `$id` or dynamic references, which are not followed")
+        self._depth += 1
+        found = self._reference(schema) if isinstance(schema.get("$ref"), str) else self._keywords(schema)
+        self._depth -= 1
+        return found
+
+    def _count(self) -> None:
+        self.nodes += 1
+        self._dictionary.nodes += 1
+        if self.nodes > MAX_NODES or self._depth > MAX_DEPTH:
+            raise LeftOut("its schemas are too large")
+        if self._dictionary.nodes > MAX_ALL_NODES:
+            raise BadDocument("its schemas are too large")
+
+    def _reference(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+        beside = {} if self._document.is_3_0 else self._keywords(schema)
+        pointed = {"$ref": f"#/$defs/{self._named(schema['$ref'])}", **beside}
+        if isinstance(description := schema.get("description"), str):
+            pointed["description"] = description
+        return _or_null(pointed) if self._document.is_3_0 and schema.get("nullable") is True else pointed
+
+    def _named(self, reference: str) -> str:
+        self.uses[reference] = None
+        return self._dictionary.name(reference)
+
+    def _keywords(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in schema.items():
+            if key in _PLAIN:
+                found[key] = value
+            elif key in _ONE:
+                found[key] = self.read(value)
+            elif key in _SEVERAL and isinstance(value, list):
+                found[key] = [self.read(each) for each in value]
+            elif key in _NAMED and isinstance(value, Mapping):
+                found[key] = {str(name): self.read(each) for name, each in value.items()}
+        _tidy(found)
+        self._drop_read_only(found, schema.get("properties"))
+        return _as_in_2020(found, schema) if self._document.is_3_0 else found
+
+    def _drop_read_only(self, found: dict[str, Any], properties: Any) -> None:
+        """A property that only the server writes is not asked for."""
+        if not isinstance(properties, Mapping):
+            return
+        for name in [str(name) for name, schema in properties.items() if self._is_read_only(schema)]:
+            del found["properties"][name]
+            if name in found.get("required", ()):
+                found["required"] = [each for each in found["required"] if each != name]
+
+    def _is_read_only(self, schema: Any) -> bool:
+        for _ in range(MAX_REFERENCES):
+            if not isinstance(schema, Mapping):
+                return False
+            if schema.get("readOnly") is True:
+                return True
+            if not isinstance(reference := schema.get("$ref"), str):
+                return False
+            schema = self._document.at(reference)
+        return False
+
+
+def _tidy(found: dict[str, Any]) -> None:
+    """Mistakes that are common in such documents, and harmless, are dropped rather than held against the operation."""
+    if not isinstance(found.get("required", []), list):
+        del found["required"]  # Swagger 2 had it on the property itself
+    if isinstance(kind := found.get("type"), str) and kind not in _TYPES:
+        del found["type"]
+    if "enum" in found and not (isinstance(found["enum"], list) and found["enum"]):
+        del found["enum"]
+
+
+def _as_in_2020(found: dict[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+        if isinstance(found.get(exclusive), bool) and found.pop(exclusive) and bound in found:
+            found[exclusive] = found.pop(bound)
+    if schema.get("nullable") is not True:
+        return found
+    if "type" not in found:
+        return _or_null(found) if found.keys() & (_SEVERAL | {"enum", "not"}) else found
+    found["type"] = [found["type"], "null"]
+    if "enum" in found and None not in found["enum"]:
+        found["enum"] = [*found["enum"], None]
+    return found
+
+
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    aside: dict[str, Any] = {key: schema.pop(key) for key in ("description", "title", "default") if key in schema}
+    return {**aside, "anyOf": [schema, {"type": "null"}]}

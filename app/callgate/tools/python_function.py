@@ -1,0 +1,426 @@
+"""Python functions as tools: marked with `@tool`, or named by an import path.
+
+The schema comes from the type hints and the docstring, by way of pydantic; the same pydantic model turns the
+arguments into what the hints say before the call. Async functions run in the event loop, others in threads.
+"""
+
+import asyncio
+import dataclasses
+import functools
+import importlib
+import inspect
+import pkgutil
+import typing
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Annotated, Any, TypeVar, cast, overload
+
+from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
+from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema
+
+from callgate.calls.outcome import Failed, FailureKind, Outcome
+from callgate.calls.states import ReadyCall
+from callgate.conversation.ports import Report
+from callgate.tools import docstrings
+from callgate.tools.executor import USUAL, Occasion, Policy, Safety, Tool
+from callgate.tools.results import Unwritable, returned
+from callgate.tools.threads import NoThreadLeft, ThreadPool
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_MARK = "__callgate_tool__"
+_PROGRESS_KEPT = 100
+"""Words of progress that wait to be told; a tool that talks faster loses the oldest."""
+
+
+class ToolError(Exception):
+    """Raised by a tool to tell the model something in its own words."""
+
+    def __init__(self, message: str, kind: FailureKind = FailureKind.RAISED) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class NotATool(Exception):
+    """A function that cannot be offered to a model, and why. For whoever wrote it or named it in the config."""
+
+
+class Context:
+    """What a tool may know of its call. Asked for with a parameter annotated `Context`; the model does not see it."""
+
+    def __init__(self, call: ReadyCall, occasion: Occasion) -> None:
+        self.call_id = call.id
+        self.run_id = occasion.run_id
+        self.turn = occasion.turn
+        self.idempotency_key = occasion.key
+        """The same for every try of this call and different for any other."""
+        self._news: deque[tuple[str, float | None]] = deque(maxlen=_PROGRESS_KEPT)
+        self._loop = asyncio.get_running_loop()
+        self._there_is_news = asyncio.Event()
+        self._closed = False
+
+    def progress(self, message: str, fraction: float | None = None) -> None:
+        """Say how far the work is. May be called from any thread; never waits."""
+        if self._closed:
+            return
+        self._news.append((message, fraction))
+        try:
+            self._loop.call_soon_threadsafe(self._there_is_news.set)
+        except RuntimeError:
+            self._closed = True  # the loop is gone, and this is a thread that was let go long ago
+
+    async def _pass_on(self, report: Report) -> None:
+        while True:
+            await self._there_is_news.wait()
+            self._there_is_news.clear()
+            await self._pass_on_what_is_there(report)
+
+    async def _pass_on_what_is_there(self, report: Report) -> None:
+        while self._news:
+            message, fraction = self._news.popleft()
+            await report(message, fraction)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What `@tool` was told."""
+
+    name: str | None = None
+    description: str | None = None
+    policy: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `Policy`."""
+
+
+@overload
+def tool(function: Function, /) -> Function: ...
+
+
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    safety: Safety | str | None = None,
+    timeout: float | None = None,
+    concurrency: int | None = None,
+    max_result_bytes: int | None = None,
+    require_approval: bool | None = None,
+    retries: int | None = None,
+) -> Callable[[Function], Function]: ...
+
+
+def tool(
+    function: Function | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    safety: Safety | str | None = None,
+    **policy: Any,
+) -> Function | Callable[[Function], Function]:
+    """Mark a function as a tool. The function itself stays as it is."""
+    unknown = policy.keys() - _POLICY_FIELDS
+    if unknown:
+        raise TypeError(f"tool() knows no {', '.join(sorted(unknown))}")
+    given = {key: value for key, value in policy.items() if value is not None}
+    if safety is not None:
+        given["safety"] = Safety(safety)
+    mark = Mark(name, description, given)
+
+    def marked(function: Function) -> Function:
+        setattr(function, _MARK, mark)
+        return function
+
+    return marked if function is None else marked(function)
+
+
+_POLICY_FIELDS = frozenset(each.name for each in dataclasses.fields(Policy))
+
+
+def python_tool(
+    function: Callable[..., Any],
+    threads: ThreadPool,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    defaults: Policy = USUAL,
+    overrides: Mapping[str, Any] | None = None,
+) -> Tool:
+    """A tool out of a function. The config's word counts most, then the decorator's, then the house's defaults."""
+    executor = PythonFunction(function, threads)
+    mark = _mark_of(function) or Mark()
+    return Tool(
+        name=name or mark.name or _name_of(function),
+        description=description or mark.description or executor.description,
+        parameters=executor.parameters,
+        executor=executor,
+        policy=dataclasses.replace(defaults, **{**mark.policy, **(overrides or {})}),
+        kind="python",
+        source=_path_of(function),
+    )
+
+
+def functions_at(path: str) -> tuple[Callable[..., Any], ...]:
+    """The function at `package.module:function`, or every marked one of `package.module`."""
+    module_name, _, attribute = path.partition(":")
+    if attribute:
+        return (_function_at(path),)
+    module = _module(module_name)
+    marked = [each for each in vars(module).values() if callable(each) and _mark_of(each) is not None]
+    if not marked:
+        raise NotATool(f"{module_name} has no function marked with @tool")
+    return tuple(dict.fromkeys(marked))
+
+
+class PythonFunction:
+    """Runs one Python function."""
+
+    def __init__(self, function: Callable[..., Any], threads: ThreadPool) -> None:
+        self._function = function
+        self._threads = threads
+        self._is_async = _is_async(function)
+        self._signature = _Signature(function)
+        self.description = self._signature.description
+        self.parameters = self._signature.schema
+
+    async def execute(self, call: ReadyCall, occasion: Occasion) -> Outcome:
+        context = Context(call, occasion) if self._signature.context else None
+        try:
+            args, kwargs = self._signature.bind(call.arguments, context)
+        except ValidationError as error:
+            return Failed(f"Not run: {_complaints(error)}", FailureKind.NOT_RUN)
+        if context is None:
+            return await self._outcome(args, kwargs, occasion)
+        return await self._with_progress(context, args, kwargs, occasion)
+
+    async def _with_progress(
+        self, context: Context, args: list[Any], kwargs: dict[str, Any], occasion: Occasion
+    ) -> Outcome:
+        try:
+            async with _background(context._pass_on(occasion.report)):  # noqa: SLF001 - our own class, and not for tools
+                outcome = await self._outcome(args, kwargs, occasion)
+            await context._pass_on_what_is_there(occasion.report)  # noqa: SLF001
+            return outcome
+        finally:
+            context._closed = True  # noqa: SLF001
+
+    async def _outcome(self, args: list[Any], kwargs: dict[str, Any], occasion: Occasion) -> Outcome:
+        try:
+            return returned(await self._call(args, kwargs), occasion.max_bytes)
+        except ToolError as error:
+            return Failed(str(error), error.kind)
+        except NoThreadLeft as error:
+            return Failed(f"The tool cannot be run now: {error}. Try again later.", FailureKind.UNAVAILABLE)
+        except Unwritable as error:
+            return Failed(f"The tool ran, but returned {error}.")
+        except OSError as error:
+            # Files, sockets, DNS, timeouts: the world may be better on the next try.
+            return Failed(_said(error), FailureKind.UNAVAILABLE)
+        except asyncio.CancelledError as error:
+            if _is_cancelled():
+                raise
+            return Failed(_said(error))  # something inside the tool was cancelled, and not the tool by us
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's code: anything may come, and is the model's to read
+            return Failed(_said(error))
+
+    async def _call(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if self._is_async:
+            return await self._function(*args, **kwargs)
+        value = await self._threads.run(lambda: self._function(*args, **kwargs))
+        return await value if inspect.isawaitable(value) else value
+
+
+class _background:  # noqa: N801 - reads as a word of the language, like asyncio.timeout
+    """A task that lives as long as the block; what it raises comes out of the block."""
+
+    def __init__(self, work: typing.Coroutine[Any, Any, None]) -> None:
+        self._work = work
+
+    async def __aenter__(self) -> None:
+        self._task = asyncio.create_task(self._work)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        if not self._task.cancelled():
+            self._task.result()
+
+
+class _Signature:
+    """A function's parameters: the schema a model is shown, and the way from arguments to a call."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._name = _name_of(function)
+        if _is_generator(function):
+            raise NotATool(f"{self._name} is a generator; a tool returns its result in one piece")
+        doc = docstrings.read(inspect.getdoc(function))
+        self.description = doc.description
+        self.context: str | None = None
+        self._parameters: list[tuple[str, inspect.Parameter]] = []
+        fields: dict[str, Any] = {}
+        for parameter, hint in _parameters(function, self._name):
+            if hint is Context:
+                self.context = parameter.name
+                self._parameters.append(("", parameter))
+                continue
+            place = f"p{len(fields)}"  # names of parameters may be ones that a pydantic model keeps for itself
+            fields[place] = _field(parameter, hint, doc.parameters.get(parameter.name))
+            self._parameters.append((place, parameter))
+        self._model = _model(self._name, fields)
+        self.schema = _schema(self._model, self._name)
+
+    def bind(self, arguments: Mapping[str, Any], context: Context | None) -> tuple[list[Any], dict[str, Any]]:
+        given = self._model.model_validate(arguments, by_alias=True)
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for place, parameter in self._parameters:
+            value = getattr(given, place) if place else context
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+                kwargs[parameter.name] = value
+            else:
+                args.append(value)
+        return args, kwargs
+
+
+def _parameters(function: Callable[..., Any], name: str) -> list[tuple[inspect.Parameter, Any]]:
+    try:
+        signature = inspect.signature(function)
+        hints = typing.get_type_hints(_hinted(function), include_extras=True)
+    except (NameError, TypeError, ValueError) as error:
+        raise NotATool(f"the parameters of {name} cannot be read: {error}") from error
+    found = []
+    for parameter in signature.parameters.values():
+        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            raise NotATool(f"{name} takes {parameter}; a tool names each of its parameters")
+        found.append((parameter, hints.get(parameter.name, Any)))
+    return found
+
+
+def _field(parameter: inspect.Parameter, hint: Any, said: str | None) -> tuple[Any, Any]:
+    default = parameter.default
+    if default is inspect.Parameter.empty:
+        default = ...
+    has_words = _described(hint) or (isinstance(default, FieldInfo) and default.description)
+    if said and not has_words:
+        return (Annotated[hint, Field(alias=parameter.name, description=said)], default)
+    return (Annotated[hint, Field(alias=parameter.name)], default)
+
+
+def _described(hint: Any) -> bool:
+    return any(isinstance(each, FieldInfo) and each.description for each in getattr(hint, "__metadata__", ()))
+
+
+def _model(name: str, fields: dict[str, Any]) -> type[BaseModel]:
+    try:
+        return create_model(f"{name}_arguments", __config__=ConfigDict(extra="forbid"), **fields)
+    except (PydanticSchemaGenerationError, PydanticUserError, NameError, TypeError) as error:
+        raise NotATool(f"a parameter of {name} has a type that no JSON can be turned into: {error}") from error
+
+
+def _schema(model: type[BaseModel], name: str) -> dict[str, Any]:
+    try:
+        schema = model.model_json_schema(by_alias=True, schema_generator=_WithoutTitles)
+    except (PydanticInvalidForJsonSchema, PydanticUserError) as error:
+        raise NotATool(f"a parameter of {name} cannot be described as JSON: {error}") from error
+    for part in (schema, *schema.get("$defs", {}).values()):
+        part.pop("title", None)
+    schema.setdefault("properties", {})
+    return schema
+
+
+class _WithoutTitles(GenerateJsonSchema):
+    """Titles repeat the names, and a model reads each of them in each request."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
+def _function_at(path: str) -> Callable[..., Any]:
+    module_name, _, attribute = path.partition(":")
+    found: Any = _module(module_name)
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            raise NotATool(f"{module_name} has no {attribute}")
+        found = getattr(found, name)
+    if not callable(found) or inspect.isclass(found):
+        raise NotATool(f"{path} is not a function")
+    return cast(Callable[..., Any], found)
+
+
+def _module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise NotATool(f"there is no module {name}{_near_module(name)}") from error
+        raise NotATool(f"{name} cannot be imported: {error}") from error
+    except Exception as error:  # importing runs a stranger's code, which may fail in any way
+        raise NotATool(f"{name} cannot be imported: {_said(error)}") from error
+
+
+def _near_module(name: str) -> str:
+    import difflib
+
+    package, _, last = name.rpartition(".")
+    paths = None
+    if package:
+        try:
+            paths = list(importlib.import_module(package).__path__)
+        except (ImportError, AttributeError):
+            return ""
+    near = difflib.get_close_matches(last, [each.name for each in pkgutil.iter_modules(paths)], n=1)
+    return f"; is it {package + '.' if package else ''}{near[0]}?" if near else ""
+
+
+def _mark_of(function: Any) -> Mark | None:
+    mark = getattr(function, _MARK, None)
+    return mark if isinstance(mark, Mark) else None
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    function = _hinted(function) if isinstance(function, functools.partial) else function
+    return getattr(function, "__name__", None) or type(function).__name__
+
+
+def _path_of(function: Callable[..., Any]) -> str:
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+def _hinted(function: Callable[..., Any]) -> Any:
+    """Where the annotations are: of an object that can be called, on its `__call__`."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function if inspect.isroutine(function) else type(function).__call__
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(_hinted(function))
+
+
+def _is_generator(function: Callable[..., Any]) -> bool:
+    return any(
+        inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in (function, _hinted(function))
+    )
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _said(error: BaseException) -> str:
+    """An exception for a model: its type and message, never a traceback."""
+    message = str(error)
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def _complaints(error: ValidationError) -> str:
+    return "; ".join(
+        f"/{'/'.join(map(str, each['loc']))}: {each['msg']}"
+        for each in error.errors(include_url=False, include_context=False, include_input=False)
+    )

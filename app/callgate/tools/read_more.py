@@ -1,0 +1,250 @@
+"""The rest of results that were too long: kept for a while, and offered to the model page by page.
+
+`KeptResults` keeps them for the whole house, within bounds. `ResultPages` is the part of one conversation. `PagedToolbox` goes
+around a toolbox and offers `read_more` from the moment that something lies on the shelf.
+"""
+
+import hashlib
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from callgate.calls.offer import Offer, OfferedTool
+from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned
+from callgate.calls.states import Call, ReadyCall
+from callgate.conversation.ports import Message, Plan, Report, Toolbox
+from callgate.tools.names import RESERVED_PREFIX
+from callgate.tools.registry import encoded
+from callgate.tools.results import cut, size_of
+from callgate.tools.schema import compile_schema
+
+NAME = "read_more"
+SECONDS = 900.0
+"""Long enough for a model that thinks between pages, and for a client that comes back with its own results."""
+MAX_BYTES = 64 * 1024 * 1024
+MAX_KEPT = 1000
+MAX_BYTES_OF_ONE = 4 * 1024 * 1024
+_ID = re.compile(rb"kept_[0-9a-f]{24}")
+_NOTE_ROOM = 200
+"""Bytes of a page that are left for the line about what comes after it."""
+PARAMETERS: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string", "description": "The id that the shortened result named."},
+        "offset": {"type": "integer", "minimum": 0, "description": "The byte to read on from; 0 if left out."},
+    },
+    "required": ["id"],
+}
+"""In words that every provider takes."""
+DESCRIPTION = "Reads on in a tool result that was too long to be shown whole."
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One result, as far as it was read."""
+
+    owner: str
+    data: bytes
+    unread: int
+    """Bytes of the tool's answer that were never read."""
+    until: float
+
+
+class KeptResults:
+    """What is kept, the oldest given up first when there is too much of it."""
+
+    def __init__(self, *, max_bytes: int = MAX_BYTES, now: Callable[[], float] = time.monotonic) -> None:
+        self._max_bytes = max_bytes
+        self._now = now
+        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._bytes = 0
+
+    def keep(self, owner: str, run_id: str, text: str, unread: int) -> str:
+        """The id to ask for it with. The same result of the same run has the same one, so that repeats stay repeats."""
+        data = text.encode("utf-8", "replace")
+        if len(data) > MAX_BYTES_OF_ONE:
+            unread += len(data) - MAX_BYTES_OF_ONE
+            data = data[:MAX_BYTES_OF_ONE].decode("utf-8", "ignore").encode()
+        whose = f"{owner}\0{run_id}\0".encode("utf-8", "replace")
+        id = f"kept_{hashlib.sha256(whose + data).hexdigest()[:24]}"
+        self._drop(id)
+        self._kept[id] = Kept(owner, data, unread, self._now() + SECONDS)
+        self._bytes += len(data)
+        self._tidy()
+        return id
+
+    def find(self, owner: str, id: str) -> Kept | None:
+        self._tidy()
+        kept = self._kept.get(id)
+        return kept if kept is not None and kept.owner == owner else None
+
+    @property
+    def count(self) -> int:
+        return len(self._kept)
+
+    def _tidy(self) -> None:
+        while self._kept:
+            id, oldest = next(iter(self._kept.items()))
+            if oldest.until > self._now() and self._bytes <= self._max_bytes and len(self._kept) <= MAX_KEPT:
+                return
+            self._drop(id)
+
+    def _drop(self, id: str) -> None:
+        kept = self._kept.pop(id, None)
+        if kept is not None:
+            self._bytes -= len(kept.data)
+
+
+class ResultPages:
+    """What one conversation of a caller has kept."""
+
+    def __init__(self, leftovers: KeptResults, owner: str, run_id: str) -> None:
+        self._leftovers, self._owner, self._run_id = leftovers, owner, run_id
+        self.ids: set[str] = set()
+        self.name = NAME
+        """What the tool for reading on is called in this conversation."""
+
+    def keep(self, whole: Returned, max_bytes: int) -> Returned:
+        """A result that is too long, cut, with a word about where the rest is."""
+        room = max_bytes - _NOTE_ROOM
+        if room <= 0 or size_of(whole.text) <= max_bytes:  # nothing could be shown, or nothing be read on
+            short, missing = cut(whole.text, max_bytes, already_missing=whole.cut_bytes)
+            return replace(whole, text=_sayable(short), cut_bytes=missing)
+        short, missing = cut(whole.text, room, already_missing=whole.cut_bytes)
+        id = self._leftovers.keep(self._owner, self._run_id, whole.text, whole.cut_bytes)
+        self.ids.add(id)
+        pointer = _pointer(self.name, id, size_of(_shared_start(whole.text, short)))
+        return replace(whole, text=_sayable(short) + pointer, cut_bytes=missing)
+
+    def recall(self, messages: Sequence[Message]) -> None:
+        """Take back what an earlier request of the same conversation kept, going by what its history names."""
+        if not self._leftovers.count:
+            return
+        for message in messages:
+            text = (
+                bytes(message)
+                if isinstance(message, msgspec.Raw)
+                else str(message.get("content")).encode("utf-8", "replace")
+            )
+            for id in map(bytes.decode, _ID.findall(text)):
+                if self._leftovers.find(self._owner, id) is not None:
+                    self.ids.add(id)
+
+    def __bool__(self) -> bool:
+        return any(self._leftovers.find(self._owner, id) is not None for id in self.ids)
+
+    def page(self, id: str, offset: int, max_bytes: int) -> Outcome:
+        kept = self._leftovers.find(self._owner, id) if id in self.ids else None
+        if kept is None:
+            text = "This result is not kept any more, or the id is wrong. Call the tool that gave it again."
+            return Failed(text, FailureKind.REFUSED)
+        size = len(kept.data)
+        if offset >= size:
+            return Failed(f"There is nothing from byte {offset} on: {size} bytes are kept.", FailureKind.REFUSED)
+        start = _whole_letter(kept.data, offset)
+        end = _whole_letter(kept.data, min(size, start + max(max_bytes - _NOTE_ROOM, 4)))
+        text = kept.data[start:end].decode("utf-8", "replace")
+        return Returned(text + _rest(start, end, kept))
+
+
+class PagedToolbox:
+    """Around another toolbox. Offers `read_more` while there is something to read."""
+
+    def __init__(self, inner: Toolbox, shelf: ResultPages, page_bytes: int) -> None:
+        self._inner, self._shelf, self._page_bytes = inner, shelf, page_bytes
+        shelf.name = _free_name(inner.offer)
+        self._offered: OfferedTool | None = None
+
+    @property
+    def offer(self) -> Offer:
+        tool = self._tool()
+        return self._inner.offer if tool is None else {**self._inner.offer, tool.name: tool}
+
+    @property
+    def schemas(self) -> Sequence[msgspec.Raw]:
+        if self._tool() is None:
+            return self._inner.schemas
+        return (*self._inner.schemas, encoded(self._shelf.name, DESCRIPTION, PARAMETERS))
+
+    def plan(self, calls: Sequence[Call]) -> Plan:
+        tool = self._tool()
+        own = [call for call in calls if isinstance(call, ReadyCall) and call.name == tool.name] if tool else []
+        if not own:
+            return self._inner.plan(calls)
+        plan = self._inner.plan([call for call in calls if call not in own])
+        places = {id(call): at for at, call in enumerate(calls)}
+        return replace(plan, ours=tuple(sorted((*plan.ours, *own), key=lambda call: places.get(id(call), len(places)))))
+
+    def is_clients(self, name: str | None) -> bool:
+        return self._inner.is_clients(name)
+
+    def writes(self, call: ReadyCall) -> bool:
+        return not self._is_own(call.name) and self._inner.writes(call)
+
+    async def run(self, call: ReadyCall, report: Report) -> Outcome:
+        if not self._is_own(call.name):
+            outcome = await self._inner.run(call, report)
+            self._tool()  # what it kept may be gone before anybody asks for it
+            return outcome
+        return self._shelf.page(call.arguments["id"], call.arguments.get("offset", 0), self._page_bytes)
+
+    def _is_own(self, name: str | None) -> bool:
+        tool = self._tool()
+        return tool is not None and name == tool.name
+
+    def _tool(self) -> OfferedTool | None:
+        """Idempotency it was offered it stays known: a call that comes too late is told so, rather than that there is no such tool."""
+        if self._offered is None and self._shelf.ids and self._shelf:
+            self._offered = OfferedTool(self._shelf.name, PARAMETERS, _check)
+        return self._offered
+
+
+_check = compile_schema(PARAMETERS)
+
+
+def _free_name(offer: Offer) -> str:
+    name = NAME
+    while name in offer:
+        name = RESERVED_PREFIX + name
+    return name
+
+
+def _pointer(name: str, id: str, offset: int) -> str:
+    return f'\n[The rest is kept for a while: {name} {{"id": "{id}", "offset": {offset}}} reads on.]'
+
+
+def _shared_start(text: str, other: str) -> str:
+    low, high = 0, min(len(text), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if text.startswith(other[:middle]):
+            low = middle
+        else:
+            high = middle - 1
+    return text[:low]
+
+
+def _sayable(text: str) -> str:
+    """Lone surrogates cannot be sent on; they become question marks."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def _rest(start: int, end: int, kept: Kept) -> str:
+    size = len(kept.data)
+    if end < size:
+        return f"\n[Bytes {start} to {end} of {size}; read on with offset {end}.]"
+    unread = f" The answer went on for at least {kept.unread} bytes more, which were never read." if kept.unread else ""
+    return f"\n[Bytes {start} to {end} of {size}: this is the end.{unread}]"
+
+
+def _whole_letter(data: bytes, at: int) -> int:
+    """The nearest place before `at` where a letter of UTF-8 begins."""
+    while 0 < at < len(data) and data[at] & 0xC0 == 0x80:
+        at -= 1
+    return at

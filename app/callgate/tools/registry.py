@@ -1,0 +1,329 @@
+"""All tools of the house: those of the config and those that sources have, under names that are legal and unique.
+
+Schemas are compiled and encoded here, once. A tool that cannot be used is listed with the reason and does not
+touch the others; a source that cannot be opened is listed, tried again, and its tools appear when it is back.
+"""
+
+import asyncio
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import orjson
+
+from callgate.calls.offer import Check, OfferedTool
+from callgate.tools.approval_rules import SILENT, ApprovalRule
+from callgate.tools.concurrency import ConcurrencyLimits
+from callgate.tools.executor import LeavesOut, Source, Tool
+from callgate.tools.names import RESERVED_PREFIX, hashed_name, legal_name
+from callgate.tools.schema import SchemaError, compile_schema
+from callgate.tools.source_pool import SourcePool
+from callgate.tools.source_supervisor import Delay, Keeper, SourceState, SourceStatus, full_jitter
+from callgate.tools.tool_filter import ToolFilter, narrowed
+
+FIRST_WAIT = 5.0
+"""How long a start waits for the first try of every source; slower ones go on in the background."""
+MAX_SCHEMA_BYTES = 262_144
+"""Of one tool, encoded. It is sent with every request; what is larger is a mistake or an attack."""
+MAX_CLAIMS = 10_000
+"""Names that are remembered after their tools are gone. A server that invents new ones for ever is not remembered."""
+CONFIG = ""
+"""The source of tools that stand in the config by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredTool:
+    """A tool with its place in the house."""
+
+    tool: Tool
+    """Under its final name and with its compiled schema."""
+    source: str
+    """The name of the source that has it; `CONFIG` for none."""
+    original: str
+    """What the source calls it."""
+    schema: msgspec.Raw
+    """`{"type":"function",…}`, encoded."""
+    offered: OfferedTool
+
+    @property
+    def name(self) -> str:
+        return self.offered.name
+
+    @property
+    def address(self) -> str:
+        return f"{self.source or 'config'}/{self.original}"
+
+    def under(self, name: str) -> "RegisteredTool":
+        """The same tool, offered under another name."""
+        schema = encoded(name, self.tool.description, self.offered.parameters)
+        return replace(self, schema=schema, offered=replace(self.offered, name=name))
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A tool that cannot be offered, and why."""
+
+    name: str
+    source: str
+    reason: str
+
+
+class Registry:
+    """The tools of one runtime, opened and closed with it."""
+
+    def __init__(
+        self,
+        *,
+        gates: ConcurrencyLimits | None = None,
+        delay: Delay = full_jitter,
+        tell: Callable[[SourceStatus], None] | None = None,
+        approval: ApprovalRule = SILENT,
+        pool: SourcePool | None = None,
+    ) -> None:
+        """`approval` is the rule for tools of which neither their entry nor they themselves say anything.
+
+        `pool` has sources that are open already; without one the registry opens all of its own, and `delay` and `tell`
+        are theirs.
+        """
+        self.gates = gates or ConcurrencyLimits()
+        self._approval = approval
+        self._approval_of: dict[tuple[str, str] | str, ApprovalRule] = {}
+        self._pool = SourcePool(tell, delay=delay) if pool is None else pool
+        self._wanted: dict[str, tuple[Hashable, Source]] = {}
+        self._fixed: dict[str, Tool] = {}
+        self._keepers: dict[str, Keeper] = {}
+        self._given_back: set[str] = set()
+        self._seen: list[tuple[str, tuple[Tool, ...]]] | None = None
+        self._tools: tuple[RegisteredTool, ...] = ()
+        self._quarantined: tuple[Quarantined, ...] = ()
+        self._by_name: dict[str, RegisteredTool] = {}
+        self._schemas: frozenset[bytes] = frozenset()
+        self._claims: dict[str, set[tuple[str, str]]] = {}
+        self._compiled: dict[bytes, Check] = {}
+
+    def add(self, *tools: Tool, approval: ApprovalRule = SILENT) -> None:
+        """Take in tools of the config. They keep their names against anything a source has."""
+        for tool in tools:
+            if tool.name in self._fixed:
+                raise ValueError(f"two tools are called {tool.name}")
+            self._fixed[tool.name] = tool
+            self._approval_of[CONFIG, tool.name] = approval
+        self._seen = None
+
+    def add_source(
+        self,
+        source: Source,
+        *,
+        concurrency: int | None = None,
+        approval: ApprovalRule = SILENT,
+        identity: Hashable | None = None,
+    ) -> None:
+        """Take in a source, which is opened with the registry. `concurrency` bounds its calls, all tools together.
+
+        Where the pool has a source with the same `identity` open, that one is used and `source` never opened.
+        """
+        if source.name in self._wanted or source.name == CONFIG:
+            raise ValueError(f"two sources are called {source.name!r}")
+        self._wanted[source.name] = (object() if identity is None else identity, source)
+        self._approval_of[source.name] = approval
+        self.gates.limit_source(source.name, concurrency)
+
+    async def open(self, wait: float = FIRST_WAIT) -> None:
+        """Start opening all sources, and wait a while for their first try. Those that fail do not fail the start."""
+        # Borrowed here and not when they were added: a registry that is never opened has nothing to give back.
+        for name, (identity, source) in self._wanted.items():
+            self._keepers[name] = self._pool.borrow(identity, source)
+        first = [asyncio.create_task(keeper.tried()) for keeper in self._keepers.values()]
+        if not first:
+            return
+        try:
+            await asyncio.wait(first, timeout=wait)
+        finally:
+            for task in first:
+                task.cancel()
+            await asyncio.wait(first)
+
+    async def close(self) -> None:
+        """Give all sources back, side by side. Those that nobody else uses are closed."""
+        borrowed = [self._wanted[name][0] for name in self._keepers if name not in self._given_back]
+        self._given_back |= set(self._keepers)
+        await asyncio.gather(*(self._pool.give_back(identity) for identity in borrowed))
+
+    def tools(self) -> tuple[RegisteredTool, ...]:
+        """All tools as they are now, in the order of their names. Cheap while nothing changes."""
+        self._look()
+        return self._tools
+
+    def has_schema(self, schema: bytes) -> bool:
+        """Whether an encoded schema is that of one of these tools, under its own name."""
+        return schema in self._schemas
+
+    def find(self, name: str) -> RegisteredTool | None:
+        self._look()
+        return self._by_name.get(name)
+
+    def select(self, patterns: Sequence[str]) -> tuple[RegisteredTool, ...]:
+        """The tools that one of the patterns names. A pattern with a slash is for `source/name`."""
+        return narrowed(self.tools(), [ToolFilter(tuple(patterns))])
+
+    def quarantined(self) -> tuple[Quarantined, ...]:
+        """What cannot be offered: tools that we cannot use, and what sources themselves leave out."""
+        self._look()
+        return (*self._quarantined, *self._left_out())
+
+    def sources(self) -> tuple[SourceStatus, ...]:
+        unopened = (
+            SourceStatus(it.name, it.kind) for name, (_, it) in self._wanted.items() if name not in self._keepers
+        )
+        return (*(keeper.status for keeper in self._keepers.values()), *unopened)
+
+    def handed_over(self) -> tuple[str, ...]:
+        """Sources that need not be opened, because they are open already. To be asked before the registry is opened."""
+        return tuple(sorted(name for name, (identity, _) in self._wanted.items() if self._pool.has(identity)))
+
+    def _left_out(self) -> Iterator[Quarantined]:
+        for name, keeper in sorted(self._keepers.items()):
+            if isinstance(keeper.source, LeavesOut):
+                yield from (Quarantined(tool, name, why) for tool, why in keeper.source.left_out())
+
+    def _look(self) -> None:
+        """Build everything anew if any source has other tools than at the last look."""
+        there = [(CONFIG, tuple(self._fixed.values()))]
+        for name, keeper in sorted(self._keepers.items()):
+            if keeper.status.state is SourceState.READY:
+                there.append((name, keeper.source.tools()))
+        if there != self._seen:
+            self._build(there)
+            self._seen = there
+
+    def _build(self, there: list[tuple[str, tuple[Tool, ...]]]) -> None:
+        usable: list[RegisteredTool] = []
+        broken: list[Quarantined] = []
+        compiled: dict[bytes, Check] = {}
+        names, twice = self._named(there)
+        for (source, original), (name, tool) in names.items():
+            try:
+                usable.append(self._taken_in(source, original, name, tool, compiled))
+            except SchemaError as error:
+                broken.append(Quarantined(name, source, str(error)))
+        broken += [Quarantined(tool.name, source, "the source has two tools of this name") for source, tool in twice]
+        self._compiled = compiled
+        self._tools = tuple(sorted(usable, key=lambda each: each.name))
+        self._quarantined = tuple(sorted(broken, key=lambda each: (each.name, each.source)))
+        self._by_name = {each.name: each for each in self._tools}
+        self._schemas = frozenset(bytes(each.schema) for each in self._tools)
+        self.gates.forget_tools_except(self._by_name)
+        for each in self._tools:
+            self.gates.limit_tool(each.name, each.tool.policy.concurrency)
+
+    def _taken_in(
+        self, source: str, original: str, name: str, tool: Tool, compiled: dict[bytes, Check]
+    ) -> RegisteredTool:
+        parameters = whole_schema(tool.parameters)
+        schema = encoded(name, tool.description, parameters)
+        text = _json(parameters)
+        check = self._compiled.get(text) or compile_schema(parameters)
+        compiled[text] = check
+        final = replace(tool, name=name, parameters=parameters, check=check)
+        taken = RegisteredTool(final, source, original, schema, OfferedTool(name, parameters, check))
+        waits = self._waits(taken)
+        if waits == tool.policy.require_approval:
+            return taken
+        return replace(taken, tool=replace(final, policy=replace(tool.policy, require_approval=waits)))
+
+    def _waits(self, taken: RegisteredTool) -> bool:
+        """Whether its calls wait for approval: its entry says, else the tool itself, else the rule for all."""
+        policy = taken.tool.policy
+        of_entry = self._approval_of.get((taken.source, taken.original)) or self._approval_of.get(taken.source, SILENT)
+        said = of_entry.opinion(taken, policy.safety, _AtHome(taken.original, taken.address))
+        if said is None:
+            said = policy.require_approval or self._approval.opinion(taken, policy.safety)
+        return bool(said)
+
+    def _named(
+        self, there: list[tuple[str, tuple[Tool, ...]]]
+    ) -> tuple[dict[tuple[str, str], tuple[str, Tool]], list[tuple[str, Tool]]]:
+        """A name for every tool, whatever the order they came in; and those that a source has twice."""
+        found: dict[tuple[str, str], Tool] = {}
+        twice: list[tuple[str, Tool]] = []
+        for source, tools in there:
+            for tool in tools:
+                if (source, tool.name) in found:
+                    twice.append((source, tool))
+                else:
+                    found[source, tool.name] = tool
+                    self._claims.setdefault(_wanted(tool), set()).add((source, tool.name))
+        if len(self._claims) > MAX_CLAIMS:
+            self._claims = {}
+            for identity, tool in found.items():
+                self._claims.setdefault(_wanted(tool), set()).add(identity)
+        bare = {owner: name for name, claims in self._claims.items() if (owner := _owner(claims)) is not None}
+        taken = set(bare.values())
+        names: dict[tuple[str, str], tuple[str, Tool]] = {}
+        for identity in sorted(found):
+            name = bare.get(identity) or _another(identity, found[identity], taken)
+            taken.add(name)
+            names[identity] = (name, found[identity])
+        return names, twice
+
+
+@dataclass(frozen=True, slots=True)
+class _AtHome:
+    """A tool under the name its source has for it, which is the one that its entry in the config knows."""
+
+    name: str
+    address: str
+
+
+def whole_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema as providers want it: an object with properties, even if there are none."""
+    if not isinstance(parameters, Mapping):
+        raise SchemaError("the schema of the arguments is not an object")
+    if parameters.get("type", "object") != "object":
+        raise SchemaError(f"arguments are an object, and this schema asks for {parameters['type']!r}")
+    whole = {"type": "object", "properties": {}, **parameters}
+    whole.pop("$schema", None)  # some providers refuse the whole request over it
+    return whole
+
+
+def encoded(name: str, description: str, parameters: Mapping[str, Any]) -> msgspec.Raw:
+    function = {"name": name, "description": description, "parameters": parameters}
+    text = _json({"type": "function", "function": function})
+    if len(text) > MAX_SCHEMA_BYTES:
+        raise SchemaError(f"name, description and schema take {len(text)} bytes, and {MAX_SCHEMA_BYTES} are allowed")
+    return msgspec.Raw(text)
+
+
+def _json(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except (orjson.JSONEncodeError, RecursionError) as error:
+        raise SchemaError(f"the schema cannot be written as JSON: {error}") from error
+
+
+def _wanted(tool: Tool) -> str:
+    """The name a tool gets if nobody else asks for it. Names under our own prefix are not to be had."""
+    original = tool.wanted or tool.name
+    if original.startswith(RESERVED_PREFIX):
+        return hashed_name(original, original)
+    return legal_name(original)
+
+
+def _owner(claims: set[tuple[str, str]]) -> tuple[str, str] | None:
+    """Whose a name is: the config's, else that of the only one that ever asked for it, else nobody's.
+
+    Claims outlive their tools, so that a server which comes and goes does not rename the tools of another.
+    """
+    fixed = sorted(claim for claim in claims if claim[0] == CONFIG)
+    if fixed:
+        return fixed[0]
+    return next(iter(claims)) if len(claims) == 1 else None
+
+
+def _another(identity: tuple[str, str], tool: Tool, taken: set[str]) -> str:
+    source, original = identity
+    salt = f"{source}\0{original}"
+    while (name := hashed_name(tool.wanted or original, salt)) in taken:
+        salt += "\0"
+    return name

@@ -1,0 +1,231 @@
+"""What a tool gave back, made fit for a model: text and images of bounded size.
+
+Bytes are described and never dumped, base64 never stands in text, and where something was left out a note
+says how much. Executors read from outside no further than `Occasion.max_bytes`; here the rest is cut to
+what the tool's policy lets a model see.
+"""
+
+import base64
+import codecs
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import orjson
+from msgspec.structs import replace
+from pydantic import BaseModel
+
+from callgate.calls.outcome import Failed, Image, Outcome, Returned
+
+MAX_IMAGES = 8
+MAX_IMAGE_BYTES = 5 * 1024 * 1024
+"""Of the image itself. The strictest of the large providers takes 5 MB an image."""
+IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
+"""What models that can see agree on."""
+
+PLAIN_LETTERS = 511
+"""Shorter than any file in base64 that is looked for."""
+_HEAD_SHARE = 3
+"""Of four parts that are kept, three from the front: what a thing is usually stands there, how it ended at the end."""
+_COUNTED_AT_ONCE = 1 << 20
+_JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS  # an `Image` is one, and must not be dumped
+
+
+class Unwritable(TypeError):
+    """A value that cannot be written as JSON."""
+
+
+def returned(value: Any, max_bytes: int) -> Returned:
+    """The result of a Python function as a model will read it."""
+    match value:
+        case Returned():
+            return value
+        case Image():
+            return Returned(text="", images=(value,))
+        case list() | tuple() if any(isinstance(part, Image) for part in value):
+            return _mixed(value, max_bytes)
+        case _:
+            return Returned(text=as_text(value, max_bytes))
+
+
+def as_text(value: Any, max_bytes: int) -> str:
+    """A string as it is, bytes described, and everything else as compact JSON (None is `null`)."""
+    match value:
+        case str():
+            return value
+        case bytes() | bytearray() | memoryview():
+            return described("application/octet-stream", len(value))
+        case _:
+            return as_json(value)
+
+
+def as_json(value: Any) -> str:
+    try:
+        return orjson.dumps(value, default=_plain, option=_JSON).decode()
+    except orjson.JSONEncodeError:
+        pass  # integers beyond 64 bits, lone surrogates: the slower writer takes them
+    try:
+        return json.dumps(value, default=_plain, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Unwritable(f"a {type(value).__name__} that cannot be written as JSON: {error}") from error
+
+
+def image(data: bytes, mime_type: str) -> Image:
+    return Image(mime_type=mime_type, data=base64.b64encode(data).decode("ascii"))
+
+
+def described(mime_type: str, size: int | None, note: str = "") -> str:
+    """What stands in the place of bytes that a model cannot read."""
+    length = f"{size} bytes" if size is not None else "of unknown size"
+    return f"[{mime_type or 'binary data'}, {length}, not shown{': ' + note if note else ''}]"
+
+
+def decoded(data: bytes, charset: str | None) -> str | None:
+    """`data` as text, or None if it is none. A character cut in two at the end is let go."""
+    if b"\0" in data and not _is_wide(charset):
+        return None
+    if charset and _known(charset):
+        return data.decode(charset, "replace")
+    decoder = codecs.getincrementaldecoder("utf-8")("strict")
+    try:
+        return decoder.decode(data, final=False).removeprefix("\ufeff")
+    except UnicodeDecodeError:
+        return None
+
+
+def is_plainly_fit(outcome: Outcome, max_bytes: int) -> bool:
+    """Whether a model can be given this as it is: a short text without anything in it to look at."""
+    return (
+        isinstance(outcome, Returned)
+        and len(outcome.text) <= min(max_bytes, PLAIN_LETTERS)
+        and not outcome.images
+        and not outcome.cut_bytes
+        and outcome.text.isascii()
+    )
+
+
+def bounded(outcome: Outcome, max_bytes: int) -> Outcome:
+    """The outcome with no more than `max_bytes` of text, and no image that a provider would refuse."""
+    if isinstance(outcome, Failed):
+        return replace(outcome, text=_clean(cut(outcome.text, max_bytes)[0]))
+    images, notes = _sifted(outcome.images)
+    text = "\n".join(part for part in (outcome.text, *notes) if part)
+    short, missing = cut(text, max_bytes, already_missing=outcome.cut_bytes)
+    return Returned(text=_clean(short), images=images, cut_bytes=missing)
+
+
+def cut(text: str, max_bytes: int, already_missing: int = 0) -> tuple[str, int]:
+    """`text` within `max_bytes` of UTF-8, and how many bytes are not in it.
+
+    `already_missing` is what was never read: then the end of `text` is not the end of the answer, and
+    showing it as such would mislead, so only the front is kept.
+    """
+    size = size_of(text)
+    if size <= max_bytes and not already_missing:
+        return text, 0
+    if already_missing:
+        room = max_bytes - len(_note(size + already_missing, "at least ").encode())
+        head = _front(text, max(room, 0))
+        missing = size - size_of(head) + already_missing
+        return _within(head + _note(missing, "at least "), max_bytes), missing
+    room = max_bytes - len(_note(size, "").encode())
+    if room <= 0:
+        head = _front(text, max_bytes)
+        return head, size - size_of(head)
+    head = _front(text, room * _HEAD_SHARE // (_HEAD_SHARE + 1))
+    tail = _back(text, room - size_of(head))
+    missing = size - size_of(head) - size_of(tail)
+    return head + _note(missing, "") + tail, missing
+
+
+def size_of(text: str) -> int:
+    """Bytes of UTF-8, without making a second copy of a text that may be very large."""
+    if text.isascii():
+        return len(text)
+    pieces = range(0, len(text), _COUNTED_AT_ONCE)
+    return sum(len(text[at : at + _COUNTED_AT_ONCE].encode("utf-8", "replace")) for at in pieces)
+
+
+def _note(missing: int, hedge: str) -> str:
+    return f"\n[... {hedge}{missing} bytes left out ...]\n"
+
+
+def _within(text: str, max_bytes: int) -> str:
+    return text if size_of(text) <= max_bytes else _front(text, max_bytes)
+
+
+def _front(text: str, size: int) -> str:
+    return text[:size].encode("utf-8", "replace")[:size].decode("utf-8", "ignore")
+
+
+def _back(text: str, size: int) -> str:
+    if size <= 0:
+        return ""
+    return text[-size:].encode("utf-8", "replace")[-size:].decode("utf-8", "ignore")
+
+
+def _clean(text: str) -> str:
+    """Lone surrogates cannot be sent on; they become question marks."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _sifted(images: tuple[Image, ...]) -> tuple[tuple[Image, ...], list[str]]:
+    kept: list[Image] = []
+    notes: list[str] = []
+    for one in images:
+        size = len(one.data) * 3 // 4
+        if one.mime_type not in IMAGE_TYPES:
+            notes.append(described(one.mime_type, size))
+        elif size > MAX_IMAGE_BYTES:
+            notes.append(described(one.mime_type, size, f"larger than {MAX_IMAGE_BYTES} bytes"))
+        elif len(kept) == MAX_IMAGES:
+            notes.append(described(one.mime_type, size, f"only {MAX_IMAGES} images are shown"))
+        else:
+            kept.append(one)
+    return tuple(kept), notes
+
+
+def _mixed(parts: list[Any] | tuple[Any, ...], max_bytes: int) -> Returned:
+    images = tuple(part for part in parts if isinstance(part, Image))
+    words = [as_text(part, max_bytes) for part in parts if not isinstance(part, Image)]
+    return Returned(text="\n".join(words), images=images)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON writers do not know, in terms that they do."""
+    match value:
+        case BaseModel():
+            return value.model_dump()
+        case msgspec.Struct():
+            return msgspec.structs.asdict(value)
+        case bytes() | bytearray() | memoryview():
+            return described("application/octet-stream", len(value))
+        case Image():
+            return described(value.mime_type, len(value.data) * 3 // 4)
+        case Mapping():
+            return dict(value)
+        case set() | frozenset():
+            return sorted(value, key=repr)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    if hasattr(value, "__iter__") and hasattr(value, "__len__"):
+        return list(value)
+    return str(value)
+
+
+def _is_wide(charset: str | None) -> bool:
+    return charset is not None and charset.lower().replace("_", "-").startswith(("utf-16", "utf-32"))
+
+
+def _known(charset: str) -> bool:
+    try:
+        return codecs.lookup(charset).name in _TEXT_CODECS or codecs.lookup(charset).name.startswith(_TEXT_FAMILIES)
+    except (LookupError, ValueError):
+        return False
+
+
+_TEXT_CODECS = frozenset({"ascii", "utf-8", "utf-8-sig", "gbk", "gb2312", "gb18030", "big5", "shift_jis", "johab"})
+_TEXT_FAMILIES = ("utf-", "iso8859", "cp", "euc_", "koi8", "mac", "iso2022", "shift_jis", "big5", "tis", "hz")
+"""Python's registry also holds codecs that are no charsets (zip, rot13, idna); a server may not choose those."""

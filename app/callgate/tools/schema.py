@@ -1,0 +1,158 @@
+"""A tool's JSON Schema, compiled once; then a check that costs next to nothing while arguments satisfy it.
+
+A schema comes from wherever its tool comes from, so it is not trusted: a `$ref` that leads out of the document is
+refused and never fetched. What is wrong with arguments is said as a `Problem`, in terms a model can act on.
+"""
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any, NoReturn
+
+import jsonschema_rs
+from jsonschema_rs import ValidationError, ValidationErrorKind
+
+from callgate.calls.offer import Check
+from callgate.calls.states import Problem
+
+MAX_ERRORS = 32
+"""How many errors are looked at to find the most telling one; a list of a million wrong items has a million."""
+MAX_QUOTE = 120
+"""Characters of a value the model wrote that are repeated to it."""
+MAX_EXPECTED = 400
+"""Characters of schema in a problem; an enum of two hundred names does not help more when it is whole."""
+
+
+class SchemaError(ValueError):
+    """A schema that cannot be used, and why."""
+
+
+def compile_schema(parameters: Mapping[str, Any]) -> Check:
+    """The check for arguments under this schema. Raises `SchemaError` for a schema that is none, or that is not whole."""
+    schema = dict(parameters)
+    outside: list[str] = []
+
+    def deny(uri: str) -> NoReturn:
+        outside.append(uri)
+        raise LookupError(uri)
+
+    try:
+        # `format` is a note in the current drafts and a check in old ones; for a tool it is a note in all of them.
+        validator = jsonschema_rs.validator_for(schema, retriever=deny, validate_formats=False)
+    except ValidationError as error:
+        if outside:
+            raise SchemaError(
+                f"$ref to {outside[0]!r} leads out of the schema, and schemas are never fetched"
+            ) from None
+        place = _pointer(error.instance_path)
+        raise SchemaError(f"{error.message} (at {place})" if place else error.message) from None
+    except (ValueError, TypeError) as error:  # nested too deep; a key or value that JSON does not have
+        raise SchemaError(str(error)) from None
+
+    is_valid = validator.is_valid
+
+    def check(arguments: dict[str, Any]) -> Problem | None:
+        if is_valid(arguments):
+            return None
+        return _problem(_most_telling(islice(validator.iter_errors(arguments), MAX_ERRORS)), schema)
+
+    return check
+
+
+def _most_telling(errors: Iterable[ValidationError]) -> ValidationError:
+    """A name nobody knows explains the name that is missing, and a missing one matters more than a wrong value."""
+    found = min(errors, key=_rank)
+    match found.kind:
+        case ValidationErrorKind.AnyOf(context=branches) | ValidationErrorKind.OneOfNotValid(context=branches):
+            return _inside(branches) or found
+    return found
+
+
+def _rank(error: ValidationError) -> int:
+    match error.kind:
+        case ValidationErrorKind.AdditionalProperties() | ValidationErrorKind.UnevaluatedProperties():
+            return 0
+        case ValidationErrorKind.Required():
+            return 1
+    return 2
+
+
+def _inside(branches: Sequence[Sequence[ValidationError]]) -> ValidationError | None:
+    """The error of the one alternative that was evidently meant: the only one that is not of another type altogether."""
+    near = [branch for branch in branches if not any(isinstance(e.kind, ValidationErrorKind.Type) for e in branch)]
+    return _most_telling(near[0]) if len(near) == 1 and near[0] else None
+
+
+def _problem(error: ValidationError, schema: Mapping[str, Any]) -> Problem:
+    pointer = _pointer(error.instance_path)
+    got = _short(error.instance)
+    match error.kind:
+        case ValidationErrorKind.Type(types=types):
+            return Problem(pointer, " or ".join(types), got)
+        case ValidationErrorKind.Enum(options=options):
+            listed = _list(_json(option) for option in options)
+            return Problem(pointer, f"one of {listed}", got, _meant(error.instance, options))
+        case ValidationErrorKind.Constant(expected_value=value):
+            return Problem(pointer, _short(value, MAX_EXPECTED), got)
+        case ValidationErrorKind.Required(property=name):
+            return Problem(pointer, f"the property {_json(name)}", got, f"{_json(name)} is required and missing")
+        case (
+            ValidationErrorKind.AdditionalProperties(unexpected=names)
+            | ValidationErrorKind.UnevaluatedProperties(unexpected=names)
+        ):
+            return _unexpected(pointer, names, _at(schema, error.schema_path[:-1]))
+        case _:
+            return Problem(pointer, _rule(error, schema), got, error.message[:MAX_EXPECTED])
+
+
+def _unexpected(pointer: str, names: Sequence[str], place: Any) -> Problem:
+    known = list(place.get("properties", ())) if isinstance(place, Mapping) else []
+    expected = f"only the properties {_list(map(_json, known))}" if known else "no properties"
+    return Problem(pointer, expected, _short(names[0]), _meant(names[0], known))
+
+
+def _rule(error: ValidationError, schema: Mapping[str, Any]) -> str:
+    """The keyword that was missed, with its value: `{"minimum": 1}`."""
+    keyword = str(error.schema_path[-1]) if error.schema_path else error.kind.name
+    value = _at(schema, error.schema_path)
+    return error.message[:MAX_EXPECTED] if value is None else _short({keyword: value}, MAX_EXPECTED)
+
+
+def _at(schema: Any, path: Iterable[str | int]) -> Any:
+    for step in path:
+        if isinstance(schema, Mapping) and step in schema:
+            schema = schema[str(step)]
+        elif isinstance(schema, list) and isinstance(step, int) and step < len(schema):
+            schema = schema[step]
+        else:
+            return None
+    return schema
+
+
+def _meant(word: Any, known: Iterable[Any]) -> str:
+    if not isinstance(word, str):
+        return ""
+    names = [name for name in known if isinstance(name, str)]
+    near = difflib.get_close_matches(word[:MAX_QUOTE], names, n=1)
+    return f"did you mean {_json(near[0])}?" if near else ""
+
+
+def _pointer(path: Iterable[str | int]) -> str:
+    return "".join(f"/{str(step).replace('~', '~0').replace('/', '~1')}" for step in path)
+
+
+def _list(words: Iterable[str]) -> str:
+    return _cut(", ".join(words), MAX_EXPECTED)
+
+
+def _short(value: Any, limit: int = MAX_QUOTE) -> str:
+    return _cut(_json(value), limit)
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)

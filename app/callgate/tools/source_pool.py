@@ -1,0 +1,53 @@
+"""Open sources that several registries may use: on a reload the new one borrows what the old one still has.
+
+A source is known by its identity, which says all that it was made from. The last to give it back closes it, so a server
+whose entry did not change is never restarted, and one that did is closed when the last request has left it.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+from callgate.tools.executor import Source
+from callgate.tools.source_supervisor import Delay, Keeper, SourceStatus, full_jitter
+
+
+@dataclass(slots=True)
+class _Shelf:
+    keeper: Keeper
+    borrowers: int = 0
+
+
+class SourcePool:
+    """`tell` hears how the sources are doing, whoever has them at the time."""
+
+    def __init__(self, tell: Callable[[SourceStatus], None] | None = None, *, delay: Delay = full_jitter) -> None:
+        self._tell = tell or _nobody
+        self._delay = delay
+        self._shelves: dict[Hashable, _Shelf] = {}
+
+    def __len__(self) -> int:
+        return len(self._shelves)
+
+    def borrow(self, identity: Hashable, source: Source) -> Keeper:
+        """The keeper of a source with this identity. Where there is none, `source` is opened and kept under it."""
+        shelf = self._shelves.get(identity)
+        if shelf is None:
+            shelf = self._shelves[identity] = _Shelf(Keeper(source, self._tell, delay=self._delay))
+            shelf.keeper.start()
+        shelf.borrowers += 1
+        return shelf.keeper
+
+    def has(self, identity: Hashable) -> bool:
+        return identity in self._shelves
+
+    async def give_back(self, identity: Hashable) -> None:
+        """The last to give it back waits until it is closed."""
+        shelf = self._shelves[identity]
+        shelf.borrowers -= 1
+        if not shelf.borrowers:
+            del self._shelves[identity]  # whoever wants it from now on opens one anew
+            await shelf.keeper.stop()
+
+
+def _nobody(status: SourceStatus) -> None:
+    """Where nobody listens."""

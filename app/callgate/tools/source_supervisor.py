@@ -1,0 +1,215 @@
+"""Keeping a source open: one task for each opens it, closes it, and opens it again when it is lost.
+
+One task from first to last, because MCP sessions and task groups insist on being left where they were entered.
+It is told to end by an event; it is cancelled only while opening, or when it does not end in time.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Protocol, TypeAlias, runtime_checkable
+
+from callgate.tools.executor import Source
+
+OPEN_SECONDS = 30.0
+"""For one try to open: a server in a container or behind npx may have to be fetched first."""
+CLOSE_SECONDS = 5.0
+CANCEL_SECONDS = 1.0
+STEADY_SECONDS = 60.0
+"""A source that was open for that long was well; losing it is a first failure again and not one more."""
+FIRST_DELAY = 0.5
+LONGEST_DELAY = 60.0
+
+
+class SourceState(StrEnum):
+    OPENING = "opening"
+    READY = "ready"
+    DOWN = "down"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStatus:
+    """How a source is doing, for people."""
+
+    name: str
+    kind: str
+    state: SourceState = SourceState.OPENING
+    error: str = ""
+    failures: int = 0
+    """Failed tries since it was last well."""
+    seconds: float | None = None
+    """How long opening it took, the last time it could be opened."""
+
+
+@runtime_checkable
+class CanBeLost(Protocol):
+    """A source that may go away by itself."""
+
+    async def lost(self) -> str:
+        """Return, once the open source is gone, with the reason. It is then closed and opened again."""
+        ...
+
+
+Delay: TypeAlias = Callable[[int], float]
+"""Seconds to wait after so many failures."""
+
+
+def full_jitter(failures: int) -> float:
+    """Anything up to a ceiling that doubles: many who failed together do not come back together."""
+    ceiling = min(LONGEST_DELAY, FIRST_DELAY * 2 ** min(failures, 16))
+    return random.uniform(ceiling / 10, ceiling)  # noqa: S311 - spreads load, guards nothing
+
+
+class Keeper:
+    """Keeps one source open until it is told to stop."""
+
+    def __init__(
+        self,
+        source: Source,
+        tell: Callable[[SourceStatus], None],
+        *,
+        delay: Delay = full_jitter,
+        open_seconds: float = OPEN_SECONDS,
+        close_seconds: float = CLOSE_SECONDS,
+    ) -> None:
+        self.source = source
+        self.status = SourceStatus(source.name, source.kind)
+        self._tell = tell
+        self._delay = delay
+        self._open_seconds = open_seconds
+        self._close_seconds = close_seconds
+        self._stopping = asyncio.Event()
+        self._tried = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._keep(), name=f"source {self.source.name}")
+
+    async def tried(self) -> None:
+        """Returns when the first try to open is over, however it went."""
+        await self._tried.wait()
+
+    async def stop(self) -> bool:
+        """Close the source. False if it did not end although it was cancelled; then it is left behind."""
+        self._stopping.set()
+        if self._task is None:
+            return True
+        if self.status.state is not SourceState.OPENING:
+            await asyncio.wait([self._task], timeout=self._close_seconds)
+        if not self._task.done():
+            self._task.cancel()
+            await asyncio.wait([self._task], timeout=CANCEL_SECONDS)
+        return self._task.done()
+
+    async def _keep(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                await self._once()
+        finally:
+            self._tried.set()
+            self._say(SourceState.CLOSED, self.status.error)
+
+    async def _once(self) -> None:
+        """Open it, stay with it as long as it lives, close it; and after a failure wait a while."""
+        self._say(SourceState.OPENING, self.status.error)
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        failure = await self._opened()
+        if failure is None:
+            self.status = replace(self.status, seconds=clock() - began)
+            failure = await self._stay()
+        if failure is None:
+            return
+        self.status = replace(self.status, failures=self.status.failures + 1)
+        self._say(SourceState.DOWN, failure)
+        self._tried.set()
+        await self._pause(self._delay(self.status.failures))
+
+    async def _opened(self) -> str | None:
+        try:
+            async with asyncio.timeout(self._open_seconds):
+                await self.source.open()
+        except TimeoutError:
+            return f"it did not open within {self._open_seconds:g} s"
+        except asyncio.CancelledError as error:
+            _pass_on_if_ours(error)
+            return "opening it was cancelled from within"
+        except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - a server of any kind may fail in any way, and must not stop the others
+            return reason(error)
+        return None
+
+    async def _stay(self) -> str | None:
+        """None when told to stop; else why the source is gone."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        self._say(SourceState.READY)
+        self._tried.set()
+        lost = await self._until_lost()
+        if clock() - began >= STEADY_SECONDS:
+            self.status = replace(self.status, failures=0)
+        self.status = replace(self.status, state=SourceState.DOWN)  # its tools are not offered while it closes
+        trouble = await self._closed()
+        if lost is None:
+            self.status = replace(self.status, error=trouble or "")
+            return None
+        return f"{lost}; {trouble}" if trouble else lost
+
+    async def _until_lost(self) -> str | None:
+        if not isinstance(self.source, CanBeLost):
+            await self._stopping.wait()
+            return None
+        stopping = asyncio.create_task(self._stopping.wait())
+        lost = asyncio.create_task(self.source.lost())
+        try:
+            await asyncio.wait([stopping, lost], return_when=asyncio.FIRST_COMPLETED)
+            if self._stopping.is_set():
+                return None
+            return lost.result() if lost.exception() is None else reason(lost.exception())
+        finally:
+            for task in (stopping, lost):
+                task.cancel()
+            await asyncio.wait([stopping, lost])
+
+    async def _closed(self) -> str | None:
+        try:
+            await self.source.close()
+        except asyncio.CancelledError as error:
+            _pass_on_if_ours(error)
+            return "closing it was cancelled from within"
+        except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - as above; what it leaves behind is its own
+            return f"closing it failed: {reason(error)}"
+        return None
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        except TimeoutError:
+            return
+
+    def _say(self, state: SourceState, error: str = "") -> None:
+        self.status = replace(self.status, state=state, error=error)
+        self._tell(self.status)
+
+
+class CannotOpen(Exception):
+    """Raised by a source that knows why, in words for people."""
+
+
+def reason(error: BaseException | None) -> str:
+    """The first thing that went wrong, out of however many groups it is wrapped in."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    message = str(error)
+    if isinstance(error, CannotOpen):
+        return message
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def _pass_on_if_ours(error: asyncio.CancelledError) -> None:
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise error

@@ -1,0 +1,395 @@
+"""The tools of one request: those of the house that it may use, and the client's own.
+
+Whose a call is, is decided by its name: the client's name wins, and a tool of the house that has the same is
+offered as `callgate__<name>`. Here every kind of tool is held to its policy in the same way: approval, places,
+time, tries, and the size of what comes back.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from time import monotonic
+from typing import Any, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
+
+from callgate.calls.offer import Offer, OfferedTool
+from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned
+from callgate.calls.states import BrokenCall, Call, Flaw, ReadyCall
+from callgate.conversation.ports import Plan, Report
+from callgate.tools.base64_files import without_files
+from callgate.tools.concurrency import ConcurrencyLimits, Places, QueueFull
+from callgate.tools.executor import Occasion, Safety, Tool
+from callgate.tools.names import MAX_LENGTH, RESERVED_PREFIX, hashed_name
+from callgate.tools.registry import RegisteredTool
+from callgate.tools.results import bounded, is_plainly_fit
+
+KEPT_BYTES = 4 * 1024 * 1024
+"""What an executor reads at most, if the policy does not let the model see even more: enough for the end of a
+long answer and for an image, and little enough to hold for a few hundred calls."""
+STOP_SECONDS = 0.5
+"""For a tool that was told to stop. The client must not wait longer, so what does not stop is let go."""
+FIRST_DELAY = 0.2
+LONGEST_DELAY = 5.0
+_bits = random.Random().getrandbits  # noqa: S311 - tells calls apart, guards nothing
+_WORTH_TRYING_AGAIN = frozenset({FailureKind.UNAVAILABLE, FailureKind.UNKNOWN})
+
+Approve: TypeAlias = Callable[[Tool, ReadyCall, Report], Awaitable[Failed | None]]
+"""Asks whoever decides about calls that need approval, and reports the wait; None lets the call run."""
+
+
+class RunAccount(msgspec.Struct, frozen=True, gc=False):
+    """What there is to say of one run, for listeners that want more than the outcome."""
+
+    tool: Tool
+    source: str
+    outcome: Outcome
+    tries: int
+    waited: float
+    """Seconds for approval and for a place."""
+    seconds: float
+    """Seconds at work, all tries together."""
+
+
+def full_jitter(failures: int) -> float:
+    return random.uniform(0, min(LONGEST_DELAY, FIRST_DELAY * 2.0**failures))  # noqa: S311 - spreads load, guards nothing
+
+
+class Selection:
+    """Tools of the house that go together, in the shapes every request needs them in."""
+
+    __slots__ = ("by_name", "offer", "schemas")
+
+    def __init__(self, tools: Iterable[RegisteredTool]) -> None:
+        self.by_name = {each.name: each for each in tools}
+        self.offer: Offer = {each.name: each.offered for each in self.by_name.values()}
+        self.schemas: Sequence[msgspec.Raw] = tuple(each.schema for each in self.by_name.values())
+
+    def __len__(self) -> int:
+        return len(self.by_name)
+
+    def apart_from(self, theirs: Mapping[str, object]) -> "Selection":
+        """The same under names none of which is one of theirs."""
+        if theirs.keys().isdisjoint(self.by_name):
+            return self
+        kept = {name: each for name, each in self.by_name.items() if name not in theirs}
+        for name, each in self.by_name.items():
+            if name in theirs:
+                free = _free_name(each, kept.keys() | theirs.keys())
+                kept[free] = each.under(free)
+        return Selection(kept.values())
+
+
+class RequestToolbox:
+    """The toolbox of one conversation; for `n` of them, one each."""
+
+    def __init__(
+        self,
+        house: Selection | Sequence[RegisteredTool],
+        client: Sequence[msgspec.Raw] = (),
+        *,
+        run_id: str,
+        gates: ConcurrencyLimits | None = None,
+        approve: Approve | None = None,
+        on_run: Callable[[RunAccount], None] | None = None,
+        on_cut: Callable[[Returned, int], Returned] | None = None,
+        delay: Callable[[int], float] = full_jitter,
+    ) -> None:
+        """`on_cut` is given a result that is too long, and the bytes it may take, and says what the model gets."""
+        selection = house if isinstance(house, Selection) else Selection(house)
+        theirs = _by_name(client) if client else {}
+        if theirs:
+            selection = selection.apart_from(theirs)
+        self._theirs = theirs.keys()
+        self._house = selection.by_name
+        self._run_id = run_id
+        self._gates = gates or ConcurrencyLimits()
+        self._approve = approve
+        self._on_run = on_run
+        self._on_cut = on_cut
+        self._delay = delay
+        self._turn = -1
+        self.offer: Offer = _LazyOffer(self._house, theirs) if theirs else selection.offer
+        self.schemas: Sequence[msgspec.Raw] = (*client, *selection.schemas) if client else selection.schemas
+
+    def plan(self, calls: Sequence[Call]) -> Plan:
+        """Each call of a turn in exactly one pile. Asked once a turn."""
+        self._turn += 1
+        ours: list[ReadyCall] = []
+        theirs: list[Call] = []
+        broken: list[BrokenCall] = []
+        for call in calls:
+            if isinstance(call, BrokenCall):
+                broken.append(call)
+            elif call.name in self._theirs:
+                theirs.append(call)
+            elif call.name in self._house:
+                ours.append(call)
+            else:
+                broken.append(BrokenCall(call.id, call.name, Flaw.UNKNOWN_TOOL, call.text, extras=call.extras))
+        return Plan(tuple(ours), tuple(theirs), tuple(broken))
+
+    def is_clients(self, name: str | None) -> bool:
+        return name in self._theirs
+
+    def writes(self, call: ReadyCall) -> bool:
+        return self._house[call.name].tool.policy.safety is not Safety.READ_ONLY
+
+    async def run(self, call: ReadyCall, report: Report) -> Outcome:
+        """Run one call of ours. What the tool does wrong is an outcome; cancelling stops the tool."""
+        entry = self._house[call.name]
+        if call.name != entry.tool.name:
+            call = replace(call, name=entry.tool.name)
+        run = _Run(entry.tool, call, self._occasion(entry.tool, report), self._delay)
+        began = monotonic()
+        places = Places(self._gates.on_the_way_to(entry.tool.name, entry.source))
+        refusal = await self._admitted(run, places)
+        entered = monotonic()
+        try:
+            outcome = self._bounded(refusal or await run.outcome(places), entry.tool.policy.max_result_bytes)
+        finally:
+            places.give_back()
+        if self._on_run is not None:
+            account = RunAccount(entry.tool, entry.source, outcome, run.tries, entered - began, monotonic() - entered)
+            self._on_run(account)
+        return outcome
+
+    def _bounded(self, whole: Outcome, max_bytes: int) -> Outcome:
+        if is_plainly_fit(whole, max_bytes):
+            return whole
+        if isinstance(whole, Returned):
+            whole = replace(whole, text=without_files(whole.text))
+        outcome = bounded(whole, max_bytes)
+        if self._on_cut is None or isinstance(whole, Failed) or isinstance(outcome, Failed) or not outcome.cut_bytes:
+            return outcome
+        return replace(self._on_cut(whole, max_bytes), images=outcome.images)
+
+    async def _admitted(self, run: "_Run", places: Places) -> Failed | None:
+        """None when the run may begin, its places taken; else why it may not."""
+        policy = run.tool.policy
+        if policy.require_approval:
+            refusal = await self._approved(run)
+            if refusal is not None:
+                return refusal
+        try:
+            if places.are_free:
+                await places.take()  # at once
+            else:
+                async with asyncio.timeout(policy.timeout):
+                    await places.take()
+        except (TimeoutError, QueueFull):
+            return Failed("Not run: too many calls of this tool are running. Try again later.", FailureKind.REFUSED)
+        return None
+
+    async def _approved(self, run: "_Run") -> Failed | None:
+        if self._approve is None:
+            return Failed("Not run: this tool needs approval, and nobody can be asked.", FailureKind.REFUSED)
+        return await self._approve(run.tool, run.call, run.report)
+
+    def _occasion(self, tool: Tool, report: Report) -> Occasion:
+        return Occasion(
+            run_id=self._run_id,
+            turn=max(self._turn, 0),
+            key=f"{_bits(128):032x}",
+            report=report,
+            max_bytes=max(KEPT_BYTES, tool.policy.max_result_bytes),
+        )
+
+
+class _Run:
+    """One call, from its first try to its outcome."""
+
+    def __init__(self, tool: Tool, call: ReadyCall, occasion: Occasion, delay: Callable[[int], float]) -> None:
+        self.tool = tool
+        self.call = call
+        self.tries = 0
+        self._occasion = occasion
+        self._delay = delay
+
+    @property
+    def report(self) -> Report:
+        return self._occasion.report
+
+    async def outcome(self, places: Places) -> Outcome:
+        """The tool's answer within its time, tried again where that is safe and may help."""
+        policy = self.tool.policy
+        deadline = monotonic() + policy.timeout
+        further = policy.retries if policy.safety is Safety.READ_ONLY else 0
+        while True:
+            self.tries += 1
+            outcome = await self._try(deadline - monotonic(), places)
+            if not isinstance(outcome, Failed) or outcome.kind not in _WORTH_TRYING_AGAIN or self.tries > further:
+                return outcome
+            pause = self._delay(self.tries)
+            if monotonic() + pause >= deadline:
+                return outcome
+            await asyncio.sleep(pause)
+
+    async def _try(self, seconds: float, places: Places) -> Outcome:
+        task = asyncio.create_task(_executed(self.tool, self.call, self._occasion), name=f"tool {self.tool.name}")
+        try:
+            await _end_of(task, max(seconds, 0.0))
+        except asyncio.CancelledError:
+            await _stop(task, places)
+            raise
+        if task.done():
+            return _outcome_of(task)
+        await _stop(task, places)
+        return self._timed_out()
+
+    def _timed_out(self) -> Failed:
+        text = f"No result after {self.tool.policy.timeout:g} s; the tool was stopped."
+        if self.tool.policy.safety is not Safety.READ_ONLY:
+            text += " What it should do may or may not have happened."
+        return Failed(text, FailureKind.TIMEOUT)
+
+
+async def _end_of(task: "asyncio.Task[Outcome]", seconds: float) -> None:
+    """Wait for a task, but not for longer. `asyncio.wait` for one, at a third of its cost."""
+    loop = asyncio.get_running_loop()
+    over = loop.create_future()
+
+    def wake(_: object = None) -> None:
+        if not over.done():
+            over.set_result(None)
+
+    task.add_done_callback(wake)
+    timer = loop.call_later(seconds, wake)
+    try:
+        await over
+    finally:
+        timer.cancel()
+        task.remove_done_callback(wake)
+
+
+async def _executed(tool: Tool, call: ReadyCall, occasion: Occasion) -> Outcome:
+    """As a coroutine of its own, so that whatever an executor does before it first waits is inside the task too."""
+    return await tool.executor.execute(call, occasion)
+
+
+def _outcome_of(task: "asyncio.Task[Outcome]") -> Outcome:
+    if task.cancelled():
+        return Failed("The tool was cancelled from within.")
+    error = task.exception()
+    if error is None:
+        return task.result()
+    # An executor that raises is a mistake of ours. One call is not worth the whole chat, but it must be seen.
+    asyncio.get_running_loop().call_exception_handler(
+        {"message": f"the executor of {task.get_name()} raised", "exception": error, "task": task}
+    )
+    return Failed("The tool broke down, and not because of the arguments.")
+
+
+_let_go: set["asyncio.Task[Outcome]"] = set()
+"""Tasks that did not stop when told to. Kept, because the loop itself holds tasks only weakly."""
+
+
+async def _stop(task: "asyncio.Task[Outcome]", places: Places) -> None:
+    """Cancel a tool and wait for its end, but not for long. One that goes on keeps its places until it ends."""
+    task.cancel()
+    try:
+        await asyncio.wait([task], timeout=STOP_SECONDS)
+    finally:
+        if task.done():
+            if not task.cancelled():
+                task.exception()  # seen: it lost the race against the clock, and nobody asks any more
+        else:
+            _leave_behind(task, places)
+
+
+def _leave_behind(task: "asyncio.Task[Outcome]", places: Places) -> None:
+    held = places.hand_over()
+    _let_go.add(task)
+
+    def ended(task: "asyncio.Task[Outcome]") -> None:
+        _let_go.discard(task)
+        held.give_back()
+        if not task.cancelled():
+            task.exception()
+
+    task.add_done_callback(ended)
+
+
+# Whose a name is ----------------------------------------------------------------------------------
+
+
+class _Function(msgspec.Struct, gc=False):
+    name: str = ""
+    parameters: msgspec.Raw = msgspec.Raw()
+
+
+class _ClientTool(msgspec.Struct, gc=False):
+    """No more of a client's tool than is needed to know its name; the schema stays text until somebody asks."""
+
+    type: str = "function"
+    function: _Function | None = None
+    custom: _Function | None = None
+
+
+_client_tool = msgspec.json.Decoder(_ClientTool)
+_schema = msgspec.json.Decoder(dict[str, Any])
+
+
+def only_named(client: Sequence[msgspec.Raw], names: frozenset[str] | None) -> Sequence[msgspec.Raw]:
+    """Those of the client's tools that have one of these names; all without names to go by."""
+    if names is None:
+        return client
+    return [raw for raw in client if not names.isdisjoint(_by_name([raw]))]
+
+
+def _by_name(client: Sequence[msgspec.Raw]) -> dict[str, msgspec.Raw]:
+    """The client's tools by name, each with its undecoded parameters. One that cannot be read has no name for us."""
+    found: dict[str, msgspec.Raw] = {}
+    for raw in client:
+        try:
+            tool = _client_tool.decode(raw)
+        except msgspec.DecodeError:
+            continue  # goes to the provider as it came; what is wrong with it is the provider's to say
+        one = tool.custom or tool.function
+        if one is not None and one.name:
+            found[one.name] = one.parameters
+    return found
+
+
+def _free_name(entry: RegisteredTool, taken: set[str]) -> str:
+    name = RESERVED_PREFIX + entry.name
+    salt = name
+    while name in taken or len(name) > MAX_LENGTH:
+        name = hashed_name(entry.name, salt, RESERVED_PREFIX)
+        salt += "\0"
+    return name
+
+
+class _LazyOffer(Mapping[str, OfferedTool]):
+    """All tools on offer; a schema of the client's is decoded when a call asks for it."""
+
+    def __init__(self, house: Mapping[str, RegisteredTool], theirs: Mapping[str, msgspec.Raw]) -> None:
+        self._house = house
+        self._theirs = theirs
+        self._decoded: dict[str, OfferedTool] = {}
+
+    def __getitem__(self, name: str) -> OfferedTool:
+        if name in self._house:
+            return self._house[name].offered
+        if name not in self._decoded:
+            self._decoded[name] = OfferedTool(name, _parameters(self._theirs[name]))
+        return self._decoded[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._house or name in self._theirs
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._theirs
+        yield from self._house
+
+    def __len__(self) -> int:
+        return len(self._theirs) + len(self._house)
+
+
+def _parameters(raw: msgspec.Raw) -> dict[str, Any]:
+    """A client's schema is used for what it is worth; one that is no object says nothing."""
+    try:
+        return _schema.decode(raw)
+    except msgspec.DecodeError:
+        return {}

@@ -1,0 +1,218 @@
+"""Model names and what answers to them: deployments, wildcards, fallbacks.
+
+Which lane a deployment takes is settled when it is first asked, because only then litellm may have to be loaded.
+"""
+
+import difflib
+import re
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from callgate.conversation.errors import ChatError
+from callgate.conversation.ports import Answer, Ask, Model, Passage, PassOn
+from callgate.http.interface import Client
+from callgate.upstream import litellm_model, resolve
+from callgate.upstream.demo_model import DemoModel
+from callgate.upstream.direct_model import Endpoint
+from callgate.upstream.passthrough import RelayModel
+from callgate.upstream.resolve import ModelEntry
+from callgate.upstream.retry import Circumstances, Pool, Report, RetryBudget, RetryingModel, RetryPolicy
+from callgate.upstream.translated_model import TranslatedModel
+
+Wrap: TypeAlias = Callable[[Model, ModelEntry], Model]
+"""What is put around each deployment: the prompt wrapper, for models that cannot call functions."""
+
+FILLED_IN = 256
+"""How many names that matched a wildcard are kept ready. Clients choose these names, so there must be a bound."""
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=\-]{0,199}")
+
+
+class Catalogue:
+    def __init__(
+        self,
+        entries: Sequence[ModelEntry],
+        client: Client,
+        *,
+        wrap: Wrap | None = None,
+        policy: RetryPolicy | None = None,
+        circumstances: Circumstances | None = None,
+    ) -> None:
+        for entry in entries:
+            resolve.check(entry)
+        self._client = client
+        self._wrap = wrap or _as_it_is
+        self._policy = policy or RetryPolicy()
+        self._circumstances = circumstances or Circumstances(RetryBudget())
+        self._exact, self._patterns = _sorted_entries(entries)
+        self._ready: OrderedDict[str, _Ready] = OrderedDict()
+        _check_fallbacks(entries, self._match)
+
+    def names(self) -> list[str]:
+        """The names a client can ask for; a wildcard has none of its own."""
+        return list(self._exact)
+
+    def patterns(self) -> list[str]:
+        return [pattern.text for pattern in self._patterns]
+
+    def entry(self, name: str) -> ModelEntry:
+        """The entry that speaks for a name (tools); of several deployments the first."""
+        return self._get(name).entries[0]
+
+    def entries(self, name: str) -> Sequence[ModelEntry]:
+        """All deployments of a name."""
+        return self._get(name).entries
+
+    def model(self, name: str, report: Report | None = None) -> RetryingModel:
+        """What answers to a name. `report` hears of the retries of this one request."""
+        model = self._get(name).model
+        return model if report is None else model.reporting_to(report)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    def _get(self, name: str) -> "_Ready":
+        if (ready := self._ready.get(name)) is not None:
+            self._ready.move_to_end(name)
+            return ready
+        entries = self._match(name)
+        if not entries:
+            raise self._unknown(name)
+        ready = self._ready[name] = _Ready(entries, self._built(name, entries))
+        if len(self._ready) > FILLED_IN + len(self._exact):
+            self._ready.popitem(last=False)
+        return ready
+
+    def _match(self, name: str) -> Sequence[ModelEntry]:
+        if found := self._exact.get(name):
+            return found
+        if not _SAFE_NAME.fullmatch(name) or ".." in name:
+            return ()
+        for pattern in self._patterns:
+            if filled := pattern.fill(name):
+                return filled
+        return ()
+
+    def _built(self, name: str, entries: Sequence[ModelEntry]) -> RetryingModel:
+        # A fallback's own fallbacks are not followed: what a request may turn into stays readable in one entry.
+        others = dict.fromkeys(fallback for entry in entries for fallback in entry.fallbacks)
+        pools = [self._pool(name, entries), *(self._pool(other, self._match(other)) for other in others)]
+        return RetryingModel(name, pools, self._circumstances, self._policy)
+
+    def _pool(self, name: str, entries: Sequence[ModelEntry]) -> Pool:
+        return Pool(name, [self._wrap(self._deployment(entry), entry) for entry in entries])
+
+    def _deployment(self, entry: ModelEntry) -> Model:
+        if is_demo(entry):
+            return DemoModel(entry.model_name)
+        if entry.lane in {"auto", "direct"} and (endpoint := resolve.known_endpoint(entry)) is not None:
+            return _relay(entry, endpoint, self._client)
+        return _Undecided(entry, self._client)
+
+    def _unknown(self, name: str) -> ChatError:
+        message = f"The model `{name[:100]}` does not exist"
+        close = difflib.get_close_matches(name[:200], self.names(), n=1, cutoff=0.5)
+        message += f"; did you mean `{close[0]}`?" if close else "."
+        return ChatError(404, message, param="model", code="model_not_found")
+
+
+def is_demo(entry: ModelEntry) -> bool:
+    """Whether the embedded model is meant: `demo` or `demo/…`, a provider of ours and not of litellm's."""
+    return str(entry.litellm_params["model"]).partition("/")[0] == "demo"
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    entries: Sequence[ModelEntry]
+    model: RetryingModel
+
+
+class _Undecided:
+    """A deployment whose lane needs litellm to be told. The first ask settles it."""
+
+    def __init__(self, entry: ModelEntry, client: Client) -> None:
+        self.name = entry.model_name
+        self._entry = entry
+        self._client = client
+        self._settled: Model | None = None
+
+    def can_pass_on(self, *, with_tools: bool) -> bool:
+        return isinstance(self._settled, RelayModel) and self._settled.can_pass_on(with_tools=with_tools)
+
+    def pass_on(self, asked: PassOn) -> Awaitable[Passage]:
+        assert isinstance(self._settled, RelayModel)
+        return self._settled.pass_on(asked)
+
+    def ask(self, ask: Ask) -> AbstractAsyncContextManager[Answer]:
+        return self._ask(ask) if self._settled is None else self._settled.ask(ask)
+
+    @asynccontextmanager
+    async def _ask(self, ask: Ask) -> AsyncIterator[Answer]:
+        self._settled = await self._decide()
+        async with self._settled.ask(ask) as answer:
+            yield answer
+
+    async def _decide(self) -> Model:
+        entry = self._entry
+        if entry.lane in {"auto", "direct"} and (endpoint := await litellm_model.vouched_endpoint(entry)) is not None:
+            return _relay(entry, endpoint, self._client)
+        way = resolve.through_litellm(entry)
+        through = litellm_model.LiteLLMModel(entry.model_name, way, entry.deadlines)
+        if entry.lane in {"auto", "translated"} and resolve.why_not_translated(entry) is None:
+            return TranslatedModel(
+                entry.model_name, way, self._client, entry.deadlines, through, answer_bytes=entry.answer_bytes
+            )
+        return through
+
+
+def _relay(entry: ModelEntry, endpoint: Endpoint, client: Client) -> RelayModel:
+    return RelayModel(entry.model_name, endpoint, client, entry.deadlines, answer_bytes=entry.answer_bytes)
+
+
+class _Pattern:
+    """A wildcard name: what its stars stand for in a request goes where the stars are in the entry's model."""
+
+    def __init__(self, text: str, entries: Sequence[ModelEntry]) -> None:
+        self.text = text
+        self._entries = entries
+        self._regex = re.compile("(.*)".join(re.escape(part) for part in text.split("*")))
+
+    def fill(self, name: str) -> Sequence[ModelEntry]:
+        found = self._regex.fullmatch(name)
+        if found is None or not all(found.groups()):
+            return ()
+        return tuple(
+            replace(entry, model_name=name, litellm_params=_filled(entry.litellm_params, found.groups()))
+            for entry in self._entries
+        )
+
+
+def _as_it_is(model: Model, entry: ModelEntry) -> Model:
+    return model
+
+
+def _filled(params: Mapping[str, Any], stars: Sequence[str]) -> Mapping[str, Any]:
+    pieces = str(params["model"]).split("*")
+    fillings = [*stars, *[stars[-1]] * len(pieces)]
+    model = "".join(piece + filling for piece, filling in zip(pieces, [*fillings[: len(pieces) - 1], ""], strict=True))
+    return {**params, "model": model}
+
+
+def _sorted_entries(entries: Sequence[ModelEntry]) -> tuple[dict[str, tuple[ModelEntry, ...]], list[_Pattern]]:
+    by_name: dict[str, list[ModelEntry]] = {}
+    for entry in entries:
+        by_name.setdefault(entry.model_name, []).append(entry)
+    exact = {name: tuple(found) for name, found in by_name.items() if "*" not in name}
+    patterns = [_Pattern(name, found) for name, found in by_name.items() if "*" in name]
+    # The more of a name a pattern spells out, the earlier it is tried; litellm orders them so, too.
+    patterns.sort(key=lambda pattern: -len(pattern.text.replace("*", "")))
+    return exact, patterns
+
+
+def _check_fallbacks(entries: Sequence[ModelEntry], match: Callable[[str], Sequence[ModelEntry]]) -> None:
+    for entry in entries:
+        for fallback in entry.fallbacks:
+            if not match(fallback):
+                raise resolve.LaneError(f"{entry.model_name}: there is no model named {fallback!r} to fall back to")

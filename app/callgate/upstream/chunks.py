@@ -1,0 +1,298 @@
+"""From what providers send to `ModelEvent`s. This is the one place that looks at a provider's shapes.
+
+Whatever comes is read as far as it makes sense: keys may be missing or null, lists may hold nothing, a message may stand
+where a delta should. Nothing raises here, and nothing is made up; what is wrong with a call is the gate's business.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from callgate.conversation.events import (
+    Aside,
+    CallDelta,
+    CallWritten,
+    ChoiceIgnored,
+    Finished,
+    Head,
+    Logprobs,
+    ModelEvent,
+    ProviderError,
+    ReasoningDelta,
+    TextDelta,
+    ThinkingBlock,
+    Usage,
+)
+
+EXTRAS = frozenset({"extra_content", "provider_specific_fields"})
+"""Fields of a call that hold signatures and must go back on it."""
+
+
+class ChunkReader:
+    """Reads the chunks of one stream. It keeps what a chunk cannot say alone: whether the head was told, and half a
+    character that a proxy cut off at the end of a chunk."""
+
+    def __init__(self, choice: int = 0) -> None:
+        self._choice = choice
+        self._head_told = False
+        self._half = ""
+
+    @property
+    def holds_half(self) -> bool:
+        """Whether the next text begins with a character whose first half has come."""
+        return bool(self._half)
+
+    def read(self, chunk: object) -> list[ModelEvent]:
+        """What one chunk brought, in order."""
+        events: list[ModelEvent] = []
+        if not isinstance(chunk, dict):
+            return events
+        if not self._head_told and (head := _head(chunk)) is not None:
+            self._head_told = True
+            events.append(head)
+        choices = chunk.get("choices")
+        if isinstance(choices, list):
+            for place, choice in enumerate(choices):
+                if isinstance(choice, dict):
+                    self._read_choice(choice, place, events)
+        if chunk.get("error"):
+            events.append(_error(chunk["error"]))
+        if usage := chunk.get("usage"):
+            events += _usage(usage)
+        return events
+
+    def finish(self) -> list[ModelEvent]:
+        """What was held back when the stream ended: half a character that never got its other half."""
+        held, self._half = self._half, ""
+        return [TextDelta("\ufffd")] if held else []
+
+    def _read_choice(self, choice: dict[str, Any], place: int, events: list[ModelEvent]) -> None:
+        index = choice.get("index")
+        if type(index) is not int:
+            index = place
+        if index != self._choice:
+            events.append(ChoiceIgnored(index))
+            return
+        delta = choice.get("delta")
+        if delta is None:
+            delta = choice.get("message")
+        if isinstance(delta, dict):
+            self._read_delta(delta, events)
+        _read_rest(choice, events)
+
+    def _read_delta(self, delta: dict[str, Any], events: list[ModelEvent]) -> None:
+        for key, value in delta.items():
+            if not value:
+                continue
+            if key == "content" and isinstance(value, str):
+                text = self._sound(value) if self._half or not value.isascii() else value
+                if text:
+                    events.append(TextDelta(text))
+            elif key == "tool_calls":
+                events += map(_call_delta, _entries(value))
+            elif key == "function_call":
+                if isinstance(value, dict):
+                    events.append(
+                        CallDelta(name=_text(value.get("name")), arguments=value.get("arguments"), legacy=True)
+                    )
+            elif key == "reasoning" and delta.get("reasoning_content"):
+                continue  # the same words under two names
+            elif key != "role":
+                _read_field(key, value, events)
+
+    def _sound(self, text: str) -> str:
+        """Text that can be encoded. A proxy that counts in UTF-16 may cut a character in two; its first half waits
+        for the second."""
+        text = self._half + text
+        self._half = ""
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+            if "\ud800" <= text[-1] <= "\udbff":
+                text, self._half = text[:-1], text[-1]
+            return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        return text
+
+
+def read_completion(body: object, choice: int = 0) -> list[ModelEvent]:
+    """What a whole answer brought: a `chat.completion` body, or one of its choices alone."""
+    events: list[ModelEvent] = []
+    if not isinstance(body, dict):
+        return events
+    if (head := _head(body)) is not None:
+        events.append(head)
+    choices = body.get("choices") if "choices" in body else [body]
+    for place, one in enumerate(choices if isinstance(choices, list) else ()):
+        if isinstance(one, dict):
+            _read_whole_choice(one, place, choice, events)
+    if body.get("error") and "choices" in body:
+        events.append(_error(body["error"]))
+    if (usage := body.get("usage")) and "choices" in body:
+        events += _usage(usage)
+    return events
+
+
+def _read_whole_choice(one: dict[str, Any], place: int, wanted: int, events: list[ModelEvent]) -> None:
+    index = one.get("index")
+    if type(index) is not int:
+        index = place
+    if index != wanted:
+        events.append(ChoiceIgnored(index))
+        return
+    message = one.get("message")
+    if message is None:
+        message = one.get("delta")
+    if isinstance(message, dict):
+        _read_message(message, events)
+    _read_rest(one, events)
+
+
+def _read_message(message: dict[str, Any], events: list[ModelEvent]) -> None:
+    for key, value in message.items():
+        if not value:
+            continue
+        if key == "tool_calls":
+            events += map(_written, _entries(value))
+        elif key == "function_call":
+            if isinstance(value, dict):
+                events.append(CallWritten(_text(value.get("name")), value.get("arguments"), legacy=True))
+        elif key == "reasoning" and message.get("reasoning_content"):
+            continue
+        elif key != "role":
+            _read_field(key, value, events)
+
+
+# Fields that read the same in a delta and in a whole message -----------------------------------------------------------
+
+
+def _read_field(key: str, value: Any, events: list[ModelEvent]) -> None:
+    """A field that is not null or empty."""
+    read = _FIELDS.get(key)
+    if read is None:
+        events.append(Aside(key, value))
+    else:
+        events += read(value)
+
+
+def _content(value: Any) -> Iterator[ModelEvent]:
+    if isinstance(value, str):
+        yield TextDelta(value)
+        return
+    for part in _entries(value):
+        if (text := _text(part.get("text"))) and part.get("type") != "thinking":
+            yield TextDelta(text)
+        if text := _flat(part.get("thinking")):
+            yield ReasoningDelta(text, "thinking")
+
+
+def _flat(value: Any) -> str:
+    """Thinking is text, or again a list of parts with text."""
+    if isinstance(value, list):
+        return "".join(_text(part.get("text")) or "" for part in _entries(value))
+    return _text(value) or ""
+
+
+def _reasoning_content(value: Any) -> Iterator[ModelEvent]:
+    yield ReasoningDelta(value) if isinstance(value, str) else Aside("reasoning_content", value)
+
+
+def _reasoning(value: Any) -> Iterator[ModelEvent]:
+    yield ReasoningDelta(value, "reasoning") if isinstance(value, str) else Aside("reasoning", value)
+
+
+def _thinking_blocks(value: Any) -> Iterator[ModelEvent]:
+    yield from map(ThinkingBlock, _entries(value))
+
+
+_FIELDS: Final[dict[str, Callable[[Any], Iterator[ModelEvent]]]] = {
+    "content": _content,
+    "reasoning_content": _reasoning_content,
+    "reasoning": _reasoning,
+    "thinking_blocks": _thinking_blocks,
+}
+
+
+def _call_delta(entry: dict[str, Any]) -> CallDelta:
+    function, index = entry.get("function"), entry.get("index")
+    place = index if type(index) is int else None
+    if not isinstance(function, dict):
+        custom = entry.get("custom")
+        if isinstance(custom, dict):
+            name, text = _text(custom.get("name")), custom.get("input")
+            return CallDelta(place, _id(entry.get("id")), name, text, _extras(entry), custom=True)
+        function = {}
+    return CallDelta(
+        place, _id(entry.get("id")), _text(function.get("name")), function.get("arguments"), _extras(entry)
+    )
+
+
+def _written(entry: dict[str, Any]) -> CallWritten:
+    function = entry.get("function")
+    if not isinstance(function, dict):
+        custom = entry.get("custom")
+        if isinstance(custom, dict):
+            name, text = _text(custom.get("name")), custom.get("input")
+            return CallWritten(name, text, _id(entry.get("id")), extras=_extras(entry), custom=True)
+        function = {}
+    name, arguments = _text(function.get("name")), function.get("arguments")
+    return CallWritten(name, arguments, _id(entry.get("id")), extras=_extras(entry))
+
+
+def _id(value: Any) -> str | int | float | None:
+    return value if isinstance(value, str | int | float) and not isinstance(value, bool) else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _extras(entry: dict[str, Any]) -> dict[str, Any]:
+    if EXTRAS.isdisjoint(entry):
+        return {}
+    return {key: entry[key] for key in EXTRAS if entry.get(key)}
+
+
+def _entries(value: Any) -> list[dict[str, Any]]:
+    """The objects in a list; a lone object where a list was due is one of one."""
+    if isinstance(value, list):
+        return [entry for entry in value if isinstance(entry, dict)]
+    return [value] if isinstance(value, dict) else []
+
+
+# Fields of the choice and of the body ----------------------------------------------------------------------------------
+
+
+def _read_rest(choice: dict[str, Any], events: list[ModelEvent]) -> None:
+    """What stands beside the message, in an order that lets calls come before the reason they finished for."""
+    if isinstance(logprobs := choice.get("logprobs"), dict) and logprobs:
+        events.append(Logprobs(logprobs))
+    if reason := _reason(choice):
+        events.append(Finished(reason))
+    if choice.get("error"):
+        events.append(_error(choice["error"]))
+    if usage := choice.get("usage"):
+        events += _usage(usage)
+
+
+def _reason(choice: dict[str, Any]) -> str | None:
+    """The finish reason as the provider wrote it; litellm keeps that aside where it put another in its place."""
+    aside = choice.get("provider_specific_fields")
+    native = _text(aside.get("native_finish_reason")) if isinstance(aside, dict) else None
+    return native or _text(choice.get("finish_reason"))
+
+
+def _head(body: dict[str, Any]) -> Head | None:
+    id_, model = _text(body.get("id")), _text(body.get("model"))
+    if id_ is None and model is None:
+        return None
+    return Head(id_, model, _text(body.get("system_fingerprint")), _text(body.get("service_tier")))
+
+
+def _error(error: Any) -> ProviderError:
+    message = error.get("message") if isinstance(error, dict) else error
+    return ProviderError(message if isinstance(message, str) and message else "the provider reported an error", error)
+
+
+def _usage(usage: Any) -> Iterator[ModelEvent]:
+    if isinstance(usage, dict):
+        yield Usage(usage)

@@ -1,0 +1,241 @@
+"""Claude behind Anthropic's API. litellm's provider class words the request and reads the answer; the stop reason is
+Anthropic's own, and calls are as it wrote them.
+"""
+
+import os
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from msgspec.structs import replace
+
+from callgate.calls.states import Flaw
+from callgate.conversation.events import CallDelta, CallWritten, Finished, ModelEvent
+from callgate.conversation.ports import Ask
+from callgate.upstream.chunks import read_completion
+from callgate.upstream.litellm_model import plain
+from callgate.upstream.resolve import ThroughLiteLLM
+from callgate.upstream.translation import (
+    EventsBody,
+    Fields,
+    Lost,
+    MessageBody,
+    Question,
+    Untranslatable,
+    encode,
+    field_of,
+    messages_of,
+    tidy,
+)
+
+PROVIDER = "anthropic"
+PATH = "/v1/messages"
+CUT = frozenset({"max_tokens", "model_context_window_exceeded"})
+"""Stop reasons of an answer that was not at its end."""
+STATUSES = {
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "billing_error": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "api_error": 500,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+}
+"""What an error inside an answer would have had for a status; Anthropic names the same kinds there and here."""
+REVERSE_NAMES = "_anthropic_tool_name_map"
+"""Where litellm leaves, for its own reading of the answer, which tool names it had to change."""
+
+
+async def question(litellm: Any, way: ThroughLiteLLM, ask: Ask, in_its_words: Fields) -> Question:
+    from litellm.llms.anthropic.chat.handler import ModelResponseIterator
+    from litellm.llms.anthropic.common_utils import AnthropicModelInfo
+
+    own = dict(way.arguments)
+    base = own.pop("api_base", None) or own.pop("base_url", None)
+    key = own.pop("api_key", None)
+    if not (AnthropicModelInfo.get_api_key(key) or AnthropicModelInfo.get_auth_token()):
+        raise Untranslatable("without a key, litellm may fetch one")
+    model, provider, _, _ = litellm.get_llm_provider(
+        model=own.pop("model"), custom_llm_provider=own.pop("custom_llm_provider", None), api_base=base
+    )
+    if provider != PROVIDER:
+        raise Untranslatable(provider)
+    headers = {**(own.pop("headers", None) or {}), **(own.pop("extra_headers", None) or {})}
+    drop = own.get("drop_params")
+    config = litellm.AnthropicConfig()
+    messages = config.translate_developer_role_to_system_role(messages=messages_of(ask.messages))
+    fields = in_its_words.of(litellm, model, ask)
+    json_mode, speed = bool(fields.pop("json_mode", False)), fields.get("speed")
+    settings: dict[str, Any] = {"drop_params": drop, "api_base": base}
+    headers = config.validate_environment(
+        headers=headers,
+        model=model,
+        messages=messages,
+        optional_params=fields,
+        litellm_params=settings,
+        api_key=key,
+        api_base=base,
+    )
+    prefix = config.get_prefix_prompt(messages)
+    body = await config.async_transform_request(
+        model=model, messages=messages, optional_params=fields, litellm_params=settings, headers=headers
+    )
+    headers, body = _with_known_betas(headers, body)
+    body["stream"] = ask.stream
+    parser = ModelResponseIterator(
+        streaming_response=None,
+        sync_stream=False,
+        json_mode=json_mode,
+        speed=speed,
+        tool_name_reverse_map=settings.get(REVERSE_NAMES),
+    )
+    sent = {str(name): str(value) for name, value in headers.items()}
+    secret = tuple(value for name, value in sent.items() if name.lower() in {"x-api-key", "authorization"})
+    whole = _Whole(config, litellm.ModelResponse(), prefix, parser)
+    return Question(
+        url=_address(AnthropicModelInfo.get_api_base(base)),
+        headers=sent,
+        body=encode(body),
+        secrets=(*way.secrets, *secret, *(value.removeprefix("Bearer ") for value in secret)),
+        as_events=partial(_Events, parser),
+        as_message=partial(_Message, whole),
+    )
+
+
+def _with_known_betas(headers: dict[str, Any], body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    # The list of beta features is otherwise fetched from the network, while the event loop waits.
+    os.environ.setdefault("LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS", "True")
+    from litellm.anthropic_beta_headers_manager import update_request_with_filtered_beta
+
+    headers, body = update_request_with_filtered_beta(headers=headers, request_data=body, provider=PROVIDER)
+    return headers, body
+
+
+def _address(base: str | None) -> str:
+    base = str(base)
+    if base.endswith(PATH) or os.environ.get("LITELLM_ANTHROPIC_DISABLE_URL_SUFFIX", "").lower() == "true":
+        return base
+    return base.rstrip("/") + PATH
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """What reading a whole answer needs of its question."""
+
+    config: Any
+    completion: Any
+    """What it is written into."""
+    prefix: str | None
+    """What the answer is to begin with, put into the model's mouth by the client."""
+    parser: Any
+
+
+class _Events(EventsBody):
+    def __init__(self, parser: Any, lost: Lost) -> None:
+        super().__init__(lost)
+        self._parser = parser
+        self._input: object = None
+        """What the block of the call being written began with; nothing, unless a server sends it all at once."""
+        self._in_pieces = False
+
+    def _told(self, event: dict[str, Any]) -> list[ModelEvent]:
+        kind = event.get("type")
+        if kind == "content_block_delta" and isinstance(text := field_of(event, "delta", "text"), str):
+            # Nearly all of a stream, and nothing to translate: litellm makes three objects of it for us to take apart.
+            return self._chunks.read({"choices": [{"delta": {"content": text}}]})
+        if kind == "message_stop":
+            self.done = True
+            return self._chunks.finish()
+        if kind == "error":
+            return self._chunks.read({"error": _with_status(event.get("error"))})
+        if kind == "message_start" and (name := field_of(event, "message", "id")):
+            self._parser.response_id = name
+        try:
+            chunk = plain(self._parser.chunk_parser(event))
+        except Exception as error:  # noqa: BLE001 -- a KeyError, a pydantic error: whatever an odd event makes it raise
+            return self._untranslated(error)
+        for choice in chunk.get("choices") or ():
+            tidy(choice, choice.get("delta"))
+        found = self._chunks.read(chunk)
+        if kind in {"content_block_start", "content_block_delta", "content_block_stop"}:
+            found = self._as_written(event, found)
+        if (reason := field_of(event, "delta", "stop_reason")) is not None:
+            found.append(Finished(_reason(reason, converted=self._parser.converted_response_format_tool)))
+        return found
+
+    def _as_written(self, event: dict[str, Any], found: list[ModelEvent]) -> list[ModelEvent]:
+        """Calls as the provider wrote them. litellm leaves out arguments that come with the call's start, and at its
+        end writes `{}` for none, which would make a whole call of one that was cut off behind its name."""
+        if event["type"] == "content_block_start":
+            self._input, self._in_pieces = field_of(event, "content_block", "input"), False
+        elif event["type"] == "content_block_delta":
+            self._in_pieces = self._in_pieces or bool(field_of(event, "delta", "partial_json"))
+        else:
+            found = [each for each in found if not isinstance(each, CallDelta)]
+            if self._input and not self._in_pieces and not self._parser.json_mode:
+                found.append(CallDelta(self._parser.tool_index, arguments=self._input))
+            self._input = None
+        return found
+
+
+class _Message(MessageBody):
+    def __init__(self, whole: _Whole, lost: Lost) -> None:
+        super().__init__(lost)
+        self._whole = whole
+
+    def _error(self, error: Any) -> object:
+        return _with_status(error)
+
+    def _told(self, body: dict[str, Any]) -> list[ModelEvent] | None:
+        if not isinstance(body.get("content"), list):
+            return None
+        whole, parser, reason = self._whole, self._whole.parser, body.get("stop_reason")
+        try:
+            completion = whole.config.transform_parsed_response(
+                # It needs a reason, and writes its own into the body it is given.
+                completion_response={**body, "stop_reason": reason or "end_turn"},
+                raw_response=SimpleNamespace(headers={}, status_code=200),
+                model_response=whole.completion,
+                json_mode=parser.json_mode,
+                prefix_prompt=whole.prefix,
+                speed=parser.speed,
+                tool_name_reverse_map=parser.tool_name_reverse_map,
+            )
+        except Exception as error:  # noqa: BLE001 -- as over the events of a stream
+            self._untranslated(error)
+            return None
+        completion = {**plain(completion), "id": body.get("id")}
+        for choice in completion.get("choices") or ():
+            tidy(choice, choice.get("message"))
+        events = read_completion(completion)
+        if isinstance(reason, str):
+            has_calls = any(isinstance(event, CallWritten) for event in events)
+            events.append(Finished(_reason(reason, converted=parser.json_mode and not has_calls)))
+            if reason in CUT and field_of({"last": body["content"][-1:]}, "last", 0, "type") == "tool_use":
+                _mark_last_call(events)
+        return events
+
+
+def _mark_last_call(events: list[ModelEvent]) -> None:
+    """A call that the length limit cut comes as an object in a whole message, so that nothing of it shows the cut."""
+    for place in range(len(events) - 1, -1, -1):
+        event = events[place]
+        if isinstance(event, CallWritten):
+            events[place] = replace(event, flaw=Flaw.TRUNCATED)
+            return
+
+
+def _reason(reason: str, *, converted: bool) -> str:
+    """The provider's own word, but where litellm had a format asked for as a call and made text of it again."""
+    return "end_turn" if converted and reason == "tool_use" else reason
+
+
+def _with_status(error: object) -> object:
+    if not isinstance(error, dict):
+        return error or "the provider reported an error"
+    status = STATUSES.get(str(error.get("type")))
+    return error if status is None else {**error, "status": status}

@@ -1,0 +1,382 @@
+"""The embedded `demo` model: no key, no network, no randomness. It follows a few requests by rule and says what it is.
+
+Its purpose is to show the whole loop on the first run: it asks for the clock and the calculator, in one turn or in two,
+in fragments as real models do, and puts what they said into its answer. It never calls a tool that is not on offer.
+"""
+
+import asyncio
+import hashlib
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from callgate.conversation import raw_json as late
+from callgate.conversation.events import CallDelta, CallWritten, Finished, Head, ModelEvent, TextDelta, Usage
+from callgate.conversation.ports import Answer, Ask
+
+WORD_SECONDS = 0.015
+"""Slow enough to be seen as a stream, fast enough not to be waited for."""
+FRAGMENT_CHARS = 9
+SCHEMA_DEPTH = 6
+CHARS_PER_TOKEN = 4
+
+_THEN = re.compile(r"\b(?:and then|then|after that|afterwards)\b", re.IGNORECASE)
+_CLOCK = re.compile(
+    r"\b(?:what(?:'s| is)? (?:the )?(?:current )?(?:time|date)|(?:current |local )?time in|clock|what day)\b",
+    re.IGNORECASE,
+)
+_PLACE = re.compile(r"\b(?:in|for|at) ((?:[A-Z][\w+-]*(?:/[A-Z][\w+-]*)*)(?: [A-Z][\w-]*)*)")
+_SUM = re.compile(r"[-+(]*\d[\d.,]*(?:\s*[-+*/%^()]+\s*\(*-?\d[\d.,]*\)*)+")
+_WORDS = (
+    ("multiplied by", "*"),
+    ("divided by", "/"),
+    ("times", "*"),
+    ("plus", "+"),
+    ("minus", "-"),
+    ("×", "*"),
+    ("÷", "/"),
+)
+_NAMED = re.compile(
+    r"\b(?:call|use|run|try)\s+(?:the\s+)?`?([A-Za-z_][\w-]{0,63})`?(?:\s+tool)?(?:\s+with)?\s*(\{.*?\}(?=\s*(?:$|[.,;]|and\b)))?",
+    re.IGNORECASE | re.DOTALL,
+)
+_ZONES = {
+    "amsterdam": "Europe/Amsterdam", "bangkok": "Asia/Bangkok", "beijing": "Asia/Shanghai", "berlin": "Europe/Berlin",
+    "cairo": "Africa/Cairo", "chicago": "America/Chicago", "delhi": "Asia/Kolkata", "dubai": "Asia/Dubai",
+    "hong kong": "Asia/Hong_Kong", "istanbul": "Europe/Istanbul", "johannesburg": "Africa/Johannesburg",
+    "lagos": "Africa/Lagos", "lisbon": "Europe/Lisbon", "london": "Europe/London", "los angeles": "America/Los_Angeles",
+    "madrid": "Europe/Madrid", "mexico city": "America/Mexico_City", "moscow": "Europe/Moscow",
+    "mumbai": "Asia/Kolkata", "nairobi": "Africa/Nairobi", "new york": "America/New_York", "paris": "Europe/Paris",
+    "rome": "Europe/Rome", "san francisco": "America/Los_Angeles", "sao paulo": "America/Sao_Paulo",
+    "seoul": "Asia/Seoul", "shanghai": "Asia/Shanghai", "singapore": "Asia/Singapore", "stockholm": "Europe/Stockholm",
+    "sydney": "Australia/Sydney", "tokyo": "Asia/Tokyo", "toronto": "America/Toronto", "utc": "UTC",
+    "vienna": "Europe/Vienna", "zurich": "Europe/Zurich",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A call that the request leads to."""
+
+    tool: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What the model answers with in one turn: calls or text."""
+
+    text: str = ""
+    calls: Sequence[_Wanted] = ()
+
+
+class DemoModel:
+    def __init__(self, name: str = "demo", pause: Callable[[], Any] | None = None) -> None:
+        self.name = name
+        self._pause = pause or (lambda: asyncio.sleep(WORD_SECONDS))
+
+    @asynccontextmanager
+    async def ask(self, ask: Ask) -> AsyncIterator[Answer]:
+        messages = [_decoded(message) for message in ask.messages]
+        offered = _offered(ask.tools)
+        said = _answer(messages, offered, _decoded(ask.tool_choice), ask.params)
+        yield _DemoAnswer(_batches(said, messages, ask), self._pause if ask.stream else None)
+
+
+class _DemoAnswer:
+    reason_is_raw = True
+    lane = "demo"
+
+    def __init__(self, batches: Iterator[Sequence[ModelEvent]], pause: Callable[[], Any] | None) -> None:
+        self._batches = batches
+        self._pause = pause
+
+    def __aiter__(self) -> "_DemoAnswer":
+        return self
+
+    async def __anext__(self) -> Sequence[ModelEvent]:
+        batch = next(self._batches, None)
+        if batch is None:
+            raise StopAsyncIteration
+        if self._pause is not None:
+            await self._pause()
+        return batch
+
+
+# What it answers ----------------------------------------------------------------------------------
+
+
+def _answer(messages: Sequence[Any], offered: Mapping[str, Any], choice: Any, params: Mapping[str, Any]) -> _Said:
+    request, since = _last_request(messages)
+    if choice == "none":
+        offered = {}
+    if forced := _forced(choice, offered):
+        wanted = next((wish for step in _steps(request, offered) for wish in step if wish.tool in forced), None)
+        return _Said(calls=[wanted or _Wanted(forced[0], _made_up_object(offered[forced[0]]))])
+    if request.startswith("### Task:"):
+        return _Said(json.dumps({"title": "Trying the demo model", "tags": ["Demo"], "follow_ups": []}))
+    steps = _steps(request, offered)
+    taken = sum(1 for message in since if message.get("role") == "assistant" and message.get("tool_calls"))
+    if taken < len(steps):
+        return _Said(calls=steps[taken])
+    if schema := _asked_schema(params):
+        return _Said(json.dumps(_made_up(schema)))
+    if results := _results(since):
+        return _Said(" ".join(f"The {name} tool says: {text}" for name, text in results))
+    return _Said(_introduction(offered))
+
+
+def _last_request(messages: Sequence[Any]) -> tuple[str, Sequence[Mapping[str, Any]]]:
+    """The text of the last user message, and what has come since."""
+    plain = [message for message in messages if isinstance(message, dict)]
+    for position in range(len(plain) - 1, -1, -1):
+        if plain[position].get("role") == "user":
+            return _text(plain[position].get("content")), plain[position + 1 :]
+    return "", plain
+
+
+def _steps(request: str, offered: Mapping[str, Any]) -> list[list[_Wanted]]:
+    """The calls a request leads to, one list per turn: `then` begins another turn."""
+    steps = [_wanted(part, offered) for part in _THEN.split(request)]
+    return [step for step in steps if step]
+
+
+def _wanted(text: str, offered: Mapping[str, Any]) -> list[_Wanted]:
+    found: list[tuple[int, _Wanted]] = []
+    if (match := _CLOCK.search(text)) and (tool := _find(offered, "clock")):
+        found.append((match.start(), _Wanted(tool, _clock_arguments(text, offered[tool]))))
+    if tool := _find(offered, "calculator"):
+        worded = text
+        for word, sign in _WORDS:
+            worded = re.sub(rf"(?<=\d)\s*{word}\s*(?=[-(\d])", sign, worded, flags=re.IGNORECASE)
+        found += [
+            (match.start(), _Wanted(tool, _sum_arguments(match[0], offered[tool]))) for match in _SUM.finditer(worded)
+        ]
+    for match in _NAMED.finditer(text):
+        if (tool := _find(offered, match[1])) and all(wish.tool != tool for _, wish in found):
+            found.append((match.start(), _Wanted(tool, _read_object(match[2]) or _made_up_object(offered[tool]))))
+    return [wish for _, wish in sorted(found, key=lambda pair: pair[0])]
+
+
+def _find(offered: Mapping[str, Any], name: str) -> str | None:
+    # A house tool whose name a client's tool has taken is offered with a prefix.
+    return next((tool for tool in offered if tool == name), None) or next(
+        (tool for tool in offered if tool.endswith(f"__{name}")), None
+    )
+
+
+def _clock_arguments(text: str, schema: Any) -> dict[str, Any]:
+    arguments = _made_up_object(schema)
+    place = match[1] if (match := _PLACE.search(text)) else ""
+    zone = place if "/" in place else _zone(place)
+    name = _property(schema, "zone", "tz", "location", "city", "place")
+    if name is not None and (zone or name in arguments):
+        arguments[name] = zone or "UTC"
+    return arguments
+
+
+def _zone(place: str) -> str | None:
+    words = place.lower().split()
+    return next((zone for n in (2, 1) if (zone := _ZONES.get(" ".join(words[:n])))), None)
+
+
+def _sum_arguments(expression: str, schema: Any) -> dict[str, Any]:
+    arguments = _made_up_object(schema)
+    if (name := _property(schema, "expr", "formula", "input", "calculation", "equation", "query")) is not None:
+        arguments[name] = expression.replace(",", "").strip().rstrip(".")
+    return arguments
+
+
+def _property(schema: Any, *parts: str) -> str | None:
+    return next((name for name in _properties(schema) if any(part in name.lower() for part in parts)), None)
+
+
+def _forced(choice: Any, offered: Mapping[str, Any]) -> list[str]:
+    """The tools one of which must be called."""
+    if choice == "required":
+        return list(offered)
+    if not isinstance(choice, dict):
+        return []
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else choice.get("name")
+    return [name] if isinstance(name, str) and name in offered else []
+
+
+def _results(since: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    names = {
+        call.get("id"): call.get("function", {}).get("name", "")
+        for message in since
+        for call in message.get("tool_calls") or ()
+        if isinstance(call, dict)
+    }
+    return [
+        (
+            str(names.get(message.get("tool_call_id")) or message.get("name") or "last"),
+            _ended(_text(message.get("content"))),
+        )
+        for message in since
+        if message.get("role") == "tool"
+    ]
+
+
+def _ended(text: str) -> str:
+    text = " ".join(text.split())
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def _introduction(offered: Mapping[str, Any]) -> str:
+    opening = "I am the demo model built into Callgate: a few rules, no key, no network, no intelligence."
+    if not offered:
+        return f"{opening} No tools are offered to me here, so there is nothing for me to show. Ask a real model next."
+    asks = ["“What time is it in Tokyo?”"] if _find(offered, "clock") else []
+    asks += ["“What is 2*21?”"] if _find(offered, "calculator") else []
+    asks = asks or [f"“Call {next(iter(offered))}.”"]
+    return f"{opening} I can show you the tool loop. Ask me: {' or '.join(asks)}"
+
+
+# How it says it -----------------------------------------------------------------------------------
+
+
+def _batches(said: _Said, messages: Sequence[Any], ask: Ask) -> Iterator[Sequence[ModelEvent]]:
+    digest = hashlib.sha256(json.dumps(messages, sort_keys=True, default=str).encode()).hexdigest()
+    head = Head(id=f"chatcmpl-demo-{digest[:16]}", model="demo", system_fingerprint="fp_demo")
+    words, reason = _cut(re.findall(r"\s*\S+\s*?", said.text), ask.params)
+    ids = [f"call_demo_{digest[:12]}{position}" for position in range(len(said.calls))]
+    reason = "tool_calls" if said.calls else reason
+    usage = _usage(messages, ask, said, words)
+    if not ask.stream:
+        written = [CallWritten(call.tool, _json(call.arguments), id) for call, id in zip(said.calls, ids, strict=True)]
+        text = [TextDelta("".join(words))] if words else []
+        yield [head, *text, *written, Finished(reason), usage]
+        return
+    yield [head]
+    for word in words:
+        yield [TextDelta(word)]
+    for index, (call, id) in enumerate(zip(said.calls, ids, strict=True)):
+        yield [CallDelta(index=index, id=id, name=call.tool, arguments="")]
+        written_arguments = _json(call.arguments)
+        for start in range(0, len(written_arguments), FRAGMENT_CHARS):
+            yield [CallDelta(index=index, arguments=written_arguments[start : start + FRAGMENT_CHARS])]
+    yield [Finished(reason)]
+    yield [usage]
+
+
+def _cut(words: list[str], params: Mapping[str, Any]) -> tuple[list[str], str]:
+    limit = _decoded(params.get("max_completion_tokens") or params.get("max_tokens"))
+    if isinstance(limit, int) and not isinstance(limit, bool) and 0 < limit < len(words):
+        return words[:limit], "length"
+    return words, "stop"
+
+
+def _usage(messages: Sequence[Any], ask: Ask, said: _Said, words: Sequence[str]) -> Usage:
+    asked = len(json.dumps(messages, default=str)) + sum(len(bytes(tool)) for tool in ask.tools)
+    prompt = max(1, asked // CHARS_PER_TOKEN)
+    answered = len(words) + sum(1 + -(-len(_json(call.arguments)) // CHARS_PER_TOKEN) for call in said.calls)
+    return Usage({"prompt_tokens": prompt, "completion_tokens": answered, "total_tokens": prompt + answered})
+
+
+# Schemas and shapes -------------------------------------------------------------------------------
+
+
+def _offered(tools: Sequence[msgspec.Raw]) -> dict[str, Any]:
+    found = {}
+    for tool in tools:
+        function = _decoded(tool).get("function")
+        if isinstance(function, dict) and isinstance(function.get("name"), str):
+            found[function["name"]] = function.get("parameters") or {}
+    return found
+
+
+def _asked_schema(params: Mapping[str, Any]) -> Any:
+    asked = _decoded(params.get("response_format"))
+    if not isinstance(asked, dict):
+        return None
+    if asked.get("type") == "json_object":
+        return {"type": "object", "properties": {"answer": {"default": "demo"}}, "required": ["answer"]}
+    inner = asked.get("json_schema")
+    return inner.get("schema") if isinstance(inner, dict) else None
+
+
+def _properties(schema: Any) -> Mapping[str, Any]:
+    found = schema.get("properties") if isinstance(schema, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _made_up_object(schema: Any) -> dict[str, Any]:
+    """Arguments are an object, whatever an odd schema says."""
+    found = _made_up(schema)
+    return found if isinstance(found, dict) else {}
+
+
+def _made_up(schema: Any, root: Any = None, depth: int = 0) -> Any:
+    """Something that satisfies a schema, for schemas as tools have them; the same each time."""
+    if not isinstance(schema, dict) or depth > SCHEMA_DEPTH:
+        return "demo" if depth else {}
+    root = schema if root is None else root
+    if isinstance(reference := schema.get("$ref"), str):
+        return _made_up(_referred(root, reference), root, depth + 1)
+    for key in ("const", "default"):
+        if key in schema:
+            return schema[key]
+    for key in ("enum", "examples"):
+        if isinstance(schema.get(key), list) and schema[key]:
+            return schema[key][0]
+    for key in ("anyOf", "oneOf", "allOf"):
+        if isinstance(schema.get(key), list) and schema[key] and "properties" not in schema:
+            return _made_up(schema[key][0], root, depth + 1)
+    return _of_type(schema, root, depth)
+
+
+def _of_type(schema: Mapping[str, Any], root: Any, depth: int) -> Any:
+    kind = schema.get("type", "object" if not depth or "properties" in schema else "string")
+    kind = kind[0] if isinstance(kind, list) and kind else kind
+    match kind:
+        case "object":
+            required = schema.get("required") or ()
+            return {name: _made_up(_properties(schema).get(name, {}), root, depth + 1) for name in required}
+        case "array":
+            return [_made_up(schema.get("items") or {}, root, depth + 1) for _ in range(schema.get("minItems") or 0)]
+        case "integer" | "number":
+            return schema.get("minimum", min(1, schema.get("maximum", 1)))
+        case "boolean":
+            return True
+        case "null":
+            return None
+        case _:
+            return "demo".ljust(schema.get("minLength") or 0, "o")[: schema.get("maxLength")]
+
+
+def _referred(root: Any, reference: str) -> Any:
+    found = root
+    for part in reference.removeprefix("#").strip("/").split("/"):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found or {}
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, list):
+        return " ".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return content if isinstance(content, str) else ""
+
+
+def _read_object(text: str | None) -> Mapping[str, Any] | None:
+    if not text:
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _decoded(value: Any) -> Any:
+    return late.read(value)

@@ -1,0 +1,365 @@
+"""A model behind an OpenAI-shaped HTTP API, asked and read without a library in between.
+
+The request's messages and tools go on as the bytes they came as; of the answer every chunk is read once, by `chunks`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Protocol
+
+import msgspec
+
+from callgate.conversation import raw_json as late
+from callgate.conversation.errors import BrokenOff, ChatError
+from callgate.conversation.events import Head, ModelEvent, ProviderError
+from callgate.conversation.ports import Answer, Ask, Message
+from callgate.http.interface import Client, Deadlines, Response, TransportError
+from callgate.upstream import errors
+from callgate.upstream.chunks import ChunkReader, read_completion
+from callgate.upstream.delta_template import Frame
+from callgate.upstream.first_content import first_said
+from callgate.upstream.params import for_body
+from callgate.upstream.sse import BOM, SseReader, SseTooLarge, looks_like_keep_alive
+
+ANSWER_BYTES = 64 * 1024 * 1024
+"""More than any model writes in one turn, images included. What is allowed where nobody says otherwise."""
+ERROR_BYTES = 64 * 1024
+JSON_BYTES = 8 * 1024 * 1024
+"""A text that the fast decoder refuses is read a second time by the tolerant one only up to here."""
+DONE = b"[DONE]"
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a model is and how it is spoken to."""
+
+    url: str
+    """The whole address, `/chat/completions` included."""
+    model: str
+    """The name the provider knows it by."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+    """Values that must not appear in any message, whatever a provider writes."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Fields the operator sets for requests that do not set them."""
+    include_usage: bool = True
+    """Whether streams are asked for their token counts. Off for servers that refuse `stream_options`."""
+    knows_developers: bool = True
+    """Whether the role `developer` is known there. Where it is not, what a developer says is the system's word."""
+
+
+class DirectModel:
+    def __init__(
+        self,
+        name: str,
+        endpoint: Endpoint,
+        client: Client,
+        deadlines: Deadlines,
+        *,
+        answer_bytes: int = ANSWER_BYTES,
+    ) -> None:
+        """`answer_bytes`: how long one answer may be, as it comes over the wire."""
+        self.name = name
+        self._answer_bytes = answer_bytes
+        self._endpoint = endpoint
+        self._client = client
+        self._deadlines = deadlines
+        self._headers = {"Content-Type": "application/json", **endpoint.headers}
+
+    def ask(self, ask: Ask) -> "_Asked":
+        exchange = self._client.post(self._endpoint.url, self._headers, self._encoded(ask), self._deadlines)
+        return _Asked(exchange, self._endpoint, self._answer_bytes)
+
+    def _encoded(self, ask: Ask) -> bytes:
+        messages = ask.messages if self._endpoint.knows_developers else without_developers(ask.messages)
+        body: dict[str, Any] = {"model": self._endpoint.model, "messages": messages}
+        if ask.tools:
+            body["tools"] = ask.tools
+            if ask.tool_choice is not None:
+                body["tool_choice"] = ask.tool_choice
+        body |= for_body(ask, self._endpoint.defaults)
+        body["stream"] = ask.stream
+        if ask.stream and self._endpoint.include_usage:
+            body["stream_options"] = {**_plain_options(ask.params.get("stream_options")), "include_usage": True}
+        try:
+            return _encode(body)
+        except UnicodeEncodeError:
+            raise ChatError(400, "A message holds half of a surrogate pair, which no JSON text can carry.") from None
+
+
+class _Asked:
+    """The context of one ask. A class and not a generator: it is entered for every turn of every chat."""
+
+    __slots__ = ("_answer_bytes", "_endpoint", "_exchange")
+
+    def __init__(self, exchange: AbstractAsyncContextManager[Response], endpoint: Endpoint, answer_bytes: int) -> None:
+        self._exchange = exchange
+        self._endpoint = endpoint
+        self._answer_bytes = answer_bytes
+
+    async def __aenter__(self) -> Answer:
+        response = await opened(self._exchange, self._endpoint.secrets)
+        try:
+            return HttpAnswer(response, self._endpoint.secrets, self._answer_bytes)
+        except TransportError as error:  # it can be seen at its head that the body cannot be read
+            await self._exchange.__aexit__(type(error), error, error.__traceback__)
+            raise errors.from_transport(error) from error
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._exchange.__aexit__(kind, error, trace)
+        if isinstance(error, TransportError):
+            raise errors.from_transport(error) from error
+
+
+async def opened(exchange: AbstractAsyncContextManager[Response], secrets: Sequence[str]) -> Response:
+    """The response, its status 200; anything else is the error it means, and the exchange is over."""
+    try:
+        response = await exchange.__aenter__()
+    except TransportError as error:
+        raise errors.from_transport(error) from error
+    if response.status == 200:
+        return response
+    try:
+        refused = await refusal(response, secrets)
+    except BaseException as error:
+        await exchange.__aexit__(type(error), error, error.__traceback__)
+        raise
+    await exchange.__aexit__(None, None, None)
+    raise refused
+
+
+async def refusal(response: Response, secrets: Sequence[str]) -> ChatError:
+    """What an answer of another status than 200 means."""
+    try:
+        body = await response.read(ERROR_BYTES)
+    except TransportError:
+        body = b""  # the status alone says enough
+    response.settle()
+    return errors.from_status(response.status, response.headers, body, secrets=secrets)
+
+
+class Body(Protocol):
+    """Reads one kind of body, piece by piece."""
+
+    done: bool
+    fault: str | None
+
+    def feed(self, data: bytes) -> Sequence[ModelEvent]: ...
+
+    def finish(self) -> Sequence[ModelEvent]: ...
+
+
+class HttpAnswer:
+    """An answer read off a response of ours, whatever its body is written in: when it begins, breaks off and ends."""
+
+    reason_is_raw = True
+    lane = "direct"
+
+    def __init__(self, response: Response, secrets: Sequence[str], answer_bytes: int) -> None:
+        self._response = response
+        self._secrets = secrets
+        self._most = answer_bytes
+        self._reads = aiter(response.chunks())
+        self._body: Body | None = None
+        self._start = b""
+        self._size = 0
+        self._at_end = False
+        self._begun = False
+
+    def __aiter__(self) -> "HttpAnswer":
+        return self
+
+    async def __anext__(self) -> Sequence[ModelEvent]:
+        # All in one function: every chunk of every stream comes through here, and each coroutine on its way costs.
+        batch: Sequence[ModelEvent] = ()
+        while not batch:
+            body = self._body
+            if body is not None and body.fault is not None:
+                raise self._broken(BrokenOff(body.fault, transport_error=True))
+            if body is not None and body.done:
+                self._response.settle()
+                if not self._begun:
+                    raise errors.bad_answer("The model's provider sent an empty answer.")
+                raise StopAsyncIteration
+            if self._at_end:
+                raise self._broken(BrokenOff("the body ended before its end mark", transport_error=False))
+            try:
+                data = await self._reads.__anext__()
+            except StopAsyncIteration:
+                self._at_end = True
+                batch = body.finish() if body is not None else ()
+                continue
+            except TransportError as error:
+                raise self._broken(error) from error
+            self._size += len(data)
+            if self._size > self._most:
+                raise self._broken(BrokenOff(f"the answer is longer than {self._most} bytes", transport_error=True))
+            batch = body.feed(data) if body is not None else self._first(data)
+        if not self._begun:
+            self._begin(batch)
+        return batch
+
+    def _first(self, data: bytes) -> Sequence[ModelEvent]:
+        self._start += data
+        self._body = self._recognise(self._start)
+        return self._body.feed(self._start) if self._body is not None else ()
+
+    def _recognise(self, start: bytes) -> Body | None:
+        """What reads a body that begins like this; None while that cannot be told."""
+        return recognised(start, self._response)
+
+    def _begin(self, batch: Sequence[ModelEvent]) -> None:
+        """An error that comes before anything else is a failure of the request; a later one is part of the turn."""
+        first = first_said(batch)
+        if isinstance(first, ProviderError):
+            raise errors.reported(first.message, first.body, self._response.headers, secrets=self._secrets)
+        self._begun = first is not None
+
+    def _broken(self, error: TransportError | BrokenOff) -> Exception:
+        if not self._begun:
+            if isinstance(error, TransportError):
+                return errors.from_transport(error)
+            return errors.bad_answer("The model's provider sent an answer that is empty or cut off.", str(error))
+        if isinstance(error, BrokenOff):
+            return error
+        return BrokenOff(str(error), transport_error=True)
+
+
+class _StreamedBody:
+    """Reads a body that is a stream of events."""
+
+    def __init__(self) -> None:
+        self._sse = SseReader()
+        self._chunks = ChunkReader()
+        self._frame = Frame()
+        self.done = False
+        self.fault: str | None = None
+
+    def feed(self, data: bytes) -> Sequence[ModelEvent]:
+        if self._sse.is_between_events and not self._chunks.holds_half:
+            events = self._frame.read_in(data)
+            if events is not None:
+                return events
+        try:
+            payloads = self._sse.feed(data)
+        except SseTooLarge as error:
+            self.fault = str(error)
+            return ()
+        return self._read(payloads)
+
+    def finish(self) -> Sequence[ModelEvent]:
+        events = [*self._read(self._sse.finish()), *self._chunks.finish()]
+        self.fault = None  # a last event that was cut off says no more than the end of the body does
+        return events
+
+    def _read(self, payloads: Sequence[bytes]) -> Sequence[ModelEvent]:
+        events: list[ModelEvent] = []
+        for payload in payloads:
+            framed = self._frame.payload_in(payload)
+            if framed is not None and not self._chunks.holds_half:
+                events += framed
+                continue
+            if payload == DONE or payload.strip() == DONE:
+                self.done = True
+                events += self._chunks.finish()
+                break
+            try:
+                chunk = read_json(payload)
+            except ValueError:
+                if looks_like_keep_alive(payload):
+                    continue
+                # What came before it in the same read is still given out; then the answer breaks off.
+                self.fault = "an event of the stream is not JSON"
+                break
+            if chunk is not None:
+                found = self._chunks.read(chunk)
+                self._frame.learn(payload, found, _read_alone)
+                events.extend(found)
+        return events
+
+
+def _read_alone(payload: bytes) -> Sequence[ModelEvent]:
+    """What a chunk says by itself, in the middle of a stream."""
+    return [event for event in ChunkReader().read(read_json(payload)) if not isinstance(event, Head)]
+
+
+class WholeBody:
+    """Reads a body that is one text of JSON: here, a completion."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self.done = False
+        self.fault: str | None = None
+
+    def feed(self, data: bytes) -> Sequence[ModelEvent]:
+        self._parts.append(data)
+        return ()
+
+    def finish(self) -> Sequence[ModelEvent]:
+        try:
+            found = read_json(b"".join(self._parts).removeprefix(BOM))
+        except ValueError:
+            self.fault = "the body is not JSON"
+            return ()
+        return self._read(found)
+
+    def _read(self, found: Any) -> Sequence[ModelEvent]:
+        self.done = True
+        return read_completion(found)
+
+
+def read_json(text: bytes) -> Any:
+    """Decode what a provider wrote; ValueError if nobody could. Providers send halves of surrogate pairs and worse."""
+    try:
+        return _decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    if len(text) > JSON_BYTES:
+        raise ValueError("too long to be read tolerantly")
+    try:
+        return json.loads(text.decode("utf-8", "replace"))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def recognised(start: bytes, response: Response) -> _StreamedBody | WholeBody | None:
+    """What a body is, is told by how it begins: servers label errors as streams, and streams as plain text."""
+    mark = start.removeprefix(BOM).lstrip()[:1]
+    if not mark:
+        return None
+    if mark in b"{[":
+        return WholeBody()
+    content_type = response.headers.get("content-type", "")
+    if mark == b"<" or "html" in content_type.lower():
+        raise errors.bad_answer(
+            "The model's provider sent something that is not an answer.", f"content-type {content_type!r}"
+        )
+    return _StreamedBody()
+
+
+def without_developers(messages: Sequence[Message]) -> list[Message]:
+    """The same messages, with `system` for `developer`. Others stay the bytes they are."""
+    return [_as_system(message) if isinstance(message, msgspec.Raw) else message for message in messages]
+
+
+def _as_system(message: msgspec.Raw) -> msgspec.Raw:
+    if b'"developer"' not in bytes(message):
+        return message
+    fields = _decode_fields(message)
+    if bytes(fields.get("role", b"")) != b'"developer"':
+        return message
+    return msgspec.Raw(_encode({**fields, "role": "system"}))
+
+
+def _plain_options(given: Any) -> dict[str, Any]:
+    options = late.read(given)
+    return options if isinstance(options, dict) else {}

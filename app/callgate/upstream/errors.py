@@ -1,0 +1,309 @@
+"""What went wrong upstream, said to the client in our words.
+
+A provider's body may repeat the key it was sent, the address it was sent to, or a stack trace. Only for mistakes that
+the client can mend is its short message kept, with everything that looks like a secret taken out.
+
+Who is told what: a refused key (401, 403) becomes a 502, because an OpenAI client would take a 401 for its own key being
+wrong and the key in question is the operator's. An unknown model stays a 404, rate limits stay 429 with their
+Retry-After, a spent quota is a 429 that is not worth repeating, timeouts are 504, everything else that broke is 502 or 503.
+"""
+
+import email.utils
+import json
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from callgate.conversation.errors import ChatError
+from callgate.http.interface import ConnectFailed, TimedOut, TransportError
+
+MESSAGE_CHARS = 500
+DETAIL_CHARS = 2000
+REDACTED = "[redacted]"
+
+_SECRETS = re.compile(
+    r"""
+      \b(?:sk|pk|rk|gsk|xai|hf|ghp|gho|github_pat|glpat|xox[abpr]|nvapi|pplx|tgp|fw|csk|r8|key)[-_][A-Za-z0-9_\-*.]{6,}
+    | \bAIza[A-Za-z0-9_-]{10,}
+    | \bya29\.[A-Za-z0-9_.-]+
+    | \b(?:AKIA|ASIA)[A-Z0-9]{12,}
+    | \beyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*){0,2}
+    | (?i:\bbearer\s+)[^\s"',;]+
+    | (?i:\b(?:api[-_ ]?key|x-api-key|access[-_ ]?token|token|secret|password|authorization)\b["']?\s*(?:[:=]|\bis\b)\s*["']?)[^\s"',;}]+
+    | https?://[^\s"'<>)]+
+    | (?<![\w/-])(?=[A-Za-z0-9+/_-]*[0-9])(?=[A-Za-z0-9+/_-]*[A-Za-z])[A-Za-z0-9+/_-]{32,}={0,2}
+    """,
+    re.VERBOSE,
+)
+_CODE = re.compile(r"[A-Za-z][A-Za-z0-9_.\-]{0,63}")
+_PARAM = re.compile(r"[A-Za-z_][\w.\[\]\-]{0,127}")
+_CONTEXT = re.compile(
+    r"context[ _-]?(?:length|window|size)|maximum context|too many tokens|prompt is too long", re.IGNORECASE
+)
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
+_UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+CLIENT_MISTAKES = frozenset({400, 409, 413, 415, 422})
+LONGEST_RETRY_AFTER = 24 * 3600.0
+
+
+class UpstreamError(ChatError):
+    """A `ChatError` that also knows whether the very same deployment is worth asking again.
+
+    `retryable` means that somebody may answer: this deployment, another one, or a fallback.
+    """
+
+    def __init__(self, status: int, message: str, *, again: bool = False, elsewhere: bool = True, **rest: Any) -> None:
+        super().__init__(status, message, retryable=again or elsewhere, **rest)
+        self.again = again
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorBody:
+    """A provider's error, whichever of the known shapes it came in; every field still as it was sent."""
+
+    message: str = ""
+    type: str = ""
+    code: str = ""
+    param: str = ""
+
+
+def from_status(
+    status: int, headers: Mapping[str, str], body: bytes | ErrorBody, *, secrets: Iterable[str] = ()
+) -> UpstreamError:
+    """The error for an answer whose status is not 200. `headers` have lower-case names."""
+    said = body if isinstance(body, ErrorBody) else read_error_body(body)
+    detail = redact(f"upstream status {status}: {said.type} {said.code} {said.message}", secrets)[:DETAIL_CHARS]
+    wait = retry_after(headers)
+    if status in {401, 403, 407}:
+        return auth_failed(detail)
+    if status == 402 or (status == 429 and _is_quota(said)):
+        return UpstreamError(
+            429,
+            "The quota of the model's provider is used up.",
+            type="insufficient_quota",
+            code="insufficient_quota",
+            detail=detail,
+        )
+    if status == 404:
+        return _not_found(said, detail)
+    if status == 429:
+        return UpstreamError(
+            429,
+            "The model's provider is limiting the rate of requests.",
+            type="rate_limit_error",
+            code="rate_limit_exceeded",
+            retry_after=wait,
+            detail=detail,
+            again=True,
+        )
+    if status in CLIENT_MISTAKES:
+        return client_mistake(status, said, detail, secrets)
+    if status in {408, 504, 524}:
+        return timed_out("The model's provider did not answer in time.", detail, again=True)
+    if status in {503, 529}:
+        return UpstreamError(
+            503,
+            "The model's provider is overloaded or not ready.",
+            type="server_error",
+            code="upstream_overloaded",
+            retry_after=wait,
+            detail=detail,
+            again=True,
+        )
+    return bad_answer(
+        f"The model's provider answered with status {status}.", detail, again=status >= 500 and status not in {501, 505}
+    )
+
+
+def from_transport(error: TransportError) -> UpstreamError:
+    """The error for an exchange that failed before an answer was there."""
+    detail = redact(f"{type(error).__name__}: {error}")
+    match error:
+        case TimedOut(which="total"):
+            return timed_out("The model took longer than the time allowed.", detail, again=False, elsewhere=False)
+        case TimedOut():
+            return timed_out("The model's provider did not answer in time.", detail, again=error.which == "connect")
+        case ConnectFailed():
+            return UpstreamError(
+                502,
+                "The model's provider cannot be reached.",
+                type="server_error",
+                code="upstream_unreachable",
+                detail=detail,
+                again=True,
+            )
+        case _:
+            return bad_answer("The connection to the model's provider was lost.", detail, again=True)
+
+
+def auth_failed(detail: str) -> UpstreamError:
+    return UpstreamError(
+        502,
+        "The model's provider refused this proxy's credentials. Whoever runs the proxy has to look at this.",
+        type="server_error",
+        code="upstream_auth",
+        detail=detail,
+    )
+
+
+def bad_answer(message: str, detail: str = "", *, again: bool = True) -> UpstreamError:
+    """The provider answered, and what it answered is of no use."""
+    return UpstreamError(502, message, type="server_error", code="upstream_error", detail=detail, again=again)
+
+
+def timed_out(message: str, detail: str, *, again: bool, elsewhere: bool = True) -> UpstreamError:
+    return UpstreamError(
+        504, message, type="server_error", code="upstream_timeout", detail=detail, again=again, elsewhere=elsewhere
+    )
+
+
+def client_mistake(status: int, said: ErrorBody, detail: str, secrets: Iterable[str] = ()) -> UpstreamError:
+    """What the client asked for cannot be done; the provider's own words are what helps it most."""
+    secrets = tuple(secrets)
+    code = _word(said.code, _CODE, secrets)
+    if said.type == "exceed_context_size_error" or (code is None and _CONTEXT.search(said.message)):
+        code = "context_length_exceeded"
+    return UpstreamError(
+        status,
+        redact(said.message, secrets)[:MESSAGE_CHARS].strip() or "The model's provider did not accept the request.",
+        type="invalid_request_error",
+        param=_word(said.param, _PARAM, secrets),
+        code=code,
+        detail=detail,
+        elsewhere=False,
+    )
+
+
+def reported(message: str, body: object, headers: Mapping[str, str], *, secrets: Iterable[str] = ()) -> UpstreamError:
+    """The error for an answer with status 200 that says of itself that it is an error."""
+    said = read_error(body)
+    if (status := _status_in(body)) is not None:
+        return from_status(status, headers, said, secrets=secrets)
+    return bad_answer(
+        "The model's provider reported an error.", redact(f"{message} {said.code}", secrets)[:DETAIL_CHARS]
+    )
+
+
+def replaced(said: ErrorBody, *, code: str) -> ErrorBody:
+    return replace(said, code=code)
+
+
+def read_error_body(body: bytes) -> ErrorBody:
+    """Read any of the shapes in use; what is not JSON says nothing that may be passed on."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return ErrorBody(message="")
+    return read_error(found)
+
+
+def read_error(found: object) -> ErrorBody:
+    if isinstance(found, list):
+        found = found[0] if found else None
+    if isinstance(found, dict) and isinstance(found.get("error"), (dict, str)):
+        found = found["error"]
+    if isinstance(found, str):
+        return ErrorBody(message=found)
+    if not isinstance(found, dict):
+        return ErrorBody()
+    # Strings only: llama.cpp sends its status again as an integer code, FastAPI servers a list as detail.
+    message = _first_string(found, "message", "detail", "msg", "error_description") or _details(found.get("detail"))
+    return ErrorBody(
+        message=message,
+        type=_first_string(found, "type", "status"),
+        code=_first_string(found, "code"),
+        param=_first_string(found, "param"),
+    )
+
+
+def retry_after(headers: Mapping[str, str], now: float | None = None) -> float | None:
+    """Seconds to wait, from whichever header says so: retry-after-ms, retry-after, x-ratelimit-reset*."""
+    seconds = _read_wait(headers, time.time() if now is None else now)
+    return None if seconds is None else min(max(seconds, 0.0), LONGEST_RETRY_AFTER)
+
+
+def redact(text: str, secrets: Iterable[str] = ()) -> str:
+    for secret in secrets:
+        if len(secret) >= 4:
+            text = text.replace(secret, REDACTED)
+    return _SECRETS.sub(REDACTED, text)
+
+
+def _word(text: str, shape: re.Pattern[str], secrets: Iterable[str]) -> str | None:
+    return text if shape.fullmatch(text) and redact(text, secrets) == text else None
+
+
+def _status_in(body: object) -> int | None:
+    """OpenRouter and llama.cpp write the HTTP status as the error's code."""
+    if isinstance(body, dict) and isinstance(body.get("error"), dict):
+        body = body["error"]
+    if not isinstance(body, dict):
+        return None
+    for name in ("code", "status", "status_code"):
+        value = body.get(name)
+        number = int(value) if isinstance(value, str) and value.isdecimal() and len(value) == 3 else value
+        if isinstance(number, int) and not isinstance(number, bool) and 400 <= number <= 599:
+            return number
+    return None
+
+
+def _is_quota(said: ErrorBody) -> bool:
+    return "insufficient_quota" in (said.code, said.type)
+
+
+def _not_found(said: ErrorBody, detail: str) -> UpstreamError:
+    if said.code == "model_not_found" or "model" in said.message.lower():
+        return UpstreamError(
+            404,
+            "The provider does not know this model, or the proxy's account may not use it.",
+            type="invalid_request_error",
+            param="model",
+            code="model_not_found",
+            detail=detail,
+        )
+    return bad_answer("The address configured for this model answers with 404.", detail, again=False)
+
+
+def _first_string(found: Mapping[str, Any], *names: str) -> str:
+    return next((value for name in names if isinstance(value := found.get(name), str)), "")
+
+
+def _details(found: object) -> str:
+    if not isinstance(found, list):
+        return ""
+    notes = [_first_string(entry, "msg", "message") for entry in found[:5] if isinstance(entry, dict)]
+    return "; ".join(note for note in notes if note)
+
+
+def _read_wait(headers: Mapping[str, str], now: float) -> float | None:
+    if (milliseconds := _number(headers.get("retry-after-ms", ""))) is not None:
+        return milliseconds / 1000
+    if given := headers.get("retry-after", ""):
+        if (seconds := _number(given)) is not None:
+            return seconds
+        when = email.utils.parsedate_tz(given)
+        return None if when is None else email.utils.mktime_tz(when) - now
+    waits = [
+        wait
+        for name in ("x-ratelimit-reset-requests", "x-ratelimit-reset-tokens", "x-ratelimit-reset")
+        if (wait := _reset(headers.get(name, ""), now)) is not None
+    ]
+    return max(waits, default=None)
+
+
+def _reset(given: str, now: float) -> float | None:
+    """OpenAI writes durations (`6m0s`, `20ms`), others seconds, others a point in time in seconds or milliseconds."""
+    if (number := _number(given)) is not None:
+        if number > 1e12:
+            return number / 1000 - now
+        return number - now if number > 1e9 else number
+    parts = _DURATION.findall(given)
+    if not parts or "".join(number + unit for number, unit in parts) != given:
+        return None
+    return sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts)
+
+
+def _number(text: str) -> float | None:
+    return float(text) if re.fullmatch(r"\s*\d{1,15}(\.\d{1,9})?\s*", text) else None

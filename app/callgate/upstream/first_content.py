@@ -1,0 +1,25 @@
+"""When a model's answer has begun. Until then nothing of it has been passed on and the turn may be asked again."""
+
+from collections.abc import Sequence
+
+from callgate.conversation.events import AskedInWords, ChoiceIgnored, Head, ModelEvent, Usage
+
+_NO_PART = frozenset({Head, AskedInWords, Usage, ChoiceIgnored})
+"""No part of an answer: an id, a role or a count may come before a failure and mean nothing."""
+
+
+def is_said(event: ModelEvent) -> bool:
+    """Whether this is part of an answer."""
+    return type(event) not in _NO_PART
+
+
+def first_said(batch: Sequence[ModelEvent]) -> ModelEvent | None:
+    """The first of these that is part of an answer."""
+    for event in batch:
+        if type(event) not in _NO_PART:
+            return event
+    return None
+
+
+def has_begun(batch: Sequence[ModelEvent]) -> bool:
+    return first_said(batch) is not None

@@ -1,0 +1,134 @@
+"""Looking at one deployment from outside a chat: which lane it takes, where it leads, and whether it would answer.
+
+For the operator's commands. A question costs a list of models, or one token where there is no list.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+from urllib.parse import urlsplit
+
+import httpx2
+
+from callgate.conversation.errors import ChatError
+from callgate.conversation.ports import Ask
+from callgate.http.interface import Client, Deadlines
+from callgate.upstream import errors, litellm_model, resolve
+from callgate.upstream.catalogue import Catalogue, is_demo
+from callgate.upstream.direct_model import Endpoint
+from callgate.upstream.resolve import ModelEntry
+from callgate.upstream.retry import RetryPolicy
+
+Verdict: TypeAlias = Literal["ok", "warn", "fail"]
+SECONDS = 15.0
+"""For one look. A provider that needs longer for its list of models is not well."""
+NO_LIST = frozenset({404, 405, 501})
+"""What servers without a list of models answer. They are asked for one token instead."""
+LIST_BYTES = 8_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """How a deployment is reached."""
+
+    lane: str
+    host: str | None
+    """None where only the library between us and the provider knows it."""
+    endpoint: Endpoint | None = None
+    why: str | None = None
+    """Why litellm carries it, where that was left to us."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What came of a look."""
+
+    verdict: Verdict
+    detail: str
+    seconds: float = 0.0
+
+
+async def whereabouts(entry: ModelEntry) -> Whereabouts:
+    """May load litellm, which takes two seconds the first time."""
+    if is_demo(entry):
+        return Whereabouts("demo", None)
+    endpoint = None
+    if entry.lane in {"auto", "direct"}:
+        endpoint = resolve.known_endpoint(entry) or await litellm_model.vouched_endpoint(entry)
+    if endpoint is not None:
+        return Whereabouts("direct", urlsplit(endpoint.url).netloc.rpartition("@")[2], endpoint)
+    base = entry.litellm_params.get("api_base") or entry.litellm_params.get("base_url")
+    host = urlsplit(str(base)).netloc.rpartition("@")[2] if base else None
+    if entry.lane == "litellm":
+        return Whereabouts("litellm", host)
+    why = resolve.why_not_translated(entry)
+    return Whereabouts("translated" if why is None else "litellm", host, why=why)
+
+
+async def look(entry: ModelEntry, client: Client) -> Found:
+    """Whether the provider is there, takes the key and has the model."""
+    if is_demo(entry):
+        return Found("ok", "built in")
+    began = time.perf_counter()
+    try:
+        async with asyncio.timeout(SECONDS):
+            place = await whereabouts(entry)
+            found = await (_listed(place.endpoint) if place.endpoint else _asked(entry, client))
+            if found is None:
+                found = await _asked(entry, client)
+    except TimeoutError:
+        found = Found("fail", f"no answer within {SECONDS:g} s")
+    return replace(found, seconds=time.perf_counter() - began)
+
+
+async def _listed(endpoint: Endpoint) -> Found | None:
+    """What the provider's list of models says; None where it has none."""
+    address = endpoint.url.removesuffix("/chat/completions") + "/models"
+    try:
+        async with httpx2.AsyncClient(timeout=SECONDS, trust_env=True, follow_redirects=False) as web:
+            answer = await web.get(address, headers=dict(endpoint.headers))
+    except httpx2.HTTPError as error:
+        return Found(
+            "fail",
+            errors.redact(f"cannot be reached: {error}" if str(error) else "cannot be reached", endpoint.secrets),
+        )
+    if answer.status_code in NO_LIST:
+        return None
+    if answer.status_code in {401, 403}:
+        return Found("fail", f"the provider refuses the key ({answer.status_code})")
+    if answer.status_code != 200:
+        return Found("fail", f"the provider's list of models answers {answer.status_code}")
+    names = _names_in(answer)
+    if not names:
+        return None
+    if "*" in endpoint.model or endpoint.model in names:
+        return Found("ok", "reached; the key is taken" if endpoint.headers.get("Authorization") else "reached")
+    return Found("warn", f"reached, but the provider does not list {endpoint.model!r}")
+
+
+def _names_in(answer: httpx2.Response) -> set[str]:
+    try:
+        listed = answer.json() if len(answer.content) <= LIST_BYTES else None
+    except ValueError:
+        return set()
+    data = listed.get("data") if isinstance(listed, Mapping) else None
+    return {str(it["id"]) for it in data if isinstance(it, Mapping) and "id" in it} if isinstance(data, list) else set()
+
+
+async def _asked(entry: ModelEntry, client: Client) -> Found:
+    """One token of an answer."""
+    if "*" in entry.model_name or "*" in str(entry.litellm_params["model"]):
+        return Found("warn", "not asked: a wildcard stands for no one model")
+    patient = Deadlines(connect=SECONDS, first_byte=SECONDS, idle=SECONDS, total=SECONDS)
+    alone = replace(entry, fallbacks=(), deadlines=patient)
+    model = Catalogue([alone], client, policy=RetryPolicy(tries=1)).model(entry.model_name)
+    params: dict[str, Any] = {"max_tokens": 1}
+    try:
+        async with model.ask(Ask(({"role": "user", "content": "hi"},), params=params, stream=False)) as answer:
+            async for _ in answer:
+                break
+    except ChatError as error:
+        return Found("fail", error.message + (f" ({error.detail})" if error.detail else ""))
+    return Found("ok", "answered")

@@ -1,0 +1,478 @@
+"""Everything that touches litellm: its import, its completion call, and what it knows of providers and models.
+
+litellm reaches providers that nothing else here can reach. It also invents finish reasons, retries behind one's back,
+lets a request's fields choose addresses and keys, and puts the provider's body into its errors. What it does to an
+answer is undone here as far as it can be seen; `tests/upstream/test_litellm_model.py` holds one test for each
+such fact, so that a new litellm that does otherwise is noticed.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+from callgate.conversation import raw_json as late
+from callgate.conversation.errors import BrokenOff, ChatError
+from callgate.conversation.events import Finished, ModelEvent, ProviderError
+from callgate.conversation.ports import Answer, Ask
+from callgate.http.interface import Deadlines
+from callgate.upstream import errors, resolve
+from callgate.upstream.chunks import ChunkReader, read_completion
+from callgate.upstream.direct_model import Endpoint
+from callgate.upstream.first_content import has_begun
+from callgate.upstream.params import for_litellm
+from callgate.upstream.resolve import ModelEntry, ThroughLiteLLM
+
+COMMON_EXTRAS = frozenset(
+    {"top_k", "min_p", "top_a", "repetition_penalty", "cache_control", "safety_settings", "extra_content"}
+)
+"""Fields outside OpenAI's that providers with an API of their own share. They have no `extra_body` to put others into."""
+SHAPING = (
+    "transform_request",
+    "async_transform_request",
+    "transform_response",
+    "map_openai_params",
+    "validate_environment",
+    "get_complete_url",
+    "get_model_response_iterator",
+    "_transform_messages",
+)
+"""Where a provider class of litellm departs from OpenAI's shapes, if it does."""
+
+
+class LiteLLMModel:
+    def __init__(self, name: str, way: ThroughLiteLLM, deadlines: Deadlines) -> None:
+        self.name = name
+        self._way = way
+        self._deadlines = deadlines
+
+    @asynccontextmanager
+    async def ask(self, ask: Ask) -> AsyncIterator[Answer]:
+        litellm = await loaded()
+        clock = _Clock(self._deadlines)
+        arguments = self._arguments(litellm, ask)
+        try:
+            async with asyncio.timeout(clock.until_first()):
+                answer = await litellm.acompletion(**arguments)
+        except TimeoutError:
+            raise clock.passed("first_byte") from None
+        except Exception as error:  # it raises its own errors, openai's, and bare IndexErrors over an odd answer
+            raise from_exception(error, self._way.secrets) from error
+        if not hasattr(answer, "aclose"):
+            yield _WholeAnswer(answer, self._way.secrets)
+            return
+        # litellm's reader of Anthropic's streams closes nothing itself, and the wrapper around it holds on to it.
+        lines = getattr(answer.completion_stream, "streaming_response", None)
+        try:
+            async with aclosing(answer):
+                yield _StreamedAnswer(answer, clock, self._way.secrets)
+        finally:
+            clock.stop()
+            if lines is not None and hasattr(lines, "aclose"):
+                await lines.aclose()
+
+    def _arguments(self, litellm: Any, ask: Ask) -> dict[str, Any]:
+        named, beside = for_litellm(ask)
+        own = dict(self._way.arguments)
+        arguments: dict[str, Any] = {
+            **own,
+            **{name: decoded(value) for name, value in named.items()},
+            "messages": [decoded(message) for message in ask.messages],
+            "stream": ask.stream,
+            # One try and a bounded wait: retrying is ours, and litellm's own default is 6000 seconds.
+            "max_retries": 0,
+            "num_retries": 0,
+            "timeout": self._deadlines.total,
+        }
+        if ask.tools:
+            arguments["tools"] = [decoded(tool) for tool in ask.tools]
+            if ask.tool_choice is not None:
+                arguments["tool_choice"] = decoded(ask.tool_choice)
+        if ask.stream and self._way.include_usage:
+            arguments["stream_options"] = {"include_usage": True}
+        extras = {name: decoded(value) for name, value in beside.items()}
+        if _takes_extra_body(litellm, own):
+            arguments["extra_body"] = {**(own.get("extra_body") or {}), **extras}
+        else:
+            arguments |= {name: value for name, value in extras.items() if name in COMMON_EXTRAS}
+        return arguments
+
+
+class _WholeAnswer:
+    """One completion. litellm turns a missing finish reason into `stop` and keeps the rewritten ones aside."""
+
+    reason_is_raw = False
+    lane = "litellm"
+
+    def __init__(self, completion: Any, secrets: Sequence[str]) -> None:
+        self._completion: Any = completion
+        self._secrets = secrets
+
+    def __aiter__(self) -> "_WholeAnswer":
+        return self
+
+    async def __anext__(self) -> Sequence[ModelEvent]:
+        if self._completion is None:
+            raise StopAsyncIteration
+        completion, self._completion = plain(self._completion), None
+        for choice in completion.get("choices") or ():
+            _restore_native_reason(choice)
+        events = read_completion(completion)
+        if (failed := next((event for event in events if isinstance(event, ProviderError)), None)) is not None:
+            raise errors.reported(failed.message, failed.body, {}, secrets=self._secrets)
+        if not has_begun(events):
+            raise errors.bad_answer("The model's provider sent an empty answer.")
+        return events
+
+
+class _StreamedAnswer:
+    reason_is_raw = False
+    lane = "litellm"
+
+    def __init__(self, stream: Any, clock: "_Clock", secrets: Sequence[str]) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._secrets = secrets
+        self._chunks = ChunkReader()
+        self._begun = False
+        self._reason = ""
+        self._over = False
+
+    def __aiter__(self) -> "_StreamedAnswer":
+        return self
+
+    async def __anext__(self) -> Sequence[ModelEvent]:
+        while not self._over:
+            batch = await self._next_batch()
+            if batch:
+                self._begun = self._begun or has_begun(batch)
+                return batch
+        raise StopAsyncIteration
+
+    async def _next_batch(self) -> Sequence[ModelEvent]:
+        if self._stream.sent_stream_usage:
+            # Its last chunk. Asked for one more, litellm would put the whole answer together a second time.
+            return self._ended()
+        try:
+            self._clock.wait(begun=self._begun)
+            chunk = await anext(self._stream)
+        except StopAsyncIteration:
+            return self._ended()
+        except asyncio.CancelledError:
+            if not self._clock.gave_up():
+                raise
+            return self._failed(self._clock.passed("idle" if self._begun else "first_byte"))
+        except Exception as error:  # noqa: BLE001 -- litellm and the SDKs under it raise anything over a stream
+            if (report := _report_in(error)) is not None:
+                return self._reported(report)
+            return self._failed(from_exception(error, self._secrets))
+        finally:
+            self._clock.rest()
+        return [*self._chunks.read(_without_reason(plain(chunk))), *self._received()]
+
+    def _received(self) -> Sequence[ModelEvent]:
+        """The finish reasons as they were received. What stands in a chunk was mapped to OpenAI's five, a failed turn to
+        `stop` among them, or made up."""
+        received = self._stream.received_finish_reason or self._stream.intermittent_finish_reason
+        if not isinstance(received, str) or received == self._reason:
+            return ()
+        self._reason = received
+        return (Finished(received),)
+
+    def _ended(self) -> Sequence[ModelEvent]:
+        self._over = True
+        late = self._received()
+        if self._reason:
+            return [*late, *self._chunks.finish()]
+        if not self._begun:
+            raise errors.bad_answer("The model's provider sent an empty answer.")
+        # A body without an end mark and one that is whole but names no reason look the same from here.
+        raise BrokenOff("the stream ended without a finish reason", transport_error=False)
+
+    def _failed(self, error: ChatError) -> Sequence[ModelEvent]:
+        self._over = True
+        late = self._received()
+        if self._reason:
+            return late  # litellm raises over what follows a finished answer, too
+        if not self._begun:
+            raise error
+        raise BrokenOff(error.detail or error.message, transport_error=True) from error
+
+    def _reported(self, body: object) -> Sequence[ModelEvent]:
+        """The provider said in its stream that it failed; what it said of a finished answer still counts."""
+        self._over = True
+        said = errors.read_error(body)
+        if not self._begun:
+            raise errors.reported(said.message, {"error": body}, {}, secrets=self._secrets)
+        return (ProviderError(errors.redact(said.message, self._secrets)[: errors.MESSAGE_CHARS]),)
+
+
+class _Clock:
+    """The deadlines of one ask; litellm's own `timeout` bounds single reads and never the whole."""
+
+    def __init__(self, deadlines: Deadlines) -> None:
+        self._deadlines = deadlines
+        self._now = asyncio.get_running_loop().time
+        self._end = self._now() + deadlines.total
+        self._first = self._now() + deadlines.first_byte
+        self._task: asyncio.Task[Any] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+        self._waits = False
+        self._gave_up = False
+
+    def until_first(self) -> float:
+        return max(0.0, min(self._first, self._end) - self._now())
+
+    # One timer a stream, moved only when it fires: a chunk costs it two assignments.
+
+    def wait(self, *, begun: bool) -> None:
+        """From here on a chunk is due; if none comes in time, the task is cancelled, and `gave_up` says by whom."""
+        self._task = asyncio.current_task()
+        self._due = min(self._end, self._now() + self._deadlines.idle) if begun else min(self._first, self._end)
+        self._waits = True
+        if self._timer is None or self._timer.when() > self._due:
+            self.stop()
+            self._timer = asyncio.get_running_loop().call_at(self._due, self._look)
+
+    def rest(self) -> None:
+        self._waits = False
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def gave_up(self) -> bool:
+        """Whether it was us who cancelled the task, and nobody else besides."""
+        return self._gave_up and self._task is not None and self._task.uncancel() == 0
+
+    def _look(self) -> None:
+        self._timer = None
+        if not self._waits or self._task is None:
+            return
+        if self._now() < self._due:
+            self._timer = asyncio.get_running_loop().call_at(self._due, self._look)
+        else:
+            self._gave_up = True
+            self._task.cancel()
+
+    def passed(self, which: str) -> errors.UpstreamError:
+        if self._now() >= self._end:
+            return errors.timed_out(
+                "The model took longer than the time allowed.", "total", again=False, elsewhere=False
+            )
+        return errors.timed_out("The model's provider did not answer in time.", which, again=False)
+
+
+_library: Any = None
+
+
+async def loaded() -> Any:
+    """litellm, imported on first use and in a thread: it takes seconds, and requests to other models go on meanwhile."""
+    return _library if _library is not None else await asyncio.to_thread(_load)
+
+
+def _load() -> Any:
+    global _library  # noqa: PLW0603 -- a module is one per process, like the library it stands for
+    # At import litellm fetches its price list from the network, three times over where there is none.
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    import litellm
+
+    litellm.telemetry = False
+    litellm.suppress_debug_info = True
+    litellm.set_verbose = False
+    # It raises over a hundred equal chunks, which a long ruler or an empty table is made of.
+    litellm.REPEATED_STREAMING_CHUNK_LIMIT = sys.maxsize
+    # Bedrock refuses a history with tool calls when no tools are offered, as on the last turn of a loop; this mends it.
+    litellm.modify_params = True
+    for name in ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # its log lines hold requests and keys
+    _library = litellm
+    return litellm
+
+
+async def close() -> None:
+    """At the end of the process: stop litellm's background task and close the connections it keeps for itself."""
+    if _library is None:
+        return
+    from litellm.litellm_core_utils.logging_worker import GLOBAL_LOGGING_WORKER
+
+    await GLOBAL_LOGGING_WORKER.stop()
+    await _library.close_litellm_async_clients()
+    _library.in_memory_llm_clients_cache.flush_cache()  # closed clients would be handed out again
+
+
+async def vouched_endpoint(entry: ModelEntry) -> Endpoint | None:
+    """The endpoint of an entry whose provider litellm knows and leaves in OpenAI's shapes; None for all others."""
+    litellm = await loaded()
+    params = resolve.opened(entry.litellm_params)
+    if entry.lane != "direct" and not resolve.is_understood(params):
+        return None
+    base = params.get("api_base") or params.get("base_url")
+    try:
+        model, provider, key, base = litellm.get_llm_provider(
+            model=params["model"],
+            custom_llm_provider=params.get("custom_llm_provider"),
+            api_base=base,
+            api_key=params.get("api_key"),
+        )
+    except litellm.exceptions.BadRequestError:
+        if entry.lane == "direct" and base:  # the operator vouches for it, and the name may hold slashes of its own
+            return resolve.endpoint_at(entry, params, params["model"], base, params.get("api_key"), None)
+        return None
+    if base is None or (entry.lane != "direct" and not _is_untouched(litellm, provider, model)):
+        return None
+    return resolve.endpoint_at(entry, params, model, base, params.get("api_key") or key, provider)
+
+
+async def can_call_functions(entry: ModelEntry) -> bool | None:
+    """What litellm's model list says of native tool calling; None where it says nothing.
+
+    An entry without a word on it says nothing: litellm takes that for a no, but it is so for 766 of its 3014 chat
+    models, `azure/o3-mini` among them.
+    """
+    litellm = await loaded()
+    model = str(entry.litellm_params["model"])
+    known = litellm.model_cost.get(model) or litellm.model_cost.get(model.partition("/")[2]) or {}
+    said = known.get("supports_function_calling")
+    return said if isinstance(said, bool) else None
+
+
+def listed(model: str, word: str) -> bool | None:
+    """What litellm's model list says of a model, where litellm is loaded anyway; None where it says nothing."""
+    if _library is None:
+        return None
+    known = _library.model_cost.get(model) or _library.model_cost.get(model.partition("/")[2]) or {}
+    said = known.get(word)
+    return said if isinstance(said, bool) else None
+
+
+def is_loaded() -> bool:
+    return _library is not None
+
+
+def from_exception(error: Exception, secrets: Sequence[str] = ()) -> errors.UpstreamError:
+    """One of ours for whatever litellm raised. Its text holds the provider's body, so nothing of it goes on unread."""
+    while isinstance(inner := getattr(error, "original_exception", None), Exception):
+        error = inner
+    kind = type(error).__name__
+    text = str(getattr(error, "message", None) or error)
+    detail = errors.redact(f"{kind}: {text}", secrets)[: errors.DETAIL_CHARS]
+    status = getattr(error, "status_code", None)
+    said = _said(error, text)
+    headers = _headers_of(error)
+    if kind in {"Timeout", "APITimeoutError"}:
+        return errors.timed_out("The model's provider did not answer in time.", detail, again=False)
+    if kind == "APIConnectionError":
+        return errors.bad_answer("The connection to the model's provider was lost.", detail)
+    if kind == "LiteLLMUnknownProvider" or "LLM Provider NOT provided" in text:
+        return errors.bad_answer("The proxy's entry for this model names no known provider.", detail, again=False)
+    if kind == "ContextWindowExceededError":
+        return errors.client_mistake(400, errors.replaced(said, code="context_length_exceeded"), detail, secrets)
+    if kind == "ContentPolicyViolationError":
+        return errors.client_mistake(400, errors.replaced(said, code="content_filter"), detail, secrets)
+    if not isinstance(status, int) or status < 400 or (status == 422 and not headers):
+        # 422 without headers is litellm's own number for a 200 that it could not read.
+        return errors.bad_answer("The model's provider sent something that is not an answer.", detail)
+    return errors.from_status(status, headers, said, secrets=secrets)
+
+
+def _report_in(error: BaseException | None) -> object | None:
+    """The error object of a stream; the SDK keeps it on an `APIError` deep under what litellm raises."""
+    while error is not None:
+        body = getattr(error, "body", None)
+        if type(error).__name__ == "APIError" and isinstance(body, (dict, str)) and body:
+            return body
+        error = getattr(error, "original_exception", None) or error.__cause__ or error.__context__
+    return None
+
+
+def plain(value: Any) -> Any:
+    """litellm's response objects as the dicts a provider would have sent; what is None was not sent."""
+    if type(value) in _LEAVES:
+        return value
+    if hasattr(value, "__pydantic_extra__"):
+        value = {**value.__dict__, **value.__pydantic_extra__} if value.__pydantic_extra__ else value.__dict__
+    if isinstance(value, dict):
+        return {
+            name: inner if type(inner) in _LEAVES else plain(inner)
+            for name, inner in value.items()
+            if inner is not None
+        }
+    if isinstance(value, (list, tuple)):
+        return [plain(inner) for inner in value]
+    return value
+
+
+_LEAVES = frozenset({str, int, float, bool, type(None)})
+
+
+def decoded(value: Any) -> Any:
+    """litellm reads messages, so what came as bytes is read for it, and only for it."""
+    return late.read(value)
+
+
+def _without_reason(chunk: dict[str, Any]) -> dict[str, Any]:
+    for choice in chunk.get("choices") or ():
+        choice.pop("finish_reason", None)
+    return chunk
+
+
+def _restore_native_reason(choice: dict[str, Any]) -> None:
+    fields = choice.get("provider_specific_fields")
+    if isinstance(fields, dict) and isinstance(native := fields.get("native_finish_reason"), str):
+        choice["finish_reason"] = native
+
+
+def _takes_extra_body(litellm: Any, arguments: Mapping[str, Any]) -> bool:
+    try:
+        _, provider, _, _ = litellm.get_llm_provider(
+            model=arguments["model"],
+            custom_llm_provider=arguments.get("custom_llm_provider"),
+            api_base=arguments.get("api_base"),
+        )
+    except litellm.exceptions.BadRequestError:
+        return False
+    return provider in {"openai", "azure", *litellm.openai_compatible_providers}
+
+
+def _is_untouched(litellm: Any, provider: str, model: str) -> bool:
+    from litellm.llms.openai.chat.gpt_transformation import OpenAIGPTConfig
+    from litellm.types.utils import LlmProviders
+    from litellm.utils import ProviderConfigManager
+
+    if litellm.model_cost.get(model, {}).get("mode", "chat") != "chat" or provider not in set(LlmProviders):
+        return False
+    config = ProviderConfigManager.get_provider_chat_config(model, LlmProviders(provider))
+    return isinstance(config, OpenAIGPTConfig) and all(
+        getattr(type(config), name, None) is getattr(OpenAIGPTConfig, name, None) for name in SHAPING
+    )
+
+
+def _headers_of(error: Exception) -> Mapping[str, str]:
+    # The provider's headers are beside the response; the response in litellm's errors is one it made itself.
+    found = getattr(error, "litellm_response_headers", None) or getattr(
+        getattr(error, "response", None), "headers", None
+    )
+    return {str(name).lower(): str(value) for name, value in (found or {}).items()}
+
+
+def _said(error: Exception, text: str) -> errors.ErrorBody:
+    if (said := errors.read_error(getattr(error, "body", None))).message:
+        return said
+    if (start := text.find("{")) >= 0:
+        try:
+            body, _ = json.JSONDecoder().raw_decode(text[start:])
+        except (ValueError, RecursionError):
+            body = None
+        if (said := errors.read_error(body)).message:
+            return said
+    # litellm writes "litellm.BadRequestError: OpenAIException - what the provider said".
+    return errors.ErrorBody(
+        message=text.rpartition("Exception - ")[2].removeprefix(f"litellm.{type(error).__name__}: ")
+    )

@@ -1,0 +1,112 @@
+"""How each deployment is asked for its calls: natively, in a prompt, or in the way that is found out when it is used.
+
+What the config says counts; `auto` leaves it to the entry's `model_info`, then to litellm's model list, the model's
+family and a probe (`callgate.text_calls.calling_detection`). litellm is asked only where it is loaded or will be: for a model on the direct
+lane it would cost two seconds and fifty megabytes to learn one bit.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
+
+from callgate.conversation.ports import Model
+from callgate.text_calls.calling_detection import Choice, ChosenModel, Way
+from callgate.text_calls.families import NATIVE, format_for
+from callgate.text_calls.prompted import PromptedModel
+from callgate.text_calls.prompts import can_be_constrained
+from callgate.upstream import litellm_model, resolve
+from callgate.upstream.catalogue import is_demo
+from callgate.upstream.resolve import ModelEntry
+
+AUTO = "auto"
+CONSTRAINABLE = "json"
+LOCAL_RUNTIMES = frozenset(
+    {"docker_model_runner", "hosted_vllm", "llamafile", "lm_studio", "ollama", "ollama_chat", "vllm", "xinference"}
+)
+"""Providers by whose name nothing is said of native calls: it depends on the model and its chat template. Everybody
+else speaks for an API that has them, `openai/` with an address of one's own included; such a model is never asked
+anything that no client asked."""
+REMEMBERED = 4096
+"""Deployments whose way is remembered. Wildcards let clients choose names, so there must be a bound."""
+
+Told: TypeAlias = Callable[[ModelEntry, Choice], None]
+
+
+class ToolCalling:
+    """Remembers the ways of all deployments for the life of a runtime."""
+
+    def __init__(self, told: Told, argument_bytes: int | None = None) -> None:
+        self._told = told
+        self._argument_bytes = argument_bytes
+        self._ways: OrderedDict[tuple[str, str, str], Way] = OrderedDict()
+
+    def wrap(self, model: Model, entry: ModelEntry) -> Model:
+        """The deployment, asked as its entry says."""
+        in_words = partial(_in_words, constrain=entry.constrain_calls, argument_bytes=self._argument_bytes)
+        known = _known(entry)
+        if known is None:
+            return ChosenModel(model, self._way(entry), in_words)
+        return model if known.format == NATIVE else in_words(model, known.format)
+
+    def choice(self, entry: ModelEntry) -> Choice | None:
+        """What is known of a deployment by now; None while nobody had to find out."""
+        known = _known(entry)
+        way = self._ways.get(_key(entry))
+        return known or (None if way is None else way.choice)
+
+    def _way(self, entry: ModelEntry) -> Way:
+        # A fallback is built once more for each model that falls back to it, but it is one deployment.
+        key = _key(entry)
+        way = self._ways.get(key)
+        if way is None:
+            witness, told = partial(_litellms_word, entry), partial(self._told, entry)
+            probed = _provider(entry) in LOCAL_RUNTIMES
+            way = self._ways[key] = Way(_name(entry), witness, told, format=_format(entry), may_be_probed=probed)
+            if len(self._ways) > REMEMBERED:
+                self._ways.popitem(last=False)
+        return way
+
+
+def _known(entry: ModelEntry) -> Choice | None:
+    """What needs no finding out."""
+    if entry.tool_calling != AUTO:
+        return Choice(entry.tool_calling, "config")
+    if is_demo(entry):
+        return Choice(NATIVE, "family")
+    if entry.calls_natively is not None:
+        return Choice(NATIVE if entry.calls_natively else _format(entry), "model_info")
+    return None
+
+
+def _format(entry: ModelEntry) -> str:
+    """What a model without native calls is asked in: its family's own format, or one that can be enforced."""
+    format = format_for(_name(entry))
+    return CONSTRAINABLE if entry.constrain_calls and not can_be_constrained(format) else format
+
+
+async def _litellms_word(entry: ModelEntry) -> bool | None:
+    if litellm_model.is_loaded() or _needs_litellm(entry):
+        return await litellm_model.can_call_functions(entry)
+    return None
+
+
+def _needs_litellm(entry: ModelEntry) -> bool:
+    return entry.lane in {"translated", "litellm"} or resolve.known_endpoint(entry) is None
+
+
+def _in_words(model: Model, format: str, *, constrain: bool, argument_bytes: int | None) -> Model:
+    return PromptedModel(model, format, constrain=constrain, argument_bytes=argument_bytes)
+
+
+def _name(entry: ModelEntry) -> str:
+    return str(entry.litellm_params["model"])
+
+
+def _provider(entry: ModelEntry) -> str:
+    return str(entry.litellm_params.get("custom_llm_provider") or _name(entry).partition("/")[0])
+
+
+def _key(entry: ModelEntry) -> tuple[str, str, str]:
+    params = entry.litellm_params
+    return entry.model_name, _name(entry), str(params.get("api_base") or params.get("base_url") or "")

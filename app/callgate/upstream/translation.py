@@ -1,0 +1,203 @@
+"""What the translations of all providers share: the question as it is sent, fields that are remembered, bodies that are read.
+
+What a provider says for itself is in its own module: `claude`, `gemini`.
+"""
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import msgspec
+
+from callgate.conversation.events import ModelEvent
+from callgate.conversation.ports import Ask, Message
+from callgate.upstream.chunks import ChunkReader
+from callgate.upstream.direct_model import Body, WholeBody, read_json
+from callgate.upstream.litellm_model import COMMON_EXTRAS, decoded
+from callgate.upstream.params import for_litellm
+from callgate.upstream.resolve import ThroughLiteLLM
+from callgate.upstream.sse import SseReader, SseTooLarge, looks_like_keep_alive
+
+Lost: TypeAlias = Callable[[Exception], None]
+"""Who hears that an answer could not be translated."""
+NOT_FIELDS = frozenset({"model", "custom_llm_provider", "api_base", "base_url", "api_key", "headers", "extra_headers"})
+"""Of an entry's settings those that say where and as whom a model is asked."""
+REMEMBERED = 32
+REMEMBERED_BYTES = 256 * 1024
+"""How many translations of a request's fields are kept for each model, and how long the fields of one may be."""
+
+encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question in a provider's words, and how its answer is read."""
+
+    url: str
+    headers: Mapping[str, str] = field(repr=False)
+    body: bytes = field(repr=False)
+    secrets: tuple[str, ...] = field(repr=False)
+    as_events: Callable[[Lost], Body]
+    as_message: Callable[[Lost], Body]
+
+
+class Untranslatable(Exception):
+    """Known not to go this way."""
+
+
+def messages_of(messages: Sequence[Message]) -> Any:
+    from litellm.utils import validate_and_fix_openai_messages
+
+    # litellm writes into what it is given, and the history is asked with again.
+    return validate_and_fix_openai_messages(messages=[copy.deepcopy(decoded(message)) for message in messages])
+
+
+class Fields:
+    """Requests' other fields in the provider's words, the operator's where a request has none.
+
+    The latest are remembered, as JSON: the turns of a chat have the same tools and settings, as have most chats of a client,
+    and litellm goes through its model list several times to translate even none.
+    """
+
+    def __init__(self, provider: str, way: ThroughLiteLLM) -> None:
+        self._provider = provider
+        self._own = {name: value for name, value in way.arguments.items() if name not in NOT_FIELDS}
+        self._known: OrderedDict[bytes, bytes] = OrderedDict()
+
+    def of(self, litellm: Any, model: str, ask: Ask) -> dict[str, Any]:
+        asked = encode((model, ask.params, ask.tools, ask.tool_choice))
+        if (known := self._known.get(asked)) is not None:
+            self._known.move_to_end(asked)
+            return read_json(known)  # type: ignore[no-any-return]  # what was encoded below
+        fields = _fields(litellm, self._provider, model, self._own, ask)
+        if len(asked) <= REMEMBERED_BYTES:
+            self._known[asked] = encode(fields)
+            if len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
+        return fields
+
+
+def _fields(litellm: Any, provider: str, model: str, own: Mapping[str, Any], ask: Ask) -> dict[str, Any]:
+    from litellm.utils import (
+        validate_and_fix_openai_tools,
+        validate_and_fix_thinking_param,
+        validate_chat_completion_tool_choice,
+        validate_openai_optional_params,
+    )
+
+    named, beside = for_litellm(ask)
+    given: dict[str, Any] = {
+        **own,
+        **{name: decoded(value) for name, value in named.items()},
+        **{name: decoded(value) for name, value in beside.items() if name in COMMON_EXTRAS},
+    }
+    if ask.tools:
+        given["tools"] = validate_and_fix_openai_tools(tools=[decoded(tool) for tool in ask.tools])
+        if ask.tool_choice is not None:
+            choice = decoded(ask.tool_choice)
+            given["tool_choice"] = validate_chat_completion_tool_choice(tool_choice=choice, model=model)
+    if "stop" in given:
+        given["stop"] = validate_openai_optional_params(stop=given["stop"])
+    if "thinking" in given:
+        given["thinking"] = validate_and_fix_thinking_param(thinking=given["thinking"])
+    fields: dict[str, Any] = litellm.get_optional_params(model=model, custom_llm_provider=provider, **given)
+    return copy.deepcopy(fields)
+
+
+class EventsBody:
+    """Reads a stream."""
+
+    def __init__(self, lost: Lost) -> None:
+        self._lost = lost
+        self._sse = SseReader()
+        self._chunks = ChunkReader()
+        self.done = False
+        self.fault: str | None = None
+
+    def feed(self, data: bytes) -> Sequence[ModelEvent]:
+        try:
+            return self._read(self._sse.feed(data))
+        except SseTooLarge as error:
+            self.fault = str(error)
+            return ()
+
+    def finish(self) -> Sequence[ModelEvent]:
+        events = [*self._read(self._sse.finish()), *self._chunks.finish()]
+        self.fault = None  # a last event that was cut off says no more than the end of the body does
+        return events
+
+    def _read(self, payloads: Sequence[bytes]) -> list[ModelEvent]:
+        events: list[ModelEvent] = []
+        for payload in payloads:
+            try:
+                event = read_json(payload)
+            except ValueError:
+                if looks_like_keep_alive(payload):
+                    continue
+                self.fault = "an event of the stream is not JSON"
+                break
+            if isinstance(event, dict):
+                events += self._told(event)
+            if self.done or self.fault is not None:
+                break
+        return events
+
+    def _told(self, event: dict[str, Any]) -> list[ModelEvent]:
+        """What one event of the provider's says; `done` behind its last one."""
+        raise NotImplementedError
+
+    def _untranslated(self, error: Exception) -> list[ModelEvent]:
+        self._lost(error)
+        self.fault = "an event of the stream could not be translated"
+        return []
+
+
+class MessageBody(WholeBody):
+    """Reads a body that is one message."""
+
+    def __init__(self, lost: Lost) -> None:
+        super().__init__()
+        self._lost = lost
+
+    def _read(self, found: Any) -> Sequence[ModelEvent]:
+        if isinstance(found, dict) and found.get("error"):
+            self.done = True
+            return ChunkReader().read({"error": self._error(found["error"])})
+        events = self._told(found) if isinstance(found, dict) else None
+        if events is None:
+            self.fault = self.fault or "the body is not a message"
+            return ()
+        self.done = True
+        return events
+
+    def _error(self, error: Any) -> object:
+        """A provider's error, with the status that it would have had."""
+        raise NotImplementedError
+
+    def _told(self, body: dict[str, Any]) -> list[ModelEvent] | None:
+        """What the message says; None where it is none."""
+        raise NotImplementedError
+
+    def _untranslated(self, error: Exception) -> None:
+        """To be said before there is nothing to tell."""
+        self._lost(error)
+        self.fault = "the body could not be translated"
+
+
+def tidy(choice: dict[str, Any], message: object) -> None:
+    """Without what litellm made up, and without what it says twice."""
+    choice.pop("finish_reason", None)
+    fields = message.get("provider_specific_fields") if isinstance(message, dict) else None
+    if isinstance(fields, dict):
+        fields.pop("thinking_blocks", None)  # they stand in the message already, and go back from there
+
+
+def field_of(found: object, *path: str | int) -> Any:
+    for name in path:
+        if isinstance(found, list) and isinstance(name, int):
+            found = found[name] if name < len(found) else None
+        else:
+            found = found.get(name) if isinstance(found, dict) else None
+    return found

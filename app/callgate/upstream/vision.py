@@ -1,0 +1,38 @@
+"""Whether a model can see: the config's word, then litellm's list where litellm is loaded anyway, then the family.
+
+A wrong yes costs a refused request, a wrong no a picture that is described in words; so what is not known is a no.
+"""
+
+import re
+from functools import lru_cache
+
+from callgate.upstream import litellm_model
+from callgate.upstream.resolve import ModelEntry
+
+_FAMILIES = re.compile(
+    r"""^(?:
+      gpt-4o|gpt-4\.1|gpt-4-turbo|gpt-4-vision|gpt-5|chatgpt-4o|o1(?!-mini|-preview)|o3(?!-mini)|o4
+    | (?:[\w-]+\.)*claude-(?:3|[4-9]|opus|sonnet|haiku|fable|mythos)
+    | gemini- | gemma-?[34] | grok-(?:[4-9]|2-vision) | nova-(?:lite|pro|premier)
+    | pixtral | mistral-(?:small-3\.[1-9]|medium-3|large-3) | magistral-.*2509
+    | llama-?4 | llama-?3\.2-(?:11b|90b) | qwen.*-vl | qwen-?vl | qvq | qwen-?3\.5 | internvl | minicpm-v | llava | bakllava
+    | llama-?3\.2-vision | moondream | molmo | phi-(?:3(?:\.5)?-vision|4-multimodal) | glm-4(?:\.\d)?v | kimi-(?:vl|k2\.5) | deepseek-vl | aya-vision
+    | granite-vision | smolvlm | idefics | cogvlm
+    )""",
+    re.VERBOSE,
+)
+
+
+def sees_images(entry: ModelEntry) -> bool:
+    if entry.sees_images is not None:
+        return entry.sees_images
+    model = str(entry.litellm_params.get("model", ""))
+    known = litellm_model.listed(model, "supports_vision")
+    return by_family(model) if known is None else known
+
+
+@lru_cache(maxsize=1024)
+def by_family(model: str) -> bool:
+    """What the name says, without provider and organisation."""
+    last = model.lower().rstrip("/").rsplit("/", 1)[-1]
+    return _FAMILIES.search(re.sub(r"[\s_:@]+", "-", last)) is not None

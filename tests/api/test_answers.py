@@ -1,0 +1,139 @@
+"""How answers travel: the clocks of a stream."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from callgate.api.answers import LOOK_AFTER_SECONDS, ClientLeft, EventStream, Pulse, unless_left
+from callgate.conversation.errors import ChatError
+
+pytestmark = pytest.mark.anyio
+
+PATIENCE = 10.0
+NEVER = 3600.0
+
+
+class Letters:
+    """A writer whose chunks are what it was told."""
+
+    def write(self, told: bytes) -> bytes:
+        return told
+
+    def heartbeat(self) -> bytes:
+        return b"beat"
+
+    def error(self, error: ChatError) -> bytes:
+        return b"error"
+
+
+class Wire:
+    """The client's side: what came, and never a word of leaving."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self._news = asyncio.Event()
+
+    async def receive(self) -> dict[str, Any]:
+        await asyncio.Event().wait()
+        return {}
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.body":
+            self.bodies.append(message["body"])
+            self._news.set()
+
+    async def until(self, count: int) -> list[bytes]:
+        async with asyncio.timeout(PATIENCE):
+            while len(self.bodies) < count:
+                self._news.clear()
+                await self._news.wait()
+        return self.bodies[:count]
+
+
+async def test_an_open_stream_beats_by_its_own_clock_however_long_a_status_may_be_held_back():
+    wire, gate = Wire(), asyncio.Event()
+
+    async def chat(tell: Callable[[Any], Awaitable[None]]) -> None:
+        await tell(b"word")
+        await gate.wait()
+
+    stream = EventStream(chat, Letters(), lambda error=None: {}, Pulse(first=NEVER, heartbeat=0.01))
+    answering = asyncio.create_task(stream.send(wire.receive, wire.send))
+    try:
+        assert await wire.until(3) == [b"word", b"beat", b"beat"]
+    finally:
+        gate.set()
+        await answering
+
+
+async def test_a_status_is_held_back_for_its_time_and_not_for_that_of_a_heartbeat():
+    wire, gate = Wire(), asyncio.Event()
+
+    async def chat(tell: Callable[[Any], Awaitable[None]]) -> None:
+        await gate.wait()
+
+    stream = EventStream(chat, Letters(), lambda error=None: {}, Pulse(first=0.05, heartbeat=NEVER))
+    answering = asyncio.create_task(stream.send(wire.receive, wire.send))
+    try:
+        assert await wire.until(1) == [b"beat"]
+    finally:
+        gate.set()
+        await answering
+    assert wire.bodies == [b"beat", b""]
+
+
+async def test_before_the_first_word_no_heartbeat_promises_a_status():
+    wire, failing = Wire(), asyncio.Event()
+
+    async def chat(tell: Callable[[Any], Awaitable[None]]) -> None:
+        asyncio.get_running_loop().call_later(0.05, failing.set)
+        await failing.wait()
+        raise ChatError(429, "Slow down.", code="rate_limit_exceeded")
+
+    stream = EventStream(chat, Letters(), lambda error=None: {}, Pulse(first=NEVER, heartbeat=0.01))
+    error = await stream.send(wire.receive, wire.send)
+    assert error is not None
+    assert error.status == 429
+    assert b"beat" not in wire.bodies
+
+
+async def test_each_of_several_clients_is_seen_to_leave_whichever_answers_came_before():
+    left = [asyncio.Event() for _ in range(3)]
+
+    async def at_once() -> None:
+        pass
+
+    async def told(leaving: asyncio.Event) -> dict[str, Any]:
+        await leaving.wait()
+        return {"type": "http.disconnect"}
+
+    async with asyncio.timeout(PATIENCE):
+        await unless_left(at_once(), lambda: told(left[0]))
+        waiting = [asyncio.create_task(unless_left(asyncio.sleep(NEVER), partial(told, it))) for it in left]
+        await unless_left(at_once(), lambda: told(left[0]))
+        for leaving, one in zip(reversed(left), reversed(waiting), strict=True):
+            leaving.set()
+            with pytest.raises(ClientLeft):
+                await one
+
+
+async def test_time_that_is_shorter_than_the_moment_before_we_look_is_kept_as_well():
+    with pytest.raises(ChatError) as late:
+        await unless_left(asyncio.sleep(NEVER), Wire().receive, LOOK_AFTER_SECONDS / 10)
+    assert late.value.code == "request_timeout"
+
+
+def test_clients_are_seen_to_leave_in_one_event_loop_after_another():
+    async def gone() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def one_leaves() -> None:
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(ClientLeft):
+                await unless_left(asyncio.sleep(NEVER), gone)
+
+    for _ in range(2):
+        asyncio.run(one_leaves())

@@ -1,0 +1,101 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from callgate.auth.origin_guard import origin_guard
+
+LOCAL = origin_guard("127.0.0.1", keyless=True)
+
+
+def refused(door, host, origin=None):
+    error = door.refusal(host, origin)
+    assert error is None or error.status == 403
+    return None if error is None else error.code
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost",
+        "localhost:8000",
+        "LOCALHOST:8000",
+        "127.0.0.1:8000",
+        "127.1.2.3",
+        "[::1]:8000",
+        "app.localhost:8000",
+        "localhost.:8000",
+        "host.docker.internal:8000",
+    ],
+)
+def test_names_of_this_machine_are_answered(host):
+    assert refused(LOCAL, host) is None
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:8000",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example",
+        "evillocalhost",
+        "192.168.1.4:8000",
+        "[::2]:8000",
+        "0.0.0.0:8000",
+        "",
+        None,
+    ],
+)
+def test_a_name_that_was_pointed_here_is_refused(host):
+    assert refused(LOCAL, host) == "host_not_allowed"
+
+
+def test_the_public_address_is_one_of_its_names():
+    door = origin_guard("127.0.0.1", keyless=True, public_url="https://LLM.example.com/v1")
+
+    assert refused(door, "llm.example.com", "https://llm.example.com") is None
+    assert refused(door, "llm.example.com.evil.example") == "host_not_allowed"
+
+
+@pytest.mark.parametrize("door", [origin_guard("127.0.0.1", keyless=False), origin_guard("0.0.0.0", keyless=True)])
+def test_with_keys_or_when_told_to_serve_everyone_any_name_is_answered(door):
+    assert refused(door, "anything.example") is None
+
+
+def test_with_keys_a_page_or_desktop_app_may_try_since_it_has_nothing_to_come_in_with():
+    assert refused(origin_guard("127.0.0.1", keyless=False), "evil.example", "app://obsidian.md") is None
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["https://evil.example", "http://localhost:3000", "http://127.0.0.1:8001", "null", "", "http://[::1", "http://"],
+)
+def test_a_web_page_from_elsewhere_is_refused(origin):
+    assert refused(LOCAL, "127.0.0.1:8000", origin) == "origin_not_allowed"
+    assert refused(origin_guard("0.0.0.0", keyless=True), "llm.example.com", origin) == "origin_not_allowed"
+
+
+def test_its_own_page_and_no_page_at_all_are_let_in():
+    assert refused(LOCAL, "127.0.0.1:8000", "http://127.0.0.1:8000") is None
+    assert refused(LOCAL, "localhost:8000", "http://LOCALHOST:8000") is None
+    assert refused(LOCAL, "127.0.0.1:8000", None) is None
+
+
+def test_a_page_that_the_config_names_is_let_in():
+    door = origin_guard("127.0.0.1", keyless=True, cors_origins=["https://chat.example.com/"])
+
+    assert refused(door, "localhost:8000", "https://chat.example.com") is None
+    assert refused(door, "localhost:8000", "https://chat.example.com.evil.example") == "origin_not_allowed"
+    assert refused(door, "evil.example", "https://chat.example.com") == "host_not_allowed"
+
+
+def test_a_star_lets_any_page_in_but_no_foreign_host():
+    door = origin_guard("127.0.0.1", keyless=True, cors_origins=["*"])
+
+    assert refused(door, "localhost", "https://any.example") is None
+    assert refused(door, "evil.example", "https://evil.example") == "host_not_allowed"
+
+
+@given(st.text(), st.text())
+def test_whatever_the_headers_hold_there_is_an_answer(host, origin):
+    assert refused(LOCAL, host, origin) in {None, "host_not_allowed", "origin_not_allowed"}

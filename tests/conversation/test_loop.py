@@ -1,0 +1,489 @@
+"""The loop: what is asked, what is run, what is told, and how a chat ends."""
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from callgate.calls.outcome import Failed, FailureKind, Image, Returned
+from callgate.calls.states import Finding, Flaw
+from callgate.conversation import feedback
+from callgate.conversation.errors import BrokenOff, ChatError
+from callgate.conversation.events import (
+    CallStarted,
+    EndingKind,
+    Finished,
+    ModelRetried,
+    ProviderError,
+    TextDelta,
+    TurnStarted,
+)
+from callgate.conversation.loop import Rules, converse
+from callgate.conversation.ports import Ask
+from tests.fakes import (
+    AnsweringTool,
+    CountingTool,
+    EchoTool,
+    FailingTool,
+    GatedTool,
+    HangingTool,
+    Listener,
+    ReportingTool,
+    ScriptedModel,
+    ShelfToolbox,
+    Step,
+    ask_for,
+    broken_off,
+    calls,
+    counter,
+    hangs,
+    says,
+)
+
+pytestmark = pytest.mark.anyio
+
+PATIENCE = 5.0
+USUAL = Rules()
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+
+
+async def carry(
+    model: ScriptedModel,
+    toolbox: ShelfToolbox | None = None,
+    ask: Ask | None = None,
+    rules: Rules = USUAL,
+    *,
+    sees_images: bool = False,
+) -> Listener:
+    """A chat from its question to its end, and everything that was told on the way."""
+    heard = Listener()
+    box = toolbox or ShelfToolbox(echo=EchoTool())
+    async with asyncio.timeout(PATIENCE):
+        await converse(
+            ask or ask_for(), model, box, heard, new_id=counter("made"), rules=rules, sees_images=sees_images
+        )
+    return heard
+
+
+# Answers --------------------------------------------------------------------------------------------------------------
+
+
+async def test_an_answer_without_calls_ends_the_chat() -> None:
+    heard = await carry(ScriptedModel(says("Hello there.", usage={"prompt_tokens": 3, "completion_tokens": 2})))
+    assert heard.text == "Hello there."
+    assert heard.ended.ending.kind is EndingKind.ANSWERED
+    assert heard.ended.ending.finish_reason == "stop"
+    assert heard.ended.usage == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 0}
+
+
+async def test_a_call_is_run_and_its_result_goes_back_to_the_model() -> None:
+    model = ScriptedModel(calls(("echo", {"text": "hi"}), text="Let me see."), says("It said hi."))
+    heard = await carry(model)
+    assert heard.started == ["echo"]
+    assert heard.ended.ending.kind is EndingKind.ANSWERED
+    user, assistant, result = model.asked[1].messages
+    assert user == {"role": "user", "content": "hello"}
+    assert assistant["content"] == "Let me see."
+    assert assistant["tool_calls"][0]["function"] == {"name": "echo", "arguments": '{"text": "hi"}'}
+    assert result == {"role": "tool", "tool_call_id": "call_echo_0", "content": '{"text": "hi"}'}
+
+
+async def test_what_the_client_sent_goes_on_as_the_bytes_it_was() -> None:
+    raw = msgspec.Raw(b'{"role":"user",  "content":"hi", "x_odd": 1.50}')
+    model = ScriptedModel(calls(("echo", {})), says("done"))
+    await carry(model, ask=Ask(messages=(raw,)))
+    assert all(asked.ask.messages[0] is raw for asked in model.asked)
+
+
+async def test_usage_is_added_up_over_all_turns_details_included() -> None:
+    first = {
+        "prompt_tokens": 10,
+        "completion_tokens": 5,
+        "total_tokens": 15,
+        "prompt_tokens_details": {"cached_tokens": 4},
+    }
+    second = {
+        "prompt_tokens": 20,
+        "completion_tokens": 7,
+        "total_tokens": 27,
+        "prompt_tokens_details": {"cached_tokens": 9},
+    }
+    heard = await carry(ScriptedModel(calls(("echo", {}), usage=first), says("ok", usage=second)))
+    assert heard.ended.usage == {
+        "prompt_tokens": 30,
+        "completion_tokens": 12,
+        "total_tokens": 42,
+        "prompt_tokens_details": {"cached_tokens": 13},
+    }
+
+
+async def test_a_text_that_was_cut_at_its_length_ends_as_length() -> None:
+    heard = await carry(ScriptedModel(says("and then", finish="length")))
+    assert heard.ended.ending.finish_reason == "length"
+
+
+async def test_the_end_is_told_once_and_last_and_turns_come_in_order() -> None:
+    heard = await carry(ScriptedModel(calls(("echo", {})), says("ok")))
+    assert heard.kinds == [
+        "TurnStarted",
+        "TurnEnded",
+        "CallStarted",
+        "CallEnded",
+        "TurnStarted",
+        "TurnEnded",
+        "ChatEnded",
+    ]
+
+
+# The gate -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("finish", ["tool_calls", "stop", "length", None, "end_turn"])
+async def test_truncated_arguments_are_never_run_but_explained_whatever_the_finish_reason(finish: str | None) -> None:
+    tool = CountingTool()
+    model = ScriptedModel(calls(("echo", '{"text": "h'), finish=finish), calls(("echo", {"text": "hi"})), says("ok"))
+    heard = await carry(model, ShelfToolbox(echo=tool))
+    assert [call.arguments for call in tool.calls] == [{"text": "hi"}]
+    assert heard.turns[0].answer.broken[0].flaw is Flaw.TRUNCATED
+    told = json.loads(model.asked[1].tool_results["call_echo_0"])
+    assert told["error"]["code"] == "truncated"
+    assert model.asked[1].messages[1]["tool_calls"][0]["function"]["arguments"] == "{}"
+    assert heard.ended.ending.kind is EndingKind.ANSWERED
+
+
+async def test_whole_calls_run_though_another_of_the_turn_is_broken() -> None:
+    model = ScriptedModel(calls(("echo", {"n": 1}), ("echo", '{"n": '), ("echo", {"n": 3})), says("ok"))
+    box = ShelfToolbox(echo=EchoTool())
+    await carry(model, box)
+    assert [call.arguments for call in box.ran] == [{"n": 1}, {"n": 3}]
+    assert list(model.asked[1].tool_results) == ["call_echo_0", "call_echo_1", "call_echo_2"]
+
+
+async def test_arguments_that_miss_the_schema_are_explained_with_their_place() -> None:
+    model = ScriptedModel(calls(("weather", {"city": 7})), says("ok"))
+    box = ShelfToolbox(schemas={"weather": CITY}, weather=EchoTool())
+    await carry(model, box)
+    error = json.loads(model.asked[1].tool_results["call_weather_0"])["error"]
+    assert (error["code"], error["pointer"]) == ("schema_mismatch", "/city")
+    assert not box.ran
+
+
+async def test_an_unknown_tool_is_explained_with_the_names_there_are() -> None:
+    model = ScriptedModel(calls(("ecko", {})), says("ok"))
+    await carry(model)
+    error = json.loads(model.asked[1].tool_results["call_ecko_0"])["error"]
+    assert error["code"] == "unknown_tool"
+    assert error["did_you_mean"] == ["echo"]
+
+
+async def test_stop_beside_calls_runs_them_and_is_a_finding() -> None:
+    heard = await carry(ScriptedModel(calls(("echo", {}), finish="stop"), says("ok")))
+    assert heard.started == ["echo"]
+    assert Finding.TOOL_CALLS_WITH_STOP in heard.turns[0].answer.findings
+
+
+async def test_tool_calls_beside_no_call_is_an_answer_and_a_finding() -> None:
+    heard = await carry(ScriptedModel(says("That is all.", finish="tool_calls")))
+    assert heard.ended.ending.finish_reason == "stop"
+    assert Finding.FINISH_WITHOUT_TOOL_CALLS in heard.turns[0].answer.findings
+
+
+async def test_a_filtered_turn_runs_nothing_and_ends_the_chat() -> None:
+    box = ShelfToolbox(echo=EchoTool())
+    heard = await carry(ScriptedModel(calls(("echo", {}), finish="content_filter")), box)
+    assert not box.ran
+    assert heard.ended.ending.finish_reason == "content_filter"
+
+
+async def test_under_length_a_whole_call_still_runs() -> None:
+    box = ShelfToolbox(echo=EchoTool())
+    await carry(ScriptedModel(calls(("echo", {"n": 1}), ("echo", '{"n"'), finish="length"), says("ok")), box)
+    assert [call.arguments for call in box.ran] == [{"n": 1}]
+
+
+async def test_cut_off_twice_the_chat_ends_as_length() -> None:
+    cut = calls(("echo", '{"text": "h'), finish="length")
+    model = ScriptedModel(cut, cut)
+    heard = await carry(model)
+    assert len(model.asked) == 2
+    assert heard.ended.ending.kind is EndingKind.GAVE_UP
+    assert heard.ended.ending.finish_reason == "length"
+    assert not heard.handed_back
+
+
+async def test_cut_off_twice_the_clients_own_call_is_handed_back_as_it_was_sent() -> None:
+    cut = calls(("echo", '{"text": "h'), ("lookup", '{"key": "a'), finish="length")
+    box = ShelfToolbox({"lookup"}, echo=EchoTool())
+    box_plans_broken_ones(box)
+    heard = await carry(ScriptedModel(cut, cut), box)
+    assert [(call.name, call.text) for call in heard.handed_back] == [("lookup", '{"key": "a')]
+
+
+def box_plans_broken_ones(box: ShelfToolbox) -> None:
+    """The shelf hands broken calls of the client's back at once; a request's toolbox has the model try again."""
+    from callgate.calls.states import BrokenCall
+    from callgate.conversation.ports import Plan
+
+    given = box.plan
+
+    def plan(settled: Any) -> Plan:
+        first = given(settled)
+        broken = tuple(call for call in settled if isinstance(call, BrokenCall))
+        return Plan(first.ours, tuple(call for call in first.theirs if call not in broken), broken)
+
+    box.plan = plan  # type: ignore[method-assign]
+
+
+# Limits ---------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_loop_that_never_ends_gets_ten_turns_and_one_answer_without_tools() -> None:
+    endless = [calls(("echo", {"n": n}), ids=[f"call_{n}"]) for n in range(11)]
+    model = ScriptedModel(*endless, says("Here is what I found."))
+    box = ShelfToolbox(echo=EchoTool())
+    heard = await carry(model, box)
+    assert len(box.ran) == 10
+    assert heard.ended.ending.kind is EndingKind.TURN_LIMIT
+    assert heard.ended.ending.finish_reason == "stop"
+    assert heard.text == "Here is what I found."
+    last = model.asked[-1]
+    assert not last.ask.tools
+    assert last.ask.tool_choice is None
+    assert last.tool_results["call_10"] == feedback.LIMIT_REACHED
+    assert [last.tool_results[f"call_{n}"] for n in range(10)] == [f'{{"n": {n}}}' for n in range(10)]
+
+
+async def test_exactly_as_many_turns_as_allowed_end_as_an_answer() -> None:
+    model = ScriptedModel(calls(("echo", {"n": 1})), calls(("echo", {"n": 2})), says("ok"))
+    heard = await carry(model, rules=Rules(max_iterations=2))
+    assert heard.ended.ending.kind is EndingKind.ANSWERED
+
+
+async def test_a_model_that_calls_even_without_tools_is_not_run() -> None:
+    model = ScriptedModel(calls(("echo", {"n": 1})), calls(("echo", {"n": 2})), calls(("echo", {"n": 3}), text="Well."))
+    box = ShelfToolbox(echo=EchoTool())
+    heard = await carry(model, box, rules=Rules(max_iterations=1))
+    assert len(box.ran) == 1
+    assert heard.ended.ending.finish_reason == "stop"
+
+
+async def test_three_turns_in_which_nothing_worked_end_the_loop() -> None:
+    broken = [calls(("echo", '{"a"')), calls(("nope", {})), calls(("fail", {}))]
+    model = ScriptedModel(*broken, says("I cannot do it."))
+    heard = await carry(model, ShelfToolbox(echo=EchoTool(), fail=FailingTool()))
+    assert heard.ended.ending.note == "failed_turns"
+    assert not model.asked[3].ask.tools
+
+
+async def test_one_thing_that_worked_starts_the_count_of_failures_anew() -> None:
+    bad, good = calls(("fail", {})), calls(("echo", {}))
+    model = ScriptedModel(bad, bad, good, bad, bad, says("ok"))
+    heard = await carry(model, ShelfToolbox(echo=EchoTool(), fail=FailingTool()))
+    assert heard.ended.ending.kind is EndingKind.ANSWERED
+
+
+async def test_the_same_call_with_the_same_result_three_times_running_ends_the_loop() -> None:
+    same = calls(("echo", {"n": 1}))
+    model = ScriptedModel(same, same, same, says("It does not change."))
+    heard = await carry(model)
+    assert heard.ended.ending.note == "repeated_call"
+    assert heard.text == "It does not change."
+
+
+async def test_a_chat_that_has_spent_its_tokens_answers_without_tools() -> None:
+    dear = {"prompt_tokens": 900, "completion_tokens": 100, "total_tokens": 1000}
+    model = ScriptedModel(
+        calls(("echo", {"n": 1}), usage=dear), calls(("echo", {"n": 2}), usage=dear), says("That was enough.")
+    )
+    heard = await carry(model, rules=Rules(max_tokens=2000))
+    assert (heard.ended.ending.kind, heard.ended.ending.note) == (EndingKind.TURN_LIMIT, "tokens")
+    assert not model.asked[2].ask.tools
+    assert heard.text == "That was enough."
+
+
+async def test_the_same_call_with_other_results_may_go_on() -> None:
+    poll = calls(("poll", {}))
+    model = ScriptedModel(poll, poll, poll, poll, says("Done."))
+    heard = await carry(model, ShelfToolbox(poll=AnsweringTool("1 %", "40 %", "90 %", "100 %")))
+    assert heard.ended.ending.kind is EndingKind.ANSWERED
+
+
+async def test_more_calls_than_a_turn_may_have_are_answered_and_not_run() -> None:
+    model = ScriptedModel(calls(*[("echo", {"n": n}) for n in range(5)]), says("ok"))
+    box = ShelfToolbox(echo=EchoTool())
+    await carry(model, box, rules=Rules(max_calls_per_turn=3))
+    assert len(box.ran) == 3
+    assert len(model.asked[1].tool_results) == 5
+
+
+# tool_choice ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "echo"}}])
+async def test_a_forced_choice_is_honoured_once_and_then_the_model_may_answer(choice: Any) -> None:
+    model = ScriptedModel(calls(("echo", {})), says("ok"))
+    await carry(model, ask=ask_for(tool_choice=choice))
+    assert [asked.ask.tool_choice for asked in model.asked] == [choice, "auto"]
+
+
+async def test_without_a_choice_none_is_made_up() -> None:
+    model = ScriptedModel(calls(("echo", {})), says("ok"))
+    await carry(model)
+    assert [asked.ask.tool_choice for asked in model.asked] == [None, None]
+
+
+# Running --------------------------------------------------------------------------------------------------------------
+
+
+async def test_calls_of_one_turn_run_together_and_answer_in_their_order() -> None:
+    gated, quick = GatedTool(), CountingTool()
+    model = ScriptedModel(calls(("slow", {"n": 1}), ("quick", {"n": 2})), says("ok"))
+    heard = Listener()
+    box = ShelfToolbox(slow=gated, quick=quick)
+    chat = asyncio.create_task(converse(ask_for(), model, box, heard, new_id=counter("made")))
+    await quick.wait(1)
+    gated.gate.set()
+    await chat
+    assert list(model.asked[1].tool_results.values()) == ['{"n": 1}', '{"n": 2}']
+
+
+async def test_one_at_a_time_when_the_rules_say_so() -> None:
+    counting = CountingTool()
+    model = ScriptedModel(calls(*[("echo", {"n": n}) for n in range(4)]), says("ok"))
+    await carry(model, ShelfToolbox(echo=counting), rules=Rules(max_parallel_calls=1))
+    assert (len(counting.calls), counting.peak) == (4, 1)
+
+
+async def test_a_failure_is_an_answer_to_the_model() -> None:
+    model = ScriptedModel(calls(("fail", {})), says("I am sorry."))
+    heard = await carry(model, ShelfToolbox(fail=FailingTool("no such city")))
+    assert model.asked[1].tool_results["call_fail_0"] == "no such city"
+    assert heard.outcomes["call_fail_0"] == Failed("no such city", FailureKind.RAISED)
+
+
+async def test_progress_is_told() -> None:
+    model = ScriptedModel(calls(("work", {})), says("ok"))
+    heard = await carry(model, ShelfToolbox(work=ReportingTool("half", "whole")))
+    assert heard.kinds.count("CallProgress") == 2
+
+
+@pytest.mark.parametrize("sees", [True, False])
+async def test_images_are_shown_to_models_that_see_and_described_to_others(sees: bool) -> None:
+    picture = Returned("a cat", images=(Image("image/png", "aGk="),))
+    model = ScriptedModel(calls(("draw", {})), says("Nice."))
+    await carry(model, ShelfToolbox(draw=AnsweringTool(picture)), sees_images=sees)
+    messages = model.asked[1].messages
+    assert "aGk=" not in messages[2]["content"]
+    assert (messages[-1]["role"] == "user") is sees
+    assert ("data:image/png;base64,aGk=" in json.dumps(messages[-1])) is sees
+
+
+# The client's own calls -----------------------------------------------------------------------------------------------
+
+
+async def test_a_call_of_the_clients_is_handed_back_and_not_run() -> None:
+    heard = await carry(ScriptedModel(calls(("lookup", {"k": 1}))), ShelfToolbox({"lookup"}, echo=EchoTool()))
+    assert heard.ended.ending.kind is EndingKind.HANDED_BACK
+    assert heard.ended.ending.finish_reason == "tool_calls"
+    assert [call.name for call in heard.handed_back] == ["lookup"]
+    assert not heard.of(CallStarted)
+
+
+# Models that fail -----------------------------------------------------------------------------------------------------
+
+
+async def test_an_answer_that_broke_off_before_a_word_was_passed_on_is_asked_again() -> None:
+    lost: list[Step] = broken_off(calls(("echo", {"n": 1})), BrokenOff("reset", transport_error=True), keep=2)
+    model = ScriptedModel(lost, calls(("echo", {"n": 2})), says("ok"))
+    box = ShelfToolbox(echo=EchoTool())
+    heard = await carry(model, box)
+    assert [call.arguments for call in box.ran] == [{"n": 2}]
+    assert len(heard.of(ModelRetried)) == 1
+
+
+async def test_an_answer_that_broke_off_after_words_were_passed_on_is_an_error() -> None:
+    lost = broken_off(says("Idempotency upon a time"), BrokenOff("cut", transport_error=False), keep=1)
+    model = ScriptedModel(lost)
+    with pytest.raises(ChatError) as caught:
+        await carry(model)
+    assert caught.value.status == 502
+
+
+async def test_a_whole_answer_is_asked_again_even_with_words_in_it() -> None:
+    lost: list[Step] = [[TextDelta("half")], BrokenOff("cut", transport_error=False)]
+    heard = await carry(ScriptedModel(lost, says("whole")), ask=ask_for(stream=False))
+    assert heard.ended.ending.kind is EndingKind.ANSWERED
+
+
+async def test_an_answer_that_keeps_breaking_off_is_an_error_and_runs_nothing() -> None:
+    lost = broken_off(calls(("echo", {"n": 1})), BrokenOff("cut", transport_error=False), keep=2)
+    box = ShelfToolbox(echo=EchoTool())
+    with pytest.raises(ChatError):
+        await carry(ScriptedModel(lost, lost, lost), box)
+    assert not box.ran
+
+
+async def test_a_break_after_the_finish_reason_means_nothing() -> None:
+    done = calls(("echo", {"n": 1}))
+    model = ScriptedModel([*done, BrokenOff("late", transport_error=True)], says("ok"))
+    box = ShelfToolbox(echo=EchoTool())
+    await carry(model, box)
+    assert len(box.ran) == 1
+
+
+async def test_an_error_inside_the_answer_runs_nothing() -> None:
+    failed: list[Step] = [*calls(("echo", {"n": 1}), finish=None), [ProviderError("overloaded")], [Finished("stop")]]
+    box = ShelfToolbox(echo=EchoTool())
+    with pytest.raises(ChatError) as caught:
+        await carry(ScriptedModel(failed, failed, failed), box)
+    assert caught.value.code == "upstream_error"
+    assert not box.ran
+
+
+async def test_a_refusal_of_the_provider_comes_out_as_it_is() -> None:
+    refused = ChatError(429, "slow down", code="rate_limit_exceeded")
+    with pytest.raises(ChatError) as caught:
+        await carry(ScriptedModel([refused]))
+    assert caught.value is refused
+
+
+# Cancelling -----------------------------------------------------------------------------------------------------------
+
+
+async def test_cancelling_closes_the_models_answer() -> None:
+    model = ScriptedModel(hangs())
+    heard = Listener()
+    chat = asyncio.create_task(converse(ask_for(), model, ShelfToolbox(), heard, new_id=counter("made")))
+    await heard.wait_for(TurnStarted)
+    chat.cancel()
+    await asyncio.wait({chat})
+    await model.asked[0].closed.wait()
+    assert model.asked[0].end == "cancelled"
+
+
+async def test_cancelling_stops_every_tool_that_runs() -> None:
+    one, two = HangingTool(), HangingTool()
+    model = ScriptedModel(calls(("one", {}), ("two", {})))
+    chat = asyncio.create_task(
+        converse(ask_for(), model, ShelfToolbox(one=one, two=two), Listener(), new_id=counter("made"))
+    )
+    await one.started.wait()
+    await two.started.wait()
+    chat.cancel()
+    await asyncio.wait({chat})
+    assert one.cancelled.is_set()
+    assert two.cancelled.is_set()
+    assert len(model.asked) == 1
+
+
+async def test_the_last_turn_is_told_to_be_without_tools() -> None:
+    model = ScriptedModel(calls(("echo", {"n": 1})), calls(("echo", {"n": 2})), says("ok"))
+    heard = await carry(model, rules=Rules(max_iterations=1))
+    assert [started.tools_offered for started in heard.of(TurnStarted)] == [True, True, False]

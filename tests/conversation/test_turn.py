@@ -1,0 +1,707 @@
+import itertools
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from callgate.calls.arguments import ArgumentsError, read_arguments
+from callgate.calls.json_text import canonical
+from callgate.calls.offer import Offer, OfferedTool
+from callgate.calls.states import BrokenCall, Finding, Flaw, ReadyCall
+from callgate.conversation.events import (
+    Aside,
+    AskedInWords,
+    CallDelta,
+    CallWritten,
+    ChoiceIgnored,
+    Finished,
+    Head,
+    Logprobs,
+    ModelEvent,
+    ProviderError,
+    ReasoningDelta,
+    StreamEnd,
+    TextDelta,
+    ThinkingBlock,
+    Usage,
+)
+from callgate.conversation.finish import FinishClass
+from callgate.conversation.turn import Turn, TurnBuilder
+
+NO_SCHEMA: dict[str, Any] = {"type": "object", "properties": {"x": {}}}
+OFFER: Offer = {name: OfferedTool(name, NO_SCHEMA) for name in ("get_weather", "get_time", "get", "search_docs")}
+DONE = Finished("tool_calls")
+
+
+def turn_of(*events: ModelEvent, end: StreamEnd = StreamEnd.DONE) -> Turn:
+    building = TurnBuilder(OFFER, map("made_{}".format, itertools.count()).__next__)
+    for event in events:
+        building.feed([event])
+    return building.finish(end)
+
+
+def ready(turn: Turn) -> list[tuple[str, str, dict[str, Any]]]:
+    return [(call.id, call.name, call.arguments) for call in turn.calls if isinstance(call, ReadyCall)]
+
+
+def broken(turn: Turn) -> list[tuple[str | None, Flaw]]:
+    return [(call.name, call.flaw) for call in turn.calls if isinstance(call, BrokenCall)]
+
+
+def delta(
+    *, index: int | None = 0, id: Any = None, name: str | None = None, args: Any = None, **extras: Any
+) -> CallDelta:
+    return CallDelta(index, id, name, args, extras)
+
+
+# Text and what else is no call
+
+
+def test_a_plain_answer():
+    turn = turn_of(Head("r1", "m"), TextDelta("Hel"), TextDelta("lo"), Finished("stop"), Usage({"total_tokens": 3}))
+    assert turn == Turn(
+        text="Hello",
+        reasons=("stop",),
+        winner=FinishClass.STOP,
+        usage={"total_tokens": 3},
+        head=Head("r1", "m"),
+    )
+
+
+def test_an_empty_builder_gives_an_empty_turn():
+    assert turn_of() == Turn(findings=(Finding.MISSING_FINISH_REASON,))
+
+
+def test_the_first_head_and_the_last_usage_count():
+    turn = turn_of(Head("a"), Usage({"n": 1}), Head("b"), Usage({"n": 2}))
+    assert (turn.head, turn.usage) == (Head("a"), {"n": 2})
+
+
+def test_a_character_cut_in_two_is_joined_and_a_lone_half_replaced():
+    turn = turn_of(TextDelta("go \ud83d"), TextDelta("\ude80 on \udc00"), ReasoningDelta("\ud83d"))
+    assert turn.text == "go \U0001f680 on \ufffd"
+    assert turn.reasoning == "\ufffd"
+
+
+def test_reasoning_under_two_names_is_told_once():
+    both = (
+        ReasoningDelta("a", "reasoning"),
+        ReasoningDelta("A"),
+        ReasoningDelta("b", "reasoning"),
+        ReasoningDelta("B"),
+    )
+    assert turn_of(*both).reasoning == "AB"
+    assert turn_of(ReasoningDelta("a", "reasoning"), ReasoningDelta("", "reasoning_content")).reasoning == "a"
+    assert turn_of(ReasoningDelta("part", "thinking")).reasoning == "part"
+
+
+def test_reasoning_written_among_text_is_kept_beside_the_native_kind():
+    assert turn_of(ReasoningDelta("native "), ReasoningDelta("written", "text")).reasoning == "native written"
+
+
+def test_unread_fields_are_joined_by_their_kind():
+    turn = turn_of(
+        Aside("refusal", "I can"),
+        Aside("refusal", "not"),
+        Aside("annotations", [1]),
+        Aside("annotations", [2, 3]),
+        Aside("odd", {"a": 1}),
+        Aside("odd", {"b": 2}),
+        Aside("number", 1),
+        Aside("number", 2),
+    )
+    assert turn.asides == {"refusal": "I cannot", "annotations": [1, 2, 3], "odd": {"a": 1, "b": 2}, "number": 2}
+
+
+def test_no_half_of_a_surrogate_pair_is_left_in_fields_nobody_reads():
+    turn = turn_of(Aside("odd\ud83d", {"name": "get_\ud83dweather", "parts": ["\ud83d\ude00"]}))
+    assert turn.asides == {"odd\ufffd": {"name": "get_\ufffdweather", "parts": ["\U0001f600"]}}
+    json.dumps(turn.assistant_message(), ensure_ascii=False).encode()
+
+
+def test_the_values_of_events_are_left_alone():
+    first: list[int] = [1]
+    turn_of(Aside("annotations", first), Aside("annotations", [2]))
+    assert first == [1]
+
+
+def test_logprobs_are_kept_in_order():
+    assert turn_of(Logprobs({"content": [1]}), Logprobs({"content": [2]})).logprobs == (
+        {"content": [1]},
+        {"content": [2]},
+    )
+
+
+def test_thinking_blocks_are_joined_until_their_signature():
+    turn = turn_of(
+        ThinkingBlock({"type": "thinking", "thinking": "one ", "signature": ""}),
+        ThinkingBlock({"type": "thinking", "thinking": "block", "signature": ""}),
+        ThinkingBlock({"type": "thinking", "thinking": "", "signature": "s1"}),
+        ThinkingBlock({"type": "redacted_thinking", "data": "Zm9v"}),
+        ThinkingBlock({"type": "thinking", "thinking": "two", "signature": "s2"}),
+        ThinkingBlock({"type": "thinking", "signature": "alone"}),
+        ThinkingBlock({"type": "thinking", "thinking": "open"}),
+    )
+    assert turn.asides["thinking_blocks"] == [
+        {"type": "thinking", "thinking": "one block", "signature": "s1"},
+        {"type": "redacted_thinking", "data": "Zm9v"},
+        {"type": "thinking", "thinking": "two", "signature": "s2"},
+        {"type": "thinking", "thinking": "", "signature": "alone"},
+        {"type": "thinking", "thinking": "open"},
+    ]
+
+
+# Which fragment belongs to which call
+
+
+def test_fragments_that_say_nothing_are_ignored():
+    empty = delta(index=3, args=""), delta(index=None), CallDelta(0, "  ", "", ""), CallDelta(0, None, None, None, {})
+    assert turn_of(*empty, Finished("stop")).calls == ()
+
+
+def test_fragments_are_told_apart_by_index():
+    turn = turn_of(
+        delta(index=0, id="a", name="get_weather", args=""),
+        delta(index=1, id="b", name="get_time"),
+        delta(index=1, args='{"x":'),
+        delta(index=0, args='{"x":"A'),
+        delta(index=1, args="2}"),
+        delta(index=0, args='"}'),
+        DONE,
+    )
+    assert ready(turn) == [("a", "get_weather", {"x": "A"}), ("b", "get_time", {"x": 2})]
+    assert turn.findings == ()
+
+
+def test_an_id_counts_for_more_than_an_index():
+    turn = turn_of(
+        delta(index=0, id="a", name="get", args='{"x":'),
+        delta(index=1, id="b", name="get", args='{"x":'),
+        delta(index=0, id="b", args="2}"),
+        delta(index=7, id="a", args="1}"),
+        DONE,
+    )
+    assert ready(turn) == [("a", "get", {"x": 1}), ("b", "get", {"x": 2})]
+
+
+def test_of_calls_with_one_id_the_one_with_the_index_is_meant():
+    turn = turn_of(
+        delta(index=0, id="same", name="get", args='{"x":'),
+        delta(index=1, id="same", name="get", args='{"x":'),
+        delta(index=0, id="same", args="1}"),
+        delta(index=1, id="same", args="2}"),
+        DONE,
+    )
+    assert ready(turn) == [("same", "get", {"x": 1}), ("made_0", "get", {"x": 2})]
+    assert turn.findings == (Finding.ID_REPAIRED,)
+
+
+def test_without_index_a_fragment_goes_to_the_latest_call():
+    turn = turn_of(
+        delta(index=None, id="a", name="get", args='{"x":1}'),
+        delta(index=None, id="b", name="get"),
+        delta(index=None, args='{"x":2}'),
+        DONE,
+    )
+    assert ready(turn) == [("a", "get", {"x": 1}), ("b", "get", {"x": 2})]
+
+
+def test_a_fragment_that_fits_nowhere_opens_a_call():
+    turn = turn_of(delta(index=0, id="a", name="get", args="{}"), delta(index=5, args='{"x":1}'), DONE)
+    assert ready(turn) == [("a", "get", {})]
+    assert broken(turn) == [(None, Flaw.MISSING_NAME)]
+
+
+def test_an_id_that_changes_within_a_call_keeps_the_first():
+    turn = turn_of(delta(id="1", name="get"), delta(id="2", args='{"x":'), delta(id="3", args="1}"), DONE)
+    assert ready(turn) == [("1", "get", {"x": 1})]
+    assert turn.findings == (Finding.ID_REPAIRED,)
+
+
+def test_an_id_may_come_late():
+    turn = turn_of(delta(name="get"), delta(id="late", args="{}"), DONE)
+    assert ready(turn) == [("late", "get", {})]
+    assert turn.findings == ()
+
+
+def test_another_id_with_a_name_is_another_call():
+    turn = turn_of(delta(id="a", name="get", args="{}"), delta(id="b", name="get", args="{}"), DONE)
+    assert [id_ for id_, _, _ in ready(turn)] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "name"),
+    [
+        (["get_", "weather"], "get_weather"),
+        (["search", "search_docs"], "search_docs"),
+        (["g", "et", "_ti", "me"], "get_time"),
+        (["get_weather", "get_weather"], "get_weather"),
+    ],
+)
+def test_a_name_may_come_in_pieces_or_grow(pieces, name):
+    turn = turn_of(*(delta(id="a", name=piece) for piece in pieces), delta(args="{}"), DONE)
+    assert ready(turn) == [("a", name, {})]
+
+
+def test_two_offered_names_are_two_calls_even_if_one_begins_with_the_other():
+    turn = turn_of(delta(name="get"), delta(name="get_time"), DONE)
+    assert [name for _, name, _ in ready(turn)] == ["get", "get_time"]
+
+
+def test_a_name_that_makes_no_tool_of_the_current_one_is_another_call():
+    turn = turn_of(delta(name="get_"), delta(name="nothing"), DONE)
+    assert broken(turn) == [("get_", Flaw.UNKNOWN_TOOL), ("nothing", Flaw.UNKNOWN_TOOL)]
+
+
+def test_another_name_after_arguments_is_another_call():
+    turn = turn_of(delta(id="t", name="get", args='{"x":1}'), delta(id="t", name="get_time", args="{}"), DONE)
+    assert ready(turn) == [("t", "get", {"x": 1}), ("made_0", "get_time", {})]
+
+
+def test_a_name_may_come_after_the_arguments():
+    assert ready(turn_of(delta(id="a", args="{}"), delta(name="get"), DONE)) == [("a", "get", {})]
+
+
+def test_a_name_on_every_fragment_is_a_repetition():
+    turn = turn_of(*(delta(name="get", args=piece) for piece in ('{"', "x", '":', "[1,{}]", "}")), DONE)
+    assert ready(turn) == [("made_0", "get", {"x": [1, {}]})]
+
+
+@pytest.mark.parametrize("again", ['{"x":1}', '{ "x": 1 }', {"x": 1}])
+def test_a_whole_call_sent_again_is_dropped(again):
+    turn = turn_of(delta(id="a", name="get", args='{"x":1}'), delta(id="a", name="get", args=again), DONE)
+    assert ready(turn) == [("a", "get", {"x": 1})]
+    assert turn.findings == (Finding.DUPLICATE_CALL_DROPPED,)
+
+
+def test_other_arguments_without_an_id_are_another_call():
+    turn = turn_of(delta(name="get", args='{"x":1}'), delta(name="get", args='{"x":true}'), DONE)
+    assert [(name, arguments) for _, name, arguments in ready(turn)] == [("get", {"x": 1}), ("get", {"x": True})]
+
+
+def test_whole_objects_in_the_place_of_text_are_told_apart_as_well():
+    turn = turn_of(delta(name="get", args={"x": 1}), delta(name="get", args={"x": 2}), DONE)
+    assert [arguments for _, _, arguments in ready(turn)] == [{"x": 1}, {"x": 2}]
+
+
+def test_calls_that_come_as_snapshots_under_one_name_are_told_apart():
+    pieces = ('{"x"', '{"x":{"y":1}', '{"x":{"y":1}}', '{"x"', '{"x":2}', '{"x":2}')
+    turn = turn_of(*(delta(name="get", args=piece) for piece in pieces), DONE)
+    assert [arguments for _, _, arguments in ready(turn)] == [{"x": {"y": 1}}, {"x": 2}]
+    assert Finding.DUPLICATE_CALL_DROPPED in turn.findings
+
+
+def test_other_arguments_under_the_same_id_belong_to_the_same_call():
+    turn = turn_of(delta(id="a", name="get", args="{}"), delta(id="a", name="get", args='{"x":1}'), DONE)
+    assert ready(turn) == [("a", "get", {"x": 1})]
+    turn = turn_of(delta(id="a", name="get", args='{"x":1}'), delta(id="a", name="get", args='{"x":2}'), DONE)
+    assert broken(turn) == [("get", Flaw.INVALID_JSON)]
+
+
+def test_white_space_after_a_whole_call_opens_no_second_one():
+    turn = turn_of(delta(name="get", args='{"x":1}'), delta(name="get", args="\n"), DONE)
+    assert [arguments for _, _, arguments in ready(turn)] == [{"x": 1}]
+
+
+def test_extras_come_together_on_their_call():
+    turn = turn_of(
+        delta(id="a", name="get", args="{}", extra_content={"google": {"one": 1}}),
+        CallDelta(extras={"extra_content": {"google": {"two": 2}}}),
+        DONE,
+    )
+    assert turn.calls[0].extras == {"extra_content": {"google": {"one": 1, "two": 2}}}
+
+
+# Ids
+
+
+@pytest.mark.parametrize("id_", ["a", " odd id ", "x" * 5000, "functions.get:0", "call__thought__CiQ/+=="])
+def test_usable_ids_are_never_altered(id_):
+    turn = turn_of(delta(id=id_, name="get", args="{}"), DONE)
+    assert turn.calls[0].id == id_
+    assert turn.findings == ()
+
+
+@pytest.mark.parametrize("id_", [None, "", "  ", 7, 7.5, "\ud83d", 10**40, True])
+def test_any_other_id_is_repaired(id_):
+    turn = turn_of(delta(id=id_, name="get", args="{}"), DONE)
+    assert turn.findings == (Finding.ID_REPAIRED,)
+    turn.calls[0].id.encode()
+    assert turn.calls[0].id
+
+
+def test_made_ids_never_meet_given_ones():
+    turn = turn_of(delta(index=0, name="get", args="{}"), delta(index=1, id="made_0", name="get", args="{}"), DONE)
+    assert [call.id for call in turn.calls] == ["made_1", "made_0"]
+
+
+def test_broken_calls_have_ids_too_but_no_findings():
+    turn = turn_of(delta(name="nobody", args="{}"), delta(index=1, name="nobody", args="{}"), DONE)
+    assert len({call.id for call in turn.calls}) == 2
+    assert turn.findings == ()
+
+
+# Calls in one piece
+
+
+def test_every_written_entry_is_a_call():
+    turn = turn_of(
+        CallWritten("get", "{}", "a"), CallWritten("get", "{}", "b"), CallWritten("get", '{"x":1}', "b"), DONE
+    )
+    assert ready(turn) == [("a", "get", {}), ("b", "get", {}), ("made_0", "get", {"x": 1})]
+
+
+def test_an_equal_entry_is_dropped():
+    turn = turn_of(CallWritten("get", '{"x":1}', "a"), CallWritten("get", '{"x": 1}', "a"), DONE)
+    assert ready(turn) == [("a", "get", {"x": 1})]
+    assert turn.findings == (Finding.DUPLICATE_CALL_DROPPED,)
+
+
+def test_equal_entries_without_ids_are_several_calls():
+    assert len(turn_of(CallWritten("get", "{}"), CallWritten("get", "{}"), DONE).calls) == 2
+
+
+def test_broken_entries_that_are_equal_are_dropped_too():
+    turn = turn_of(CallWritten("get", '{"x"', "a"), CallWritten("get", '{"x"', "a"), DONE)
+    assert broken(turn) == [("get", Flaw.TRUNCATED)]
+
+
+def test_calls_out_of_text_have_no_ids_and_need_no_repair():
+    turn = turn_of(CallWritten("get", {"x": "1"}, from_text=True, only_text=True), Finished("stop"))
+    assert ready(turn) == [("made_0", "get", {"x": "1"})]
+    assert turn.findings == ()
+
+
+def test_equal_calls_out_of_text_are_two_calls():
+    twice = [CallWritten("get", "{}", from_text=True)] * 2
+    assert len(ready(turn_of(*twice))) == 2
+
+
+def test_a_turn_that_was_asked_in_words_is_not_judged_by_what_its_reason_says_of_calls():
+    turn = turn_of(AskedInWords("xml", 40), TextDelta("hi"), Finished("tool_calls"))
+    assert turn.findings == ()
+    assert turn.in_words == AskedInWords("xml", 40)
+    assert turn_of(AskedInWords("xml"), TextDelta("hi")).findings == ()
+    assert turn_of(TextDelta("hi"), Finished("tool_calls")).findings == (Finding.FINISH_WITHOUT_TOOL_CALLS,)
+
+
+def test_a_legacy_call_counts_if_there_is_no_other():
+    legacy = CallDelta(name="get_", legacy=True), CallDelta(name="time", arguments='{"x"', legacy=True)
+    turn = turn_of(*legacy, CallDelta(arguments=":1}", legacy=True), Finished("function_call"))
+    assert ready(turn) == [("made_0", "get_time", {"x": 1})]
+    assert turn.findings == (Finding.LEGACY_FUNCTION_CALL,)
+    assert ready(turn_of(*legacy, delta(id="a", name="get", args="{}"), DONE)) == [("a", "get", {})]
+    assert turn_of(CallDelta(arguments="", legacy=True), CallWritten(None, legacy=True)).calls == ()
+
+
+# What the end of the turn decides
+
+
+def test_a_call_that_looks_finished_is_not_settled_before_the_end():
+    turn = turn_of(delta(id="a", name="get", args="{}"), DONE, delta(args="}"))
+    assert broken(turn) == [("get", Flaw.INVALID_JSON)]
+
+
+@pytest.mark.parametrize(
+    ("events", "end", "flaw"),
+    [
+        ((Finished("content_filter"),), StreamEnd.DONE, Flaw.CONTENT_FILTER),
+        ((), StreamEnd.EOF, Flaw.STREAM_ENDED),
+        ((), StreamEnd.ERROR, Flaw.UPSTREAM_ERROR),
+        ((ProviderError("no"), DONE), StreamEnd.DONE, Flaw.UPSTREAM_ERROR),
+        ((DONE, Finished("error")), StreamEnd.DONE, Flaw.UPSTREAM_ERROR),
+    ],
+)
+def test_nothing_of_an_unfinished_turn_is_ready(events, end, flaw):
+    turn = turn_of(delta(id="a", name="get", args="{}"), *events, end=end)
+    assert broken(turn) == [("get", flaw)]
+    assert turn.failure is flaw
+
+
+def test_after_a_finish_reason_the_end_of_the_body_means_nothing():
+    for end in StreamEnd:
+        assert len(ready(turn_of(delta(id="a", name="get", args="{}"), DONE, end=end))) == 1
+
+
+def test_under_length_the_last_call_is_the_doubtful_one():
+    turn = turn_of(
+        delta(index=0, id="a", name="get", args="{}"), delta(index=1, id="b", name="get", args="{}"), Finished("length")
+    )
+    assert ready(turn) == [("a", "get", {})]
+    assert broken(turn) == [("get", Flaw.TRUNCATED)]
+    assert turn.winner is FinishClass.LENGTH
+
+
+def test_ignored_choices_and_repeated_reasons_are_told_once():
+    turn = turn_of(ChoiceIgnored(1), ChoiceIgnored(2), Finished("stop"), Finished("stop"), Finished(""))
+    assert (turn.findings, turn.reasons) == ((Finding.EXTRA_CHOICES_IGNORED,), ("stop",))
+
+
+# Going back to the model
+
+
+def test_a_whole_call_goes_back_with_the_models_own_text():
+    message = turn_of(TextDelta("ok"), delta(id="a", name="get", args=' {"x" : 1}\n'), DONE).assistant_message()
+    assert message == {
+        "role": "assistant",
+        "content": "ok",
+        "tool_calls": [{"id": "a", "type": "function", "function": {"name": "get", "arguments": ' {"x" : 1}\n'}}],
+    }
+
+
+@pytest.mark.parametrize("written", [None, " ", "null", '{}{"x":"é"}', '"{\\"x\\":\\"é\\"}"', {"x": "é"}, '{"x":"\n"}'])
+def test_what_is_not_one_json_object_goes_back_as_one(written):
+    turn = turn_of(delta(id="a", name="get", args=written), DONE)
+    text = turn.assistant_message()["tool_calls"][0]["function"]["arguments"]
+    assert [json.loads(text)] == [arguments for _, _, arguments in ready(turn)]
+
+
+@pytest.mark.parametrize("name", [None, "no such tool", "x" * 200, "functions.nobody", "名前"])
+def test_a_broken_call_goes_back_empty_under_a_legal_name(name):
+    message = turn_of(CallWritten(name, '{"x": "cut', "a"), DONE).assistant_message()
+    function = message["tool_calls"][0]["function"]
+    assert function["arguments"] == "{}"
+    assert function["name"].isascii()
+    assert 0 < len(function["name"].replace("_", "x")) <= 64
+    assert message["content"] is None
+
+
+def test_all_that_was_part_of_the_message_goes_back():
+    turn = turn_of(
+        ReasoningDelta("why", "reasoning"),
+        ThinkingBlock({"type": "thinking", "thinking": "why", "signature": "s"}),
+        Aside("reasoning_details", [{"type": "reasoning.text"}]),
+        Aside("audio", {"id": "audio_1", "data": "UklGRg=="}),
+        delta(id="a", name="get", args="{}", provider_specific_fields={"thought_signature": "t"}),
+        DONE,
+    )
+    assert turn.assistant_message() == {
+        "role": "assistant",
+        "content": None,
+        "reasoning_content": "why",
+        "thinking_blocks": [{"type": "thinking", "thinking": "why", "signature": "s"}],
+        "reasoning_details": [{"type": "reasoning.text"}],
+        "audio": {"id": "audio_1"},
+        "tool_calls": [
+            {
+                "id": "a",
+                "type": "function",
+                "function": {"name": "get", "arguments": "{}"},
+                "provider_specific_fields": {"thought_signature": "t"},
+            }
+        ],
+    }
+
+
+# However it is cut
+
+TEXTS = st.text(max_size=8)
+ARGUMENTS = st.dictionaries(TEXTS, st.integers() | TEXTS | st.lists(st.booleans(), max_size=2), max_size=3)
+CALLS = st.lists(st.tuples(st.sampled_from(sorted(OFFER)), ARGUMENTS), min_size=1, max_size=4)
+
+
+def fragments(calls: list[tuple[str, dict[str, Any]]], cuts: Iterable[int]) -> list[list[CallDelta]]:
+    """Each call as a list of fragments: one that opens it, then pieces of its text."""
+    places = itertools.cycle([*cuts] or [1])
+    told = []
+    for index, (name, arguments) in enumerate(calls):
+        text, pieces = json.dumps(arguments), [CallDelta(index, f"call_{index}", name, "")]
+        while text:
+            size = next(places)
+            pieces.append(CallDelta(index, None, None, text[:size]))
+            text = text[size:]
+        told.append(pieces)
+    return told
+
+
+@settings(deadline=None)
+@given(CALLS, st.lists(st.integers(1, 9), max_size=6), st.randoms(use_true_random=False))
+def test_however_calls_are_cut_and_interleaved_the_same_calls_come_out(calls, cuts, random):
+    told = fragments(calls, cuts)
+    turn = turn_of(*(opener for opener, *_ in told), *interleaved([pieces for _, *pieces in told], random), DONE)
+    assert [(name, arguments) for _, name, arguments in ready(turn)] == calls
+    assert turn.findings == ()
+
+
+def interleaved(queues: list[list[CallDelta]], random: Any) -> list[CallDelta]:
+    order = [place for place, queue in enumerate(queues) for _ in queue]
+    random.shuffle(order)
+    readers = [iter(queue) for queue in queues]
+    return [next(readers[place]) for place in order]
+
+
+@settings(deadline=None)
+@given(CALLS, st.lists(st.integers(1, 9), max_size=6), st.integers(0, 200))
+def test_a_stream_that_stops_anywhere_runs_only_what_was_whole(calls, cuts, stop):
+    events = [event for pieces in fragments(calls, cuts) for event in pieces][:stop]
+    turn = turn_of(*events, Finished("length"))
+    assert all(call in calls for call in [(name, arguments) for _, name, arguments in ready(turn)])
+    assert len(ready(turn)) <= len(calls)
+    assert ready(turn_of(*events, end=StreamEnd.EOF)) == []
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+DELTAS = st.builds(
+    CallDelta,
+    st.none() | st.integers(-1, 2),
+    st.none() | st.sampled_from(["", " ", "a", "b"]) | st.integers(0, 2),
+    st.none() | st.sampled_from(["", " ", "get", "get_", "time", "nobody", "multi_tool_use.parallel"]),
+    st.sampled_from(["", "{", "}", "{}", '"x":1', '"']) | VALUES,
+    st.just({}) | st.just({"extra_content": {"s": 1}}),
+    st.booleans(),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(DELTAS, max_size=8), st.sampled_from(StreamEnd), st.sampled_from(["stop", "length", "error", ""]))
+def test_any_fragments_make_a_turn_with_no_more_calls_than_came(deltas, end, reason):
+    turn = turn_of(*deltas, Finished(reason), end=end)
+    assert len(turn.calls) <= len(deltas)
+    assert len({call.id for call in turn.calls}) == len(turn.calls)
+    for call in turn.assistant_message().get("tool_calls", []):
+        assert isinstance(json.loads(call["function"]["arguments"]), dict)
+
+
+def test_a_number_without_end_for_an_id_is_no_id():
+    turn = turn_of(CallDelta(0, 10**5000, "get", "{}"), DONE)
+    assert (turn.calls[0].id, turn.findings) == ("made_0", (Finding.ID_REPAIRED,))
+
+
+# The rules of section I read once more, plainly and slowly, to hold the quick way against
+
+
+def plainly(deltas: list[CallDelta]) -> list[tuple[str | None, list[Any]]]:
+    """Name and argument fragments of each call, by scanning all calls for each fragment."""
+    calls: list[dict[str, Any]] = []
+    for one in deltas:
+        id_ = one.id if isinstance(one.id, str) and one.id.strip() else None
+        has_args = one.arguments not in (None, "")
+        if id_ is None and not one.name and not has_args and not one.extras:
+            continue
+        call = candidate_of(calls, id_, one.index)
+        if call is None or (one.name and is_new(call, one, id_)):
+            calls.append({"id": id_, "index": one.index, "name": one.name or None, "args": []})
+            call = calls[-1]
+        call["id"] = call["id"] or id_
+        if has_args and not call.pop("resent", False):
+            call["args"].append(one.arguments)
+    return [(call["name"], call["args"]) for call in calls]
+
+
+def candidate_of(calls: list[dict[str, Any]], id_: str | None, index: int | None) -> dict[str, Any] | None:
+    by_both = [
+        call for call in calls if id_ is not None and index is not None and (call["id"], call["index"]) == (id_, index)
+    ]
+    by_id = [call for call in calls if id_ is not None and call["id"] == id_]
+    by_index = [call for call in calls if index is not None and call["index"] == index]
+    latest = calls if index is None else []
+    return next((found[-1] for found in (by_both, by_id, by_index, latest) if found), None)
+
+
+def is_new(call: dict[str, Any], one: CallDelta, id_: str | None) -> bool:
+    assert one.name
+    if id_ and call["id"] and id_ != call["id"]:
+        return True
+    if call["name"] is None:
+        call["name"] = one.name
+        return False
+    same_id = id_ is not None and id_ == call["id"]
+    if same_id and one.index is not None and call["index"] is not None and one.index != call["index"]:
+        return True
+    if one.name == call["name"]:
+        whole = object_of(call["args"])
+        if whole is None or one.arguments in (None, "") or one.arguments.isspace():
+            return False
+        call["resent"] = whole == object_of([one.arguments])
+        return not call["resent"] and not same_id
+    if call["args"] or (one.name in OFFER and call["name"] in OFFER):
+        return True
+    if one.name.startswith(call["name"]):
+        call["name"] = one.name
+    elif any(tool.startswith(call["name"] + one.name) for tool in OFFER):
+        call["name"] += one.name
+    else:
+        return True
+    return False
+
+
+def object_of(fragments: list[str]) -> str | None:
+    if not "".join(fragments).strip():
+        return None
+    try:
+        return canonical(read_arguments(fragments).value)
+    except ArgumentsError:
+        return None
+
+
+PLAIN_DELTAS = st.builds(
+    CallDelta,
+    st.none() | st.integers(0, 2),
+    st.none() | st.sampled_from(["", "a", "b"]),
+    st.none() | st.sampled_from(["", "get", "get_", "time", "get_time", "nobody"]),
+    st.none() | st.sampled_from(["", "{", "}", "{}", '{"x":1}', '{"x": 1}', '{"x":2}', '{"x":', "1}", " "]),
+    st.just({}) | st.just({"extra_content": {"s": 1}}),
+)
+
+
+@settings(deadline=None, max_examples=1500)
+@given(st.lists(PLAIN_DELTAS, max_size=8))
+def test_the_quick_way_finds_the_same_calls_as_the_plain_reading_of_the_rules(deltas):
+    turn = turn_of(*deltas, DONE)
+    expected = [(name, "".join(fragments)) for name, fragments in plainly(deltas)]
+    assert [(call.name, call.text) for call in turn.calls] == expected
+
+
+# More than anybody can use --------------------------------------------------------------------------------------------
+
+
+def limited(*events: ModelEvent) -> Turn:
+    building = TurnBuilder(OFFER, map("made_{}".format, itertools.count()).__next__, argument_bytes=1024)
+    building.feed(events)
+    return building.finish()
+
+
+LONG = "x" * 2000
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [
+            CallDelta(0, "c1", "get", '{"a": "'),
+            *[CallDelta(0, arguments=LONG[:10])] * 200,
+            CallDelta(0, arguments='"}'),
+        ],
+        [CallWritten("get", json.dumps({"a": LONG}), "c1")],
+        [CallWritten("get", {"a": LONG}, "c1")],
+        [CallWritten("get", {"a": LONG}, from_text=True)],
+        [CallDelta(name="get", arguments=json.dumps({"a": LONG}), legacy=True)],
+    ],
+    ids=["streamed", "whole", "whole object", "out of text", "legacy"],
+)
+def test_a_call_with_too_large_arguments_is_broken_and_its_neighbour_runs(events):
+    beside = [] if any(getattr(event, "legacy", False) for event in events) else [CallWritten("get", "{}", "c2")]
+    turn = limited(*events, *beside, Finished("tool_calls"))
+    large, *others = turn.calls
+    assert isinstance(large, BrokenCall)
+    assert large.flaw is Flaw.ARGUMENTS_TOO_LARGE
+    assert len(large.text) < 1100
+    assert len(ready(turn)) == len(others) == len(beside)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "streamed"])
+def test_free_text_for_a_custom_tool_has_the_same_limit(whole):
+    written = CallWritten("get", LONG, "c1", custom=True)
+    pieces = [CallDelta(0, "c1", "get", "", custom=True), *[CallDelta(0, arguments=LONG[:10])] * 200]
+    [call] = limited(*([written] if whole else pieces), DONE).calls
+    assert isinstance(call, BrokenCall)
+    assert call.flaw is Flaw.ARGUMENTS_TOO_LARGE
+    assert call.problem is not None
+    assert "1024 bytes" in call.problem.expected

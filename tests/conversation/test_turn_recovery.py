@@ -1,0 +1,127 @@
+"""A turn of which nothing was kept is made again as far as that does no harm."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from callgate.calls.outcome import Failed
+from callgate.conversation.events import HiddenTurns
+from callgate.conversation.hidden_history import handle_of
+from callgate.conversation.turn_recovery import (
+    MAX_CALLS,
+    MAX_HINT,
+    Hint,
+    LostCall,
+    hint_of,
+    lost_turns,
+    made_again,
+    take_hints,
+)
+from tests.conversation.test_hidden_history import answer, call, raw, said
+from tests.fakes import CountingTool, FailingTool, ShelfToolbox
+
+pytestmark = pytest.mark.anyio
+
+
+class WritingToolbox(ShelfToolbox):
+    def writes(self, call: Any) -> bool:
+        return True
+
+
+def hint(*calls: LostCall) -> dict[int, Hint]:
+    return {0: Hint(list(calls))}
+
+
+async def remade(toolbox: ShelfToolbox, *calls: LostCall) -> HiddenTurns:
+    [turn] = lost_turns([raw(said(call("c"))), raw(answer("c"))], hint(*calls), {})
+    return await made_again(turn, toolbox)
+
+
+def code_of(unseen: HiddenTurns, id: str) -> str:
+    return str(json.loads(unseen.results[id]["content"])["error"]["code"])
+
+
+async def test_a_tool_that_only_reads_is_run_again_in_its_place() -> None:
+    tool = CountingTool()
+    unseen = await remade(ShelfToolbox({"echo"}, clock=tool), LostCall(0, "h", "clock", '{"zone":"UTC"}'))
+    assert [one["id"] for one in unseen.assistant["tool_calls"]] == ["h", "c"]
+    assert unseen.results["h"] == {"role": "tool", "tool_call_id": "h", "content": '{"zone": "UTC"}'}
+    assert len(tool.calls) == 1
+
+
+async def test_a_tool_that_writes_is_not_run_again() -> None:
+    tool = CountingTool()
+    unseen = await remade(WritingToolbox({"echo"}, mail=tool), LostCall(1, "h", "mail", "{}"))
+    assert code_of(unseen, "h") == "result_lost"
+    assert [one["id"] for one in unseen.assistant["tool_calls"]] == ["c", "h"]
+    assert not tool.calls
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        LostCall(0, "h", "not_on_offer", "{}"),
+        LostCall(0, "h", "echo", "{}"),
+        LostCall(0, "h", "clock", None),
+    ],
+    ids=["not on offer", "the client's own", "without arguments"],
+)
+async def test_what_may_not_or_cannot_be_run_is_said_to_be_lost(lost: LostCall) -> None:
+    tool = CountingTool()
+    unseen = await remade(ShelfToolbox({"echo"}, clock=tool), lost)
+    assert code_of(unseen, "h") == "result_lost"
+    assert not tool.calls
+
+
+async def test_arguments_pass_the_same_gate() -> None:
+    tool = CountingTool()
+    schema = {"clock": {"type": "object", "properties": {"zone": {"type": "string"}}, "required": ["zone"]}}
+    box = ShelfToolbox({"echo"}, schema, clock=tool)
+    unseen = await remade(box, LostCall(0, "a", "clock", '{"zone":'), LostCall(0, "b", "clock", "{}"))
+    assert (code_of(unseen, "a"), code_of(unseen, "b")) == ("truncated", "schema_mismatch")
+    assert not tool.calls
+
+
+async def test_a_failure_is_told_as_it_is() -> None:
+    unseen = await remade(ShelfToolbox({"echo"}, clock=FailingTool("no clock")), LostCall(0, "h", "clock", "{}"))
+    assert unseen.results["h"]["content"] == "no clock"
+    assert Failed("no clock").text == "no clock"
+
+
+def test_no_more_calls_are_made_again_than_a_turn_may_hold() -> None:
+    many = [LostCall(0, f"h{n}", "clock", "{}") for n in range(MAX_CALLS + 1)]
+    [turn] = lost_turns([raw(said(call("c")))], hint(*many), {})
+    assert len(turn.calls) == MAX_CALLS
+
+
+def test_what_is_kept_is_not_lost() -> None:
+    kept = HiddenTurns((), said(call("c")), {})
+    assert (
+        list(lost_turns([raw(said(call("c")))], hint(LostCall(0, "h", "clock", "{}")), {handle_of("c", [], 0): kept}))
+        == []
+    )
+
+
+def test_a_hint_names_the_calls_that_ran_and_none_that_was_broken() -> None:
+    ran, broken, own = call("h", "clock", '{"a":1}'), call("b", "clock"), call("c")
+    unseen = HiddenTurns((), said(own, ran, broken), {"h": answer("h"), "b": answer("b")}, ran=("h",))
+    assert hint_of(unseen) == {"house": [[1, "h", "clock", '{"a":1}']]}
+    assert hint_of(HiddenTurns((), said(own, broken), {"b": answer("b")})) is None
+
+
+def test_a_hint_stays_small() -> None:
+    large = call("h", "clock", json.dumps({"a": "x" * MAX_HINT}))
+    unseen = HiddenTurns((), said(large, call("c")), {"h": answer("h")}, ran=("h",))
+    assert hint_of(unseen) == {"house": [[0, "h", "clock", None]]}
+
+
+def test_hints_are_taken_out_and_everything_else_stays() -> None:
+    marked = {**call("c"), "x_callgate": {"house": [[0, "h", "clock", "{}"]]}}
+    odd = {**call("d"), "x_callgate": "nonsense"}
+    user = raw({"role": "user", "content": "hi"})
+    rest, hints = take_hints([user, raw({**said(marked, odd), "more": 1})])
+    assert rest[0] is user
+    assert msgspec.json.decode(rest[1]) == {**said(call("c"), call("d")), "more": 1}
+    assert hints == {1: Hint([LostCall(0, "h", "clock", "{}")])}

@@ -1,0 +1,854 @@
+"""The HTTP clients under the models, over real sockets. What is promised is promised by both."""
+
+import asyncio
+import contextlib
+import contextvars
+import datetime as dt
+import ipaddress
+import socket
+import ssl
+
+import pytest
+
+from callgate.http.aiohttp_client import AiohttpClient
+from callgate.http.client import HttpClient
+from callgate.http.interface import Broken, ConnectFailed, Deadlines, TimedOut, TooLarge
+from tests.upstream.wire import QUICK, closing, serving
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(params=[AiohttpClient, HttpClient])
+async def client(request):
+    client = request.param()
+    yield client
+    await client.close()
+
+
+async def until_drained(client):
+    """Wait until what was left of a settled answer has been read aside."""
+    if isinstance(client, AiohttpClient):
+        while client._draining:
+            await asyncio.wait(client._draining)
+    else:
+        while any(connection._draining for connection in client._all):  # noqa: ASYNC110 -- a state, not an event
+            await asyncio.sleep(0)
+
+
+async def read_all(client, url, deadlines=QUICK):
+    async with asyncio.timeout(10), client.post(url, {}, b"{}", deadlines) as response:
+        return b"".join([part async for part in response.chunks()])
+
+
+async def test_status_headers_and_body_come_through(client):
+    async def serve(request, wire):
+        await wire.whole("hello", 418, "X-Thing: A", kind="text/plain")
+
+    async with serving(serve) as server, client.post(f"{server.url}/v1/x", {"X-Key": "k"}, b"body", QUICK) as response:
+        assert response.status == 418
+        assert response.headers["x-thing"] == "A"
+        assert await response.read(100) == b"hello"
+    request = server.requests[0]
+    assert request.target == "/v1/x"
+    assert request.raw == b"body"
+    assert request.headers["x-key"] == "k"
+    assert request.headers["accept-encoding"] == "identity"
+
+
+async def test_a_connection_whose_answer_was_read_is_used_again(client):
+    async def serve(request, wire):
+        await wire.whole("x")
+
+    async with serving(serve) as server:
+        for _ in range(3):
+            assert await read_all(client, server.url) == b"x"
+    assert server.connections == 1
+
+
+async def test_after_settling_the_rest_is_drained_and_the_connection_kept(client):
+    ask_for_end = asyncio.Event()
+    drained = asyncio.Event()
+
+    async def serve(request, wire):
+        await wire.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n")
+        if len(server.requests) == 1:
+            await ask_for_end.wait()
+        await wire.send("0\r\n\r\n")
+        drained.set()
+
+    async with serving(serve) as server, asyncio.timeout(5):
+        async with client.post(server.url, {}, b"", QUICK) as response:
+            assert await anext(response.chunks()) == b"first"
+            response.settle()
+        ask_for_end.set()
+        await drained.wait()
+        await until_drained(client)
+        assert await read_all(client, server.url) == b"first"
+    assert server.connections == 1
+
+
+async def test_leaving_before_the_end_closes_the_connection_at_once(client):
+    left = asyncio.Event()
+
+    async def serve(request, wire):
+        await wire.head()
+        await wire.send("data: 1\n\n")
+        await wire.peer_left()
+        left.set()
+
+    async with serving(serve) as server, asyncio.timeout(5):
+        async with client.post(server.url, {}, b"", QUICK) as response:
+            await anext(response.chunks())
+        async with asyncio.timeout(1):
+            await left.wait()
+
+
+@pytest.mark.parametrize("when", ["before_headers", "mid_body"])
+async def test_cancelling_closes_the_connection_at_once(client, when):
+    arrived, left = asyncio.Event(), asyncio.Event()
+
+    async def serve(request, wire):
+        if when == "mid_body":
+            await wire.head()
+            await wire.send("x")
+        arrived.set()
+        await wire.peer_left()
+        left.set()
+
+    async with serving(serve) as server, asyncio.timeout(5):
+        task = asyncio.create_task(read_all(client, server.url))
+        await arrived.wait()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        async with asyncio.timeout(1):
+            await left.wait()
+
+
+async def test_nobody_listening_is_a_failed_connection(client):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        with pytest.raises(ConnectFailed):
+            await read_all(client, f"http://127.0.0.1:{taken.getsockname()[1]}")
+
+
+@pytest.mark.parametrize("url", ["not a url", "ftp://127.0.0.1/x", "http://"])
+async def test_an_address_that_is_none_is_a_failed_connection(client, url):
+    with pytest.raises(ConnectFailed):
+        await read_all(client, url)
+
+
+async def test_a_listener_that_never_accepts_meets_the_connect_deadline(client):
+    # A full backlog: the kernel leaves further handshakes unanswered.
+    with socket.socket() as full, contextlib.ExitStack() as fillers:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(4):
+            filler = fillers.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(full.getsockname())
+        with pytest.raises(TimedOut) as caught:
+            await read_all(client, f"http://127.0.0.1:{full.getsockname()[1]}", Deadlines(0.2, 5, 5, 5))
+    assert caught.value.which == "connect"
+
+
+@pytest.mark.parametrize("answer", ["", "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"])
+async def test_no_body_in_time_is_the_first_byte_deadline(client, answer):
+    async def serve(request, wire):
+        await wire.send(answer)
+        await wire.peer_left()
+
+    async with serving(serve) as server:
+        with pytest.raises(TimedOut) as caught:
+            await read_all(client, server.url, Deadlines(2, 0.2, 5, 5))
+    assert caught.value.which == "first_byte"
+
+
+async def test_silence_in_the_body_is_the_idle_deadline(client):
+    async def serve(request, wire):
+        await wire.head()
+        await wire.send("x")
+        await wire.peer_left()
+
+    async with serving(serve) as server:
+        with pytest.raises(TimedOut) as caught:
+            await read_all(client, server.url, Deadlines(2, 5, 0.2, 5))
+    assert caught.value.which == "idle"
+
+
+async def test_a_slow_drip_passes_every_gap_and_meets_the_total_deadline(client):
+    drops = 0
+
+    async def serve(request, wire):
+        nonlocal drops
+        await wire.head()
+        while True:
+            await wire.send("x")
+            drops += 1
+            await asyncio.sleep(0.02)
+
+    async with serving(serve) as server:
+        with pytest.raises(TimedOut) as caught:
+            await read_all(client, server.url, Deadlines(2, 5, 5, 0.3))
+    assert caught.value.which == "total"
+    assert drops > 2
+
+
+async def test_the_time_our_side_takes_with_a_chunk_is_not_the_upstreams(client):
+    sent_more = asyncio.Event()
+
+    async def serve(request, wire):
+        await wire.head()
+        await wire.send("one")
+        await sent_more.wait()
+        await wire.send("two")
+
+    async with serving(closing(serve)) as server, client.post(server.url, {}, b"", Deadlines(2, 5, 0.2, 5)) as response:
+        chunks = response.chunks()
+        assert await anext(chunks) == b"one"
+        await asyncio.sleep(0.5)  # longer than the idle deadline: this is the slowness under test
+        sent_more.set()
+        assert await anext(chunks) == b"two"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "",
+        "garbage\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nshort",
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n",
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nfirst\r\n",
+        "HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 1\r\n\r\nx",
+        "HTTP/1.1 200 OK\r\nX: " + "x" * 100_000 + "\r\n\r\n",
+    ],
+)
+async def test_what_is_not_whole_http_is_broken(client, answer):
+    async def serve(request, wire):
+        await wire.send(answer)
+
+    async with serving(closing(serve)) as server:
+        with pytest.raises(Broken):
+            await read_all(client, server.url)
+
+
+async def test_a_reset_is_broken(client):
+    async def serve(request, wire):
+        await wire.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n")
+        wire.reset()
+
+    async with serving(serve) as server:
+        with pytest.raises(Broken):
+            await read_all(client, server.url)
+
+
+async def test_a_body_over_the_limit_is_not_read_on(client):
+    left = asyncio.Event()
+
+    async def serve(request, wire):
+        await wire.head()
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await wire.send("x" * 65536)
+        left.set()
+
+    async with serving(serve) as server, asyncio.timeout(5):
+        async with client.post(server.url, {}, b"", QUICK) as response:
+            with pytest.raises(TooLarge):
+                await response.read(100_000)
+        await left.wait()
+
+
+async def test_an_interim_answer_is_passed_over(client):
+    async def serve(request, wire):
+        await wire.send("HTTP/1.1 100 Continue\r\nX-Early: 1\r\n\r\n")
+        await wire.whole("real")
+
+    async with serving(serve) as server, client.post(server.url, {}, b"", QUICK) as response:
+        assert response.status == 200
+        assert "x-early" not in response.headers
+        assert await response.read(10) == b"real"
+
+
+async def test_a_large_body_goes_out_whole(client):
+    async def serve(request, wire):
+        await wire.whole("x")
+
+    async with serving(serve) as server, client.post(server.url, {}, b"y" * 3_000_000, QUICK) as response:
+        assert await response.read(10) == b"x"
+    assert server.requests[0].raw == b"y" * 3_000_000
+
+
+async def test_a_server_is_made_to_wait_while_nobody_reads(client):
+    size = 20_000_000
+    blocked = asyncio.Event()
+
+    async def serve(request, wire):
+        await wire.send(f"HTTP/1.1 200 OK\r\nContent-Length: {size}\r\n\r\n")
+        for _ in range(size // 1_000_000):
+            wire.writer.write(b"x" * 1_000_000)
+            try:
+                async with asyncio.timeout(0.2):
+                    await wire.writer.drain()
+            except TimeoutError:
+                blocked.set()
+                await wire.writer.drain()
+
+    async with serving(serve) as server, asyncio.timeout(10), client.post(server.url, {}, b"", QUICK) as response:
+        await blocked.wait()
+        assert len(await response.read(size)) == size
+
+
+# Carrying ---------------------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_carried_is_every_read_in_order(client):
+    handed_on = asyncio.Event()
+    got: list[bytes] = []
+
+    async def each(data):
+        got.append(data)
+        handed_on.set()
+        return False
+
+    async def serve(request, wire):
+        await wire.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for number in range(20):
+            handed_on.clear()
+            await wire.send(f"3\r\n{number:3}\r\n")
+            await handed_on.wait()
+        await wire.send("0\r\n\r\n")
+
+    async with serving(serve) as server, asyncio.timeout(5):
+        for _ in range(2):
+            got.clear()
+            async with client.post(server.url, {}, b"", QUICK) as response:
+                await response.carry(each)
+            assert got == [b"%3d" % number for number in range(20)]
+    assert server.connections == 1
+
+
+async def test_who_has_enough_is_carried_no_more(client):
+    async def each(data):
+        return data.endswith(b"enough")
+
+    async def serve(request, wire):
+        await wire.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n")
+        await asyncio.sleep(0.01)
+        await wire.send("6\r\nenough\r\n")
+        await wire.peer_left()
+
+    async with serving(serve) as server, asyncio.timeout(5), client.post(server.url, {}, b"", QUICK) as response:
+        await response.carry(each)
+
+
+async def test_who_has_to_wait_is_waited_for_and_misses_nothing(client):
+    begun, waits, go_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    got: list[bytes] = []
+
+    async def each(data):
+        got.append(data)
+        begun.set()
+        if data == b"two":
+            waits.set()
+            await go_on.wait()
+            await asyncio.sleep(0)  # and more than once
+        got.append(b"|")
+        return False
+
+    async def serve(request, wire):
+        await wire.head()
+        await wire.send("one")
+        await begun.wait()
+        await wire.send("two")
+        await waits.wait()
+        await wire.send("three")
+        await asyncio.sleep(0.3)  # longer than the idle deadline: that time is ours, and not the upstream's
+        go_on.set()
+
+    idle = Deadlines(2, 5, 0.2, 5)
+    async with (
+        serving(closing(serve)) as server,
+        asyncio.timeout(5),
+        client.post(server.url, {}, b"", idle) as response,
+    ):
+        await response.carry(each)
+    assert b"".join(got) == b"one|two|three|"
+
+
+async def test_a_server_is_made_to_wait_while_each_does(client):
+    size = 20_000_000
+    blocked = asyncio.Event()
+    got = 0
+
+    async def each(data):
+        nonlocal got
+        got += len(data)
+        await blocked.wait()
+        return False
+
+    async def serve(request, wire):
+        await wire.send(f"HTTP/1.1 200 OK\r\nContent-Length: {size}\r\n\r\n")
+        for _ in range(size // 1_000_000):
+            wire.writer.write(b"x" * 1_000_000)
+            try:
+                async with asyncio.timeout(0.2):
+                    await wire.writer.drain()
+            except TimeoutError:
+                blocked.set()
+                await wire.writer.drain()
+
+    async with serving(serve) as server, asyncio.timeout(10), client.post(server.url, {}, b"", QUICK) as response:
+        await response.carry(each)
+    assert got == size
+
+
+async def test_what_each_raises_is_raised_where_it_is_carried(client):
+    waits = asyncio.Event()
+
+    async def each(data):
+        if data == b"two":
+            raise LookupError(data)
+        waits.set()
+        return False
+
+    async def serve(request, wire):
+        await wire.head()
+        await wire.send("one")
+        await waits.wait()
+        await wire.send("two")
+        await wire.peer_left()
+
+    async with serving(serve) as server, asyncio.timeout(5):
+        with pytest.raises(LookupError):
+            async with client.post(server.url, {}, b"", QUICK) as response:
+                await response.carry(each)
+
+
+@pytest.mark.parametrize(
+    ("deadlines", "which"), [(Deadlines(2, 0.2, 5, 5), "first_byte"), (Deadlines(2, 5, 5, 0.3), "total")]
+)
+@pytest.mark.parametrize("drops", [True, False])
+async def test_deadlines_hold_while_carrying(client, deadlines, which, drops):
+    async def each(data):
+        return False
+
+    async def serve(request, wire):
+        await wire.head()
+        while drops and which == "total":
+            await wire.send("x")
+            await asyncio.sleep(0.02)
+        await wire.peer_left()
+
+    async with serving(serve) as server, asyncio.timeout(5):
+        with pytest.raises(TimedOut) as caught:
+            async with client.post(server.url, {}, b"", deadlines) as response:
+                await response.carry(each)
+    assert caught.value.which == which
+
+
+async def test_silence_between_two_reads_that_are_carried_is_the_idle_deadline(client):
+    got: list[bytes] = []
+
+    async def each(data):
+        got.append(data)
+        return False
+
+    async def serve(request, wire):
+        await wire.head()
+        for drop in "abcdefgh":  # together longer than the deadline
+            await wire.send(drop)
+            await asyncio.sleep(0.05)
+        await wire.peer_left()
+
+    async with serving(serve) as server, asyncio.timeout(5):
+        with pytest.raises(TimedOut) as caught:
+            async with client.post(server.url, {}, b"", Deadlines(2, 5, 0.2, 5)) as response:
+                await response.carry(each)
+    assert caught.value.which == "idle"
+    assert b"".join(got) == b"abcdefgh"
+
+
+async def test_a_body_that_is_cut_off_while_it_is_carried_is_broken(client):
+    begun = asyncio.Event()
+    got: list[bytes] = []
+
+    async def each(data):
+        got.append(data)
+        begun.set()
+        return False
+
+    async def serve(request, wire):
+        await wire.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n")
+        await begun.wait()
+        await wire.send("5\r\nsec")
+
+    async with serving(closing(serve)) as server, asyncio.timeout(5):
+        with pytest.raises(Broken):
+            async with client.post(server.url, {}, b"", QUICK) as response:
+                await response.carry(each)
+    assert b"".join(got) == b"firstsec"
+
+
+@pytest.mark.parametrize("waiting", [True, False])
+async def test_cancelling_while_carrying_closes_the_connection_and_ends_each(client, waiting):
+    first, second, left, ended = (asyncio.Event() for _ in range(4))
+
+    async def each(data):
+        (first if data == b"x" else second).set()
+        if waiting and data == b"y":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+        return False
+
+    async def carried(url):
+        async with client.post(url, {}, b"", QUICK) as response:
+            await response.carry(each)
+
+    async def serve(request, wire):
+        await wire.head()
+        await wire.send("x")
+        await first.wait()
+        await wire.send("y")
+        await wire.peer_left()
+        left.set()
+
+    async with serving(serve) as server, asyncio.timeout(5):
+        task = asyncio.create_task(carried(server.url))
+        await second.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await left.wait()
+    assert ended.is_set() == waiting
+
+
+async def test_each_runs_in_the_context_of_who_carries(client):
+    whose = contextvars.ContextVar("whose", default="nobody's")
+    seen: list[str] = []
+    handed_on = asyncio.Event()
+
+    async def each(data):
+        seen.append(whose.get())
+        handed_on.set()
+        return False
+
+    async def serve(request, wire):
+        await wire.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for _ in range(3):
+            handed_on.clear()
+            await wire.send("1\r\nx\r\n")
+            await handed_on.wait()
+        await wire.send("0\r\n\r\n")
+
+    async def carried(name):
+        whose.set(name)
+        async with client.post(server.url, {}, b"", QUICK) as response:
+            await response.carry(each)
+
+    async with serving(serve) as server, asyncio.timeout(5):
+        for name in ("first", "second"):
+            await asyncio.create_task(carried(name))
+    assert server.connections == 1
+    assert seen == ["first"] * 3 + ["second"] * 3
+
+
+async def test_a_compressed_body_is_not_carried(client):
+    async def each(data):
+        raise AssertionError("nothing can be made of it")
+
+    async def serve(request, wire):
+        await wire.send("HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 1\r\n\r\nx")
+
+    async with serving(closing(serve)) as server, client.post(server.url, {}, b"", QUICK) as response:
+        with pytest.raises(Broken):
+            await response.carry(each)
+
+
+# Odd answers ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [70_000, 300_000, 3_000_000])
+async def test_a_body_that_comes_with_its_head_in_one_read_is_not_taken_for_headers(client, size):
+    async def serve(request, wire):
+        wire.writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {size}\r\n\r\n".encode() + b"x" * size)
+
+    async with serving(serve) as server:
+        assert len(await read_all(client, server.url)) == size
+
+
+async def test_a_connection_that_the_server_closed_meanwhile_is_not_asked_again(client):
+    async def serve(request, wire):
+        await wire.whole("x")
+
+    async with serving(closing(serve)) as server:
+        for _ in range(3):
+            assert await read_all(client, server.url) == b"x"
+            async with asyncio.timeout(1):
+                await server.nobody_connected()
+    assert server.connections == 3
+
+
+async def test_an_answer_that_says_close_is_the_last_on_its_connection(client):
+    async def serve(request, wire):
+        await wire.whole("x", 200, "Connection: close")
+
+    async with serving(serve) as server:
+        for _ in range(2):
+            assert await read_all(client, server.url) == b"x"
+    assert server.connections == 2
+
+
+async def test_a_second_answer_to_one_question_is_never_taken_for_the_next(client):
+    async def serve(request, wire):
+        number = len(server.requests)
+        more = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nother" if number == 1 else ""
+        await wire.send(f"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nright{more}")
+
+    async with serving(serve) as server:
+        assert await read_all(client, server.url) == b"right"
+        assert await read_all(client, server.url) == b"right"
+    assert server.connections == 2
+
+
+async def test_nor_is_the_beginning_of_one_that_came_with_the_rest_of_a_settled_answer():
+    client = HttpClient()
+    ask_for_end, drained = asyncio.Event(), asyncio.Event()
+
+    async def serve(request, wire):
+        await wire.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nright\r\n")
+        if len(server.requests) == 1:
+            await ask_for_end.wait()
+            await wire.send("0\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\noth")
+            drained.set()
+        else:
+            await wire.send("0\r\n\r\n")
+
+    async with serving(serve) as server, asyncio.timeout(5):
+        async with client.post(server.url, {}, b"", QUICK) as response:
+            assert await anext(response.chunks()) == b"right"
+            response.settle()
+        ask_for_end.set()
+        await drained.wait()
+        await until_drained(client)
+        assert await read_all(client, server.url) == b"right"
+        await client.close()
+    assert server.connections == 2
+
+
+async def test_a_trailer_is_no_header(client):
+    async def serve(request, wire):
+        await wire.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nX-Late: 1\r\n\r\n")
+
+    async with serving(serve) as server, client.post(server.url, {}, b"", QUICK) as response:
+        assert await response.read(10) == b"x"
+        assert "x-late" not in response.headers
+
+
+async def test_an_encoding_that_is_told_in_two_lines_is_still_one_we_cannot_read():
+    client = HttpClient()
+
+    async def serve(request, wire):
+        lines = "Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n"
+        await wire.send(f"HTTP/1.1 200 OK\r\n{lines}\r\n1\r\nx\r\n0\r\n\r\n")
+
+    async with serving(closing(serve)) as server:
+        with pytest.raises(Broken):
+            await read_all(client, server.url)
+        await client.close()
+
+
+async def test_switching_protocols_is_no_answer():
+    client = HttpClient()
+
+    async def serve(request, wire):
+        await wire.send("HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nabc")
+
+    async with serving(closing(serve)) as server:
+        with pytest.raises(Broken):
+            await read_all(client, server.url)
+        await client.close()
+
+
+async def test_a_closed_client_lets_nobody_wait():
+    asked = asyncio.Event()
+
+    async def serve(request, wire):
+        asked.set()
+        await wire.peer_left()
+
+    client = HttpClient()
+    async with serving(serve) as server, asyncio.timeout(5):
+        waiting = asyncio.create_task(read_all(client, server.url))
+        await asked.wait()
+        await client.close()
+        with pytest.raises(Broken):
+            await waiting
+
+
+@pytest.mark.parametrize("value", ["a\r\nX-Other: b", "a\0b", "\u20ac"])
+async def test_a_header_that_none_can_be_is_not_sent(value):
+    client = HttpClient()
+    with pytest.raises(ConnectFailed):
+        async with client.post("http://127.0.0.1:9/", {"X": value}, b"", QUICK):
+            pass
+
+
+async def test_an_address_may_hold_a_port_a_query_a_user_and_letters_of_any_kind(client):
+    async def serve(request, wire):
+        await wire.whole("x")
+
+    async with serving(serve) as server:
+        port = server.url.rpartition(":")[2]
+        await read_all(client, f"http://me:s%20t@127.0.0.1:{port}/v1/caf\u00e9/x?api-version=2&b=c%20d")
+    request = server.requests[0]
+    assert request.target == "/v1/caf%C3%A9/x?api-version=2&b=c%20d"
+    assert request.headers["host"] == f"127.0.0.1:{port}"
+    assert request.headers["authorization"] == "Basic bWU6cyB0"
+
+
+async def test_a_connection_that_was_free_for_long_is_not_asked_again():
+    async def serve(request, wire):
+        await wire.whole("x")
+
+    client = HttpClient(keep_alive=0.0)
+    async with serving(serve) as server:
+        for _ in range(2):
+            assert await read_all(client, server.url) == b"x"
+        await client.close()
+    assert server.connections == 2
+
+
+async def test_only_what_the_resolver_lets_through_is_dialled_and_it_is_asked_for_every_connection():
+    allowed = ["127.0.0.1"]
+
+    class Refused(Exception):
+        pass
+
+    async def resolve(host, port):
+        hosts.append(host)
+        if not allowed:
+            raise Refused
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (allowed.pop(), port))]
+
+    async def serve(request, wire):
+        await wire.whole("x", 200, "Connection: close")
+
+    hosts: list[str] = []
+    client = HttpClient(resolve=resolve)
+    async with serving(serve) as server:
+        url = server.url.replace("127.0.0.1", "example.com")
+        assert await read_all(client, url) == b"x"
+        with pytest.raises(Refused):
+            await read_all(client, url)
+        with pytest.raises(Refused):  # a literal is no way around it
+            await read_all(client, server.url)
+        await client.close()
+    assert hosts == ["example.com", "example.com", "127.0.0.1"]
+    assert server.connections == 1
+
+
+async def test_a_client_that_was_closed_opens_no_connection():
+    client = HttpClient()
+    async with serving() as server:
+        await client.close()
+        with pytest.raises(ConnectFailed):
+            await read_all(client, server.url)
+    assert server.connections == 0
+
+
+async def test_what_is_got_has_no_body():
+    async def serve(request, wire):
+        await wire.whole("x")
+
+    client = HttpClient()
+    async with serving(serve) as server, client.get(f"{server.url}/a", {"X-Key": "k"}, QUICK) as response:
+        assert await response.read(10) == b"x"
+    await client.close()
+    [request] = server.requests
+    assert (request.method, request.target, request.raw) == ("GET", "/a", b"")
+    assert request.headers["x-key"] == "k"
+
+
+async def test_redirects_are_not_followed(client):
+    async def serve(request, wire):
+        await wire.whole("", 307, f"Location: {server.url}/elsewhere")
+
+    async with serving(serve) as server, client.post(server.url, {}, b"", QUICK) as response:
+        assert response.status == 307
+    assert len(server.requests) == 1
+
+
+async def test_cookies_of_one_answer_do_not_go_out_with_the_next_request(client):
+    async def serve(request, wire):
+        await wire.whole("x", 200, "Set-Cookie: who=me; Path=/")
+
+    async with serving(serve) as server:
+        await read_all(client, server.url)
+        await read_all(client, server.url)
+    assert all("cookie" not in request.headers for request in server.requests)
+
+
+async def test_proxies_of_the_environment_are_used_only_if_asked_for(monkeypatch):
+    async def serve(request, wire):
+        await wire.whole("x")
+
+    async with serving(serve) as server, serving(serve) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        for wanted in (False, True):
+            client = AiohttpClient(proxies_from_env=wanted)
+            try:
+                await read_all(client, server.url)
+            finally:
+                await client.close()
+    assert len(server.requests) == 1
+    assert len(proxy.requests) == 1
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """A certificate for 127.0.0.1 that nobody but its holder has signed."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    now = dt.datetime.now(dt.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    path = tmp_path_factory.mktemp("tls") / "both.pem"
+    path.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        + made.public_bytes(serialization.Encoding.PEM)
+    )
+    return path
+
+
+@pytest.mark.needs("module:cryptography")
+async def test_over_tls_a_server_must_be_trusted(client, certificate):
+    async def serve(request, wire):
+        await wire.whole("secret")
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    trusting = type(client)(tls=ssl.create_default_context(cafile=certificate))
+    async with serving(serve, tls=context) as server:
+        with pytest.raises(ConnectFailed):
+            await read_all(client, server.url)
+        try:
+            assert await read_all(trusting, server.url) == b"secret"
+        finally:
+            await trusting.close()
+    assert len(server.requests) == 1

@@ -1,0 +1,311 @@
+import asyncio
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from callgate.auth.keys import ANONYMOUS
+from callgate.config.load import Loaded, load
+from callgate.config.problems import ConfigError
+from callgate.config.schema import Config
+from callgate.conversation.errors import ChatError
+from callgate.runtime import builders
+from callgate.runtime.builders import BadEntry
+from callgate.runtime.runtime import Reading, RuntimeManager
+from callgate.tools.process import Command
+
+pytestmark = pytest.mark.anyio
+
+DEMO = {"model_name": "demo", "litellm_params": {"model": "demo/demo"}, "tools": ["*"]}
+BUILTIN = {"kind": "python", "module": "callgate.tools.builtin"}
+
+
+def config(**sections: Any) -> Config:
+    return Config.model_validate({"model_list": [DEMO], **sections})
+
+
+def tool_names(house: RuntimeManager) -> list[str]:
+    return [each.name for each in house.current.registry.tools()]
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - nobody announces these
+            await asyncio.sleep(0.01)
+
+
+async def test_a_request_keeps_what_it_leased_and_the_next_one_has_the_new():
+    async with RuntimeManager(config()) as house:
+        with house.lease() as before:
+            await house.move(config(tools=[BUILTIN]))
+            assert [each.name for each in before.registry.tools()] == []
+            assert house.current is not before
+            assert tool_names(house) == ["calculator", "clock"]
+        with house.lease() as now:
+            assert now is house.current
+
+
+async def test_a_runtime_is_closed_when_the_last_request_has_left_it_and_not_before():
+    async with RuntimeManager(config()) as house:
+        with house.lease() as old:
+            closed = asyncio.Event()
+            close = old.close
+
+            async def seen() -> None:
+                await close()
+                closed.set()
+
+            old.close = seen  # type: ignore[method-assign]
+            await house.move(config(tools=[BUILTIN]))
+            await asyncio.sleep(0)
+            assert not closed.is_set()
+        async with asyncio.timeout(5):
+            await closed.wait()
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"tools": [{"kind": "python", "module": "no_such_module"}]},
+        {"model_list": [{"model_name": "m", "litellm_params": {"model": "x/y"}, "lane": "direct"}]},
+    ],
+)
+async def test_a_config_from_which_nothing_can_be_made_changes_nothing(sections):
+    async with RuntimeManager(config(tools=[BUILTIN])) as house:
+        before = house.current
+        with pytest.raises(BadEntry):
+            await house.move(Config.model_validate({"model_list": [DEMO], **sections}))
+        assert house.current is before
+        assert tool_names(house) == ["calculator", "clock"]
+
+
+async def test_two_moves_at_once_come_one_after_the_other():
+    async with RuntimeManager(config()) as house:
+        await asyncio.gather(*(house.move(config(tools=[BUILTIN])) for _ in range(5)))
+        assert tool_names(house) == ["calculator", "clock"]
+
+
+async def test_an_old_runtime_is_forgotten():
+    async with RuntimeManager(config()) as house:
+        old = weakref.ref(house.current)
+        await house.move(config(tools=[BUILTIN]))
+
+        def is_gone() -> bool:
+            gc.collect()
+            return old() is None
+
+        await until(is_gone)
+
+
+async def test_what_counts_and_waits_survives_a_move():
+    async with RuntimeManager(config()) as house:
+        house.metrics.reloads.of("done").inc()
+        approvals, metrics = house.current.approvals, house.current.metrics
+        await house.move(config(tools=[BUILTIN]))
+        assert house.current.approvals is approvals
+        assert house.current.metrics is metrics
+
+
+async def test_calls_under_way_count_in_the_new_runtime_where_the_limit_is_the_same():
+    async with RuntimeManager(config(tools=[{**BUILTIN, "concurrency": 1}])) as house:
+        with house.lease() as old:
+            [gate] = old.registry.gates.on_the_way_to("clock", "")
+            await gate.enter()
+            await house.move(config(tools=[{**BUILTIN, "concurrency": 1, "timeout": 5}]))
+            assert house.current.registry.gates.on_the_way_to("clock", "") == [gate]
+            await house.move(config(tools=[{**BUILTIN, "concurrency": 2}]))
+            [wider] = house.current.registry.gates.on_the_way_to("clock", "")
+            assert wider is not gate
+            gate.leave()
+        await house.move(config(tools=[BUILTIN]))
+        assert house.current.registry.gates.on_the_way_to("clock", "") == []
+
+
+async def test_what_has_changed_is_told_and_what_needs_a_restart():
+    async with RuntimeManager(config()) as house:
+        moved = await house.move(config(tools=[BUILTIN], server={"port": 9001, "heartbeat_seconds": 3}))
+        assert moved.changed == ("server", "tools")
+        assert moved.needs_restart == ("server.port",)
+        assert house.current.config.server.heartbeat_seconds == 3
+
+
+async def test_new_sizes_of_pools_need_a_restart():
+    async with RuntimeManager(config(limits={"tool_threads": 3})) as house:
+        moved = await house.move(config(limits={"tool_threads": 4, "child_processes": 2, "calls_per_turn": 5}))
+        assert moved.needs_restart == ("limits.tool_threads", "limits.child_processes")
+
+
+async def test_no_more_threads_run_tools_than_the_limit_says():
+    async with RuntimeManager(config(limits={"tool_threads": 2})) as house:
+        threads, release, running = house.lasting.threads, threading.Event(), asyncio.Semaphore(0)
+        loop = asyncio.get_running_loop()
+
+        def work():
+            loop.call_soon_threadsafe(running.release)
+            release.wait(10)
+
+        async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+            for _ in range(3):
+                group.create_task(threads.run(work))
+            await running.acquire()
+            await running.acquire()
+            begun = len(threads._workers)  # the third call has asked by now: it was made before any thread spoke
+            release.set()
+            await running.acquire()
+        assert begun == 2
+
+
+async def test_no_more_commands_run_than_the_limit_says():
+    async with RuntimeManager(config(limits={"child_processes": 1})) as house:
+        processes = house.lasting.processes
+        sleeping = Command("/bin/sleep", ("30",), "/", {})
+        tasks = [asyncio.create_task(processes.run(sleeping, 100)) for _ in range(2)]
+        await until(lambda: processes.running)
+        await asyncio.sleep(0)  # the second has asked, too
+        begun = processes.running
+        for task in tasks:
+            task.cancel()
+        async with asyncio.timeout(10):
+            await asyncio.wait(tasks)
+        assert begun == 1
+
+
+def test_a_models_answers_are_as_long_as_the_limit_says():
+    assert {entry.answer_bytes for entry in builders.model_entries(config(limits={"answer_bytes": 5000}))} == {5000}
+
+
+# Reading again --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class AFile:
+    """A config file, and who reads it again."""
+
+    path: Path
+    learned: list[Loaded] = field(default_factory=list)
+    heeded: list[Loaded] = field(default_factory=list)
+    before_reading: Callable[[], None] = lambda: None
+
+    def write(self, text: str) -> None:
+        self.path.write_text(text)
+
+    def read(self) -> Loaded:
+        self.before_reading()
+        return load(self.path, environ={"TOKEN": "a-new-secret"})
+
+    def house(self) -> RuntimeManager:
+        reading = Reading(self.read, lambda: (), self.learned.append, self.heeded.append)
+        return RuntimeManager(load(self.path, environ={"TOKEN": "x"}).config, reading)
+
+
+FILE = """\
+model_list:
+  - model_name: demo
+    litellm_params: {model: demo/demo}
+    tools: ["*"]
+"""
+WITH_TOOLS = FILE + "tools:\n  - kind: python\n    module: callgate.tools.builtin\n"
+
+
+@pytest.fixture
+def file(tmp_path) -> AFile:
+    made = AFile(tmp_path / "config.yaml")
+    made.write(FILE)
+    return made
+
+
+async def test_the_file_is_read_again_on_request(file):
+    async with file.house() as house:
+        file.write(WITH_TOOLS)
+        moved = await house.reload()
+        assert moved.changed == ("tools",)
+        assert tool_names(house) == ["calculator", "clock"]
+        assert [it.config for it in file.heeded] == [house.current.config]
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (FILE + "loop:\n  max_iteration: 3\n", ":6:3: loop.max_iteration: unknown key"),
+        (FILE + "tools: [", ":5:9: not readable as YAML"),
+        (FILE + "tools:\n  - kind: python\n    module: no_such_module\n", ":6:5: tools.0: "),
+        (FILE.replace("demo/demo", "x/y") + "    lane: direct\n", ":2:5: model_list.0: "),
+        (FILE.replace("demo/demo", "os.environ/NOT_SET"), ":3:29: model_list.0.litellm_params.model: "),
+    ],
+)
+async def test_a_bad_file_changes_nothing_and_says_where_it_is_bad(file, text, place):
+    async with file.house() as house:
+        before = house.current
+        file.write(text)
+        with pytest.raises(ConfigError) as mistakes:
+            await house.reload()
+        assert place in str(mistakes.value)
+        assert house.current is before
+        assert file.heeded == []
+        file.write(WITH_TOOLS)
+        await house.reload()
+        assert tool_names(house) == ["calculator", "clock"]
+
+
+async def test_new_secrets_are_known_before_anything_is_built_from_them(file):
+    async with file.house() as house:
+        header = "    headers: {A: '${TOKEN}'}\n"
+        http = "tools:\n  - kind: http\n    name: x\n    description: d\n    url: https://x.example\n"
+        file.write(FILE + http + header + "  - kind: python\n    module: no_such_module\n")
+        with pytest.raises(ConfigError):
+            await house.reload()
+        assert [loaded.secrets for loaded in file.learned] == [{"a-new-secret"}]
+
+
+async def test_asking_from_outside_the_loop_reloads_too(file):
+    async with file.house() as house:
+        file.write(WITH_TOOLS)
+        await asyncio.to_thread(house.ask_to_reload)
+        await until(lambda: file.heeded)
+        assert tool_names(house) == ["calculator", "clock"]
+
+
+async def test_asking_for_a_bad_file_is_survived_and_the_next_asking_is_heard(file):
+    async with file.house() as house:
+        file.write("not: [a config")
+        house.ask_to_reload()
+        await until(lambda: b'config_reloads_total{result="refused"} 1' in house.metrics.exposition("")[0])
+        file.write(WITH_TOOLS)
+        house.ask_to_reload()
+        await until(lambda: file.heeded)
+
+
+async def test_who_asked_and_left_does_not_stop_the_reload(file):
+    async with file.house() as house:
+        file.write(WITH_TOOLS)
+        asking = asyncio.create_task(house.reload())
+        await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait([asking])
+        await until(lambda: file.heeded)
+        assert tool_names(house) == ["calculator", "clock"]
+
+
+async def test_a_reload_does_not_take_the_last_key_from_what_others_can_reach(file):
+    keys = f"server: {{host: 0.0.0.0}}\nkeys:\n  - name: ann\n    hash: sha256:{'0' * 64}\n"
+    file.write(FILE + keys)
+    async with file.house() as house:
+        file.write(FILE + "server: {host: 127.0.0.1}\n")
+        with pytest.raises(ConfigError, match="there are no keys"):
+            await house.reload()
+        with pytest.raises(ChatError):
+            house.current.admit({})
+
+
+async def test_a_house_that_was_not_read_from_anywhere_says_so():
+    async with RuntimeManager(config()) as house:
+        with pytest.raises(ConfigError):
+            await house.reload()
+        assert house.current.may_administer(ANONYMOUS)
+    async with RuntimeManager(config(server={"host": "0.0.0.0"}, auth="off")) as open_house:
+        assert not open_house.current.may_administer(ANONYMOUS)

@@ -1,0 +1,387 @@
+"""What an application hears of what comes over a connection, and in which order it is answered."""
+
+import asyncio
+import contextlib
+import contextvars
+import json
+import math
+from typing import Any
+
+import pytest
+
+from tests.harness.wire import raw_connection
+from tests.server.bare import GET, POST, answer, behind_the_edge, connected, gone, part, read_body
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(params=[False, True], ids=["asyncio", "uvloop"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
+    """uvloop is what serves. Its clock stands still for a turn of the loop, and its transports write at once."""
+    return "asyncio", {"use_uvloop": request.param}
+
+
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    await answer(send, await read_body(receive))
+
+
+class Scopes:
+    """Answers, and keeps what was asked."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, Any]] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.seen.append(scope)
+        await answer(send)
+
+
+async def test_a_request_is_described_as_asgi_has_it() -> None:
+    app = Scopes()
+    async with connected(app) as connection:
+        here = connection.writer.get_extra_info("sockname")
+        there = connection.writer.get_extra_info("peername")
+        await connection.send(
+            b"PATCH /a%20b/%C3%A9?q=1%202&r HTTP/1.1\r\nHost: localhost\r\nX-Twice: One\r\nx-twice:   two\r\nX-None:\r\n\r\n"
+        )
+        await connection.answer()
+    [scope] = app.seen
+    assert scope == {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "server": there,
+        "client": here,
+        "scheme": "http",
+        "root_path": "",
+        "method": "PATCH",
+        "path": "/a b/é",
+        "raw_path": b"/a%20b/%C3%A9",
+        "query_string": b"q=1%202&r",
+        "headers": [(b"host", b"localhost"), (b"x-twice", b"One"), (b"x-twice", b"two"), (b"x-none", b"")],
+        "state": {},
+    }
+
+
+@pytest.mark.parametrize(
+    ("target", "path", "query"),
+    [
+        (b"/", "/", b""),
+        (b"/?", "/", b""),
+        (b"/a?b?c", "/a", b"b?c"),
+        (b"//a", "//a", b""),
+        (b"/a#b?c", "/a", b""),
+        (b"/a?b#c", "/a", b"b"),
+        (b"http://elsewhere:80/a?b", "/a", b"b"),
+        (b"http://elsewhere", "/", b""),
+        (b"/%ff%00", "/\ufffd\x00", b""),
+        (b"/../a", "/../a", b""),
+    ],
+)
+async def test_what_is_asked_for_is_taken_apart(target: bytes, path: str, query: bytes) -> None:
+    app = Scopes()
+    async with connected(app) as connection:
+        await connection.send(b"GET " + target + b" HTTP/1.1\r\n\r\n")
+        assert (await connection.answer()).status == 200
+    assert (app.seen[0]["path"], app.seen[0]["query_string"]) == (path, query)
+
+
+async def test_requests_over_one_connection_share_nothing() -> None:
+    scopes = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        scopes.append((scope["path"], scope["method"], len(scope["headers"]), dict(scope["state"]), "mark" in scope))
+        scope["mark"] = scope["state"]["mark"] = 1
+        scope["path"] = scope["method"] = "changed"
+        scope["headers"].append((b"x", b"y"))
+        await answer(send)
+
+    async with connected(app) as connection:
+        for asked in (GET, GET, GET.replace(b"/ ", b"/b ", 1), GET.replace(b"GET", b"PUT"), GET):
+            connection.received.clear()
+            await connection.send(asked)
+            assert (await connection.answer()).status == 200
+    asked_for = [("/", "GET"), ("/", "GET"), ("/b", "GET"), ("/", "PUT"), ("/", "GET")]
+    assert scopes == [(path, method, 1, {}, False) for path, method in asked_for]
+
+
+async def test_each_request_has_a_context_of_its_own() -> None:
+    mark = contextvars.ContextVar("mark", default="none")
+    found: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        found.append(mark.get())
+        mark.set("left behind")
+        await read_body(receive)
+        await answer(send)
+        await asyncio.sleep(0)
+
+    async with connected(app) as connection:
+        await connection.send(POST + b"content-length: 3\r\n\r\n")
+        await connection.send(b"abc" + GET * 3)
+        await connection.until(b"\r\n\r\nok", 4)
+        await connection.send(GET)
+        await connection.until(b"\r\n\r\nok", 5)
+    assert found == ["none"] * 5
+
+
+BODY = json.dumps({"text": "x" * 40}).encode()
+COUNTED = POST + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
+CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n" + b"".join(
+    b"%x;why\r\n%b\r\n" % (len(piece), piece) for piece in (BODY[:1], BODY[1:20], BODY[20:])
+) + b"0\r\nx-trailer: y\r\n\r\n"  # fmt: skip
+
+
+@pytest.mark.parametrize("request_bytes", [COUNTED, CHUNKED], ids=["counted", "chunked"])
+async def test_however_a_request_is_cut_the_same_is_heard(request_bytes: bytes) -> None:
+    heard: list[tuple[Any, bytes]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        body = await read_body(receive)
+        heard.append((scope, body))
+        await answer(send, body)
+
+    async with behind_the_edge(app) as bare, raw_connection(bare.url) as connection:
+        for cut in range(1, len(request_bytes)):
+            connection.received.clear()
+            before = len(heard)
+            await connection.send(request_bytes[:cut])
+            await asyncio.sleep(0)
+            await connection.send(request_bytes[cut:])
+            assert (await connection.answer()).body == BODY
+            assert len(heard) == before + 1
+        connection.received.clear()
+        for at in range(len(request_bytes)):
+            await connection.send(request_bytes[at : at + 1])
+        assert (await connection.answer()).body == BODY
+    assert all(scope == heard[0][0] for scope, _ in heard)
+
+
+async def test_requests_sent_ahead_are_heard_one_after_another_and_answered_in_order() -> None:
+    running = 0
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal running
+        running += 1
+        assert running == 1
+        body = await read_body(receive)
+        for _ in range(10 if body == b"slow" else 0):
+            await asyncio.sleep(0)
+        running -= 1
+        await answer(send, b"<%b>" % body)
+
+    bodies = [b"slow", b"quick", b"", b"slow", b"end"]
+    async with connected(app) as connection:
+        await connection.send(b"".join(POST + b"content-length: %d\r\n\r\n%b" % (len(each), each) for each in bodies))
+        data = await connection.until(b">", len(bodies))
+    assert [piece.partition(b">")[0] for piece in data.split(b"<")[1:]] == bodies
+
+
+async def test_a_client_that_sends_more_than_is_heard_is_made_to_wait() -> None:
+    go = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await go.wait()
+        await answer(send, b"%d" % len(await read_body(receive)))
+
+    size = 30_000_000
+    async with behind_the_edge(app) as bare, raw_connection(bare.url) as connection:
+        connection.writer.write(POST + b"content-length: %d\r\n\r\n" % size + bytes(size))
+        while not bare.edge.connections or not next(iter(bare.edge.connections)).is_holding_back:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        waiting = connection.writer.transport.get_write_buffer_size()
+        assert waiting > size // 2
+        await asyncio.sleep(0.05)
+        assert connection.writer.transport.get_write_buffer_size() == waiting
+        go.set()
+        assert (await connection.answer()).body == b"%d" % size
+
+
+async def test_requests_sent_ahead_are_held_back_until_it_is_their_turn() -> None:
+    go = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await go.wait()
+        await answer(send)
+
+    async with behind_the_edge(app) as bare, raw_connection(bare.url) as connection:
+        await connection.send(GET * 2)
+        while not bare.edge.connections or not next(iter(bare.edge.connections)).is_holding_back:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        await connection.send(GET)
+        go.set()
+        await connection.until(b"\r\n\r\nok", 3)
+        assert not next(iter(bare.edge.connections)).is_holding_back
+
+
+async def test_a_body_that_nobody_heard_is_passed_over_and_the_connection_serves_again() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await answer(send, scope["method"].encode())
+
+    async with behind_the_edge(app) as bare, raw_connection(bare.url) as connection:
+        await connection.send(POST + b"content-length: 1000000\r\n\r\n{")
+        assert (await connection.answer()).body == b"POST"
+        assert not bare.edge.idle
+        await connection.send(b"x" * 999_999)
+        while not bare.edge.idle:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0.001)
+        connection.received.clear()
+        await connection.send(GET)
+        assert (await connection.answer()).body == b"GET"
+
+
+async def test_a_large_body_with_part_of_a_next_request_behind_it_is_no_large_head() -> None:
+    async with connected(echo, header_bytes=1000) as connection:
+        body = b"x" * 5000
+        await connection.send(POST + b"content-length: 5000\r\n\r\n" + body + GET[:-4])
+        assert (await connection.answer()).body == body
+        connection.received.clear()
+        await connection.send(GET[-4:])
+        assert (await connection.answer()).status == 200
+
+
+@pytest.mark.parametrize("cut", [10, 30, 900, 1030])
+async def test_a_head_beyond_the_limit_is_refused_however_it_is_cut(cut: int) -> None:
+    ahead = POST + b"content-length: 0\r\n\r\n"
+    large = GET[:-2] + b"x: " + b"a" * 1000 + b"\r\n\r\n"
+    async with connected(echo, header_bytes=1000) as connection:
+        await connection.send(ahead + large[:cut])
+        await connection.until(b"content-length: 0\r\n\r\n" if cut < len(large) - 2 else b"431")
+        with contextlib.suppress(ConnectionError):
+            await connection.send(large[cut:])
+        assert b"HTTP/1.1 431" in bytes(connection.received) + await gone(connection)
+
+
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+async def test_whoever_wants_to_be_asked_for_a_body_is_asked_when_it_is_wanted(version: bytes) -> None:
+    async with connected(echo) as connection:
+        await connection.send(POST.replace(b"1.1", version) + b"expect: 100-Continue\r\ncontent-length: 2\r\n\r\n")
+        if version == b"1.1":
+            assert await connection.until(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            connection.received.clear()
+        await connection.send(b"hi")
+        assert (await connection.answer()).body == b"hi"
+    assert b"100 Continue" not in bytes(connection.received)
+
+
+async def test_whoever_sends_its_body_at_once_is_not_asked_for_it() -> None:
+    async with connected(echo) as connection:
+        await connection.send(POST + b"expect: 100-continue\r\ncontent-length: 2\r\n\r\nhi")
+        assert (await connection.answer()).raw.startswith(b"HTTP/1.1 200")
+
+
+async def test_whoever_was_not_asked_for_its_body_does_not_keep_the_connection() -> None:
+    """It may send the body or not: what comes next could be either, and one would be taken for the other."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await answer(send, b"no", 401)
+
+    async with connected(app) as connection:
+        await connection.send(POST + b"expect: 100-continue\r\ncontent-length: 50\r\n\r\n")
+        refused = await connection.answer()
+        assert (refused.status, refused.headers["connection"]) == (401, "close")
+        assert await gone(connection) == b""
+
+
+async def test_a_client_that_waits_to_be_asked_is_not_late() -> None:
+    go = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await go.wait()
+        await echo(scope, receive, send)
+
+    async with connected(app, body_seconds=0.05) as connection:
+        await connection.send(POST + b"expect: 100-continue\r\ncontent-length: 2\r\n\r\n")
+        asyncio.get_running_loop().call_later(0.3, go.set)
+        await connection.until(b"100 Continue\r\n\r\n")
+        connection.received.clear()
+        await connection.send(b"hi")
+        assert (await connection.answer()).body == b"hi"
+
+
+async def test_an_upgrade_ends_the_connection_and_cannot_smuggle_a_body() -> None:
+    upgrade = b"connection: upgrade\r\nupgrade: h2c\r\n"
+    app = Scopes()
+    async with behind_the_edge(app) as bare:
+        async with raw_connection(bare.url) as connection:
+            await connection.send(GET[:-2] + upgrade + b"\r\n" + GET)
+            answered = await connection.answer()
+            assert (answered.status, answered.headers["connection"]) == (200, "close")
+            assert await gone(connection) == b""
+        for length in (b"content-length: 37\r\n", b"transfer-encoding: chunked\r\n"):
+            async with raw_connection(bare.url) as connection:
+                await connection.send(POST + upgrade + length + b"\r\n")
+                with contextlib.suppress(ConnectionError):
+                    await connection.send(GET)
+                refused = await connection.answer()
+                assert (refused.status, await gone(connection)) == (400, b"")
+    assert [scope["method"] for scope in app.seen].count("GET") == 1
+
+
+async def test_a_client_that_leaves_is_told_to_whoever_listens_and_to_nobody_who_sends() -> None:
+    began, left = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await read_body(receive)
+        listening = [asyncio.ensure_future(receive()) for _ in range(2)]
+        began.set()
+        assert [(await each)["type"] for each in listening] == ["http.disconnect"] * 2
+        assert (await receive())["type"] == "http.disconnect"
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(1000):
+            await part(send, b"x" * 1000)
+        left.set()
+
+    async with behind_the_edge(app) as bare:
+        async with raw_connection(bare.url) as connection:
+            await connection.send(GET)
+            await began.wait()
+        await left.wait()
+        while bare.edge.connections or bare.state.tasks:  # noqa: ASYNC110 - neither has an event
+            await asyncio.sleep(0.001)
+        assert not bare.state.connections
+
+
+async def test_a_client_that_leaves_in_the_middle_of_its_body_is_told_as_gone() -> None:
+    heard: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    began = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert (await receive())["more_body"]
+        began.set()
+        heard.set_result((await receive())["type"])
+
+    async with behind_the_edge(app) as bare:
+        async with raw_connection(bare.url) as connection:
+            await connection.send(POST + b"content-length: 10\r\n\r\nhi")
+            await began.wait()
+        assert await heard == "http.disconnect"
+
+
+async def test_clocks_are_looked_at_only_while_there_are_connections() -> None:
+    async with behind_the_edge(echo, idle_seconds=0.1) as bare, raw_connection(bare.url) as connection:
+        assert bare.edge._sweeping is None or bare.edge.connections
+        await connection.send(GET)
+        assert await gone(connection)
+        while bare.edge.connections:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0.001)
+        assert bare.edge._sweeping is None
+
+
+async def test_a_clock_that_fails_does_not_stop_those_of_others() -> None:
+    failures: list[Any] = []
+
+    class Failing:
+        due, stalled = 0.0, math.inf
+
+        def time_is_up(self, now: float) -> None:
+            bare.edge.connections.discard(self)
+            raise RuntimeError("broken")
+
+    asyncio.get_running_loop().set_exception_handler(lambda _, told: failures.append(told["exception"]))
+    async with behind_the_edge(echo, idle_seconds=0.1) as bare, raw_connection(bare.url) as connection:
+        await connection.send(GET)
+        await connection.answer()
+        bare.edge.connections.add(Failing())  # type: ignore[arg-type]
+        assert await gone(connection) == b""
+    assert [str(failure) for failure in failures] == ["broken"]

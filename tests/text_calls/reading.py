@@ -1,0 +1,160 @@
+"""Feeding readers, and texts that are hard on them."""
+
+import itertools
+import json
+import random
+import re
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from callgate.conversation.events import ModelEvent, ReasoningDelta, TextDelta
+from callgate.text_calls.reader import reader_for
+
+TOOLS = ("get_weather", "get_time", "write_file", "search_docs", "create_ticket")
+CASES = Path(__file__).parents[1] / "corpus" / "text"
+
+
+def read(format: str, pieces: Iterable[str], *, whole: bool = False) -> list[ModelEvent]:
+    """The events of a text that comes in these pieces; talk in a row is one event."""
+    reader = reader_for(format, TOOLS, whole=whole)
+    events: list[ModelEvent] = []
+    for piece in pieces:
+        events += reader.feed(piece)
+    return merged(events + reader.finish())
+
+
+def merged(events: Iterable[ModelEvent]) -> list[ModelEvent]:
+    found: list[ModelEvent] = []
+    for event in events:
+        last = found[-1] if found else None
+        if isinstance(event, TextDelta) and isinstance(last, TextDelta):
+            found[-1] = TextDelta(last.text + event.text)
+        elif isinstance(event, ReasoningDelta) and isinstance(last, ReasoningDelta):
+            found[-1] = ReasoningDelta(last.text + event.text, source="text")
+        else:
+            found.append(event)
+    return found
+
+
+def said(events: Iterable[ModelEvent]) -> str:
+    return "".join(event.text for event in events if isinstance(event, TextDelta))
+
+
+def corpus_texts() -> Iterator[tuple[str, str, str]]:
+    """Id, format and text of every case."""
+    for path in sorted(CASES.glob("*.json")):
+        case = json.loads(path.read_text())
+        yield case["id"], case["format"], case.get("text") or "".join(case["text_chunks"])
+
+
+def cuts(text: str, places: Iterable[int]) -> list[str]:
+    at = [0, *sorted(places), len(text)]
+    return [text[start:end] for start, end in itertools.pairwise(at)]
+
+
+A = "antml" + ":"
+
+# Marks and halves of marks of every format, JSON and halves of JSON, and what looks like either.
+SCRAPS = [
+    *"{}[]\"\\,:;<>()='`~ \n",
+    *("\n\n", "</", "a", "x y", "0", "-1.5", "true", "null", "NaN", "None", "é", "\ud83d", "\ude00"),
+    *("```", "```json\n", "\n```\n", "~~~", '{"name":', '"arguments": {}', '"parameters":{"a":1}', '"get_weather"'),
+    *('{"name": "get_weather", "arguments": {"city": "A"}}', '{"name": "nope", "arguments": {}}'),
+    *("get_weather", "get_time", "<tool_call>", "</tool_call>", "<|tool_call|>", "functools[", "<think>", "</think>"),
+    *("<thinking>", "</thinking>", "<function_calls>", "</function_calls>", f"<{A}function_calls>"),
+    *('<invoke name="get_weather">', "<invoke", "</invoke>", f'<{A}invoke name="get_time">', f"</{A}invoke>"),
+    *('<parameter name="city">', "</parameter>", f'<{A}parameter name="q">', f"</{A}parameter>"),
+    *("<![CDATA[", "]]>", "<!--", "-->", "<minimax:tool_call>", "</minimax:tool_call>"),
+    *("<｜DSML｜function_calls>", '<｜DSML｜invoke name="get_time">', '<｜DSML｜parameter name="a" string="false">'),
+    *("</｜DSML｜parameter>", "</｜DSML｜invoke>", "</｜DSML｜function_calls>"),
+    *("<function=get_weather>", "<function=zzz>", "</function>", "<parameter=city>"),
+    *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    *("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "</s>", "[THINK]", "[/THINK]"),
+    *(
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁end｜>",
+    ),
+    *("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "functions.get_weather:0", "<|tool_call_end|>"),
+    *("<|tool_call_argument_begin|>", "<|tool_calls_section_end|>", ">>>", ">>>all\n", ">>>get_time\n", "all\n"),
+    *("<|START_ACTION|>", "<|END_ACTION|>", '"tool_name": "get_time"', "<|START_THINKING|>", "<|END_THINKING|>"),
+    *("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|constrain|>", "analysis", "commentary"),
+    *(" to=functions.get_weather", "assistant", "final", "<|tool_call>", "call:get_time{", "<tool_call|>", '<|"|>'),
+    *("<|channel>thought", "<channel|>", "<|python_tag|>", "<|eom_id|>", "<|python_start|>", "<|python_end|>"),
+    *('[get_weather(city="x")]', "[get_time(", "Thought:", "Action:", "Action Input:", "Observation:"),
+    *("Final Answer:", "\nAction: get_time\n"),
+]
+
+
+def mutated(text: str, chance: random.Random) -> str:
+    """A text with pieces taken out, put in, or cut off."""
+    pieces = re.findall(r"<[^<>\s]{1,40}>|\w+|\s+|.", text, re.DOTALL)
+    for _ in range(chance.randint(0, 5)):
+        at = chance.randrange(len(pieces) + 1)
+        match chance.randrange(4):
+            case 0:
+                del pieces[at : at + chance.randint(1, 3)]
+            case 1 | 2:
+                pieces.insert(at, chance.choice(SCRAPS))
+            case _:
+                del pieces[max(at, 1) :]
+    return "".join(pieces)
+
+
+# Texts that are all one thing, after an opening that makes a reader expect something.
+FLOODS = {
+    "openings of a call": ("", "<tool_call"),
+    "calls that open": ("", "<tool_call>"),
+    "braces": ("", "{"),
+    "objects in objects": ("", '{"a":\n'),
+    "brackets": ("", "["),
+    "quotes": ("", '"'),
+    "angle brackets": ("", "<"),
+    "fences": ("", "```"),
+    "fences on lines": ("", "```\n"),
+    "line breaks": ("", "\n"),
+    "blanks": ("", " "),
+    "tags that never end": ("", '<invoke name="'),
+    "think tags": ("", "<think></think>"),
+    "wrappers": ("", "<function_calls>"),
+    "function tags": ("", "<function=get_weather>"),
+    "headers": ("", "<|channel|> to=functions.x"),
+    "calls of the bare kind": ("", '{"name":"get_weather","arguments":'),
+    "a list of calls": ("[", '{"name":"get_weather","arguments":{}},'),
+    "an object with many keys": ("{", '"a":1,'),
+    "brackets in arguments": ('<tool_call>{"name":"get_weather","arguments":', "["),
+    "escapes in a string": ('<tool_call>{"name":"get_weather","arguments":"', '\\"'),
+    "digits": ('<tool_call>{"name":"get_weather","arguments":', "1"),
+    "a python list": ("[", "get_weather(city=["),
+    "a python string": ('[get_weather(city="', "\\"),
+    "parameters": ('<function_calls><invoke name="get_weather">', '<parameter name="a">x</parameter>'),
+    "a value": ('<function_calls><invoke name="get_weather"><parameter name="a">', "</parameter"),
+    "a DeepSeek section": ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
+    "a Gemma call": ("<|tool_call>call:get_weather{a:", '<|"|>{'),
+    "a harmony body": ("<|channel|>commentary to=functions.get_weather<|message|>", '{"a":"'),
+    "an action": ("Action: get_weather\nAction Input: ", '{"a":'),
+    "thoughts": ("", "Thought: a\n"),
+    "recipients": ("", ">>>all"),
+}
+
+
+def flood(kind: str, size: int) -> str:
+    opening, unit = FLOODS[kind]
+    return (opening + unit * (size // len(unit) + 1))[:size]
+
+
+def cpu_seconds(format: str, text: str, step: int, tries: int = 3) -> float:
+    """The least CPU time a reader took for a text in pieces of `step` characters."""
+    pieces = [text[at : at + step] for at in range(0, len(text), step)]
+    times = []
+    for _ in range(tries):
+        reader = reader_for(format, TOOLS)
+        start = time.process_time()
+        for piece in pieces:
+            reader.feed(piece)
+        reader.finish()
+        times.append(time.process_time() - start)
+    return min(times)

@@ -1,0 +1,66 @@
+"""Reading costs in proportion to the text, whatever the text is and however it is cut."""
+
+import sys
+
+import pytest
+
+from callgate.text_calls.reader import FORMATS, TextReader, reader_for
+from tests.text_calls.reading import FLOODS, TOOLS, cpu_seconds, flood
+
+LARGEST_RATIO = 2.5
+"""Twice the text may take this many times as long; a reader that starts over would take four times."""
+LEAST_SECONDS = 0.02
+"""Below this a ratio says more about the machine than about the reader."""
+SMALL = 1_500
+LARGE = 200_000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", FLOODS)
+def test_twice_a_hostile_text_takes_about_twice_as_long(kind):
+    for format in sorted(FORMATS):
+        once, twice = (cpu_seconds(format, flood(kind, size), step=size, tries=1) for size in (LARGE, 2 * LARGE))
+        if twice > LEAST_SECONDS and twice > LARGEST_RATIO * once:
+            once, twice = (cpu_seconds(format, flood(kind, size), step=size) for size in (LARGE, 2 * LARGE))
+            assert twice <= LARGEST_RATIO * once, format
+
+
+@pytest.mark.parametrize("format", sorted(FORMATS))
+def test_a_feed_takes_as_many_steps_late_in_a_text_as_early(format):
+    """Counted in calls and lines of Python, which no busy machine can change."""
+    for kind in FLOODS:
+        text = flood(kind, 2 * SMALL)
+        reader = reader_for(format, TOOLS)
+        once = steps(reader, text[:SMALL])
+        twice = once + steps(reader, text[SMALL:])
+        assert twice <= LARGEST_RATIO * once + 200, kind
+
+
+def steps(reader, text):
+    count = 0
+
+    def trace(frame, event, _):
+        nonlocal count
+        count += 1
+        return trace if "dialects" in frame.f_code.co_filename else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        for char in text:
+            reader.feed(char)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("format", sorted(FORMATS))
+def test_what_waits_on_the_tape_stays_small(format):
+    """A held call is kept in pieces; the tape itself, which is copied with every feed, holds only a mark or a head."""
+    for kind in FLOODS:
+        reader = reader_for(format, TOOLS)
+        for char in flood(kind, SMALL):
+            reader.feed(char)
+            assert isinstance(reader, TextReader)
+            assert len(reader._tape.text) - reader._tape.at <= 600, kind

@@ -1,0 +1,200 @@
+"""All readers: the corpus however it is cut, and what must hold for any text."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from callgate.conversation.events import CallWritten, ReasoningDelta, TextDelta
+from callgate.text_calls.formats import GRAMMARS
+from callgate.text_calls.reader import FORMATS, reader_for
+from tests.corpus.judge import cases, verdict
+from tests.text_calls.reading import CASES, SCRAPS, TOOLS, corpus_texts, cuts, flood, merged, mutated, read, said
+
+TEXTS = list(corpus_texts())
+PROSE = 'If a < b, then [see 1] {or not} the `code` is fine; 3 > 2, isn\'t it? Yes: "quite".\n\nA second paragraph.\n'
+
+
+@pytest.mark.parametrize("case", list(cases(CASES)), ids=lambda case: case.id)
+def test_a_case_of_the_corpus_comes_out_as_it_says(case):
+    assert verdict(case) == []
+
+
+@pytest.mark.parametrize(("format", "text"), [text[1:] for text in TEXTS], ids=[text[0] for text in TEXTS])
+def test_no_cut_of_a_corpus_text_changes_what_is_read(format, text):
+    whole = read(format, [text])
+    assert read(format, text) == whole
+    for at in range(len(text) + 1):
+        assert read(format, cuts(text, [at])) == whole
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    format=st.sampled_from(sorted(FORMATS)),
+    scraps=st.lists(st.sampled_from(SCRAPS), max_size=25),
+    seed=st.integers(0, 2**32),
+    whole=st.booleans(),
+)
+def test_no_cut_of_a_mixture_of_marks_changes_what_is_read(format, scraps, seed, whole):
+    chance = random.Random(seed)
+    text = "".join(scraps)
+    expected = read(format, [text], whole=whole)
+    assert read(format, text, whole=whole) == expected
+    places = [chance.randrange(len(text) + 1) for _ in range(chance.randint(0, 6))]
+    assert read(format, cuts(text, places), whole=whole) == expected
+
+
+@settings(max_examples=600, deadline=None)
+@given(source=st.sampled_from(TEXTS), seed=st.integers(0, 2**32), whole=st.booleans())
+def test_no_cut_of_a_damaged_call_changes_what_is_read(source, seed, whole):
+    chance = random.Random(seed)
+    _, format, original = source
+    text = mutated(original, chance)
+    expected = read(format, [text], whole=whole)
+    assert read(format, text, whole=whole) == expected
+    places = [chance.randrange(len(text) + 1) for _ in range(3)]
+    assert read(format, cuts(text, places), whole=whole) == expected
+
+
+MARKED = {
+    "xml": ("<invoke", "<function_calls>"),
+    "hermes": ("<tool_call>",),
+    "glm45": ("<tool_call>",),
+    "deepseek_v3": ("<｜tool▁call▁begin｜>", "<｜tool▁calls▁begin｜>"),
+    "kimi_k2": ("<|tool_call_begin|>", "<|tool_calls_section_begin|>"),
+    "functionary_v31": ("<function=",),
+    "gemma4": ("<|tool_call>",),
+    "react": ("Action:",),
+}
+
+
+@settings(max_examples=400, deadline=None)
+@given(format=st.sampled_from(sorted(MARKED)), scraps=st.lists(st.sampled_from(SCRAPS), max_size=25))
+def test_there_are_never_more_calls_than_openings(format, scraps):
+    text = "".join(scraps)
+    # A list in one hermes block holds as many calls as it has elements, so its braces count as openings too.
+    openings = sum(text.count(mark) for mark in MARKED[format]) + (text.count("{") if format == "hermes" else 0)
+    commas = text.count(",") if format == "hermes" else 0
+    calls = [event for event in read(format, [text]) if isinstance(event, CallWritten)]
+    assert len(calls) <= openings + commas
+
+
+@settings(max_examples=400, deadline=None)
+@given(source=st.sampled_from(TEXTS), seed=st.integers(0, 2**32))
+def test_what_is_said_and_thought_stands_in_the_text_in_that_order(source, seed):
+    _, format, original = source
+    text = mutated(original, random.Random(seed))
+    rest = iter(text)
+    for event in read(format, [text]):
+        if isinstance(event, TextDelta | ReasoningDelta):
+            assert all(char in rest for char in event.text), event
+
+
+@pytest.mark.parametrize(
+    ("format", "text"),
+    [(text[1], text[2]) for text in TEXTS if "truncated" in text[0] or "basic" in text[0]],
+    ids=[text[0] for text in TEXTS if "truncated" in text[0] or "basic" in text[0]],
+)
+def test_every_prefix_of_a_call_is_read_and_none_has_more_to_say_than_the_text(format, text):
+    calls_of_all = sum(isinstance(event, CallWritten) for event in read(format, [text]))
+    for end in range(len(text)):
+        events = read(format, [text[:end]])
+        assert sum(isinstance(event, CallWritten) for event in events) <= calls_of_all
+
+
+@pytest.mark.parametrize("format", sorted(FORMATS))
+def test_plain_prose_goes_out_as_it_comes(format):
+    reader = reader_for(format, TOOLS)
+    fed = came = ""
+    for word in PROSE.split(" "):
+        piece = f" {word}" if fed else word
+        fed += piece
+        came += said(reader.feed(piece))
+        # A word at the start of a text may be a header, and a bracket on it a mark: never more than the word is held.
+        assert len(fed) - len(came) <= len(piece)
+    assert came + said(reader.finish()) == PROSE
+
+
+@pytest.mark.parametrize("format", sorted(FORMATS))
+def test_a_format_leaves_other_peoples_marks_alone(format):
+    text = "Write <b>this</b>, <tool_box>, <functions>, <|other|>, [TOOLS] and >> that."
+    assert said(read(format, [text])) == text
+
+
+@pytest.mark.parametrize("format", sorted(FORMATS))
+@pytest.mark.parametrize("tag", ["think", "thinking"])
+def test_a_think_block_is_reasoning_and_never_searched_for_calls(format, tag):
+    inside = 'maybe <tool_call>{"name": "get_time"} <invoke name="get_time"></invoke> [TOOL_CALLS]'
+    assert read(format, f"<{tag}>{inside}</{tag}>So.") == [ReasoningDelta(inside, source="text"), TextDelta("So.")]
+
+
+@pytest.mark.parametrize("format", sorted(FORMATS))
+def test_an_open_think_block_takes_the_rest(format):
+    assert read(format, "<think>never <think> closed") == [ReasoningDelta("never <think> closed", source="text")]
+
+
+@pytest.mark.parametrize("format", sorted(FORMATS))
+def test_a_lone_end_of_thinking_makes_what_precedes_it_reasoning_in_a_whole_text_only(format):
+    text = "They greet me.\n</think>\nHello there."
+    assert read(format, text, whole=True) == [
+        ReasoningDelta("They greet me.\n", source="text"),
+        TextDelta("\nHello there."),
+    ]
+    assert said(read(format, text)) == text
+
+
+@pytest.mark.parametrize("format", sorted(FORMATS))
+def test_only_the_first_think_tag_can_be_a_lone_end(format):
+    text = "<think>a</think>b</think>c"
+    assert read(format, text, whole=True) == [ReasoningDelta("a", source="text"), TextDelta("b</think>c")]
+
+
+@pytest.mark.parametrize("format", sorted(FORMATS))
+def test_nothing_comes_of_nothing(format):
+    assert read(format, []) == []
+    assert read(format, ["", ""]) == []
+
+
+@pytest.mark.parametrize("format", sorted(FORMATS))
+def test_a_reader_that_has_finished_says_nothing_more(format):
+    reader = reader_for(format, TOOLS)
+    reader.feed("hello there ")
+    reader.finish()
+    assert reader.finish() == []
+
+
+@pytest.mark.parametrize("format", sorted(FORMATS))
+@pytest.mark.parametrize(
+    "kind", ["brackets", "objects in objects", "brackets in arguments", "a python list", "a Gemma call"]
+)
+def test_deep_nesting_is_read_to_its_end(format, kind):
+    reader = reader_for(format, TOOLS)
+    events = reader.feed(flood(kind, 200_000)) + reader.finish()
+    assert merged(events)
+
+
+def test_a_deep_value_that_closes_is_left_to_the_gate():
+    text = '<tool_call>{"name": "get_time", "arguments": ' + "[" * 50_000 + "]" * 50_000 + "}</tool_call>"
+    (call,) = read("hermes", [text])
+    assert isinstance(call, CallWritten)
+    assert call.flaw is None
+
+
+def test_a_deep_literal_is_no_literal():
+    text = "[get_time(a=" + "[" * 50_000 + "]" * 50_000 + ")]"
+    (call,) = read("pythonic", [text])
+    assert isinstance(call, CallWritten)
+    assert call.flaw == "invalid_markup"
+
+
+def test_a_format_without_a_reader_is_an_error():
+    with pytest.raises(KeyError):
+        reader_for("morse", TOOLS)
+
+
+def test_no_mark_of_a_format_begins_another_one():
+    """The tape takes the first mark that fits; which one that is must not hang on where the text is cut."""
+    for grammar in GRAMMARS.values():
+        marks = [*grammar.dropped, *grammar.channels]
+        assert not any(one != other and other.startswith(one) for one in marks for other in marks)

@@ -1,0 +1,27 @@
+"""docs/text-calls.md says what asking in a prompt costs; what it says has to be so today."""
+
+import re
+from pathlib import Path
+
+from bench.prompt_tokens import logged
+from callgate.text_calls.families import FALLBACK
+from callgate.text_calls.prompts import FORMATS
+
+PAGE = (Path(__file__).parents[2] / "docs" / "text-calls.md").read_text()
+ROW = re.compile(r"^\| `(\w+)` \| (\d+) \| (\d+) \| (\d+) \|$", re.MULTILINE)
+
+
+def test_every_format_is_in_the_table_with_what_would_be_logged() -> None:
+    assert {format: int(of_three) for format, _, _, of_three in ROW.findall(PAGE)} == {
+        format: logged(format) for format in FORMATS
+    }
+
+
+def test_the_estimate_is_within_a_third_of_what_was_counted() -> None:
+    for format, fixed, each, of_three in ROW.findall(PAGE):
+        counted = int(fixed) + 3 * int(each)
+        assert abs(int(of_three) - counted) < counted / 3, format
+
+
+def test_the_fallback_is_named() -> None:
+    assert f"`{FALLBACK}` where the family is not known" in PAGE

@@ -1,0 +1,17 @@
+import pytest
+
+from callgate.http.client import HttpClient
+from callgate.upstream import litellm_model
+
+
+@pytest.fixture
+async def client():
+    made = HttpClient()
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def litellm_is_closed():
+    yield
+    await litellm_model.close()

@@ -1,0 +1,326 @@
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from callgate.conversation.events import (
+    Aside,
+    CallDelta,
+    CallWritten,
+    ChoiceIgnored,
+    Finished,
+    Head,
+    Logprobs,
+    ModelEvent,
+    ProviderError,
+    ReasoningDelta,
+    TextDelta,
+    ThinkingBlock,
+    Usage,
+)
+from callgate.conversation.turn import TurnBuilder
+from callgate.upstream.chunks import ChunkReader, read_completion
+
+
+def chunk(delta: object = None, **choice: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": delta, **choice}]}
+
+
+def read(*chunks: object) -> list[ModelEvent]:
+    reader = ChunkReader()
+    return [event for one in chunks for event in reader.read(one)] + reader.finish()
+
+
+def completion(message: object, **choice: Any) -> list[ModelEvent]:
+    return read_completion({"choices": [{"index": 0, "message": message, **choice}]})
+
+
+# Streams
+
+
+def test_text_comes_through():
+    assert read(chunk({"role": "assistant", "content": "He"}), chunk({"content": "y"})) == [
+        TextDelta("He"),
+        TextDelta("y"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        None,
+        "text",
+        [],
+        {},
+        {"choices": None},
+        {"choices": {}},
+        {"choices": []},
+        {"choices": [None, "x"]},
+        chunk(None),
+        chunk({}),
+        chunk("text"),
+        chunk({"role": "assistant", "content": "", "tool_calls": None, "function_call": None, "refusal": None}),
+        chunk({"tool_calls": []}),
+        chunk({"tool_calls": [None, "x", 3]}),
+        chunk({"tool_calls": "x"}),
+        chunk({"function_call": "x"}),
+        chunk({"content": 7}, finish_reason=None, logprobs=None),
+        chunk({}, finish_reason=""),
+        chunk({}, finish_reason=3),
+        {"choices": [], "usage": None, "error": None},
+        {"error": {}, "usage": 7},
+    ],
+)
+def test_a_chunk_that_says_nothing_brings_nothing(odd):
+    assert read(odd) == []
+
+
+def test_the_head_is_told_once_when_there_is_one():
+    told: dict[str, Any] = {"id": "c1", "model": "m", "system_fingerprint": "fp", "service_tier": None, "choices": []}
+    assert read({"id": "", "model": "", "choices": []}, told, told) == [Head("c1", "m", "fp", None)]
+
+
+def test_a_fragment_of_a_call_is_passed_on_as_it_was_sent():
+    entry = {"index": 2, "id": "a", "type": "function", "function": {"name": "f", "arguments": '{"'}}
+    assert read(chunk({"tool_calls": [entry]})) == [CallDelta(2, "a", "f", '{"')]
+
+
+@pytest.mark.parametrize(
+    ("entry", "event"),
+    [
+        ({"index": 0}, CallDelta(0)),
+        ({"index": "0", "function": None}, CallDelta()),
+        ({"index": True, "id": 7, "function": {"name": "", "arguments": {"a": 1}}}, CallDelta(None, 7, None, {"a": 1})),
+        ({"index": -1, "id": True, "function": {"name": 3, "arguments": [1]}}, CallDelta(-1, None, None, [1])),
+        ({"id": {}, "function": "f"}, CallDelta()),
+        ({"extra_content": {"s": 1}, "provider_specific_fields": None}, CallDelta(extras={"extra_content": {"s": 1}})),
+    ],
+)
+def test_a_fragment_of_a_call_may_lack_or_misuse_anything(entry, event):
+    assert read(chunk({"tool_calls": [entry]})) == [event]
+
+
+def test_one_call_where_a_list_was_due_is_a_list_of_one():
+    assert read(chunk({"tool_calls": {"index": 0, "id": "a"}})) == [CallDelta(0, "a")]
+
+
+def test_a_legacy_call_is_marked_as_such():
+    assert read(chunk({"function_call": {"name": "f", "arguments": "{"}})) == [
+        CallDelta(name="f", arguments="{", legacy=True)
+    ]
+
+
+def test_a_message_in_the_place_of_a_delta_is_read_as_one():
+    message = {"content": "hi", "tool_calls": [{"id": "a", "function": {"name": "f"}}]}
+    events = [TextDelta("hi"), CallDelta(None, "a", "f"), Finished("stop")]
+    assert read({"choices": [{"message": message, "finish_reason": "stop"}]}) == events
+    assert read({"choices": [{"delta": None, "message": message, "finish_reason": "stop"}]}) == events
+    assert read({"choices": [{"delta": {}, "message": message, "finish_reason": "stop"}]}) == [Finished("stop")]
+
+
+def test_what_a_delta_brings_comes_before_the_reason_it_finished_for():
+    events = read(chunk({"tool_calls": [{"index": 0, "id": "a"}]}, finish_reason="stop", logprobs={"content": [1]}))
+    assert events == [CallDelta(0, "a"), Logprobs({"content": [1]}), Finished("stop")]
+
+
+def test_only_one_choice_is_read():
+    two = {"choices": [{"index": 1, "delta": {"content": "B"}}, {"index": 0, "delta": {"content": "A"}}]}
+    assert read(two) == [ChoiceIgnored(1), TextDelta("A")]
+    assert ChunkReader(choice=1).read(two) == [TextDelta("B"), ChoiceIgnored(0)]
+
+
+def test_a_choice_without_index_is_known_by_its_place():
+    assert read({"choices": [{"delta": {"content": "A"}}, {"delta": {"content": "B"}}]}) == [
+        TextDelta("A"),
+        ChoiceIgnored(1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"error": {"message": "Overloaded"}, "choices": []}, "Overloaded"),
+        ({"error": "no"}, "no"),
+        ({"error": {"code": 500}}, "the provider reported an error"),
+        ({"choices": [{"index": 0, "error": {"message": "cut"}}]}, "cut"),
+    ],
+)
+def test_an_error_inside_an_answer_is_told(body, message):
+    [event] = read(body)
+    assert isinstance(event, ProviderError)
+    assert event.message == message
+
+
+def test_usage_is_found_on_the_chunk_and_on_the_choice():
+    assert read({"choices": [], "usage": {"total_tokens": 3}}) == [Usage({"total_tokens": 3})]
+    assert read(chunk({}, usage={"total_tokens": 3})) == [Usage({"total_tokens": 3})]
+
+
+def test_reasoning_is_told_once_and_under_its_own_name():
+    assert read(chunk({"reasoning_content": "a", "reasoning": "a"})) == [ReasoningDelta("a")]
+    assert read(chunk({"reasoning_content": "", "reasoning": "b"})) == [ReasoningDelta("b", "reasoning")]
+    assert read(chunk({"reasoning": {"odd": 1}})) == [Aside("reasoning", {"odd": 1})]
+
+
+def test_content_in_parts_is_text_and_thinking():
+    parts = [
+        {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
+        {"type": "thinking", "thinking": "so"},
+        {"type": "text", "text": "A"},
+        {"type": "image_url", "image_url": {}},
+        None,
+        {"type": "text", "text": None},
+    ]
+    assert read(chunk({"content": parts})) == [
+        ReasoningDelta("hm", "thinking"),
+        ReasoningDelta("so", "thinking"),
+        TextDelta("A"),
+    ]
+
+
+def test_thinking_blocks_and_unread_fields_are_kept():
+    block = {"type": "redacted_thinking", "data": "x"}
+    delta = {"thinking_blocks": [block], "refusal": "no", "annotations": [], "reasoning_details": [{"a": 1}], "odd": 1}
+    assert read(chunk(delta)) == [
+        ThinkingBlock(block),
+        Aside("refusal", "no"),
+        Aside("reasoning_details", [{"a": 1}]),
+        Aside("odd", 1),
+    ]
+
+
+def test_the_models_own_reason_is_taken_where_a_library_kept_it_aside():
+    native = {"native_finish_reason": "MALFORMED_FUNCTION_CALL"}
+    assert read(chunk({}, finish_reason="tool_calls", provider_specific_fields=native)) == [
+        Finished("MALFORMED_FUNCTION_CALL")
+    ]
+
+
+# Characters cut in two
+
+
+def test_half_a_character_waits_for_its_other_half():
+    reader = ChunkReader()
+    assert reader.read(chunk({"content": "go \ud83d"})) == [TextDelta("go ")]
+    assert reader.read(chunk({"content": "\ude80!"})) == [TextDelta("\U0001f680!")]
+    assert reader.finish() == []
+
+
+def test_half_a_character_alone_is_replaced():
+    assert read(chunk({"content": "a\ud83d"}), chunk({"content": "b\udc00c"})) == [
+        TextDelta("a"),
+        TextDelta("\ufffdb\ufffdc"),
+    ]
+    assert read(chunk({"content": "\ud83d"})) == [TextDelta("\ufffd")]
+
+
+@settings(deadline=None)
+@given(st.lists(st.text(st.sampled_from("ab\u00e9\ud83d\ude80\U0001f680")), max_size=5))
+def test_text_can_always_be_sent_on(pieces):
+    events = read(*(chunk({"content": piece}) for piece in pieces))
+    texts = [event.text for event in events if isinstance(event, TextDelta)]
+    for text in texts:
+        text.encode()
+    whole = "".join(pieces).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    assert "".join(texts) == whole
+
+
+# Whole answers
+
+
+def test_a_whole_answer_is_read_in_one_go():
+    body = {
+        "id": "c1",
+        "model": "m",
+        "choices": [
+            {
+                "index": 0,
+                "message": {
+                    "role": "assistant",
+                    "content": "hi",
+                    "reasoning": "why",
+                    "tool_calls": [
+                        {"id": "a", "function": {"name": "f", "arguments": "{}"}, "extra_content": {"s": 1}}
+                    ],
+                },
+                "finish_reason": "tool_calls",
+            }
+        ],
+        "usage": {"total_tokens": 3},
+    }
+    assert read_completion(body) == [
+        Head("c1", "m"),
+        TextDelta("hi"),
+        ReasoningDelta("why", "reasoning"),
+        CallWritten("f", "{}", "a", extras={"extra_content": {"s": 1}}),
+        Finished("tool_calls"),
+        Usage({"total_tokens": 3}),
+    ]
+
+
+def test_a_choice_alone_is_an_answer():
+    assert read_completion({"message": {"content": "hi"}, "finish_reason": "stop"}) == [
+        TextDelta("hi"),
+        Finished("stop"),
+    ]
+
+
+def test_entries_of_a_whole_message_may_lack_anything():
+    entries = [None, {}, {"id": "a", "function": None}, {"id": 3, "function": {"name": "", "arguments": None}}]
+    assert completion({"tool_calls": entries, "function_call": {"name": "f"}}) == [
+        CallWritten(None),
+        CallWritten(None, id="a"),
+        CallWritten(None, id=3),
+        CallWritten("f", legacy=True),
+    ]
+
+
+@pytest.mark.parametrize("odd", [None, [], "x", {}, {"choices": None}, {"choices": [None]}, {"message": None}])
+def test_an_answer_that_says_nothing_brings_nothing(odd):
+    assert read_completion(odd) == []
+
+
+def test_another_choice_of_a_whole_answer_is_told_and_not_read():
+    choices = [{"index": index, "message": {"content": text}} for index, text in enumerate("AB")]
+    assert read_completion({"choices": choices}) == [TextDelta("A"), ChoiceIgnored(1)]
+    assert read_completion({"choices": choices}, choice=1) == [ChoiceIgnored(0), TextDelta("B")]
+
+
+@pytest.mark.parametrize("body", [{"error": {"message": "no"}}, {"choices": None, "error": {"message": "no"}}])
+def test_an_error_in_the_place_of_an_answer_is_told_once(body):
+    assert read_completion(body) == [ProviderError("no", {"message": "no"})]
+
+
+# Anything at all
+
+KEYS = st.sampled_from(
+    "choices delta message index content text type role tool_calls function name arguments id function_call reasoning"
+    " reasoning_content thinking thinking_blocks signature finish_reason error usage logprobs extra_content"
+    " provider_specific_fields native_finish_reason refusal audio model".split()
+)
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-1, 2)
+    | st.floats()
+    | st.sampled_from(["", " ", "stop", "{}", "f", "\ud83d"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=5),
+    max_leaves=20,
+)
+CHOICES = st.fixed_dictionaries(
+    {}, optional={"delta": VALUES, "message": VALUES, "finish_reason": VALUES, "error": VALUES}
+)
+CHUNKS = VALUES | st.fixed_dictionaries({"choices": st.lists(CHOICES, max_size=2)})
+
+
+@settings(deadline=None)
+@given(st.lists(CHUNKS, max_size=4))
+def test_no_json_whatever_makes_reading_or_folding_fail(chunks):
+    for events in (read(*chunks), [event for one in chunks for event in read_completion(one)]):
+        building = TurnBuilder({}, map("made_{}".format, range(1_000_000)).__next__)
+        building.feed(events)
+        turn = building.finish()
+        turn.text.encode()
+        turn.assistant_message()
+        assert len(turn.calls) <= len(events)

@@ -1,0 +1,379 @@
+"""Passing through over real sockets: what goes on unread goes on unchanged, and what decides something is not missed."""
+
+import asyncio
+import json
+from contextlib import nullcontext
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from callgate.conversation.errors import BrokenOff, ChatError
+from callgate.conversation.ports import CannotPassOn, PassOn
+from callgate.http.aiohttp_client import AiohttpClient
+from callgate.http.client import HttpClient
+from callgate.upstream.chunks import ChunkReader
+from callgate.upstream.direct_model import ANSWER_BYTES, Endpoint
+from callgate.upstream.passthrough import RelayModel, StreamPassage
+from callgate.upstream.sse import SseReader
+from tests.upstream.wire import QUICK, SSE, chunk, closing, completion, serving
+
+pytestmark = pytest.mark.anyio
+
+USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+
+
+@pytest.fixture(params=[HttpClient, AiohttpClient])
+async def model(request):
+    client = request.param()
+
+    def make(server, answer_bytes=ANSWER_BYTES, **endpoint):
+        place = Endpoint(f"{server.url}/v1/chat/completions", "real-m", **endpoint)
+        return RelayModel("m", place, client, QUICK, answer_bytes=answer_bytes)
+
+    yield make
+    await client.close()
+
+
+def passing(*, stream=True, include_usage=True, **fields):
+    body = {"model": "mine", "messages": [{"role": "user", "content": "hi"}], "stream": stream, **fields}
+    raw = {name: msgspec.Raw(json.dumps(value).encode()) for name, value in body.items()}
+    return PassOn(raw, stream, include_usage)
+
+
+async def parts_of(passage):
+    got: list[bytes] = []
+    await passage.carry(keeping(got))
+    return got
+
+
+def keeping(got):
+    async def tell(part):
+        got.append(part)
+
+    return tell
+
+
+async def passed(model, asked):
+    async with asyncio.timeout(10):
+        passage = await model.pass_on(asked)
+        return b"".join(await parts_of(passage)), passage
+
+
+async def gathered(model, got):
+    async with asyncio.timeout(10):
+        passage = await model.pass_on(passing())
+        await passage.carry(keeping(got))
+
+
+def sse(*payloads, done=True):
+    texts = [payload if isinstance(payload, str) else json.dumps(payload) for payload in payloads]
+    return "".join(f"data: {text}\n\n" for text in [*texts, *(["[DONE]"] if done else [])])
+
+
+def serve_stream(text, cut=None):
+    async def serve(request, wire):
+        await wire.head(200, SSE)
+        await wire.send(text)
+
+    return closing(serve)
+
+
+def serve_body(body, status=200):
+    async def serve(request, wire):
+        await wire.whole(body, status)
+
+    return serve
+
+
+async def test_a_body_comes_out_as_it_came(model):
+    body = b'{ "id":"x",\n "odd": [1e400], "choices":[{"index":0,"logprobs":{"a":1},"finish_reason":"stop"}], "usage":{"total_tokens":5} }'
+    async with serving(serve_body(body)) as server:
+        out, passage = await passed(model(server), passing(stream=False))
+    assert out == body
+    assert passage.usage == {"total_tokens": 5}
+    assert passage.reasons == ("stop",)
+
+
+async def test_a_stream_comes_out_as_it_came(model):
+    text = ": hello\n\n" + sse(
+        chunk({"role": "assistant", "content": ""}),
+        chunk({"content": "a"}),
+        {"choices": [{"index": 1, "delta": {"x": "\u00e9"}, "finish_reason": None}], "odd": 1},
+        chunk({}, "stop"),
+        {"choices": [], "usage": USAGE},
+    )
+    async with serving(serve_stream(text)) as server:
+        out, passage = await passed(model(server), passing())
+    assert out.decode() == text
+    assert passage.usage == USAGE
+    assert passage.reasons == ("stop",)
+
+
+async def test_a_stream_that_is_longer_than_allowed_is_broken_off(model):
+    text = sse(*[chunk({"content": "y" * 100})] * 100, chunk({}, "stop"))
+    got: list[bytes] = []
+    async with serving(serve_stream(text)) as server:
+        with pytest.raises(BrokenOff, match="longer than 2000 bytes"):
+            await gathered(model(server, answer_bytes=2000), got)
+    assert len(b"".join(got)) <= 2000
+
+
+async def test_a_body_that_is_longer_than_allowed_is_not_passed_on(model):
+    async with serving(serve_body(completion("y" * 5000))) as server:
+        with pytest.raises(ChatError) as caught:
+            await passed(model(server, answer_bytes=2000), passing(stream=False))
+    assert caught.value.status == 502
+
+
+async def test_the_request_goes_on_as_it_came_but_for_the_model_and_what_could_choose(model):
+    asked = passing(
+        stream=False,
+        n=3,
+        top_k=7,
+        tools=[{"type": "custom", "custom": {"name": "x"}}],
+        api_base="http://evil",
+        mock_response="x",
+    )
+    async with serving(serve_body(completion())) as server:
+        await passed(model(server, defaults={"temperature": 0.5, "top_k": 1}), asked)
+    assert server.requests[0].body == {
+        "model": "real-m",
+        "messages": [{"role": "user", "content": "hi"}],
+        "stream": False,
+        "n": 3,
+        "top_k": 7,
+        "tools": [{"type": "custom", "custom": {"name": "x"}}],
+        "temperature": 0.5,
+    }
+
+
+async def test_usage_nobody_asked_for_is_counted_and_not_passed_on(model):
+    text = sse(chunk({"content": "a"}), chunk({}, "stop"), {"choices": [], "usage": USAGE})
+    async with serving(serve_stream(text)) as server:
+        out, passage = await passed(model(server), passing(include_usage=False))
+    assert server.requests[0].body["stream_options"] == {"include_usage": True}
+    assert passage.usage == USAGE
+    assert b"usage" not in out
+    assert out.endswith(b"data: [DONE]\n\n")
+
+
+async def test_the_words_of_the_end_mark_inside_a_text_end_nothing(model):
+    text = sse(
+        chunk({"content": "data: [DONE]"}), chunk({"content": "\n\ndata: [DONE]\n\n"}), chunk({"content": "b"}, "stop")
+    )
+    async with serving(serve_stream(text)) as server:
+        out, _ = await passed(model(server), passing())
+    assert out.decode() == text
+
+
+async def test_nothing_comes_after_the_end_mark(model):
+    async with serving(serve_stream(sse(chunk({"content": "a"}, "stop")) + sse(chunk({"content": "b"})))) as server:
+        out, _ = await passed(model(server), passing())
+    assert out.decode() == sse(chunk({"content": "a"}, "stop"))
+
+
+async def test_a_finished_stream_without_its_mark_gets_one(model):
+    text = sse(chunk({"content": "a"}), chunk({}, "stop"), done=False).rstrip("\n")
+    async with serving(serve_stream(text)) as server:
+        out, _ = await passed(model(server), passing())
+    assert out.decode() == text + "\n\ndata: [DONE]\n\n"
+
+
+async def test_a_whole_answer_needs_its_connection_no_longer_while_it_is_told(model):
+    async with serving(serve_body(json.dumps(completion()))) as server:
+        made = model(server)
+
+        async def ask_another(part):
+            await passed(made, passing(stream=False))
+
+        async with asyncio.timeout(10):
+            passage = await made.pass_on(passing(stream=False))
+            await passage.carry(ask_another)
+        assert server.connections == 1
+
+
+async def test_a_stream_that_its_client_has_left_loses_its_connection(model):
+    left = asyncio.Event()
+
+    async def serve(request, wire):
+        await wire.head(200, SSE)
+        await wire.event(chunk({"content": "a"}))
+        await wire.peer_left()
+        left.set()
+
+    async def gone(part):
+        raise ConnectionResetError("the client has left")
+
+    async with serving(serve) as server:
+        async with asyncio.timeout(10):
+            passage = await model(server).pass_on(passing())
+            with pytest.raises(ConnectionResetError):
+                await passage.carry(gone)
+            await left.wait()
+
+
+async def test_a_stream_that_breaks_off_says_so_and_leaves_no_half_event(model):
+    text = sse(chunk({"content": "a"}), done=False) + 'data: {"choices":[{"ind'
+    got: list[Any] = []
+    async with serving(serve_stream(text)) as server:
+        with pytest.raises(BrokenOff):
+            await gathered(model(server), got)
+    assert b"".join(got).decode() == sse(chunk({"content": "a"}), done=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("", 502),
+        ("data: [DONE]\n\n", 502),
+        (sse(chunk({"role": "assistant"}), done=False), 502),
+        (sse({"error": {"message": "slow down", "code": 429}}), 429),
+        (sse(chunk({"role": "assistant"}), {"error": {"message": "no", "code": 503}}), 503),
+        ("<html>busy</html>", 502),
+        (sse("not json"), 502),
+    ],
+)
+async def test_what_goes_wrong_before_the_first_words_is_an_error(model, text, status):
+    async with serving(serve_stream(text)) as server:
+        with pytest.raises(ChatError) as caught:
+            await passed(model(server), passing())
+    assert caught.value.status == status
+    assert caught.value.retryable
+
+
+async def test_an_error_in_the_middle_is_not_passed_on(model):
+    text = sse(chunk({"content": "a"}), {"error": {"message": "key sk-1234567890abcdef is wrong"}})
+    got: list[Any] = []
+    async with serving(serve_stream(text)) as server:
+        with pytest.raises(ChatError):
+            await gathered(model(server), got)
+    assert b"sk-1234567890abcdef" not in b"".join(got)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "told"),
+    [
+        ("", 200, 502),
+        ('{"choices":[{"fin', 200, 502),
+        ("<html>", 200, 502),
+        ('{"choices":[]}', 200, 502),
+        ('{"error":{"message":"x","code":429}}', 200, 429),
+        ('{"error":{"message":"bad field","type":"invalid_request_error"}}', 400, 400),
+        ('{"error":{"message":"no such key"}}', 401, 502),
+    ],
+)
+async def test_a_body_that_is_no_answer_is_an_error(model, body, status, told):
+    async with serving(serve_body(body, status)) as server:
+        with pytest.raises(ChatError) as caught:
+            await passed(model(server), passing(stream=False))
+    assert caught.value.status == told
+
+
+@pytest.mark.parametrize(
+    ("stream", "body"), [(True, json.dumps(completion())), (False, sse(chunk({"content": "a"}, "stop")))]
+)
+async def test_an_answer_in_the_other_shape_has_to_be_read_from_then_on(model, stream, body):
+    async with serving(serve_body(body)) as server:
+        made = model(server)
+        assert made.can_pass_on(with_tools=True)
+        with pytest.raises(CannotPassOn):
+            await passed(made, passing(stream=stream))
+        assert not made.can_pass_on(with_tools=False)
+
+
+class _Cut:
+    """A response whose body comes in the given pieces."""
+
+    status = 200
+
+    def __init__(self, pieces):
+        self.headers = {"content-type": SSE}
+        self._pieces = iter(pieces)
+
+    def chunks(self):
+        return self
+
+    async def carry(self, each):
+        async for piece in self:
+            if await each(piece):
+                return
+
+    async def read(self, limit):
+        raise AssertionError("a stream is not read whole")
+
+    def settle(self):
+        pass
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        try:
+            return next(self._pieces)
+        except StopIteration:
+            raise StopAsyncIteration from None
+
+
+def read_all(body):
+    """The plain reading: every event parsed."""
+    reader, chunks = SseReader(), ChunkReader()
+    events: list[Any] = []
+    for payload in [*reader.feed(body), *reader.finish()]:
+        if payload.strip() == b"[DONE]":
+            break
+        try:
+            events += chunks.read(json.loads(payload))
+        except ValueError:
+            events.append(payload)
+    return events
+
+
+deltas = st.lists(
+    st.one_of(
+        st.fixed_dictionaries({"content": st.text(max_size=12)}),
+        st.fixed_dictionaries(
+            {"content": st.sampled_from(["[DONE]", "data: x\n\n", '"error"', '"usage":{', "\r\n", "\u2028"])}
+        ),
+        st.just({"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": '{"a":"\n"}'}}]}),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    deltas,
+    st.data(),
+    st.sampled_from(["\n", "\r\n", "\r"]),
+    st.booleans(),
+    st.sampled_from([": ping\n\n", "event: x\nid: 1\n", ""]),
+)
+def test_however_a_stream_is_cut_it_says_the_same_as_when_all_of_it_is_read(found, data, newline, ascii_only, noise):
+    text = noise.join(
+        f"data: {json.dumps(each, ensure_ascii=ascii_only)}\n\n"
+        for each in [
+            chunk({"content": "first"}),
+            *map(chunk, found),
+            chunk({}, "stop"),
+            {"choices": [], "usage": USAGE},
+        ]
+    )
+    body = (text + "data: [DONE]\n\n").replace("\n", newline).encode()
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(body)), max_size=12)))
+    pieces = [piece for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True) if (piece := body[a:b])]
+
+    async def relayed():
+        passage = await StreamPassage.begun(nullcontext(_Cut(pieces)), (), ANSWER_BYTES, hide_usage=False)
+        return b"".join(await parts_of(passage)), passage
+
+    out, passage = asyncio.run(relayed())
+    assert read_all(out) == read_all(body)
+    assert out.endswith(b"data: [DONE]\n\n")
+    assert passage.usage == USAGE
+    assert passage.reasons == ("stop",)
+    if newline == "\n":
+        assert out == body

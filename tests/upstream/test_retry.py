@@ -1,0 +1,260 @@
+"""Repetition, fallbacks and the budget; time and chance are the tests' own."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from callgate.conversation.errors import BrokenOff, ChatError
+from callgate.conversation.events import Finished, Head, ModelEvent, ProviderError, TextDelta, Usage
+from callgate.upstream.errors import UpstreamError
+from callgate.upstream.retry import Circumstances, Pool, RetryBudget, RetryingModel, RetryPolicy
+from tests.upstream.wire import asking
+
+pytestmark = pytest.mark.anyio
+
+ANSWER: list[list[ModelEvent]] = [[Head(id="1")], [TextDelta("hello")], [Finished("stop")]]
+
+
+def passing(retry_after=None):
+    return UpstreamError(503, "busy", again=True, retry_after=retry_after)
+
+
+def lasting():
+    return UpstreamError(502, "wrong key", code="upstream_auth")
+
+
+def mistake():
+    return UpstreamError(400, "bad", elsewhere=False)
+
+
+class Scripted:
+    """Each ask takes the next script: an error at once, or batches with an error among them."""
+
+    def __init__(self, *scripts, name="m"):
+        self.name = name
+        self.scripts = list(scripts)
+        self.asked = 0
+        self.open = 0
+        self.opened = asyncio.Event()
+
+    @asynccontextmanager
+    async def ask(self, ask):
+        script = self.scripts[min(self.asked, len(self.scripts) - 1)]
+        self.asked += 1
+        if isinstance(script, Exception):
+            raise script
+        self.open += 1
+        self.opened.set()
+        try:
+            yield Batches(script)
+        finally:
+            self.open -= 1
+
+
+class Batches:
+    reason_is_raw = True
+
+    def __init__(self, script):
+        self._script = list(script)
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        if not self._script:
+            raise StopAsyncIteration
+        step = self._script.pop(0)
+        if isinstance(step, Exception):
+            raise step
+        if isinstance(step, asyncio.Event):
+            await step.wait()
+            return await self.__anext__()
+        return step
+
+
+class World:
+    def __init__(self, budget=None):
+        self.now = 1000.0
+        self.waits = []
+        self.told = []
+        self.circumstances = Circumstances(
+            budget or RetryBudget(clock=lambda: self.now), lambda: self.now, self.sleep, lambda: 0.5
+        )
+
+    async def sleep(self, seconds):
+        self.waits.append(seconds)
+        self.now += seconds
+
+    async def tell(self, retry):
+        self.told.append(retry)
+
+    def model(self, *pools, **policy):
+        made = [Pool(f"p{i}", pool if isinstance(pool, list) else [pool]) for i, pool in enumerate(pools)]
+        return RetryingModel("m", made, self.circumstances, RetryPolicy(**policy)).reporting_to(self.tell)
+
+
+async def heard(model):
+    async with model.ask(asking()) as answer:
+        return [event async for batch in answer for event in batch]
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+async def test_an_answer_that_begins_is_given_out_from_its_first_batch(world):
+    one = Scripted(ANSWER)
+    assert await heard(world.model(one)) == [event for batch in ANSWER for event in batch]
+    assert (one.asked, one.open, world.told) == (1, 0, [])
+
+
+async def test_how_raw_the_finish_reason_is_is_known_as_late_as_inside(world):
+    async with world.model(Scripted(ANSWER)).ask(asking()) as answer:
+        assert answer.reason_is_raw
+        answer._answer.reason_is_raw = False
+        assert not answer.reason_is_raw
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        passing(),
+        [passing()],
+        [[Head(id="1")], passing()],
+        [BrokenOff("cut", transport_error=True)],
+        [[Head(id="1")], BrokenOff("cut", transport_error=False)],
+        [[Head(id="1"), Usage({})]],
+        [[Head(id="1")], [ProviderError("oops", {"error": "oops"})]],
+        [],
+    ],
+)
+async def test_what_fails_before_the_first_words_is_asked_again(world, failure):
+    one = Scripted(failure, ANSWER)
+    assert TextDelta("hello") in await heard(world.model(one))
+    assert (one.asked, one.open, len(world.told)) == (2, 0, 1)
+
+
+async def test_nothing_is_repeated_once_words_were_passed_on(world):
+    one = Scripted([[TextDelta("hel")], BrokenOff("cut", transport_error=True)], ANSWER)
+    with pytest.raises(BrokenOff):
+        await heard(world.model(one))
+    assert (one.asked, one.open) == (1, 0)
+
+
+async def test_a_mistake_of_the_clients_is_not_repeated_anywhere(world):
+    one, other = Scripted(mistake()), Scripted(ANSWER)
+    with pytest.raises(ChatError, match="bad"):
+        await heard(world.model(one, other))
+    assert (one.asked, other.asked) == (1, 0)
+
+
+async def test_waits_grow_are_random_and_end_with_the_tries(world):
+    one = Scripted(passing())
+    with pytest.raises(ChatError, match="busy"):
+        await heard(world.model(one, tries=5, first_wait=1, longest_wait=3))
+    assert world.waits == [0.5, 1.0, 1.5, 1.5]
+    assert [(told.attempt, told.model) for told in world.told] == [(1, "p0"), (2, "p0"), (3, "p0"), (4, "p0")]
+
+
+async def test_retry_after_is_honoured_with_some_scatter_on_top(world):
+    await heard(world.model(Scripted(passing(retry_after=7), ANSWER)))
+    assert world.waits == [7.25]
+
+
+async def test_a_retry_after_beyond_the_deadline_goes_to_the_fallback_at_once(world):
+    one, other = Scripted(passing(retry_after=300)), Scripted(ANSWER)
+    await heard(world.model(one, other))
+    assert (one.asked, other.asked, world.waits) == (1, 1, [])
+
+
+async def test_a_retry_after_beyond_the_deadline_without_fallback_is_told_to_the_client(world):
+    with pytest.raises(ChatError) as caught:
+        await heard(world.model(Scripted(passing(retry_after=300))))
+    assert caught.value.retry_after == 300
+    assert world.waits == []
+
+
+async def test_a_refused_key_is_not_tried_again_but_the_fallback_is(world):
+    one, other = Scripted(lasting()), Scripted(ANSWER)
+    await heard(world.model(one, other))
+    assert (one.asked, other.asked, world.waits) == (1, 1, [])
+
+
+async def test_another_deployment_of_the_name_is_asked_without_waiting(world):
+    one, two = Scripted(passing()), Scripted(ANSWER)
+    await heard(world.model([one, two]))
+    assert (one.asked, two.asked, world.waits) == (1, 1, [])
+
+
+async def test_deployments_take_turns(world):
+    one, two = Scripted(ANSWER), Scripted(ANSWER)
+    model = world.model([one, two])
+    for _ in range(6):
+        await heard(model)
+    assert (one.asked, two.asked) == (3, 3)
+
+
+async def test_fallbacks_are_asked_in_order_and_the_last_failure_is_the_answer(world):
+    pools = [Scripted(lasting()), Scripted(passing()), Scripted(UpstreamError(504, "slow"))]
+    with pytest.raises(ChatError, match="slow"):
+        await heard(world.model(*pools, tries=2))
+    assert [pool.asked for pool in pools] == [1, 2, 1]
+    assert [told.model for told in world.told] == ["p1", "p1", "p2"]
+
+
+async def test_nothing_is_asked_again_after_the_deadline(world):
+    class Slow(Scripted):
+        @asynccontextmanager
+        async def ask(self, ask):
+            world.now += 100
+            async with super().ask(ask) as answer:
+                yield answer
+
+    one, other = Slow(passing()), Scripted(ANSWER)
+    with pytest.raises(ChatError, match="busy"):
+        await heard(world.model(one, other, give_up_after=60))
+    assert (one.asked, other.asked) == (1, 0)
+
+
+async def test_the_budget_bounds_repetitions_of_all_requests_together(world):
+    one = Scripted(passing())
+    world.circumstances = World(RetryBudget(share=0.2, free=3, clock=lambda: world.now)).circumstances
+    model = world.model(one)
+    for _ in range(100):
+        with pytest.raises(ChatError):
+            await heard(model)
+    assert 100 + 3 + 15 <= one.asked <= 100 + 3 + 21
+
+
+async def test_the_budget_does_not_bound_fallbacks(world):
+    world.circumstances = World(RetryBudget(share=0, free=0, clock=lambda: world.now)).circumstances
+    one, other = Scripted(passing()), Scripted(ANSWER)
+    await heard(world.model(one, other))
+    assert (one.asked, other.asked) == (1, 1)
+
+
+async def test_the_budget_forgets_with_time():
+    now = 0.0
+    budget = RetryBudget(share=0, free=2, clock=lambda: now)
+    assert [budget.take() for _ in range(3)] == [True, True, False]
+    now = 31.0
+    assert not budget.take()
+    now = 61.0
+    assert [budget.take() for _ in range(3)] == [True, True, False]
+    now = 500.0
+    assert budget.take()
+
+
+@pytest.mark.parametrize("when", ["before_words", "after_words"])
+async def test_cancelling_closes_what_was_opened(world, when):
+    never = asyncio.Event()
+    one = Scripted([[TextDelta("x")], never] if when == "after_words" else [[Head(id="1")], never])
+    task = asyncio.create_task(heard(world.model(one)))
+    async with asyncio.timeout(5):
+        await one.opened.wait()
+        task.cancel()
+        await asyncio.wait([task])
+    assert task.cancelled()
+    assert (one.asked, one.open) == (1, 0)

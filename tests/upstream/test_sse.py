@@ -1,0 +1,110 @@
+"""The event reader, held against a plain slow one that follows the specification's text."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from callgate.upstream.sse import SseReader, SseTooLarge, looks_like_keep_alive
+
+
+def plain_reader(data: bytes) -> list[bytes]:
+    """The specification, line by line, on the whole body; a last event without its blank line counts as well."""
+    text = data.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").replace(b"\r", b"\n") + b"\n\n"
+    events: list[bytes] = []
+    gathered: list[bytes] = []
+    for line in text.split(b"\n"):
+        if not line:
+            if b"\n".join(gathered):
+                # Empty data lines before the first word are dropped: no payload of ours begins with a newline.
+                events.append(b"\n".join(gathered))
+            gathered = []
+            continue
+        name, _, value = line.partition(b":")
+        if name == b"data" and b":" in line:
+            value = value.removeprefix(b" ")
+            if value or gathered:
+                gathered.append(value)
+    return events
+
+
+def read(*pieces: bytes) -> list[bytes]:
+    reader = SseReader()
+    return [event for piece in pieces for event in reader.feed(piece)] + reader.finish()
+
+
+LINES = st.sampled_from(
+    [
+        b'data: {"a":1}', b"data:x", b"data:  two spaces", b"data:", b"data: ", b"data", b": comment", b":",
+        b"event: ping", b"id: 7", b"retry: 10", b"data: \xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80", b"data: [DONE]",
+        b"", b"", b"", b"nonsense", b"data: : keepalive", b"datax: y",
+    ]
+)  # fmt: skip
+ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
+
+
+@given(
+    st.lists(st.tuples(LINES, ENDS), max_size=25),
+    st.booleans(),
+    st.booleans(),
+    st.lists(st.integers(min_value=0, max_value=400), max_size=12),
+)
+def test_however_a_body_is_cut_the_same_events_come_out(lines, bom, ended, cuts):
+    body = (b"\xef\xbb\xbf" if bom else b"") + b"".join(line + end for line, end in lines)
+    body = body if ended else body[:-1]
+    places = sorted({0, len(body), *(cut % (len(body) + 1) for cut in cuts)})
+    pieces = [body[start:end] for start, end in pairwise(places)]
+    assert read(*pieces) == plain_reader(body)
+    assert read(*(body[i : i + 1] for i in range(len(body)))) == plain_reader(body)
+
+
+def test_an_event_is_given_out_as_soon_as_its_blank_line_is_there():
+    reader = SseReader()
+    assert reader.feed(b"data: one\n\n") == [b"one"]
+    assert reader.feed(b"data: two\r\n\r") == [b"two"]
+    assert reader.feed(b"\ndata: three\n\n") == [b"three"]
+    assert reader.feed(b"data: four\n") == []
+    assert reader.feed(b"\n") == [b"four"]
+
+
+def test_a_character_cut_in_two_comes_out_whole():
+    body = "data: é€😀\n\n".encode()
+    for cut in range(len(body)):
+        assert read(body[:cut], body[cut:]) == ["é€😀".encode()]
+
+
+def test_lines_of_one_event_are_joined():
+    assert read(b"data: a\ndata: b\n\n") == [b"a\nb"]
+
+
+@pytest.mark.parametrize("piece", [b"data: " + b"x" * 50, b"data: xxxx\n" * 10])
+def test_an_event_over_the_bound_is_refused(piece):
+    reader = SseReader(event_bytes=40)
+    with pytest.raises(SseTooLarge):
+        reader.feed(piece)
+
+
+def test_comments_without_end_do_not_add_up():
+    reader = SseReader(event_bytes=40)
+    for _ in range(100):
+        assert reader.feed(b": keep") == []
+        assert reader.feed(b"alive\n") == []
+
+
+def test_an_event_in_single_bytes_takes_linear_time():
+    """A megabyte byte by byte: joining anew for each would be half a terabyte of copying and never end."""
+    reader = SseReader()
+    body = b"data: " + b"x" * 1_000_000 + b"\n\n"
+    events = [event for i in range(len(body)) for event in reader.feed(body[i : i + 1])]
+    assert [len(event) for event in events] == [1_000_000]
+
+
+@pytest.mark.parametrize("payload", [b": keepalive", b"ping", b" PING ", b"", b": OPENROUTER PROCESSING"])
+def test_words_that_only_keep_a_connection_open_are_told_from_content(payload):
+    assert looks_like_keep_alive(payload)
+
+
+@pytest.mark.parametrize("payload", [b'{"a":1', b"Hello", b"error: x"])
+def test_content_is_not_taken_for_a_keep_alive(payload):
+    assert not looks_like_keep_alive(payload)

@@ -1,0 +1,115 @@
+"""How deployments are asked for their calls: what the config says counts, and `auto` asks no more than it has to."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from callgate.text_calls.calling_detection import Choice, ChosenModel
+from callgate.text_calls.prompted import PromptedModel
+from callgate.upstream import litellm_model
+from callgate.upstream.resolve import ModelEntry
+from callgate.upstream.tool_calling import ToolCalling
+from tests.fakes import ScriptedModel, says
+from tests.upstream.wire import asking
+
+pytestmark = pytest.mark.anyio
+
+TOOL = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}}}
+
+
+class Told:
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Choice]] = []
+        self.calling = ToolCalling(lambda entry, choice: self.told.append((entry.model_name, choice)))
+
+
+@pytest.fixture
+def house() -> Told:
+    return Told()
+
+
+def entry(model: str = "openai/my-model", name: str = "m", **more: Any) -> ModelEntry:
+    return ModelEntry(name, {"model": model, "api_base": "http://127.0.0.1:9/v1"}, **more)
+
+
+def ways(model: object) -> str:
+    return type(model).__name__ if not isinstance(model, PromptedModel) else model.format
+
+
+@pytest.mark.parametrize(
+    ("more", "way", "choice"),
+    [
+        ({"tool_calling": "native"}, "ScriptedModel", Choice("native", "config")),
+        ({"tool_calling": "xml"}, "xml", Choice("xml", "config")),
+        ({"tool_calling": "json"}, "litellm_json", Choice("json", "config")),
+        ({"calls_natively": True}, "ScriptedModel", Choice("native", "model_info")),
+        ({"calls_natively": False}, "hermes", Choice("hermes", "model_info")),
+        ({"calls_natively": False, "constrain_calls": True}, "litellm_json", Choice("json", "model_info")),
+        ({"calls_natively": False, "tool_calling": "native"}, "ScriptedModel", Choice("native", "config")),
+        ({"model": "demo/demo"}, "ScriptedModel", Choice("native", "family")),
+        ({}, "ChosenModel", None),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_is_said_needs_no_finding_out(house, more, way, choice):
+    asked = entry(**more)
+    assert ways(house.calling.wrap(ScriptedModel(), asked)) == way
+    assert house.calling.choice(asked) == choice
+
+
+def test_a_family_that_can_be_constrained_keeps_its_own_format(house):
+    asked = entry("openai/llama-3.1-8b", calls_natively=False, constrain_calls=True)
+    assert ways(house.calling.wrap(ScriptedModel(), asked)) == "llama3_json"
+
+
+async def test_a_probed_deployment_is_known_to_whoever_asks_and_told_once(house):
+    inner = ScriptedModel(says("What tool?"), says("ok"), says("ok"))
+    asked = entry("hosted_vllm/my-model")
+    model = house.calling.wrap(inner, asked)
+    for _ in range(2):
+        async with model.ask(asking(tools=[TOOL])) as answer:
+            assert [batch async for batch in answer]
+    assert house.told == [("m", Choice("hermes", "probe"))]
+    assert house.calling.choice(asked) == Choice("hermes", "probe")
+
+
+async def test_a_model_behind_an_openai_shaped_address_is_asked_nothing_that_no_client_asked(house):
+    inner = ScriptedModel(says("ok"))
+    asked = entry("openai/my-model")
+    async with house.calling.wrap(inner, asked).ask(asking(tools=[TOOL])) as answer:
+        assert [batch async for batch in answer]
+    assert len(inner.asked) == 1
+    assert house.calling.choice(asked) == Choice("native", "provider")
+
+
+def test_one_deployment_has_one_way_however_often_it_is_built(house):
+    first, again = (house.calling.wrap(ScriptedModel(), entry()) for _ in range(2))
+    other = house.calling.wrap(ScriptedModel(), entry(name="other"))
+    assert isinstance(first, ChosenModel)
+    assert isinstance(again, ChosenModel)
+    assert isinstance(other, ChosenModel)
+    assert first.way is again.way
+    assert first.way is not other.way
+
+
+async def test_litellms_word_counts_where_litellm_carries_the_model(house):
+    await litellm_model.loaded()
+    asked = entry("deepseek/deepseek-reasoner", lane="litellm")
+    model = house.calling.wrap(ScriptedModel(says("ok")), asked)
+    async with model.ask(asking(tools=[TOOL])) as answer:
+        assert [batch async for batch in answer]
+    assert house.calling.choice(asked) == Choice("hermes", "litellm")
+
+
+def test_litellm_is_not_loaded_to_find_out_about_a_model_on_the_direct_lane():
+    code = """
+import asyncio, sys
+from callgate.upstream.tool_calling import _litellms_word
+from callgate.upstream.resolve import ModelEntry
+entry = ModelEntry("m", {"model": "openai/my-model", "api_base": "http://127.0.0.1:9/v1"})
+assert asyncio.run(_litellms_word(entry)) is None
+assert "litellm" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
