@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from callgate.tools.mcp_wire import (
     TAIL_BYTES,
     Answer,
-    Event,
-    Events,
     Gone,
     Line,
     Lines,
@@ -55,36 +53,6 @@ def test_of_a_line_that_is_too_long_the_front_and_the_end_are_kept(line, places)
     found = [each for piece in cuts(line + b"\nnext\n", places) for each in reader.feed(piece)]
     dropped = line[50:]
     assert found == [Line(line[:50], len(dropped), dropped[-TAIL_BYTES:]), Line(b"next")]
-
-
-# Events -------------------------------------------------------------------------------------------
-
-SAID = b": hello\n\nid: 1\ndata: a\ndata:b\n\nevent: message\nretry: 20\ndata: c\n\ndata\n\nretry: x\nid: a\0b\ndata: d\n\ndata: unfinished"
-READ = [Event(b"a\nb", id="1"), Event(b"c", retry=20), Event(b""), Event(b"d")]
-
-
-@pytest.mark.parametrize("ending", [b"\n", b"\r\n", b"\r"])
-@given(places=PLACES)
-def test_however_a_stream_is_cut_and_its_lines_end_the_same_events_come_out(ending, places):
-    reader = Events()
-    pieces = cuts(SAID.replace(b"\n", ending), places)
-    assert [event for piece in pieces for event in reader.feed(piece)] == READ
-
-
-def test_an_event_that_is_too_long_is_known_before_it_ends():
-    reader = Events(max_bytes=100)
-    assert list(reader.feed(b"data: " + b"x" * 300)) == []
-    assert reader.overlong
-    event = reader.cut_off()
-    assert event.data == b"x" * 94
-    assert event.missing == 206
-
-
-def test_an_event_of_many_lines_is_bounded_too():
-    reader = Events(max_bytes=100)
-    [event] = reader.feed(b"data: 0123456789\n" * 50 + b"\n")
-    assert len(event.data.replace(b"\n", b"")) == 100
-    assert event.missing == 400
 
 
 # Messages -----------------------------------------------------------------------------------------

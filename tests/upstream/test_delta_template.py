@@ -8,16 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callgate.conversation.events import CallDelta, ReasoningDelta, TextDelta
+from callgate.http.event_stream import EventStreamReader
 from callgate.upstream import direct_model
 from callgate.upstream.chunks import ChunkReader
 from callgate.upstream.delta_template import FIRST_LESSON, MOST_LESSONS, WORTH_A_LESSON, Frame
-from callgate.upstream.sse import SseReader
 from tests.upstream.wire import chunk
 
 
 def read_all(body):
     """The plain reading: every event parsed."""
-    reader, chunks = SseReader(), ChunkReader()
+    reader, chunks = EventStreamReader(), ChunkReader()
     events: list[Any] = []
     for payload in [*reader.feed(body), *reader.finish()]:
         if payload == b"[DONE]":

@@ -14,10 +14,10 @@ from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.ports import CannotPassOn, PassOn
 from callgate.http.aiohttp_client import AiohttpClient
 from callgate.http.client import HttpClient
+from callgate.http.event_stream import EventStreamReader
 from callgate.upstream.chunks import ChunkReader
 from callgate.upstream.direct_model import ANSWER_BYTES, Endpoint
 from callgate.upstream.passthrough import RelayModel, StreamPassage
-from callgate.upstream.sse import SseReader
 from tests.upstream.wire import QUICK, SSE, chunk, closing, completion, serving
 
 pytestmark = pytest.mark.anyio
@@ -319,7 +319,7 @@ class _Cut:
 
 def read_all(body):
     """The plain reading: every event parsed."""
-    reader, chunks = SseReader(), ChunkReader()
+    reader, chunks = EventStreamReader(), ChunkReader()
     events: list[Any] = []
     for payload in [*reader.feed(body), *reader.finish()]:
         if payload.strip() == b"[DONE]":

@@ -23,6 +23,7 @@ from mcp.shared.inbound import encode_header_value
 
 from callgate.conversation.ports import Report
 from callgate.http.client import HttpClient
+from callgate.http.event_stream import Event, EventStreamReader, EventTooLarge
 from callgate.http.interface import Broken, ConnectFailed, Deadlines, Response, TimedOut, TransportError
 from callgate.tools.addresses import HOME_KINDS, PUBLIC_ONLY, AddressRules, kind_of
 from callgate.tools.http_client import CONNECT_TIMEOUT, MAX_CONNECTIONS, AddressRefused, Web
@@ -30,8 +31,6 @@ from callgate.tools.mcp_clients import EVENTS, Tap, host_of, lean_client, litera
 from callgate.tools.mcp_wire import (
     MAX_MESSAGE_BYTES,
     Answer,
-    Event,
-    Events,
     Forgotten,
     Gone,
     Message,
@@ -236,19 +235,20 @@ class HttpLink(_Link):
 
     async def _follow(self, response: Response, reading: "_Reading") -> Answer | None:
         """Read events until the answer; None where the stream ends before it."""
-        # broken off is as good as ended: it may be resumed
-        with contextlib.suppress(Broken):
+        try:
             async for data in response.chunks():
                 for event in reading.feed(data):
                     answer = await self._event(event, reading)
                     if answer is not None:
                         response.settle()
                         return answer
+        except EventTooLarge as answer_too_large:
+            return answer_in_part(answer_too_large.front, answer_too_large.missing)
+        except Broken:
+            pass  # as good as ended: it may be resumed
         return None
 
     async def _event(self, event: Event, reading: "_Reading") -> Answer | None:
-        if event.missing:
-            return answer_in_part(event.data, event.missing)
         message = read_message(event.data) if event.data else None
         match message:
             case Message(method=None, id=id) if id == reading.id:
@@ -362,19 +362,17 @@ class _Reading:
         self.report = report
         self.last_id: str | None = None
         self.retry: int | None = None
-        self._events = Events()
+        self._events = EventStreamReader(MAX_MESSAGE_BYTES)
 
     def feed(self, data: bytes) -> list[Event]:
-        found = list(self._events.feed(data))
-        if self._events.overlong:
-            found.append(self._events.cut_off())
+        found = self._events.events(data)
         for event in found:
             self.last_id = event.id or self.last_id
             self.retry = event.retry if event.retry is not None else self.retry
         return found
 
     def again(self) -> None:
-        self._events = Events()
+        self._events = EventStreamReader(MAX_MESSAGE_BYTES)
 
 
 def _type(headers: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""MCP on the wire, as far as a tool call needs it: requests written, lines and events cut, answers read.
+"""MCP on the wire, as far as a tool call needs it: requests written, lines cut, answers read.
 
 The SDK does the same for everything, at the price of several models and tasks for each call. What is read here is
 no more than a call needs, and all of it is bounded: a message that is too long is read as far as it is kept.
@@ -302,75 +302,6 @@ class Lines:
         line = Line(bytes(self._kept), self.missing, self._tail)
         self._kept, self.missing, self._tail = bytearray(), 0, b""
         return line
-
-
-@dataclass(slots=True)
-class Event:
-    """One server-sent event."""
-
-    data: bytes = b""
-    missing: int = 0
-    id: str | None = None
-    retry: int | None = None
-
-
-class Events:
-    """Reads server-sent events out of a stream."""
-
-    def __init__(self, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
-        self._lines = Lines(max_bytes)
-        self._max = max_bytes
-        self._event = Event()
-        self._data: list[bytes] = []
-        self._size = 0
-        self._held = b""
-
-    def feed(self, data: bytes) -> Iterator[Event]:
-        if self._held or b"\r" in data:
-            data = self._with_newlines(data)
-        for line in self._lines.feed(data):
-            if line.data:
-                self._field(line)
-            elif self._data or self._event.id is not None or self._event.retry is not None:
-                yield self._finished()
-
-    def cut_off(self) -> Event:
-        """What was kept of an event that has become too long to wait for its end."""
-        self._field(self._lines.rest())
-        return self._finished()
-
-    @property
-    def overlong(self) -> bool:
-        return self._lines.missing > 0
-
-    def _with_newlines(self, data: bytes) -> bytes:
-        """Lines may end in CR, LF or both; which it is shows only when the next byte is there."""
-        data = self._held + data
-        self._held = b"\r" if data.endswith(b"\r") else b""
-        return data.removesuffix(b"\r").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-
-    def _field(self, line: Line) -> None:
-        name, _, value = line.data.partition(b":")
-        value = value.removeprefix(b" ")
-        match name:
-            case b"data":
-                self._event.missing += line.missing
-                room = self._max - self._size
-                self._event.missing += max(0, len(value) - room)
-                self._data.append(value[:room])
-                self._size += len(self._data[-1])
-            case b"id" if b"\0" not in value:
-                self._event.id = value.decode("utf-8", "replace")
-            case b"retry" if value.isdigit():
-                self._event.retry = int(value)
-            case _:
-                return
-
-    def _finished(self) -> Event:
-        event = self._event
-        event.data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
-        self._event, self._data, self._size = Event(), [], 0
-        return event
 
 
 def _converted(result: dict[str, Any], missing: int) -> Answer:

@@ -16,13 +16,13 @@ from callgate.conversation import raw_json as late
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import Head, ModelEvent, ProviderError
 from callgate.conversation.ports import Answer, Ask, Message
+from callgate.http.event_stream import BOM, EventStreamReader, EventTooLarge, looks_like_keep_alive
 from callgate.http.interface import Client, Deadlines, Response, TransportError
 from callgate.upstream import errors
 from callgate.upstream.chunks import ChunkReader, read_completion
 from callgate.upstream.delta_template import Frame
 from callgate.upstream.first_content import first_said
 from callgate.upstream.params import for_body
-from callgate.upstream.sse import BOM, SseReader, SseTooLarge, looks_like_keep_alive
 
 ANSWER_BYTES = 64 * 1024 * 1024
 """More than any model writes in one turn, images included. What is allowed where nobody says otherwise."""
@@ -238,7 +238,7 @@ class _StreamedBody:
     """Reads a body that is a stream of events."""
 
     def __init__(self) -> None:
-        self._sse = SseReader()
+        self._sse = EventStreamReader()
         self._chunks = ChunkReader()
         self._frame = Frame()
         self.done = False
@@ -251,7 +251,7 @@ class _StreamedBody:
                 return events
         try:
             payloads = self._sse.feed(data)
-        except SseTooLarge as error:
+        except EventTooLarge as error:
             self.fault = str(error)
             return ()
         return self._read(payloads)

@@ -15,13 +15,13 @@ import msgspec
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import ProviderError
 from callgate.conversation.ports import CannotPassOn, PassOn, TellBytes
+from callgate.http.event_stream import BOM, EVENT_BYTES, EventStreamReader, EventTooLarge, looks_like_keep_alive
 from callgate.http.interface import Response, TransportError
 from callgate.upstream import errors
 from callgate.upstream.chunks import ChunkReader, read_completion
 from callgate.upstream.direct_model import DONE, DirectModel, read_json, refusal, without_developers
 from callgate.upstream.first_content import is_said
 from callgate.upstream.params import ALWAYS_PASSED, is_denied
-from callgate.upstream.sse import BOM, EVENT_BYTES, SseReader, SseTooLarge, looks_like_keep_alive
 from callgate.upstream.words import Words
 
 LOOKED_AT = (b"[DONE]", b'"usage":{', b'"usage": {', b'"finish_reason":"', b'"finish_reason": "', b'"error"')
@@ -158,7 +158,7 @@ class StreamPassage:
         self._done = False
         self._words = Words()
         self._tell: TellBytes
-        self._rebuilt: SseReader | None = None
+        self._rebuilt: EventStreamReader | None = None
         self.usage: Mapping[str, Any] | None = None
         self.reasons: tuple[str, ...] = ()
 
@@ -207,7 +207,7 @@ class StreamPassage:
 
     def _begin_with(self, start: bytes) -> None:
         if b"\r" in start or start.startswith(BOM):
-            self._rebuilt = SseReader()
+            self._rebuilt = EventStreamReader()
         self._ready = start
 
     def _passed(self, data: bytes) -> bytes:
@@ -288,7 +288,7 @@ class StreamPassage:
 
 async def _start_of(response: Response, secrets: Sequence[str]) -> bytes:
     """What has come once the first words are there."""
-    sse, chunks = SseReader(), ChunkReader()
+    sse, chunks = EventStreamReader(), ChunkReader()
     start, reads = b"", aiter(response.chunks())
     while True:
         try:
@@ -300,7 +300,7 @@ async def _start_of(response: Response, secrets: Sequence[str]) -> bytes:
         start += data
         try:
             said = _first_words(sse.feed(data), chunks, response, secrets)
-        except SseTooLarge as error:
+        except EventTooLarge as error:
             raise errors.bad_answer("The model's provider sent something that is not an answer.", str(error)) from None
         if said:
             return start

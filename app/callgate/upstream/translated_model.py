@@ -14,12 +14,12 @@ import structlog
 
 from callgate.conversation.errors import ChatError
 from callgate.conversation.ports import Answer, Ask
+from callgate.http.event_stream import BOM
 from callgate.http.interface import Client, Deadlines, Response, TransportError
 from callgate.upstream import claude, errors, gemini, resolve
 from callgate.upstream.direct_model import ANSWER_BYTES, Body, HttpAnswer, opened
 from callgate.upstream.litellm_model import LiteLLMModel, loaded
 from callgate.upstream.resolve import ThroughLiteLLM
-from callgate.upstream.sse import BOM
 from callgate.upstream.translation import Fields, Lost, Question
 
 Asking: TypeAlias = Callable[[Any, ThroughLiteLLM, Ask, Fields], Awaitable[Question]]

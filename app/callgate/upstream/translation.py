@@ -13,12 +13,12 @@ import msgspec
 
 from callgate.conversation.events import ModelEvent
 from callgate.conversation.ports import Ask, Message
+from callgate.http.event_stream import EventStreamReader, EventTooLarge, looks_like_keep_alive
 from callgate.upstream.chunks import ChunkReader
 from callgate.upstream.direct_model import Body, WholeBody, read_json
 from callgate.upstream.litellm_model import COMMON_EXTRAS, decoded
 from callgate.upstream.params import for_litellm
 from callgate.upstream.resolve import ThroughLiteLLM
-from callgate.upstream.sse import SseReader, SseTooLarge, looks_like_keep_alive
 
 Lost: TypeAlias = Callable[[Exception], None]
 """Who hears that an answer could not be translated."""
@@ -111,7 +111,7 @@ class EventsBody:
 
     def __init__(self, lost: Lost) -> None:
         self._lost = lost
-        self._sse = SseReader()
+        self._sse = EventStreamReader()
         self._chunks = ChunkReader()
         self.done = False
         self.fault: str | None = None
@@ -119,7 +119,7 @@ class EventsBody:
     def feed(self, data: bytes) -> Sequence[ModelEvent]:
         try:
             return self._read(self._sse.feed(data))
-        except SseTooLarge as error:
+        except EventTooLarge as error:
             self.fault = str(error)
             return ()
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callgate.upstream.sse import SseReader, SseTooLarge, looks_like_keep_alive
+from callgate.http.event_stream import Event, EventStreamReader, EventTooLarge, looks_like_keep_alive
 
 
 def plain_reader(data: bytes) -> list[bytes]:
@@ -22,7 +22,7 @@ def plain_reader(data: bytes) -> list[bytes]:
             gathered = []
             continue
         name, _, value = line.partition(b":")
-        if name == b"data" and b":" in line:
+        if name == b"data":
             value = value.removeprefix(b" ")
             if value or gathered:
                 gathered.append(value)
@@ -30,7 +30,7 @@ def plain_reader(data: bytes) -> list[bytes]:
 
 
 def read(*pieces: bytes) -> list[bytes]:
-    reader = SseReader()
+    reader = EventStreamReader()
     return [event for piece in pieces for event in reader.feed(piece)] + reader.finish()
 
 
@@ -57,10 +57,19 @@ def test_however_a_body_is_cut_the_same_events_come_out(lines, bom, ended, cuts)
     pieces = [body[start:end] for start, end in pairwise(places)]
     assert read(*pieces) == plain_reader(body)
     assert read(*(body[i : i + 1] for i in range(len(body)))) == plain_reader(body)
+    assert read_whole(*pieces) == plain_reader(body)
+
+
+def read_whole(*pieces: bytes) -> list[bytes]:
+    """What whoever passes a stream through passes on, read again."""
+    reader = EventStreamReader()
+    passed = [*(reader.whole(piece) for piece in pieces), reader.rest()]
+    assert all(not each or each.endswith(b"\n\n") for each in passed)
+    return plain_reader(b"".join(passed))
 
 
 def test_an_event_is_given_out_as_soon_as_its_blank_line_is_there():
-    reader = SseReader()
+    reader = EventStreamReader()
     assert reader.feed(b"data: one\n\n") == [b"one"]
     assert reader.feed(b"data: two\r\n\r") == [b"two"]
     assert reader.feed(b"\ndata: three\n\n") == [b"three"]
@@ -80,21 +89,52 @@ def test_lines_of_one_event_are_joined():
 
 @pytest.mark.parametrize("piece", [b"data: " + b"x" * 50, b"data: xxxx\n" * 10])
 def test_an_event_over_the_bound_is_refused(piece):
-    reader = SseReader(event_bytes=40)
-    with pytest.raises(SseTooLarge):
+    reader = EventStreamReader(limit=40)
+    with pytest.raises(EventTooLarge):
         reader.feed(piece)
 
 
 def test_comments_without_end_do_not_add_up():
-    reader = SseReader(event_bytes=40)
+    reader = EventStreamReader(limit=40)
     for _ in range(100):
         assert reader.feed(b": keep") == []
         assert reader.feed(b"alive\n") == []
 
 
+SAID = (
+    b": hello\n\nid: 1\ndata: a\ndata:b\n\nevent: message\nretry: 20\ndata: c\n\ndata\n\n"
+    b"retry: x\nid: a\0b\ndata: d\n\nid: 2\ndata:\n\ndata: unfinished"
+)
+READ = [Event(b"a\nb", id="1"), Event(b"c", retry=20), Event(b"d"), Event(b"", id="2")]
+
+
+@pytest.mark.parametrize("ending", [b"\n", b"\r\n", b"\r"])
+@given(cuts=st.lists(st.integers(0, 10_000), max_size=12))
+def test_ids_and_retry_times_come_out_however_a_stream_is_cut(ending, cuts):
+    said = SAID.replace(b"\n", ending)
+    reader = EventStreamReader()
+    places = sorted({0, len(said), *(cut % (len(said) + 1) for cut in cuts)})
+    assert [event for start, end in pairwise(places) for event in reader.events(said[start:end])] == READ
+
+
+def test_an_event_that_is_too_large_is_known_before_it_ends():
+    with pytest.raises(EventTooLarge) as refused:
+        EventStreamReader(limit=100).feed(b"data: " + b"x" * 300)
+    assert (refused.value.front, refused.value.missing) == (b"x" * 100, 200)
+
+
+@pytest.mark.parametrize("last", [b"data: " + b"x" * 50, b"data: " + b"x" * 50 + b"\n\ndata: never\n\n"])
+def test_the_events_before_one_that_is_too_large_are_given_out(last):
+    reader = EventStreamReader(limit=40)
+    assert reader.feed(b"data: one\n\ndata: two\n\n" + last) == [b"one", b"two"]
+    for read_on in (lambda: reader.feed(b"more\n\n"), reader.finish):
+        with pytest.raises(EventTooLarge):
+            read_on()
+
+
 def test_an_event_in_single_bytes_takes_linear_time():
     """A megabyte byte by byte: joining anew for each would be half a terabyte of copying and never end."""
-    reader = SseReader()
+    reader = EventStreamReader()
     body = b"data: " + b"x" * 1_000_000 + b"\n\n"
     events = [event for i in range(len(body)) for event in reader.feed(body[i : i + 1])]
     assert [len(event) for event in events] == [1_000_000]

@@ -1,0 +1,195 @@
+"""Server-sent events, for everything that reads them: models, MCP servers, answers that are passed through, the terminal.
+
+Bytes go in as the network cuts them. Out come the events that have ended: as their data (`feed`), with their ids and
+retry times (`events`), or as the bytes they came in (`whole`). One reader is read in one of these ways.
+"""
+
+from dataclasses import dataclass
+
+BOM = b"\xef\xbb\xbf"
+EVENT_BYTES = 16 * 1024 * 1024
+"""An event longer than this is an attack or a fault: a whole answer with an image in it is smaller."""
+KEEP_ALIVE_WORDS = frozenset({b"ping", b"keepalive", b"keep-alive", b"heartbeat", b"null"})
+
+
+class EventTooLarge(Exception):
+    """One event is longer than the limit. Nothing behind it is read."""
+
+    def __init__(self, limit: int, data: bytes) -> None:
+        super().__init__(f"an event is longer than {limit} bytes")
+        self.front = data[:limit]
+        self.missing = len(data) - len(self.front)
+        """How much of its data has been seen beyond `front`."""
+
+
+@dataclass(slots=True)
+class Event:
+    data: bytes = b""
+    id: str | None = None
+    retry: int | None = None
+
+
+class EventStreamReader:
+    """Cuts a stream into events, whatever its line ends are. The events before one that is too large are given out first."""
+
+    def __init__(self, limit: int = EVENT_BYTES) -> None:
+        self._limit = limit
+        self._start: bytes | None = b""
+        """The first bytes, until it is clear whether they are a byte order mark."""
+        self._held: list[bytes] = []
+        """What has come of an event that has not ended."""
+        self._held_size = self._compacted_size = 0
+        self._after_cr = False
+        self._fault: EventTooLarge | None = None
+
+    @property
+    def is_between_events(self) -> bool:
+        """Whether nothing of what has come is still waiting for its end."""
+        return not self._held and not self._after_cr
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The data of the events that have ended; what has none is left out."""
+        if not self._held and not self._after_cr and self._start is None and len(data) <= self._limit:
+            events = _plain_events(data)
+            if events is not None:
+                return events
+        return payloads_in(self.whole(data))
+
+    def events(self, data: bytes) -> list[Event]:
+        """The events that have ended and have data, an id or a retry time."""
+        found = map(_event, self.whole(data).split(b"\n\n"))
+        return [event for event in found if event is not None]
+
+    def whole(self, data: bytes) -> bytes:
+        """The events that have ended, one behind the other, each with its blank line; line ends are made newlines."""
+        if self._fault is not None:
+            raise self._fault
+        if self._start is not None:
+            data = self._without_bom(data)
+        if self._after_cr or b"\r" in data:
+            data = self._with_newlines(data)
+        if not self._held:
+            if data.startswith(b"\n"):
+                data = data.lstrip(b"\n")
+        elif b"\n\n" in data or (data.startswith(b"\n") and self._held[-1].endswith(b"\n")):
+            self._held.append(data)
+            data = b"".join(self._held)
+            self._held.clear()
+            self._held_size = self._compacted_size = 0
+        else:
+            self._hold(data)
+            return b""
+        if not data.endswith(b"\n\n"):
+            end = data.rfind(b"\n\n") + 2 if b"\n\n" in data else 0
+            data, rest = data[:end], data[end:]
+            if rest:
+                try:
+                    self._hold(rest)
+                except EventTooLarge:
+                    if not data:
+                        raise
+        return data if len(data) <= self._limit else self._up_to_too_large(data)
+
+    def finish(self) -> list[bytes]:
+        """The data of what was left without its blank line. Some servers end so; whether it is whole the caller sees."""
+        return payloads_in(self.rest())
+
+    def rest(self) -> bytes:
+        """What was left without its blank line, as an event; empty where nothing was."""
+        if self._fault is not None:
+            raise self._fault
+        rest = b"".join((self._start or b"", *self._held)).strip(b"\n")
+        self._start = None
+        self._held.clear()
+        self._held_size = self._compacted_size = 0
+        return rest + b"\n\n" if rest else b""
+
+    def _without_bom(self, data: bytes) -> bytes:
+        data = (self._start or b"") + data
+        if len(data) < len(BOM) and BOM.startswith(data):
+            self._start = data
+            return b""
+        self._start = None
+        return data.removeprefix(BOM)
+
+    def _with_newlines(self, data: bytes) -> bytes:
+        if self._after_cr and data:
+            # The CR has ended its line already, so that the event was not held back for what may follow.
+            self._after_cr = False
+            data = data.removeprefix(b"\n")
+        if b"\r" in data:
+            self._after_cr = data.endswith(b"\r")
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        return data
+
+    def _hold(self, data: bytes) -> None:
+        if not data:
+            return
+        self._held.append(data)
+        self._held_size += len(data)
+        if self._held_size <= self._limit + self._compacted_size:
+            return
+        # Comments may come for ever without a blank line, so they are dropped. Looked for only when as much again has
+        # come, so that an event in single bytes takes linear time.
+        *lines, last = b"".join(self._held).split(b"\n")
+        kept = b"\n".join([*(line for line in lines if line and not line.startswith(b":")), last])
+        if len(kept) > self._limit:
+            self._fault = EventTooLarge(self._limit, payload_of(kept) or b"")
+            raise self._fault
+        self._held = [kept] if kept else []
+        self._held_size = self._compacted_size = len(kept)
+
+    def _up_to_too_large(self, data: bytes) -> bytes:
+        at = 0
+        for event in data.split(b"\n\n"):
+            payload = payload_of(event)
+            if payload is not None and len(payload) > self._limit:
+                self._fault = EventTooLarge(self._limit, payload)
+                if not at:
+                    raise self._fault
+                return data[:at]
+            at += len(event) + 2
+        return data
+
+
+def payloads_in(events: bytes) -> list[bytes]:
+    """The data of each of these events, which are whole; what has none is left out."""
+    return [payload for event in events.split(b"\n\n") if event and (payload := payload_of(event))]
+
+
+def payload_of(event: bytes) -> bytes | None:
+    """The data of one event; None where it has none, as a comment has none. Empty lines before the first word are dropped."""
+    if event.startswith(b"data: ") and b"\n" not in event:
+        return event[6:] or None
+    values = [
+        line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:") or line == b"data"
+    ]
+    while values and not values[0]:
+        del values[0]
+    return b"\n".join(values) if values else None
+
+
+def looks_like_keep_alive(payload: bytes) -> bool:
+    """Gateways send comments as data (`data: : keepalive`), or a bare word. None of it is part of an answer."""
+    text = payload.strip()
+    return not text or text.startswith(b":") or text.lower() in KEEP_ALIVE_WORDS
+
+
+def _plain_events(data: bytes) -> list[bytes] | None:
+    """Most reads are whole events of one line each; they are recognised and cut by a few look-ups in C."""
+    if not data.startswith(b"data: ") or not data.endswith(b"\n\n") or b"\r" in data:
+        return None
+    events = data[6:-2].split(b"\n\ndata: ")
+    return events if data.count(b"\n") == 2 * len(events) and all(events) else None
+
+
+def _event(text: bytes) -> Event | None:
+    event = Event(payload_of(text) or b"")
+    for line in text.split(b"\n"):
+        name, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if name == b"id" and b"\0" not in value:
+            event.id = value.decode("utf-8", "replace")
+        elif name == b"retry" and value.isdigit():
+            event.retry = int(value)
+    return event if event.data or event.id is not None or event.retry is not None else None
