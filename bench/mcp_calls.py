@@ -15,11 +15,11 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "app"), str(Path(__fil
 import uvloop
 
 from callgate.calls.states import ReadyCall
-from callgate.tools.executor import Occasion, Safety
+from callgate.tools.executor import RunContext, Safety
 from callgate.tools.http_client import Web
 from callgate.tools.mcp_http import HttpSpec, rules_for
 from callgate.tools.mcp_process import StdioSpec
-from callgate.tools.mcp_server import McpServer, ServerSpec
+from callgate.tools.mcp_server import McpSource, ServerSpec
 from callgate.tools.registry import Registry
 from callgate.tools.toolbox import RequestToolbox
 
@@ -109,14 +109,14 @@ def _cpu() -> float:
 
 async def compared(label: str, spec: StdioSpec | HttpSpec) -> None:
     web = Web()
-    server = McpServer(ServerSpec("quick", spec, prefix="", overrides={"safety": Safety.READ_ONLY}), web)
+    server = McpSource(ServerSpec("quick", spec, prefix="", overrides={"safety": Safety.READ_ONLY}), web)
     registry = Registry()
     registry.add_source(server)
     await registry.open()
     [tool] = server.tools()
     call = ReadyCall("call_1", "weather", {"city": "Oslo"}, '{"city":"Oslo"}')
-    occasion = Occasion("run_1", 0, "key", silent, 65_536)
-    box = RequestToolbox(registry.tools(), run_id="run_1", gates=registry.gates)
+    occasion = RunContext("run_1", 0, "key", silent, 65_536)
+    box = RequestToolbox(registry.tools(), run_id="run_1", limits=registry.limits)
     session = server._session  # noqa: SLF001 - to go the way that calls do not go
     assert session is not None
     await measured(f"{label}, ours", lambda: tool.executor.execute(call, occasion))

@@ -100,7 +100,7 @@ RESULTS: dict[str, dict[str, Any]] = {
 }
 
 
-class McpServer(Peer):
+class McpSource(Peer):
     """One tool, over streamable HTTP without streams."""
 
     def came(self, message: bytes) -> None:

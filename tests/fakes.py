@@ -37,7 +37,7 @@ from callgate.conversation.events import (
     Usage,
 )
 from callgate.conversation.ports import Ask, Plan, Report
-from callgate.tools.executor import Executor, Occasion, Policy, Tool
+from callgate.tools.executor import Executor, Policy, RunContext, Tool
 from callgate.tools.schema import compile_schema
 
 PATIENCE = 10.0
@@ -194,7 +194,7 @@ def _closing(finish: str | None, usage: Mapping[str, Any] | None) -> list[Step]:
 class EchoTool:
     """Answers with its arguments, as JSON."""
 
-    async def execute(self, call: ReadyCall, occasion: Occasion) -> Outcome:
+    async def execute(self, call: ReadyCall, occasion: RunContext) -> Outcome:
         return Returned(json.dumps(call.arguments, ensure_ascii=False, sort_keys=True))
 
 
@@ -206,7 +206,7 @@ class AnsweringTool:
         self._outcomes = [Returned(one) if isinstance(one, str) else one for one in outcomes]
         self._played = 0
 
-    async def execute(self, call: ReadyCall, occasion: Occasion) -> Outcome:
+    async def execute(self, call: ReadyCall, occasion: RunContext) -> Outcome:
         at = min(self._played, len(self._outcomes) - 1)
         self._played += 1
         return self._outcomes[at]
@@ -225,7 +225,7 @@ class RaisingTool:
     def __init__(self, error: BaseException) -> None:
         self._error = error
 
-    async def execute(self, call: ReadyCall, occasion: Occasion) -> Outcome:
+    async def execute(self, call: ReadyCall, occasion: RunContext) -> Outcome:
         raise self._error
 
 
@@ -236,7 +236,7 @@ class HangingTool:
         self.started = asyncio.Event()
         self.cancelled = asyncio.Event()
 
-    async def execute(self, call: ReadyCall, occasion: Occasion) -> Outcome:
+    async def execute(self, call: ReadyCall, occasion: RunContext) -> Outcome:
         self.started.set()
         try:
             await asyncio.Event().wait()
@@ -253,7 +253,7 @@ class GatedTool:
         self.started = asyncio.Event()
         self.gate = asyncio.Event()
 
-    async def execute(self, call: ReadyCall, occasion: Occasion) -> Outcome:
+    async def execute(self, call: ReadyCall, occasion: RunContext) -> Outcome:
         self.started.set()
         await self.gate.wait()
         return Returned(json.dumps(call.arguments, sort_keys=True))
@@ -265,7 +265,7 @@ class ReportingTool:
     def __init__(self, *words: str) -> None:
         self._words = words
 
-    async def execute(self, call: ReadyCall, occasion: Occasion) -> Outcome:
+    async def execute(self, call: ReadyCall, occasion: RunContext) -> Outcome:
         for done, word in enumerate(self._words, start=1):
             await occasion.report(word, done / len(self._words))
         return Returned("reported")
@@ -276,13 +276,13 @@ class CountingTool:
 
     def __init__(self, inner: Executor | None = None) -> None:
         self.calls: list[ReadyCall] = []
-        self.occasions: list[Occasion] = []
+        self.occasions: list[RunContext] = []
         self.running = 0
         self.peak = 0
         self._inner = inner or EchoTool()
         self._arrival = asyncio.Event()
 
-    async def execute(self, call: ReadyCall, occasion: Occasion) -> Outcome:
+    async def execute(self, call: ReadyCall, occasion: RunContext) -> Outcome:
         self.calls.append(call)
         self.occasions.append(occasion)
         self.running += 1
@@ -370,10 +370,10 @@ class ShelfToolbox:
         return await self._ours[call.name].execute(call, occasion(report))
 
 
-def occasion(report: Report | None = None, **changes: Any) -> Occasion:
+def occasion(report: Report | None = None, **changes: Any) -> RunContext:
     """The circumstances of a run that does not care about them."""
     given = {"run_id": "run_1", "turn": 0, "key": "key_1", "report": report or silent, "max_bytes": 65_536, **changes}
-    return Occasion(**given)
+    return RunContext(**given)
 
 
 async def silent(message: str, fraction: float | None = None) -> None:

@@ -7,7 +7,7 @@ import yaml
 from typer.testing import CliRunner
 
 from callgate.__main__ import app
-from callgate.ledger.entry import Entry, RunState
+from callgate.ledger.entry import LedgerEntry, RunState
 from callgate.ledger.sqlite import SqliteLedger
 
 run = CliRunner().invoke
@@ -23,7 +23,7 @@ def config(tmp_path: Path) -> Path:
     async def fill() -> None:
         ledger = SqliteLedger(tmp_path / "data")
         for at, state in enumerate((RunState.DONE, RunState.UNKNOWN, RunState.FAILED)):
-            entry = Entry(
+            entry = LedgerEntry(
                 "run_1", 0, f"call_{at}", "pay", "00", "alice", True, 1_795_003_200.0 + at, arguments="s3cret"
             )
             await ledger.start(entry)

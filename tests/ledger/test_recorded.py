@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned
-from callgate.ledger.entry import Entry, NotRecorded, RunState
+from callgate.ledger.entry import LedgerEntry, NotRecorded, RunState
 from callgate.ledger.recorded import NOT_WRITTEN_DOWN, RecordedToolbox
 from tests.fakes import EchoTool, HangingTool, ShelfToolbox, ready, silent
 
@@ -16,11 +16,11 @@ class ListLedger:
 
     def __init__(self, refuses: bool = False, hangs: bool = False) -> None:
         self.told: list[tuple[Any, ...]] = []
-        self.entries: list[Entry] = []
+        self.entries: list[LedgerEntry] = []
         self.results: list[str | None] = []
         self._refuses, self._hangs = refuses, hangs
 
-    async def start(self, entry: Entry) -> None:
+    async def start(self, entry: LedgerEntry) -> None:
         if self._refuses:
             raise NotRecorded("disk full")
         if self._hangs:
@@ -28,7 +28,7 @@ class ListLedger:
         self.entries.append(entry)
         self.told.append(("start", entry.call_id))
 
-    def end(self, entry: Entry, state: RunState, note: str = "", result: str | None = None) -> None:
+    def end(self, entry: LedgerEntry, state: RunState, note: str = "", result: str | None = None) -> None:
         self.told.append((str(state), note))
         self.results.append(result)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from callgate.ledger.entry import Entry, NotRecorded, RunState
+from callgate.ledger.entry import LedgerEntry, NotRecorded, RunState
 from callgate.ledger.sqlite import FILE, SqliteLedger, _locks
 
 pytestmark = pytest.mark.anyio
@@ -23,7 +23,7 @@ async def opened(folder: Path) -> AsyncIterator[SqliteLedger]:
         await ledger.close()
 
 
-def entry(call_id: str = "call_1", *, writes: bool = True, **changes) -> Entry:
+def entry(call_id: str = "call_1", *, writes: bool = True, **changes) -> LedgerEntry:
     given = {
         "run_id": "run_1",
         "turn": 0,
@@ -32,7 +32,7 @@ def entry(call_id: str = "call_1", *, writes: bool = True, **changes) -> Entry:
         "key_name": "alice",
         "started_at": 1e12,
     }
-    return Entry(call_id=call_id, writes=writes, **{**given, **changes})
+    return LedgerEntry(call_id=call_id, writes=writes, **{**given, **changes})
 
 
 def rows(folder: Path) -> dict[str, str]:

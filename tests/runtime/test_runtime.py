@@ -114,16 +114,16 @@ async def test_what_counts_and_waits_survives_a_move():
 async def test_calls_under_way_count_in_the_new_runtime_where_the_limit_is_the_same():
     async with RuntimeManager(config(tools=[{**BUILTIN, "concurrency": 1}])) as house:
         with house.lease() as old:
-            [gate] = old.registry.gates.on_the_way_to("clock", "")
+            [gate] = old.registry.limits.on_the_way_to("clock", "")
             await gate.enter()
             await house.move(config(tools=[{**BUILTIN, "concurrency": 1, "timeout": 5}]))
-            assert house.current.registry.gates.on_the_way_to("clock", "") == [gate]
+            assert house.current.registry.limits.on_the_way_to("clock", "") == [gate]
             await house.move(config(tools=[{**BUILTIN, "concurrency": 2}]))
-            [wider] = house.current.registry.gates.on_the_way_to("clock", "")
+            [wider] = house.current.registry.limits.on_the_way_to("clock", "")
             assert wider is not gate
             gate.leave()
         await house.move(config(tools=[BUILTIN]))
-        assert house.current.registry.gates.on_the_way_to("clock", "") == []
+        assert house.current.registry.limits.on_the_way_to("clock", "") == []
 
 
 async def test_what_has_changed_is_told_and_what_needs_a_restart():

@@ -18,7 +18,7 @@ from callgate.conversation.loop import Rules, converse
 from callgate.conversation.ports import Ask, Message
 from callgate.stores.conversations import Conversations
 from callgate.stores.memory import MemoryStore
-from callgate.tools.executor import Occasion
+from callgate.tools.executor import RunContext
 from tests.fakes import Listener, ScriptedModel, ShelfToolbox, calls, counter, says
 
 TOOLS = ("alpha", "beta", "gamma", "delta")
@@ -32,7 +32,7 @@ def result_of(name: str, arguments: Any) -> str:
 
 
 class Answering:
-    async def execute(self, call: ReadyCall, occasion: Occasion) -> Outcome:
+    async def execute(self, call: ReadyCall, occasion: RunContext) -> Outcome:
         return Returned(result_of(call.name, call.arguments))
 
 

@@ -17,12 +17,12 @@ from typing import Any, ClassVar, Protocol
 from callgate.calls.states import ReadyCall
 from callgate.tools.addresses import AddressRules
 from callgate.tools.command import CommandLine
-from callgate.tools.executor import Occasion, Policy, Safety, Tool
+from callgate.tools.executor import Policy, RunContext, Safety, Tool
 from callgate.tools.http_client import Web
 from callgate.tools.http_endpoint import HttpEndpoint
 from callgate.tools.mcp_http import HttpSpec
 from callgate.tools.mcp_process import StdioSpec
-from callgate.tools.mcp_server import McpServer, ServerSpec
+from callgate.tools.mcp_server import McpSource, ServerSpec
 from callgate.tools.openapi import Api, OpenApiSource
 from callgate.tools.process import Processes
 from callgate.tools.python_function import python_tool
@@ -313,7 +313,7 @@ class McpStdio:
         self.web = Web()
         env = {"BEGUN": str(self.begun), "CANCELLED": str(self.cancelled)}
         spec = StdioSpec(sys.executable, ("-S", str(RAW_MCP)), env)
-        self.server = McpServer(ServerSpec("raw", spec, prefix=""), self.web)
+        self.server = McpSource(ServerSpec("raw", spec, prefix=""), self.web)
         await self.server.open()
 
     def tool(self, behaviour: str, policy: Policy) -> Tool:
@@ -345,7 +345,7 @@ class McpHttp:
         await self.http.start()
         self.web = Web()
         spec = HttpSpec(self.http.url, rules=AddressRules(allow_private=True))
-        self.server = McpServer(ServerSpec("http", spec, prefix=""), self.web)
+        self.server = McpSource(ServerSpec("http", spec, prefix=""), self.web)
         await self.server.open()
 
     def tool(self, behaviour: str, policy: Policy) -> Tool:
@@ -422,8 +422,8 @@ def ready(name: str, /, **arguments: Any) -> ReadyCall:
     return ReadyCall("call_1", name, arguments, "{}")
 
 
-def an_occasion(max_bytes: int = 1_000_000) -> Occasion:
-    return Occasion(run_id="run_1", turn=0, key="key_1", report=silent, max_bytes=max_bytes)
+def an_occasion(max_bytes: int = 1_000_000) -> RunContext:
+    return RunContext(run_id="run_1", turn=0, key="key_1", report=silent, max_bytes=max_bytes)
 
 
 READ_ONLY = Policy(safety=Safety.READ_ONLY)

@@ -2,7 +2,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from callgate.tools.approval_rules import SILENT, ApprovalRule
+from callgate.tools.approval_rules import NO_RULE, ApprovalRule
 from callgate.tools.executor import Policy, Safety
 from callgate.tools.registry import Registry
 from tests.fakes import EchoTool, FakeSource, tool
@@ -70,4 +70,4 @@ async def test_the_rule_of_a_source_knows_its_tools_by_the_names_the_source_has_
 
 
 def test_a_rule_that_says_nothing_has_no_opinion():
-    assert SILENT.opinion(A("x"), "write") is None
+    assert NO_RULE.opinion(A("x"), "write") is None

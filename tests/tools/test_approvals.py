@@ -6,7 +6,14 @@ import pytest
 from callgate.calls.outcome import Failed, FailureKind
 from callgate.calls.states import ReadyCall
 from callgate.conversation.errors import ChatError
-from callgate.tools.approvals import KEPT_SETTLED, Approvals, Asked, Decision, Settled, hash_of
+from callgate.tools.approvals import (
+    KEPT_SETTLED,
+    ApprovalOutcome,
+    ApprovalQueue,
+    PendingApproval,
+    SettledApproval,
+    hash_of,
+)
 from tests.fakes import EchoTool, ready, silent, tool
 
 pytestmark = pytest.mark.anyio
@@ -15,11 +22,11 @@ SEND = tool("send", EchoTool())
 
 
 class Office:
-    """Approvals, with the audit log at hand."""
+    """ApprovalQueue, with the audit log at hand."""
 
     def __init__(self) -> None:
-        self.log: list[Settled] = []
-        self.approvals = Approvals(audit=self.log.append)
+        self.log: list[SettledApproval] = []
+        self.approvals = ApprovalQueue(audit=self.log.append)
 
     def ask(self, call: ReadyCall, report: Any = silent, *, seconds: float = 30, max_waiting: int = 10) -> Any:
         asking = self.approvals.ask(
@@ -27,7 +34,7 @@ class Office:
         )
         return asyncio.create_task(asking)
 
-    async def one(self) -> Asked:
+    async def one(self) -> PendingApproval:
         async with asyncio.timeout(5):
             while not self.approvals.waiting():
                 await self.approvals.changed()
@@ -41,7 +48,7 @@ async def test_an_approved_call_may_run_and_is_written_down():
     office.approvals.decide(asked.id, approve=True, by="eve")
     assert await asking is None
     assert office.approvals.waiting() == ()
-    assert [(one.decision, one.by, one.asked.id) for one in office.log] == [(Decision.APPROVED, "eve", asked.id)]
+    assert [(one.decision, one.by, one.asked.id) for one in office.log] == [(ApprovalOutcome.APPROVED, "eve", asked.id)]
 
 
 async def test_a_denied_call_is_not_run_and_the_model_hears_why():
@@ -59,7 +66,7 @@ async def test_silence_is_a_no_and_the_model_is_told():
     refused = await office.ask(ready("send"), seconds=0.01)
     assert isinstance(refused, Failed)
     assert "nobody gave it within 0.01 s" in refused.text
-    assert [one.decision for one in office.log] == [Decision.EXPIRED]
+    assert [one.decision for one in office.log] == [ApprovalOutcome.EXPIRED]
     with pytest.raises(ChatError) as late:
         office.approvals.decide(office.log[0].asked.id, approve=True, by="eve")
     assert (late.value.status, late.value.code) == (409, "approval_expired")
@@ -73,7 +80,7 @@ async def test_who_leaves_withdraws_the_call():
     await asyncio.wait([asking])
     assert asking.cancelled()
     assert office.approvals.waiting() == ()
-    assert [one.decision for one in office.log] == [Decision.WITHDRAWN]
+    assert [one.decision for one in office.log] == [ApprovalOutcome.WITHDRAWN]
     with pytest.raises(ChatError, match="withdrawn already"):
         office.approvals.decide(asked.id, approve=True, by="eve")
 
@@ -160,7 +167,7 @@ async def test_a_report_that_fails_leaves_nothing_waiting():
     with pytest.raises(ConnectionResetError):
         await office.ask(ready("send"), report)
     assert office.approvals.waiting() == ()
-    assert [one.decision for one in office.log] == [Decision.WITHDRAWN]
+    assert [one.decision for one in office.log] == [ApprovalOutcome.WITHDRAWN]
 
 
 async def test_what_is_over_is_remembered_but_not_for_ever():

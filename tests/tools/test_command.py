@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from callgate.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
 from callgate.tools import command as command_room
 from callgate.tools.command import MAX_ARGUMENT, BadCommand, CommandLine, _BadArgument
-from callgate.tools.process import Limits, Paths, Processes
+from callgate.tools.process import Paths, Processes, ProcessLimits
 from tests.tools.kinds import an_occasion, ready
 
 SHOW = 'import sys, json; print(json.dumps(sys.argv[1:]), end="")'
@@ -220,14 +220,18 @@ async def test_one_that_went_well_and_wrote_only_errors_is_read_there():
 @pytest.mark.parametrize(
     ("text", "limits", "words"),
     [
-        ("while True: pass", Limits(cpu_seconds=1), "Stopped: it used more than 1 s of processor time."),
-        ("import os; os.abort()", Limits(), "It was ended by SIGABRT."),
+        ("while True: pass", ProcessLimits(cpu_seconds=1), "Stopped: it used more than 1 s of processor time."),
+        ("import os; os.abort()", ProcessLimits(), "It was ended by SIGABRT."),
         (
             "import os, signal\nfor _ in range(60):\n  if os.fork() == 0: signal.pause()\nsignal.pause()",
-            Limits(processes=5),
+            ProcessLimits(processes=5),
             "Stopped: it started more than 5 processes.",
         ),
-        ("import sys\nwhile True: sys.stderr.write('x' * 65536)", Limits(), "Stopped: it wrote errors without end: x"),
+        (
+            "import sys\nwhile True: sys.stderr.write('x' * 65536)",
+            ProcessLimits(),
+            "Stopped: it wrote errors without end: x",
+        ),
     ],
 )
 async def test_what_stopped_it_is_told(text, limits, words):

@@ -20,7 +20,7 @@ POLICY = Policy(timeout=20, max_result_bytes=10_000)
 def toolbox(*tools: Tool) -> RequestToolbox:
     registry = Registry()
     registry.add(*tools)
-    return RequestToolbox(registry.tools(), run_id="run_1", gates=registry.gates)
+    return RequestToolbox(registry.tools(), run_id="run_1", limits=registry.limits)
 
 
 async def test_it_answers(kind):

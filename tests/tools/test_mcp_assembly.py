@@ -43,7 +43,7 @@ def tools(opened: RuntimeManager) -> dict[str, RegisteredTool]:
 
 
 async def call(registry: Registry, name: str) -> None:
-    await RequestToolbox(registry.tools(), run_id="r", gates=registry.gates).run(ready(name), silent)
+    await RequestToolbox(registry.tools(), run_id="r", limits=registry.limits).run(ready(name), silent)
 
 
 def counted(opened: RuntimeManager, metric: str) -> list[str]:
@@ -58,7 +58,7 @@ async def test_what_an_entry_says_of_its_tools_is_their_policy() -> None:
         one, two = found["one_echo"].tool.policy, found["echo"].tool.policy
         assert (one.timeout, one.max_result_bytes, one.retries, one.safety) == (9, 500, 2, Safety.READ_ONLY)
         assert (one.concurrency, two.concurrency) == (None, None)
-        assert [gate.places for gate in opened.current.registry.gates.on_the_way_to("one_echo", "one")] == [3]
+        assert [gate.places for gate in opened.current.registry.limits.on_the_way_to("one_echo", "one")] == [3]
         assert two.max_result_bytes == opened.current.limits.tool_result_bytes
         assert sorted({tool.source for tool in found.values()}) == ["one", "two"]
 

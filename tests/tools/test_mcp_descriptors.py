@@ -102,8 +102,8 @@ def test_annotations_suggest_a_class(hints, safety):
 
 def test_a_tool_whose_arguments_are_headers_too_is_left_to_the_sdk():
     schema = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
-    assert described(tool()).lean
-    assert not described(tool(inputSchema=schema)).lean
+    assert described(tool()).direct
+    assert not described(tool(inputSchema=schema)).direct
 
 
 def test_a_tool_that_only_runs_as_a_task_is_not_offered():

@@ -15,7 +15,7 @@ from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned
 from callgate.tools.addresses import AddressRules
 from callgate.tools.http_client import Web
 from callgate.tools.mcp_http import HttpSpec, rules_for
-from callgate.tools.mcp_server import McpServer, ServerSpec
+from callgate.tools.mcp_server import McpSource, ServerSpec
 from callgate.tools.registry import Registry
 from callgate.tools.source_supervisor import SourceState, SourceStatus
 from callgate.tools.toolbox import RequestToolbox
@@ -32,7 +32,7 @@ BOTH = pytest.mark.parametrize("events", [False, True], ids=["json", "events"])
 @dataclass(slots=True)
 class RuntimeManager:
     registry: Registry
-    server: McpServer
+    server: McpSource
     told: list[SourceStatus]
     heard: list[tuple[str, float | None]] = field(default_factory=list)
 
@@ -40,7 +40,7 @@ class RuntimeManager:
         return [tool.name for tool in self.registry.tools()]
 
     async def run(self, name: str, **arguments: Any) -> Outcome:
-        box = RequestToolbox(self.registry.tools(), run_id="run_1", gates=self.registry.gates)
+        box = RequestToolbox(self.registry.tools(), run_id="run_1", limits=self.registry.limits)
         return await box.run(ready(name, **arguments), self._report)
 
     async def state(self, state: SourceState) -> SourceStatus:
@@ -66,7 +66,7 @@ async def house(
 ) -> AsyncIterator[RuntimeManager]:
     web = web or Web()
     spec = HttpSpec(url, headers or {}, sse=sse, rules=rules)
-    server = McpServer(ServerSpec("there", spec, prefix=""), web)
+    server = McpSource(ServerSpec("there", spec, prefix=""), web)
     told: list[SourceStatus] = []
     registry = Registry(delay=delay, tell=told.append)
     registry.add_source(server)

@@ -19,7 +19,7 @@ from callgate.calls.outcome import Failed, Outcome, Returned
 from callgate.tools.http_client import Web
 from callgate.tools.mcp_http import HttpSpec, rules_for
 from callgate.tools.mcp_process import StdioSpec
-from callgate.tools.mcp_server import McpServer, ServerSpec
+from callgate.tools.mcp_server import McpSource, ServerSpec
 from callgate.tools.registry import Registry
 from callgate.tools.source_supervisor import SourceState
 from callgate.tools.toolbox import RequestToolbox
@@ -40,7 +40,7 @@ NODE = needs("node", "npm")
 @dataclass(slots=True)
 class RuntimeManager:
     registry: Registry
-    server: McpServer
+    server: McpSource
     heard: list[tuple[str, float | None]]
 
     def names(self) -> set[str]:
@@ -48,7 +48,7 @@ class RuntimeManager:
 
     async def run(self, name: str, **arguments: Any) -> Outcome:
         tools = {tool.original: tool.name for tool in self.registry.tools()}
-        box = RequestToolbox(self.registry.tools(), run_id="run_1", gates=self.registry.gates)
+        box = RequestToolbox(self.registry.tools(), run_id="run_1", limits=self.registry.limits)
         return await box.run(ready(tools[name], **arguments), self._report)
 
     async def text(self, name: str, **arguments: Any) -> str:
@@ -66,7 +66,7 @@ class RuntimeManager:
 @contextlib.asynccontextmanager
 async def house(transport: StdioSpec | HttpSpec) -> AsyncIterator[RuntimeManager]:
     web = Web()
-    server = McpServer(ServerSpec("it", transport, prefix="it"), web)
+    server = McpSource(ServerSpec("it", transport, prefix="it"), web)
     registry = Registry(delay=lambda failures: 0.05)
     registry.add_source(server)
     async with asyncio.timeout(60):

@@ -6,7 +6,7 @@ import pytest
 
 from callgate.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
 from callgate.tools.mcp_results import outcome_of
-from callgate.tools.mcp_wire import Answer, RpcError, answer_from
+from callgate.tools.mcp_wire import RpcAnswer, RpcError, answer_from
 
 
 def told(*content: dict[str, Any], **more: Any) -> Outcome:
@@ -60,8 +60,8 @@ def test_a_failure_of_the_tool_is_a_failure():
 
 
 def test_an_error_of_the_protocol_is_a_failure():
-    assert outcome_of(Answer(error=RpcError(-32602, "no such city"))) == Failed("no such city")
-    assert "-32000" in outcome_of(Answer(error=RpcError(-32000, ""))).text
+    assert outcome_of(RpcAnswer(error=RpcError(-32602, "no such city"))) == Failed("no such city")
+    assert "-32000" in outcome_of(RpcAnswer(error=RpcError(-32000, ""))).text
 
 
 def test_a_tool_that_asks_a_person_is_refused():
@@ -72,4 +72,4 @@ def test_a_tool_that_asks_a_person_is_refused():
 
 def test_what_was_not_kept_is_counted():
     answer = answer_from({"content": [TEXT]})
-    assert outcome_of(Answer(answer.result, missing=7)) == Returned("21 C", cut_bytes=7)
+    assert outcome_of(RpcAnswer(answer.result, missing=7)) == Returned("21 C", cut_bytes=7)

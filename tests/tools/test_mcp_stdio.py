@@ -24,7 +24,7 @@ from callgate.tools.executor import Policy, Safety
 from callgate.tools.http_client import Web
 from callgate.tools.mcp_descriptors import Pins
 from callgate.tools.mcp_process import Child, StdioSpec
-from callgate.tools.mcp_server import McpServer, ServerSpec
+from callgate.tools.mcp_server import McpSource, ServerSpec
 from callgate.tools.mcp_session import MAX_TOOLS
 from callgate.tools.mcp_stdio import StdioLink
 from callgate.tools.mcp_wire import Unreadable, Waiting
@@ -47,7 +47,7 @@ class RuntimeManager:
     """A registry with one server in it."""
 
     registry: Registry
-    server: McpServer
+    server: McpSource
     changes: list[tuple[str, str]]
     told: list[SourceStatus] = field(default_factory=list)
     heard: list[tuple[str, float | None]] = field(default_factory=list)
@@ -56,7 +56,7 @@ class RuntimeManager:
         return [tool.name for tool in self.registry.tools()]
 
     def toolbox(self) -> RequestToolbox:
-        return RequestToolbox(self.registry.tools(), run_id="run_1", gates=self.registry.gates)
+        return RequestToolbox(self.registry.tools(), run_id="run_1", limits=self.registry.limits)
 
     async def run(self, name: str, **arguments: Any) -> Outcome:
         return await self.toolbox().run(ready(name, **arguments), self._report)
@@ -90,7 +90,7 @@ async def house(
     spec = options.pop("transport", None) or StdioSpec(sys.executable, ("-S", str(RAW_MCP), *words), env or {})
     changes: list[tuple[str, str]] = []
     web = Web()
-    server = McpServer(
+    server = McpSource(
         ServerSpec("raw", spec, prefix="raw", **options), web, Pins(lambda *change: changes.append(change))
     )
     told: list[SourceStatus] = []
@@ -129,7 +129,7 @@ async def test_without_a_prefix_its_tools_have_their_own_names() -> None:
 
 async def _names_with_prefix(prefix: str) -> AsyncIterator[str]:
     web = Web()
-    server = McpServer(ServerSpec("raw", StdioSpec(sys.executable, ("-S", str(RAW_MCP))), prefix=prefix), web)
+    server = McpSource(ServerSpec("raw", StdioSpec(sys.executable, ("-S", str(RAW_MCP))), prefix=prefix), web)
     registry = Registry()
     registry.add_source(server)
     await registry.open()
@@ -437,7 +437,7 @@ async def test_a_program_that_may_not_be_run_is_named(tmp_path: Path) -> None:
 async def test_a_server_that_never_answers_is_ended_when_the_house_closes() -> None:
     async with asyncio.timeout(20):
         web = Web()
-        server = McpServer(ServerSpec("raw", StdioSpec(sys.executable, ("-S", str(RAW_MCP), "silent")), prefix=""), web)
+        server = McpSource(ServerSpec("raw", StdioSpec(sys.executable, ("-S", str(RAW_MCP), "silent")), prefix=""), web)
         opening = asyncio.create_task(server.open())
         await everything(lambda: bool(_children_of_ours()))
         [child] = _children_of_ours()
@@ -452,7 +452,7 @@ async def test_a_house_that_closes_while_a_server_opens_leaves_no_process() -> N
     web = Web()
     registry = Registry()
     registry.add_source(
-        McpServer(ServerSpec("raw", StdioSpec(sys.executable, ("-S", str(RAW_MCP), "silent")), prefix=""), web)
+        McpSource(ServerSpec("raw", StdioSpec(sys.executable, ("-S", str(RAW_MCP), "silent")), prefix=""), web)
     )
     async with asyncio.timeout(20):
         await registry.open(wait=0)

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from callgate.tools.mcp_wire import (
     TAIL_BYTES,
-    Answer,
     Gone,
     Line,
     Lines,
-    Progress,
+    RpcAnswer,
     RpcError,
+    RpcProgress,
     Terms,
     Unreadable,
     Waiting,
@@ -82,7 +82,7 @@ def test_a_response_without_a_proper_result_is_unreadable():
 def test_an_error_is_an_answer():
     message = read_message(b'{"id":"c1","error":{"code":-32602,"message":"no","data":{"x":1}}}')
     assert message is not None
-    assert answer_in(message) == Answer(error=RpcError(-32602, "no"))
+    assert answer_in(message) == RpcAnswer(error=RpcError(-32602, "no"))
 
 
 @given(st.text(max_size=200), st.integers(0, 400))
@@ -133,11 +133,11 @@ def test_whose_a_long_answer_is_may_stand_last(tail, id):
 @pytest.mark.parametrize(
     "params, told",
     [
-        ({"progressToken": "c1", "progress": 1, "total": 4, "message": "m"}, ("c1", Progress("m", 0.25))),
-        ({"progressToken": "c1", "progress": 9, "total": 4}, ("c1", Progress("", 1.0))),
-        ({"progressToken": "c1", "progress": 3}, ("c1", Progress("3", None))),
-        ({"progressToken": "c1", "progress": 3, "total": 0}, ("c1", Progress("3", None))),
-        ({"progressToken": 5}, (5, Progress("", None))),
+        ({"progressToken": "c1", "progress": 1, "total": 4, "message": "m"}, ("c1", RpcProgress("m", 0.25))),
+        ({"progressToken": "c1", "progress": 9, "total": 4}, ("c1", RpcProgress("", 1.0))),
+        ({"progressToken": "c1", "progress": 3}, ("c1", RpcProgress("3", None))),
+        ({"progressToken": "c1", "progress": 3, "total": 0}, ("c1", RpcProgress("3", None))),
+        ({"progressToken": 5}, (5, RpcProgress("", None))),
         ({"progressToken": "c1", "progress": "x"}, None),
         ([], None),
     ],
@@ -171,12 +171,12 @@ async def test_who_waits_hears_the_latest_progress_and_then_the_answer():
     waiting = Waiting()
     task = asyncio.create_task(waiting.answer(report))
     await asyncio.sleep(0)
-    waiting.progressed(Progress("one", None))
-    waiting.progressed(Progress("two", 0.5))
+    waiting.progressed(RpcProgress("one", None))
+    waiting.progressed(RpcProgress("two", 0.5))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    waiting.answered(Answer())
-    assert await task == Answer()
+    waiting.answered(RpcAnswer())
+    assert await task == RpcAnswer()
     assert heard == [("two", 0.5)]
 
 
@@ -185,8 +185,8 @@ async def test_an_answer_that_came_before_anybody_waited_is_not_lost():
     async def report(message: str, fraction: float | None = None) -> None: ...
 
     waiting = Waiting()
-    waiting.answered(Answer())
-    assert await waiting.answer(report) == Answer()
+    waiting.answered(RpcAnswer())
+    assert await waiting.answer(report) == RpcAnswer()
     waiting = Waiting()
     waiting.failed(Gone("away"))
     with pytest.raises(Gone):

@@ -22,8 +22,8 @@ from callgate.tools.addresses import PUBLIC_ONLY, AddressRules
 from callgate.tools.executor import Safety, Tool
 from callgate.tools.http_client import Request
 from callgate.tools.http_endpoint import BadArgument, HttpEndpoint
-from callgate.tools.openapi import Api, OpenApiSource, Selection
-from callgate.tools.openapi_document import BadDocument, Document, LeftOut
+from callgate.tools.openapi import Api, OpenApiSource, OperationFilter
+from callgate.tools.openapi_document import BadDocument, LeftOut, OpenApiDocument
 from callgate.tools.openapi_schema import Dictionary, Schemas
 from callgate.tools.registry import Registry, whole_schema
 from callgate.tools.schema import SchemaError, compile_schema
@@ -118,14 +118,14 @@ def test_every_schema_compiles_and_every_tool_is_taken_in():
     ],
 )
 def test_operations_are_chosen_by_name_path_or_tag(include, exclude, names):
-    assert {each.name for each in source(selection=Selection(include, exclude)).tools()} == names
+    assert {each.name for each in source(selection=OperationFilter(include, exclude)).tools()} == names
 
 
 def test_names_that_name_nothing_are_mistakes():
     with pytest.raises(BadDocument, match="'lisOrders'"):
-        source(selection=Selection(("lisOrders",)))
+        source(selection=OperationFilter(("lisOrders",)))
     with pytest.raises(BadDocument, match="'DELET "):
-        source(selection=Selection(("*",), ("DELET *",)))
+        source(selection=OperationFilter(("*",), ("DELET *",)))
     with pytest.raises(BadDocument, match="`auth` names 'apikey'"):
         source(auth={"apikey": "k"})
 
@@ -217,7 +217,7 @@ def test_two_schemas_whose_names_end_alike_stay_two(tmp_path):
 @pytest.mark.parametrize("keyword", ["$id", "$dynamicRef"])
 def test_schemas_whose_references_mean_something_else_are_left_out(keyword):
     with pytest.raises(LeftOut):
-        Schemas(Dictionary(Document(document({})))).read({"type": "object", "properties": {"x": {keyword: "y"}}})
+        Schemas(Dictionary(OpenApiDocument(document({})))).read({"type": "object", "properties": {"x": {keyword: "y"}}})
 
 
 def test_a_schema_that_grows_without_end_is_left_out_soon(tmp_path):
@@ -242,7 +242,7 @@ def test_a_document_that_is_one_bomb_after_the_other_is_refused_as_a_whole(monke
     schema = {"anyOf": [{"type": "string"}] * 300}
     paths = {f"/{n}": {"get": {"parameters": [{"name": "p", "in": "query", "schema": schema}]}} for n in range(9)}
     with pytest.raises(BadDocument, match="too large"):
-        source()._built_from(Document(document(paths)))
+        source()._built_from(OpenApiDocument(document(paths)))
 
 
 # Requests -----------------------------------------------------------------------------------------
@@ -484,13 +484,13 @@ def test_merge_keys_of_merge_keys_end(tmp_path):
 
 def test_merge_keys_give_way_to_what_stands_beside_them_and_the_first_of_several_counts():
     text = "openapi: 3.1.0\na: &a {x: 1, y: 1}\nb: &b {y: 2, z: 2}\nc: {z: 3, <<: [*a, *b]}\nd: {<<: *b, y: 4}"
-    root = Document.read(text).root
+    root = OpenApiDocument.read(text).root
     assert root["c"] == {"x": 1, "y": 1, "z": 3}
     assert root["d"] == {"y": 4, "z": 2}
 
 
 def test_numbers_are_those_of_json():
-    assert Document.read("openapi: 3.1.0\na: [089, 010, -7, +3]").root["a"] == [89, 10, -7, 3]
+    assert OpenApiDocument.read("openapi: 3.1.0\na: [089, 010, -7, +3]").root["a"] == [89, 10, -7, 3]
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
@@ -510,7 +510,7 @@ def places_in(node: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from places_in(value, (*at, key))
 
 
-WHOLE: Any = Document.read(SHOP.read_text()).root
+WHOLE: Any = OpenApiDocument.read(SHOP.read_text()).root
 PLACES = list(places_in(WHOLE))
 
 
@@ -522,7 +522,7 @@ def test_whatever_stands_in_a_document_it_is_read_or_refused(changes):
         with contextlib.suppress(KeyError, IndexError, TypeError):  # an earlier change took the place away
             functools.reduce(operator.getitem, above, root)[last] = copy.deepcopy(junk)
     try:
-        tools, _ = SOURCE._built_from(Document(root))
+        tools, _ = SOURCE._built_from(OpenApiDocument(root))
     except BadDocument:
         return
     for each in tools:

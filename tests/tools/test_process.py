@@ -16,14 +16,14 @@ from callgate.tools.process import (
     STDERR_TAIL,
     Closed,
     Command,
-    Ended,
-    Limits,
-    Lost,
+    CommandResult,
+    EndReason,
+    LauncherDied,
     NotStarted,
     Paths,
     Processes,
+    ProcessLimits,
     TooLong,
-    Why,
     _Child,
 )
 from tests.tools.kinds import everything, processes_naming
@@ -70,14 +70,14 @@ def open_files() -> set[str]:
     return {f"{each.name} {each.readlink()}" for each in folder.iterdir() if each.exists()}
 
 
-async def run(command: Command, max_bytes: int = 100_000) -> Ended:
+async def run(command: Command, max_bytes: int = 100_000) -> CommandResult:
     async with opened() as processes:
         return await processes.run(command, max_bytes)
 
 
 async def test_what_it_writes_and_its_exit_code_come_back():
     ended = await run(shell("echo out; echo err >&2; exit 3"))
-    assert ended == Ended(Why.ITSELF, 3, None, b"out\n", 0, b"err\n")
+    assert ended == CommandResult(EndReason.ITSELF, 3, None, b"out\n", 0, b"err\n")
 
 
 async def test_stdin_is_read_to_its_end_however_long_it_is():
@@ -162,14 +162,14 @@ async def test_how_it_was_killed_is_told():
 
 async def test_a_flood_is_read_no_further_than_asked_and_ended():
     ended = await run(Command("/usr/bin/yes", ("yes", "flood"), "/", ENVIRONMENT), max_bytes=1000)
-    assert ended.why is Why.STDOUT
+    assert ended.why is EndReason.STDOUT
     assert len(ended.stdout) == 1000
     assert ended.missing > 0
 
 
 async def test_of_many_errors_the_end_is_kept():
     ended = await run(python("import sys; sys.stderr.write('x' * 1_000_000 + 'the last word')"))
-    assert ended.why is Why.ITSELF
+    assert ended.why is EndReason.ITSELF
     assert len(ended.stderr) == STDERR_TAIL
     assert ended.stderr.endswith(b"the last word")
 
@@ -178,7 +178,7 @@ async def test_a_flood_of_errors_is_ended():
     ended = await run(
         python(f"import sys\nfor _ in range({MAX_STDERR // 65536 + 2000}): sys.stderr.write('x' * 65536)")
     )
-    assert ended.why is Why.STDERR
+    assert ended.why is EndReason.STDERR
 
 
 async def test_what_stands_in_the_pipe_at_the_end_is_read(tmp_path):
@@ -271,7 +271,7 @@ async def test_closing_ends_what_runs(tmp_path):
         running = asyncio.create_task(processes.run(python(STUBBORN, str(mark)), 1000))
         await everything(mark.exists)
         await processes.close()
-        assert (await running).why is Why.TOLD
+        assert (await running).why is EndReason.TOLD
         assert processes_naming(str(mark)) == []
         with pytest.raises(Closed):
             await processes.run(shell("true"), 1000)
@@ -313,7 +313,7 @@ async def test_when_its_launcher_is_killed_the_command_ends_and_its_fate_is_unkn
         assert len(processes_naming(str(mark))) == 3
         [child] = processes._running
         child._launcher.kill()
-        with pytest.raises(Lost):
+        with pytest.raises(LauncherDied):
             await running
         await everything(lambda: processes_naming(str(mark)) == [])
 
@@ -327,7 +327,7 @@ async def test_the_command_itself_dies_with_its_launcher_whoever_else_is_left(tm
         await everything(mark.exists)
         [child] = processes._running
         child._launcher.kill()
-        with pytest.raises(Lost):
+        with pytest.raises(LauncherDied):
             await running
         await everything(lambda: processes_naming(str(mark)) == [])
 
@@ -381,7 +381,7 @@ async def test_no_more_run_at_once_than_there_are_places(tmp_path):
         assert {each.code for each in await asyncio.gather(*running)} == {0}
 
 
-# Limits -------------------------------------------------------------------------------------------
+# ProcessLimits -------------------------------------------------------------------------------------------
 
 
 async def test_one_that_forks_without_end_is_ended(tmp_path):
@@ -394,36 +394,36 @@ async def test_one_that_forks_without_end_is_ended(tmp_path):
             signal.pause()
     signal.pause()
     """
-    ended = await run(python(script, mark, limits=Limits(processes=20)))
-    assert ended.why is Why.PROCESSES
+    ended = await run(python(script, mark, limits=ProcessLimits(processes=20)))
+    assert ended.why is EndReason.PROCESSES
     assert processes_naming(mark) == []
 
 
 async def test_the_system_bounds_its_processes_too():
-    ended = await run(shell("grep 'Max processes' /proc/self/limits", limits=Limits(processes=20)))
+    ended = await run(shell("grep 'Max processes' /proc/self/limits", limits=ProcessLimits(processes=20)))
     assert ended.stdout.split()[2].isdigit(), "not unlimited"
 
 
 async def test_processor_time_is_bounded():
-    ended = await run(shell("while :; do :; done", limits=Limits(cpu_seconds=1)))
+    ended = await run(shell("while :; do :; done", limits=ProcessLimits(cpu_seconds=1)))
     assert ended.signal == signal.SIGXCPU
 
 
 async def test_memory_is_bounded():
-    ended = await run(python("x = bytearray(300_000_000)", limits=Limits(memory_bytes=100_000_000)))
+    ended = await run(python("x = bytearray(300_000_000)", limits=ProcessLimits(memory_bytes=100_000_000)))
     assert ended.code == 1
     assert b"MemoryError" in ended.stderr
 
 
 async def test_the_size_of_files_is_bounded(tmp_path):
     file = tmp_path / "large"
-    ended = await run(shell(f"exec head -c 100000 /dev/zero > {file}", limits=Limits(file_bytes=5000)))
+    ended = await run(shell(f"exec head -c 100000 /dev/zero > {file}", limits=ProcessLimits(file_bytes=5000)))
     assert ended.signal == signal.SIGXFSZ
     assert file.stat().st_size == 5000
 
 
 async def test_open_files_are_bounded():
-    ended = await run(python("import os; [os.dup(1) for _ in range(100)]", limits=Limits(open_files=20)))
+    ended = await run(python("import os; [os.dup(1) for _ in range(100)]", limits=ProcessLimits(open_files=20)))
     assert b"Too many open files" in ended.stderr
 
 

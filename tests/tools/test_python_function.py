@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 
 from callgate.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
 from callgate.tools import Context, ToolError, image, tool
-from callgate.tools.executor import Occasion, Policy, Safety, Tool
+from callgate.tools.executor import Policy, RunContext, Safety, Tool
 from callgate.tools.python_function import NotATool, functions_at, python_tool
 from callgate.tools.threads import ThreadPool
 from tests.tools.kinds import an_occasion, everything, ready
@@ -191,7 +191,7 @@ def test_a_path_gives_any_function_marked_or_not(module):
         ("weather_tools_for_tests:third", "has no third"),
         ("weather_tools_for_tests:__name__", "not a function"),
         ("no_such_module_at_all:f", "no module no_such_module_at_all"),
-        ("callgate.tools.registri", r"is it app\.tools\.registry\?"),
+        ("callgate.tools.registri", r"is it callgate\.tools\.registry\?"),
         ("callgate.tools.names", "no function marked"),
     ],
 )
@@ -374,7 +374,7 @@ async def test_a_context_tells_ids_and_passes_progress_on_in_order(threads, sync
 
     made = python_tool(works if sync else works_async, threads)
     assert list(made.parameters["properties"]) == ["n"]
-    occasion = Occasion("run_9", 3, "key_9", report, 1000)
+    occasion = RunContext("run_9", 3, "key_9", report, 1000)
     outcome = await made.executor.execute(ready(made.name, n=4), occasion)
     assert outcome == Returned('["run_9",3,"call_1","key_9"]')
     assert told == [("step 0", 0.0), ("step 1", 0.25), ("step 2", 0.5), ("step 3", 0.75)]
@@ -394,7 +394,7 @@ async def test_progress_is_told_while_the_tool_still_runs(threads):
 
     made = python_tool(works, threads)
     async with asyncio.timeout(5):
-        outcome = await made.executor.execute(ready("works"), Occasion("r", 0, "k", report, 1000))
+        outcome = await made.executor.execute(ready("works"), RunContext("r", 0, "k", report, 1000))
     assert outcome == Returned("done")
 
 
@@ -410,7 +410,7 @@ async def test_progress_after_the_end_is_dropped(threads):
         kept.append(context)
 
     made = python_tool(works, threads)
-    await made.executor.execute(ready("works"), Occasion("r", 0, "k", report, 1000))
+    await made.executor.execute(ready("works"), RunContext("r", 0, "k", report, 1000))
     kept[0].progress("too late")
     await asyncio.sleep(0)
     assert told == []

@@ -31,15 +31,15 @@ class Clock:
 def paged(
     answer: Outcome | str,
     *,
-    leftovers: KeptResults | None = None,
+    kept_results: KeptResults | None = None,
     client: list[msgspec.Raw] | None = None,
     name: str = "long",
 ) -> tuple[PagedToolbox, ResultPages]:
     registry = Registry()
     registry.add(tool(name, AnsweringTool(answer), policy=Policy(max_result_bytes=PAGE)))
-    shelf = ResultPages(leftovers or KeptResults(), "ann", "run_1")
-    box = RequestToolbox(registry.tools(), client or [], run_id="run_1", on_cut=shelf.keep)
-    return PagedToolbox(box, shelf, PAGE), shelf
+    pages = ResultPages(kept_results or KeptResults(), "ann", "run_1")
+    box = RequestToolbox(registry.tools(), client or [], run_id="run_1", on_cut=pages.keep)
+    return PagedToolbox(box, pages, PAGE), pages
 
 
 def pointer_in(outcome: Outcome) -> tuple[str, dict[str, object]]:
@@ -92,16 +92,16 @@ async def test_it_is_offered_only_once_there_is_something_to_read():
 
 
 async def test_a_result_that_fits_keeps_nothing():
-    box, shelf = paged("short")
+    box, pages = paged("short")
     assert (await box.run(ready("long"), silent)).text == "short"
-    assert not shelf
+    assert not pages
     assert "read_more" not in box.offer
 
 
 async def test_a_failure_that_is_long_is_cut_and_not_kept():
-    box, shelf = paged(Failed("no " * 1000))
+    box, pages = paged(Failed("no " * 1000))
     assert isinstance(await box.run(ready("long"), silent), Failed)
-    assert not shelf
+    assert not pages
 
 
 async def test_before_it_is_offered_a_call_of_it_is_of_no_tool():
@@ -132,10 +132,10 @@ async def test_what_was_never_read_is_said_to_be_missing_at_the_end():
 
 
 async def test_an_answer_of_which_only_the_unread_part_is_missing_offers_nothing_to_read():
-    box, shelf = paged(Returned("w" * 100, cut_bytes=500))
+    box, pages = paged(Returned("w" * 100, cut_bytes=500))
     first = await box.run(ready("long"), silent)
     assert "at least 500 bytes left out" in first.text
-    assert not shelf
+    assert not pages
 
 
 @pytest.mark.parametrize("arguments", [{"id": "kept_0"}, {"id": "kept_" + "0" * 24}])
@@ -162,15 +162,15 @@ async def test_the_same_result_again_has_the_same_words_so_that_going_in_circles
 
 
 async def test_another_conversation_of_the_same_caller_reads_only_what_its_history_names():
-    leftovers = KeptResults()
-    box, _ = paged("y" * 5000, leftovers=leftovers)
+    kept_results = KeptResults()
+    box, _ = paged("y" * 5000, kept_results=kept_results)
     first = await box.run(ready("long"), silent)
     _, arguments = pointer_in(first)
-    later = ResultPages(leftovers, "ann", "run_2")
+    later = ResultPages(kept_results, "ann", "run_2")
     assert isinstance(later.page(str(arguments["id"]), 0, PAGE), Failed)
     later.recall([{"role": "tool", "content": first.text}, msgspec.Raw(b'{"role":"user","content":"go on"}')])
     assert isinstance(later.page(str(arguments["id"]), 0, PAGE), Returned)
-    strangers = ResultPages(leftovers, "bob", "run_3")
+    strangers = ResultPages(kept_results, "bob", "run_3")
     strangers.recall([{"role": "tool", "content": first.text}])
     assert not strangers
     assert isinstance(strangers.page(str(arguments["id"]), 0, PAGE), Failed)
@@ -178,20 +178,20 @@ async def test_another_conversation_of_the_same_caller_reads_only_what_its_histo
 
 async def test_what_was_kept_is_forgotten_after_a_while():
     clock = Clock()
-    box, shelf = paged("y" * 5000, leftovers=KeptResults(now=clock))
+    box, pages = paged("y" * 5000, kept_results=KeptResults(now=clock))
     name, arguments = pointer_in(await box.run(ready("long"), silent))
-    assert shelf
+    assert pages
     clock.now = SECONDS + 1
-    assert not shelf
+    assert not pages
     late = await box.run(ready(name, arguments), silent)
     assert isinstance(late, Failed)
     assert "not kept any more" in late.text
 
 
 def test_the_oldest_goes_first_when_there_is_too_much():
-    leftovers = KeptResults(max_bytes=1000)
-    ids = [leftovers.keep("ann", "r", letter * 400, 0) for letter in "abc"]
-    assert [leftovers.find("ann", id) is not None for id in ids] == [False, True, True]
+    kept_results = KeptResults(max_bytes=1000)
+    ids = [kept_results.keep("ann", "r", letter * 400, 0) for letter in "abc"]
+    assert [kept_results.find("ann", id) is not None for id in ids] == [False, True, True]
     many = KeptResults()
     for number in range(MAX_KEPT + 10):
         many.keep("ann", "r", str(number), 0)
@@ -200,10 +200,10 @@ def test_the_oldest_goes_first_when_there_is_too_much():
 
 @given(st.text(min_size=1), st.integers(min_value=0, max_value=4000), st.integers(min_value=1, max_value=600))
 def test_any_page_of_any_text_is_whole_letters(text, offset, size):
-    leftovers = KeptResults()
-    shelf = ResultPages(leftovers, "ann", "r")
-    id = leftovers.keep("ann", "r", text, 0)
-    shelf.recall([{"role": "tool", "content": id}])
-    page = shelf.page(id, offset, size)
+    kept_results = KeptResults()
+    pages = ResultPages(kept_results, "ann", "r")
+    id = kept_results.keep("ann", "r", text, 0)
+    pages.recall([{"role": "tool", "content": id}])
+    page = pages.page(id, offset, size)
     if isinstance(page, Returned):
         assert page.text.rpartition("\n[Bytes ")[0] in text.encode("utf-8", "replace").decode()

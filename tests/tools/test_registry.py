@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from callgate.calls.outcome import Outcome, Returned
 from callgate.calls.states import ReadyCall
-from callgate.tools.executor import Occasion, Policy, Tool
+from callgate.tools.executor import Policy, RunContext, Tool
 from callgate.tools.registry import Registry
 from callgate.tools.source_supervisor import SourceState, SourceStatus
 from tests.tools.kinds import PARAMETERS, everything
@@ -17,7 +17,7 @@ LEGAL = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 
 
 class Echo:
-    async def execute(self, call: ReadyCall, occasion: Occasion) -> Outcome:
+    async def execute(self, call: ReadyCall, occasion: RunContext) -> Outcome:
         return Returned(call.name)
 
 
@@ -182,7 +182,7 @@ async def test_a_server_that_invents_names_for_ever_does_not_fill_the_memory(mon
         source.there = (a_tool(f"tool_{n}", concurrency=1),)
         assert names(registry) == [f"tool_{n}"]
     assert len(registry._claims) <= 51
-    assert list(registry.gates._of_tools) == ["tool_59"]
+    assert list(registry.limits._of_tools) == ["tool_59"]
     await registry.close()
 
 

@@ -11,12 +11,12 @@ from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned
 from callgate.calls.states import BrokenCall, Call, Flaw, ReadyCall
 from callgate.conversation.ports import Report
 from callgate.tools.concurrency import MAX_WAITING, ConcurrencyLimits
-from callgate.tools.executor import Occasion, Policy, Safety, Tool
+from callgate.tools.executor import Policy, RunContext, Safety, Tool
 from callgate.tools.registry import Registry
 from callgate.tools.toolbox import KEPT_BYTES, STOP_SECONDS, RequestToolbox, RunAccount
 from tests.tools.kinds import PARAMETERS, everything, silent
 
-Work = Callable[[ReadyCall, Occasion], Awaitable[Outcome]]
+Work = Callable[[ReadyCall, RunContext], Awaitable[Outcome]]
 
 
 class Does:
@@ -24,9 +24,9 @@ class Does:
 
     def __init__(self, work: Work | None = None) -> None:
         self.work = work
-        self.calls: list[tuple[ReadyCall, Occasion]] = []
+        self.calls: list[tuple[ReadyCall, RunContext]] = []
 
-    async def execute(self, call: ReadyCall, occasion: Occasion) -> Outcome:
+    async def execute(self, call: ReadyCall, occasion: RunContext) -> Outcome:
         self.calls.append((call, occasion))
         return await self.work(call, occasion) if self.work else Returned(f"{call.name} was run")
 
@@ -43,7 +43,7 @@ def house(*tools: Tool) -> Registry:
 
 def box(registry: Registry, *client: dict[str, Any], **options: Any) -> RequestToolbox:
     raw = [msgspec.Raw(json.dumps(each).encode()) for each in client]
-    options = {"delay": lambda failures: 0.0, "gates": registry.gates, **options}
+    options = {"delay": lambda failures: 0.0, "limits": registry.limits, **options}
     return RequestToolbox(registry.tools(), raw, run_id="run_1", **options)
 
 
@@ -189,7 +189,7 @@ async def test_five_calls_of_one_turn_run_at_the_same_time():
     """Each waits for the other four to have begun, so they overlap or nobody ever ends."""
     barrier = asyncio.Barrier(5)
 
-    async def meets(call: ReadyCall, occasion: Occasion) -> Outcome:
+    async def meets(call: ReadyCall, occasion: RunContext) -> Outcome:
         await barrier.wait()
         return Returned("met")
 
@@ -205,13 +205,13 @@ class Crowd:
     def __init__(self) -> None:
         self.inside = 0
         self.most = 0
-        self.gate = asyncio.Event()
+        self.limiter = asyncio.Event()
 
-    async def __call__(self, call: ReadyCall, occasion: Occasion) -> Outcome:
+    async def __call__(self, call: ReadyCall, occasion: RunContext) -> Outcome:
         self.inside += 1
         self.most = max(self.most, self.inside)
         try:
-            await self.gate.wait()
+            await self.limiter.wait()
         finally:
             self.inside -= 1
         return Returned("done")
@@ -228,7 +228,7 @@ async def test_no_more_calls_of_a_tool_run_than_it_allows_whoever_asks():
         for _ in range(10):
             await asyncio.sleep(0)
         assert crowd.inside == 2
-        crowd.gate.set()
+        crowd.limiter.set()
         assert await asyncio.gather(*running) == [Returned("done")] * 6
     assert crowd.most == 2
 
@@ -236,20 +236,20 @@ async def test_no_more_calls_of_a_tool_run_than_it_allows_whoever_asks():
 @pytest.mark.anyio
 async def test_the_tools_of_a_source_share_its_places_and_all_share_the_houses():
     crowd = Crowd()
-    registry = Registry(gates=ConcurrencyLimits(max_running=3))
+    registry = Registry(limits=ConcurrencyLimits(max_running=3))
     registry.add(a_tool("a", crowd), a_tool("b", crowd))
-    registry.gates.limit_source("", 2)
+    registry.limits.limit_source("", 2)
     toolbox = box(registry)
     async with asyncio.timeout(5):
         running = [asyncio.create_task(toolbox.run(call(name), silent)) for name in ("a", "b", "a", "b")]
         await everything(lambda: crowd.inside == 2)
-        registry.gates.limit_source("", None)
+        registry.limits.limit_source("", None)
         running += [asyncio.create_task(toolbox.run(call(name), silent)) for name in ("a", "b")]
         await everything(lambda: crowd.inside == 3)
         for _ in range(10):
             await asyncio.sleep(0)
         assert crowd.inside == 3
-        crowd.gate.set()
+        crowd.limiter.set()
         await asyncio.gather(*running)
 
 
@@ -259,19 +259,19 @@ async def test_a_call_that_finds_no_place_in_time_is_refused_and_was_not_run():
     busy = a_tool("busy", crowd, concurrency=1, timeout=0.05)
     toolbox = box(house(busy))
     crowd_first = replace(busy, policy=replace(busy.policy, timeout=5))
-    holding = asyncio.create_task(box(house_with_gates(toolbox, crowd_first)).run(call("busy"), silent))
+    holding = asyncio.create_task(box(registry_with_limits(toolbox, crowd_first)).run(call("busy"), silent))
     async with asyncio.timeout(5):
         await everything(lambda: crowd.inside == 1)
         outcome = await toolbox.run(call("busy"), silent)
-        crowd.gate.set()
+        crowd.limiter.set()
         await holding
     assert isinstance(outcome, Failed)
     assert outcome.kind is FailureKind.REFUSED
     assert len(executor(busy).calls) == 1
 
 
-def house_with_gates(toolbox: RequestToolbox, *tools: Tool) -> Registry:
-    registry = Registry(gates=toolbox._gates)
+def registry_with_limits(toolbox: RequestToolbox, *tools: Tool) -> Registry:
+    registry = Registry(limits=toolbox._limits)
     registry.add(*tools)
     return registry
 
@@ -282,18 +282,18 @@ async def test_calls_beyond_what_may_wait_are_turned_away_at_once():
     toolbox = box(house(a_tool("busy", crowd, concurrency=1)))
     async with asyncio.timeout(10):
         running = [asyncio.create_task(toolbox.run(call("busy"), silent)) for _ in range(MAX_WAITING + 1)]
-        await everything(lambda: toolbox._gates.on_the_way_to("busy", "")[0].waiting == MAX_WAITING)
+        await everything(lambda: toolbox._limits.on_the_way_to("busy", "")[0].waiting == MAX_WAITING)
         outcome = await toolbox.run(call("busy"), silent)
         assert isinstance(outcome, Failed)
         assert outcome.kind is FailureKind.REFUSED
-        crowd.gate.set()
+        crowd.limiter.set()
         assert set(await asyncio.gather(*running)) == {Returned("done")}
 
 
 def failing(times: int, kind: FailureKind = FailureKind.UNAVAILABLE) -> Work:
     left = times
 
-    async def work(call: ReadyCall, occasion: Occasion) -> Outcome:
+    async def work(call: ReadyCall, occasion: RunContext) -> Outcome:
         nonlocal left
         left -= 1
         return Failed("not now", kind) if left >= 0 else Returned("at last")
@@ -337,7 +337,7 @@ async def test_tries_end_with_the_tools_time():
 
 @pytest.mark.anyio
 async def test_a_write_that_timed_out_may_have_happened_and_says_so():
-    async def hangs(call: ReadyCall, occasion: Occasion) -> Outcome:
+    async def hangs(call: ReadyCall, occasion: RunContext) -> Outcome:
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -350,7 +350,7 @@ async def test_a_write_that_timed_out_may_have_happened_and_says_so():
 
 @pytest.mark.anyio
 async def test_an_executor_that_raises_costs_one_call_and_is_reported():
-    async def bug(call: ReadyCall, occasion: Occasion) -> Outcome:
+    async def bug(call: ReadyCall, occasion: RunContext) -> Outcome:
         raise LookupError("our mistake, with a secret")
 
     seen: list[dict[str, Any]] = []
@@ -368,7 +368,7 @@ async def test_an_executor_that_raises_costs_one_call_and_is_reported():
 
 @pytest.mark.anyio
 async def test_a_tool_cancelled_from_within_is_a_failure_and_not_the_end_of_the_chat():
-    async def cancelled(call: ReadyCall, occasion: Occasion) -> Outcome:
+    async def cancelled(call: ReadyCall, occasion: RunContext) -> Outcome:
         raise asyncio.CancelledError
 
     outcome = await box(house(a_tool("odd", cancelled))).run(call("odd"), silent)
@@ -379,7 +379,7 @@ async def test_a_tool_cancelled_from_within_is_a_failure_and_not_the_end_of_the_
 async def test_a_tool_that_does_not_stop_is_let_go_and_keeps_its_place_until_it_ends():
     begun, end = asyncio.Event(), asyncio.Event()
 
-    async def stubborn(call: ReadyCall, occasion: Occasion) -> Outcome:
+    async def stubborn(call: ReadyCall, occasion: RunContext) -> Outcome:
         begun.set()
         while not end.is_set():
             try:
@@ -389,7 +389,7 @@ async def test_a_tool_that_does_not_stop_is_let_go_and_keeps_its_place_until_it_
         return Returned("too late")
 
     toolbox = box(house(a_tool("stubborn", stubborn, concurrency=1, timeout=20)))
-    gate = toolbox._gates.on_the_way_to("stubborn", "")[0]
+    limiter = toolbox._limits.on_the_way_to("stubborn", "")[0]
     async with asyncio.timeout(10):
         running = asyncio.create_task(toolbox.run(call("stubborn"), silent))
         await begun.wait()
@@ -397,10 +397,10 @@ async def test_a_tool_that_does_not_stop_is_let_go_and_keeps_its_place_until_it_
         _, late = await asyncio.wait([running], timeout=2 * STOP_SECONDS)
         assert not late
         try:
-            assert gate._semaphore.locked()
+            assert limiter._semaphore.locked()
         finally:
             end.set()
-        await everything(lambda: not gate._semaphore.locked())
+        await everything(lambda: not limiter._semaphore.locked())
 
 
 @pytest.mark.anyio
@@ -414,32 +414,32 @@ async def test_cancelling_while_waiting_for_a_place_gives_nothing_away():
         await asyncio.sleep(0)
         second.cancel()
         await asyncio.wait([second])
-        crowd.gate.set()
+        crowd.limiter.set()
         assert await first == Returned("done")
         assert await toolbox.run(call("busy"), silent) == Returned("done")
 
 
 @pytest.mark.anyio
-async def test_cancelling_between_two_gates_gives_the_first_back():
+async def test_cancelling_between_two_limiters_gives_the_first_back():
     crowd = Crowd()
     registry = house(a_tool("a", crowd), a_tool("b", crowd, concurrency=1))
-    registry.gates.limit_source("", 1)
+    registry.limits.limit_source("", 1)
     toolbox = box(registry)
     async with asyncio.timeout(5):
         first = asyncio.create_task(toolbox.run(call("a"), silent))
         await everything(lambda: crowd.inside == 1)
         second = asyncio.create_task(toolbox.run(call("b"), silent))
-        await everything(lambda: registry.gates.on_the_way_to("b", "")[1].waiting == 1)
+        await everything(lambda: registry.limits.on_the_way_to("b", "")[1].waiting == 1)
         second.cancel()
         await asyncio.wait([second])
-        crowd.gate.set()
+        crowd.limiter.set()
         assert await first == Returned("done")
         assert await toolbox.run(call("b"), silent) == Returned("done")
 
 
 @pytest.mark.anyio
 async def test_a_long_result_is_cut_to_the_policy():
-    async def talks(call: ReadyCall, occasion: Occasion) -> Outcome:
+    async def talks(call: ReadyCall, occasion: RunContext) -> Outcome:
         return Returned("é" * 1000)
 
     outcome = await box(house(a_tool("talks", talks, max_result_bytes=300))).run(call("talks"), silent)

@@ -13,7 +13,7 @@ from callgate.config.schema import CommandLimits, ToolSection
 from callgate.runtime.builders import registry_of
 from callgate.tools.http_client import Web
 from callgate.tools.launch import GRACE_SECONDS, landlock_abi
-from callgate.tools.process import DEFAULT_SIZE, Limits, Processes
+from callgate.tools.process import DEFAULT_SIZE, Processes, ProcessLimits
 from callgate.tools.registry import Registry
 from callgate.tools.threads import ThreadPool
 from callgate.tools.toolbox import RequestToolbox
@@ -99,7 +99,7 @@ async def test_notes_are_found(tmp_path, word, found):
 
 
 def test_the_defaults_that_it_names_are_the_defaults():
-    limits, page = Limits(), " ".join(PAGE.split())
+    limits, page = ProcessLimits(), " ".join(PAGE.split())
     assert f"processor seconds ({limits.cpu_seconds})" in page
     assert f"memory ({limits.memory_bytes >> 30} GiB)" in page
     assert f"a file it writes ({limits.file_bytes >> 20} MiB)" in page
@@ -108,4 +108,4 @@ def test_the_defaults_that_it_names_are_the_defaults():
     assert f"At most {DEFAULT_SIZE} commands run at a time" in page
     assert f"killed {GRACE_SECONDS} seconds later" in page
     config = CommandLimits()
-    assert Limits(**{name: getattr(config, name) for name in CommandLimits.model_fields}) == limits
+    assert ProcessLimits(**{name: getattr(config, name) for name in CommandLimits.model_fields}) == limits

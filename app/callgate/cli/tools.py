@@ -94,7 +94,7 @@ async def _called(loaded: "Loaded", name: str, arguments: str, *, yes: bool) -> 
     keep_quiet(loaded)
     async with opened_tools(loaded, OPEN_SECONDS) as registry:
         toolbox = RequestToolbox(
-            registry.tools(), run_id="run_by_hand", gates=registry.gates, approve=_approving(yes=yes)
+            registry.tools(), run_id="run_by_hand", limits=registry.limits, approve=_approving(yes=yes)
         )
         call = _settled(name, arguments, registry)
         if isinstance(call, BrokenCall):

@@ -25,7 +25,7 @@ class NotRecorded(Exception):
     """The ledger cannot be written. What may change the world must then not be started."""
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False):
+class LedgerEntry(msgspec.Struct, frozen=True, gc=False):
     """The start of one run."""
 
     run_id: str
@@ -45,11 +45,11 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ledger(Protocol):
-    async def start(self, entry: Entry) -> None:
+    async def start(self, entry: LedgerEntry) -> None:
         """Write a start down. Durable on return where `entry.writes`; else soon. Raises `NotRecorded`."""
         ...
 
-    def end(self, entry: Entry, state: RunState, note: str = "", result: str | None = None) -> None:
+    def end(self, entry: LedgerEntry, state: RunState, note: str = "", result: str | None = None) -> None:
         """Write an end down, soon. Never raises: the tool has run."""
         ...
 
@@ -59,10 +59,10 @@ class Ledger(Protocol):
 class NoLedger:
     """Nothing is written down: there is no folder to write to."""
 
-    async def start(self, entry: Entry) -> None:
+    async def start(self, entry: LedgerEntry) -> None:
         pass
 
-    def end(self, entry: Entry, state: RunState, note: str = "", result: str | None = None) -> None:
+    def end(self, entry: LedgerEntry, state: RunState, note: str = "", result: str | None = None) -> None:
         pass
 
     async def close(self) -> None:

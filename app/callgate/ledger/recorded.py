@@ -12,7 +12,7 @@ from callgate.calls.offer import Offer
 from callgate.calls.outcome import Failed, FailureKind, Outcome
 from callgate.calls.states import Call, ReadyCall
 from callgate.conversation.ports import Plan, Report, Toolbox
-from callgate.ledger.entry import Entry, Ledger, NotRecorded, RunState
+from callgate.ledger.entry import Ledger, LedgerEntry, NotRecorded, RunState
 
 NOT_WRITTEN_DOWN = "Not run: this server cannot write down what it runs at the moment. Try again later."
 _NEVER_BEGAN = frozenset({FailureKind.REFUSED, FailureKind.NOT_RUN})
@@ -71,8 +71,8 @@ class RecordedToolbox:
         self._ledger.end(entry, state, note, self._mask(outcome.text) if self._mask else None)
         return outcome
 
-    def _entry(self, call: ReadyCall) -> Entry:
-        return Entry(
+    def _entry(self, call: ReadyCall) -> LedgerEntry:
+        return LedgerEntry(
             run_id=self._run_id,
             turn=max(self._turn, 0),
             call_id=call.id,

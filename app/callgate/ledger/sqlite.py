@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import structlog
 
-from callgate.ledger.entry import Entry, NotRecorded, RunState
+from callgate.ledger.entry import LedgerEntry, NotRecorded, RunState
 
 FILE: Final = "ledger.sqlite3"
 SOON_SECONDS: Final = 0.02
@@ -125,14 +125,14 @@ class SqliteLedger:
         """What each key had spent in each period when the ledger was opened, in nanodollars."""
         return self._spent
 
-    async def start(self, entry: Entry) -> None:
+    async def start(self, entry: LedgerEntry) -> None:
         self._next.runs[entry.id] = self._row(entry, RunState.STARTED)
         if entry.writes or self._behind > BACKLOG:
             await self._written()
         else:
             self._soon()
 
-    def end(self, entry: Entry, state: RunState, note: str = "", result: str | None = None) -> None:
+    def end(self, entry: LedgerEntry, state: RunState, note: str = "", result: str | None = None) -> None:
         self._next.runs[entry.id] = self._row(entry, state, time.time(), note, result)
         self._soon()
 
@@ -152,7 +152,12 @@ class SqliteLedger:
         self._lock.release()
 
     def _row(
-        self, entry: Entry, state: RunState, ended_at: float | None = None, note: str = "", result: str | None = None
+        self,
+        entry: LedgerEntry,
+        state: RunState,
+        ended_at: float | None = None,
+        note: str = "",
+        result: str | None = None,
     ) -> tuple[Any, ...]:
         """In the order of `_COLUMNS`."""
         return (

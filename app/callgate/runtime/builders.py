@@ -35,12 +35,12 @@ from callgate.stores.redis import RedisStore
 from callgate.stores.store import Store
 from callgate.telemetry.tool_servers import ToolServers
 from callgate.tools.addresses import AddressRules
-from callgate.tools.approval_rules import SILENT, ApprovalRule
+from callgate.tools.approval_rules import NO_RULE, ApprovalRule
 from callgate.tools.command import CommandLine
 from callgate.tools.concurrency import ConcurrencyLimits
 from callgate.tools.executor import Executor, Policy, Safety, Tool
 from callgate.tools.mcp_descriptors import Pins
-from callgate.tools.process import Limits, Paths, Processes
+from callgate.tools.process import Paths, Processes, ProcessLimits
 from callgate.tools.python_function import NotATool, functions_at, python_tool
 from callgate.tools.registry import Registry
 from callgate.tools.source_pool import SourcePool
@@ -232,14 +232,14 @@ def registry_of(
     *,
     pins: Pins | None = None,
     pool: SourcePool | None = None,
-    gates: ConcurrencyLimits | None = None,
+    limits: ConcurrencyLimits | None = None,
 ) -> Registry:
     """The tools of the house. A tool that cannot be built is the operator's mistake and fails the start.
 
-    `pins` remembers what servers' tools looked like, `pool` has the sources that are open already, and `gates` are those
+    `pins` remembers what servers' tools looked like, `pool` has the sources that are open already, and `limits` are those
     that calls may be in already.
     """
-    registry = Registry(approval=_approval_rule(config.require_approval), pool=pool, gates=gates)
+    registry = Registry(approval=_approval_rule(config.require_approval), pool=pool, limits=limits)
     defaults = Policy(max_result_bytes=config.limits.tool_result_bytes)
     for index, entry in enumerate(config.tools):
         approval = _approval_rule(entry.require_approval)
@@ -251,15 +251,15 @@ def registry_of(
                 continue
             for tool in _tools(entry, defaults, web, threads, processes):
                 registry.add(tool, approval=approval)
-                registry.gates.limit_tool(tool.name, tool.policy.concurrency)
+                registry.limits.limit_tool(tool.name, tool.policy.concurrency)
         except (ValueError, NotATool) as error:
             raise BadTool(("tools", index), entry.name, str(error)) from error
     for name, server in config.mcp_servers.items():
         if not server.disabled:
-            from callgate.tools.mcp_server import McpServer
+            from callgate.tools.mcp_server import McpSource
 
             registry.add_source(
-                McpServer(_server_spec(name, server, defaults), _made(web), pins),
+                McpSource(_server_spec(name, server, defaults), _made(web), pins),
                 concurrency=server.concurrency,
                 approval=_approval_rule(server.require_approval),
                 identity=(name, _fingerprint(server), defaults),
@@ -354,13 +354,13 @@ def _http_tool(entry: HttpTool, defaults: Policy, web: "Web") -> Tool:
 
 
 def _open_api(entry: OpenApiTool, defaults: Policy) -> "OpenApiSource":
-    from callgate.tools.openapi import Api, OpenApiSource, Selection
+    from callgate.tools.openapi import Api, OpenApiSource, OperationFilter
 
     api = Api(
         base_url=entry.base_url,
         auth=_in_clear(entry.auth),
         headers=_in_clear(entry.headers),
-        selection=Selection(entry.include, entry.exclude),
+        selection=OperationFilter(entry.include, entry.exclude),
         rules=AddressRules.of(allow_private=entry.allow_private, allow=entry.allow_hosts),
         policy=replace(defaults, **{**_policy(entry), "concurrency": None}),  # of the API, all its tools together
         safety=None if entry.safety is None else Safety(entry.safety),
@@ -379,7 +379,7 @@ def _command_tool(entry: CommandTool, defaults: Policy, processes: Processes) ->
         env=_in_clear(entry.env),
         allow_options=entry.allow_options,
         ok_codes=entry.ok_codes,
-        limits=Limits(**{name: getattr(limits, name) for name in type(limits).model_fields}),
+        limits=ProcessLimits(**{name: getattr(limits, name) for name in type(limits).model_fields}),
         paths=None if paths is None else Paths(read=paths.read, write=paths.write),
     )
     program = entry.argv[0]
@@ -434,7 +434,7 @@ def _stamp_of(place: str) -> tuple[int, int] | None:
 
 
 def _approval_rule(lists: ApprovalLists | None) -> ApprovalRule:
-    return SILENT if lists is None else ApprovalRule(lists.always, lists.never)
+    return NO_RULE if lists is None else ApprovalRule(lists.always, lists.never)
 
 
 def _policy(entry: ToolSection) -> dict[str, Any]:

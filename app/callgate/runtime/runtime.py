@@ -45,7 +45,7 @@ from callgate.telemetry.models import write_choice
 from callgate.telemetry.tool_servers import ToolServers
 from callgate.text_calls.calling_detection import Choice
 from callgate.tools.adapted_schemas import AdaptedSchemas
-from callgate.tools.approvals import Approvals, Settled
+from callgate.tools.approvals import ApprovalQueue, SettledApproval
 from callgate.tools.clients_only import ClientsOnly
 from callgate.tools.executor import Tool
 from callgate.tools.listing import quarantined_facts, tool_facts
@@ -54,7 +54,7 @@ from callgate.tools.registry import RegisteredTool, Registry
 from callgate.tools.source_pool import SourcePool
 from callgate.tools.source_supervisor import SourceState, SourceStatus
 from callgate.tools.tool_filter import ToolFilter, allowed_filter, narrowed, tool_filter
-from callgate.tools.toolbox import Approve, RequestToolbox, Selection, only_named
+from callgate.tools.toolbox import Approve, RequestToolbox, ToolSet, only_named
 from callgate.upstream import litellm_model
 from callgate.upstream.catalogue import Catalogue
 from callgate.upstream.prices import costs_of
@@ -80,7 +80,7 @@ class SharedResources:
 
     def __init__(self, config: Config) -> None:
         self.metrics = Metrics()
-        self.approvals = Approvals(audit=_write_down)
+        self.approvals = ApprovalQueue(audit=_write_down)
         self.admission = builders.admission_of(config)
         self.metrics.in_flight.set_function(lambda: self.admission.all.running)
         self.keys: KeyStore | None = None
@@ -89,7 +89,7 @@ class SharedResources:
         self.servers = ToolServers(self.metrics)
         self.pins = builders.pins_of(config, self.servers)
         self.sources = SourcePool(functools.partial(_tell_of_source, self.servers))
-        self.leftovers = KeptResults()
+        self.kept_results = KeptResults()
         self._web: Web | None = None
         self.threads = builders.threads_of(config)
         self.processes = builders.processes_of(config)
@@ -131,7 +131,7 @@ class Route:
     """What may be counted under: the configured name."""
     entry: ModelEntry
     model: RetryingModel
-    house: Selection | None
+    house: ToolSet | None
     """The tools of the house that are on offer."""
     places: int | None
     """How many requests the model takes at once; None is any number."""
@@ -168,7 +168,7 @@ class Runtime:
         self.limiter = lasting.limiter
         self._admission = lasting.admission
         self._ledger = lasting.ledger
-        self._leftovers = lasting.leftovers
+        self._kept_results = lasting.kept_results
         self._keyring = builders.keyring_of(config, lasting.keys)
         self._doorstep = builders.origin_guard_of(config, self._keyring)
         self.registry: Registry = builders.registry_of(
@@ -178,7 +178,7 @@ class Runtime:
             lasting.processes,
             pins=lasting.pins,
             pool=lasting.sources,
-            gates=None if before is None else before.registry.gates.handed_on(),
+            limits=None if before is None else before.registry.limits.handed_on(),
         )
         self._client = builders.client_of(config)
         self._schemas = AdaptedSchemas(self.registry.has_schema, _write_losses)
@@ -192,7 +192,7 @@ class Runtime:
         self._exact = frozenset(self.catalogue.names())
         self._known_tools: tuple[RegisteredTool, ...] = ()
         self._names: frozenset[str] = frozenset()
-        self._narrowed: dict[Any, Selection] = {}
+        self._narrowed: dict[Any, ToolSet] = {}
         self._chosen: dict[Any, Route] = {}
         self._places = builders.concurrency_of(config)
         self._prices: dict[str, Price] = {}
@@ -297,7 +297,7 @@ class Runtime:
             if len(self._chosen) >= REMEMBERED_SELECTIONS:
                 self._chosen.clear()
             entry = self._entry(model, caller)
-            house: Selection | None = None
+            house: ToolSet | None = None
             if tool_choice != "none" and entry.tools:
                 house = self._tools_for(entry.tools, caller.tools, wanted_tools, allowed)
             name, places = self.counted_name(model), self._places.get(entry.model_name)
@@ -316,24 +316,24 @@ class Runtime:
         """The model and the tools for one chat of this caller's."""
         house = chosen.house
         toolbox: Toolbox
-        shelf = ResultPages(self._leftovers, caller.name, run_id)
+        pages = ResultPages(self._kept_results, caller.name, run_id)
         if house:
             toolbox = RequestToolbox(
                 house,
                 only_named(client_tools, allowed),
                 run_id=run_id,
-                gates=self.registry.gates,
+                limits=self.registry.limits,
                 approve=self._asking(caller, run_id),
-                on_cut=shelf.keep,
+                on_cut=pages.keep,
             )
-            toolbox = PagedToolbox(self._recorded(toolbox, caller, run_id), shelf, self.config.limits.tool_result_bytes)
+            toolbox = PagedToolbox(self._recorded(toolbox, caller, run_id), pages, self.config.limits.tool_result_bytes)
         else:
             toolbox = ClientsOnly(client_tools)
         return ChatSetup(
             model=chosen.model,
             toolbox=toolbox,
             has_house_tools=bool(house),
-            recall=shelf.recall,
+            recall=pages.recall,
             sees_images=bool(house) and all(map(sees_images, self.catalogue.entries(chosen.model.name))),
             format_with_tools=chosen.entry.format_with_tools or not house,
         )
@@ -352,7 +352,7 @@ class Runtime:
 
     def _tools_for(
         self, entrys: tuple[str, ...], callers: tuple[str, ...], wanted: str | None, allowed: frozenset[str] | None
-    ) -> Selection:
+    ) -> ToolSet:
         """What is left of all tools, remembered until they change: requests of one client narrow them alike."""
         tools = self._all_tools()
         asked = (entrys, callers, wanted, allowed)
@@ -361,7 +361,7 @@ class Runtime:
             if len(self._narrowed) >= REMEMBERED_SELECTIONS:
                 self._narrowed.clear()
             filters = [ToolFilter(entrys), ToolFilter(callers), tool_filter(wanted), allowed_filter(allowed)]
-            found = self._narrowed[asked] = Selection(narrowed(tools, filters))
+            found = self._narrowed[asked] = ToolSet(narrowed(tools, filters))
         return found
 
     def _all_tools(self) -> tuple[RegisteredTool, ...]:
@@ -720,7 +720,7 @@ def _tell_of_source(servers: ToolServers, status: SourceStatus) -> None:
             return
 
 
-def _write_down(settled: Settled) -> None:
+def _write_down(settled: SettledApproval) -> None:
     """One line for each call that waited for approval, whatever came of it. Its arguments are there as their hash."""
     asked = settled.asked
     audit.info(

@@ -16,14 +16,14 @@ Told: TypeAlias = Callable[[str, Dialect, Sequence[str]], None]
 """Hears, once for each, what of a tool's schema a dialect has no words for."""
 
 
-class _Function(msgspec.Struct):
+class _SchemaFunction(msgspec.Struct):
     name: str
     description: str
     parameters: dict[str, object]
 
 
 class _Tool(msgspec.Struct):
-    function: _Function
+    function: _SchemaFunction
 
 
 class AdaptedSchemas:

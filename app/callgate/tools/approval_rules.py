@@ -29,7 +29,7 @@ class ApprovalRule:
         return None if asked == free == -1.0 else asked >= free
 
 
-SILENT = ApprovalRule()
+NO_RULE = ApprovalRule()
 """The rule of a place that says nothing."""
 
 

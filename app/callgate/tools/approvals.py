@@ -29,7 +29,7 @@ MAX_REASON = 500
 """Characters of a reason that are passed on to the model."""
 
 
-class Decision(StrEnum):
+class ApprovalOutcome(StrEnum):
     APPROVED = "approved"
     DENIED = "denied"
     EXPIRED = "expired"
@@ -38,7 +38,7 @@ class Decision(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PendingApproval:
     """One call that waits, as it is shown to whoever decides."""
 
     id: str
@@ -73,26 +73,28 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class SettledApproval:
     """What became of a call that waited, for the audit log."""
 
-    asked: Asked
-    decision: Decision
+    asked: PendingApproval
+    decision: ApprovalOutcome
     by: str = ""
     reason: str = ""
 
 
-class Approvals:
+class ApprovalQueue:
     """The calls that wait, and the deciding about them. `audit` hears how each of them ended."""
 
-    def __init__(self, audit: Callable[[Settled], None] | None = None, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, audit: Callable[[SettledApproval], None] | None = None, now: Callable[[], float] = time.time
+    ) -> None:
         self._audit = audit or _nobody
         self._now = now
-        self._waiting: dict[str, tuple[Asked, asyncio.Future[Settled]]] = {}
-        self._settled: OrderedDict[str, Decision] = OrderedDict()
+        self._waiting: dict[str, tuple[PendingApproval, asyncio.Future[SettledApproval]]] = {}
+        self._settled: OrderedDict[str, ApprovalOutcome] = OrderedDict()
         self._news = asyncio.Event()
 
-    def waiting(self) -> tuple[Asked, ...]:
+    def waiting(self) -> tuple[PendingApproval, ...]:
         """Those who waited longest first."""
         return tuple(asked for asked, answer in self._waiting.values() if not answer.done())
 
@@ -111,14 +113,14 @@ class Approvals:
         if len(self._waiting) >= max_waiting:
             return Failed("Not run: too many calls wait for approval already. Try again later.", FailureKind.REFUSED)
         asked = self._asked(tool, call, run_id, caller, seconds)
-        answer: asyncio.Future[Settled] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[SettledApproval] = asyncio.get_running_loop().create_future()
         self._waiting[asked.id] = asked, answer
         self._tell()
-        settled = Settled(asked, Decision.WITHDRAWN)
+        settled = SettledApproval(asked, ApprovalOutcome.WITHDRAWN)
         try:
             await report(f"waiting for approval {asked.id}")
             await asyncio.wait([answer], timeout=seconds)
-            settled = answer.result() if answer.done() else Settled(asked, Decision.EXPIRED)
+            settled = answer.result() if answer.done() else SettledApproval(asked, ApprovalOutcome.EXPIRED)
         finally:
             if answer.done():
                 settled = answer.result()  # decided, though perhaps nobody waits for it any more
@@ -127,7 +129,7 @@ class Approvals:
 
     def decide(
         self, id: str, *, approve: bool, by: str, reason: str = "", hash: str | None = None, demand_hash: bool = False
-    ) -> Settled:
+    ) -> SettledApproval:
         """Let a waiting call run, or not. Raises `ChatError` where there is nothing to decide."""
         asked, answer = self._found(id)
         if hash is None and demand_hash:
@@ -138,8 +140,8 @@ class Approvals:
             raise ChatError(
                 409, "The call that waits has other arguments than this hash is of.", param="hash", code="hash_mismatch"
             )
-        decision = Decision.APPROVED if approve else Decision.DENIED
-        settled = Settled(asked, decision, by, reason.strip()[:MAX_REASON])
+        decision = ApprovalOutcome.APPROVED if approve else ApprovalOutcome.DENIED
+        settled = SettledApproval(asked, decision, by, reason.strip()[:MAX_REASON])
         answer.set_result(settled)
         return settled
 
@@ -147,9 +149,9 @@ class Approvals:
         """Returns when a call began or ceased to wait."""
         await self._news.wait()
 
-    def _asked(self, tool: Tool, call: ReadyCall, run_id: str, caller: str, seconds: float) -> Asked:
+    def _asked(self, tool: Tool, call: ReadyCall, run_id: str, caller: str, seconds: float) -> PendingApproval:
         since = self._now()
-        return Asked(
+        return PendingApproval(
             id=f"apr_{secrets.token_hex(8)}",
             tool=tool,
             call=copy.deepcopy(call),
@@ -160,7 +162,7 @@ class Approvals:
             expires=since + seconds,
         )
 
-    def _found(self, id: str) -> "tuple[Asked, asyncio.Future[Settled]]":
+    def _found(self, id: str) -> "tuple[PendingApproval, asyncio.Future[SettledApproval]]":
         if id in self._waiting and not self._waiting[id][1].done():
             return self._waiting[id]
         if id in self._waiting:
@@ -169,7 +171,7 @@ class Approvals:
             raise _too_late(self._settled[id])
         raise ChatError(404, "No call waits under this id.", param="id", code="approval_not_found")
 
-    def _end(self, settled: Settled) -> None:
+    def _end(self, settled: SettledApproval) -> None:
         del self._waiting[settled.asked.id]
         self._settled[settled.asked.id] = settled.decision
         while len(self._settled) > KEPT_SETTLED:
@@ -177,13 +179,13 @@ class Approvals:
         self._tell()
         self._audit(settled)
 
-    def _refusal(self, settled: Settled, call: ReadyCall, seconds: float) -> Failed | None:
+    def _refusal(self, settled: SettledApproval, call: ReadyCall, seconds: float) -> Failed | None:
         match settled.decision:
-            case Decision.APPROVED if hash_of(call) == settled.asked.hash:
+            case ApprovalOutcome.APPROVED if hash_of(call) == settled.asked.hash:
                 return None
-            case Decision.APPROVED:
+            case ApprovalOutcome.APPROVED:
                 text = "Not run: its arguments are no longer those that were approved."
-            case Decision.DENIED:
+            case ApprovalOutcome.DENIED:
                 why = f" Their reason: {settled.reason}" if settled.reason else ""
                 text = f"Not run: a person was asked and refused this call.{why} Do not send the same call again."
             case _:
@@ -201,11 +203,11 @@ def hash_of(call: ReadyCall) -> str:
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def _too_late(decision: Decision) -> ChatError:
+def _too_late(decision: ApprovalOutcome) -> ChatError:
     return ChatError(
         409, f"This call was {decision} already; a decision counts once.", param="id", code=f"approval_{decision}"
     )
 
 
-def _nobody(_: Settled) -> None:
+def _nobody(_: SettledApproval) -> None:
     """Where nobody keeps an audit log."""

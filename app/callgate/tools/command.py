@@ -15,9 +15,20 @@ import orjson
 
 from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned
 from callgate.calls.states import ReadyCall
-from callgate.tools.executor import Occasion
+from callgate.tools.executor import RunContext
 from callgate.tools.launch import landlock_abi
-from callgate.tools.process import Closed, Command, Ended, Limits, Lost, NotStarted, Paths, Processes, TooLong, Why
+from callgate.tools.process import (
+    Closed,
+    Command,
+    CommandResult,
+    EndReason,
+    LauncherDied,
+    NotStarted,
+    Paths,
+    Processes,
+    ProcessLimits,
+    TooLong,
+)
 from callgate.tools.results import decoded, described, image
 
 JSON = "json"
@@ -63,7 +74,7 @@ class CommandLine:
         env: Mapping[str, str] | None = None,
         allow_options: bool = False,
         ok_codes: Sequence[int] = (0,),
-        limits: Limits | None = None,
+        limits: ProcessLimits | None = None,
         paths: Paths | None = None,
     ) -> None:
         self._processes = processes
@@ -72,7 +83,7 @@ class CommandLine:
         self._env = {**_clean_environment(), **(env or {})}
         self._allow_options = allow_options
         self._ok_codes = frozenset(ok_codes)
-        self._limits = limits or Limits()
+        self._limits = limits or ProcessLimits()
         self._paths = paths
         self._cwd = cwd
         _check(self._argv, stdin, parameters)
@@ -82,7 +93,7 @@ class CommandLine:
         if paths is not None and not landlock_abi():
             raise BadCommand("`paths` needs Landlock, and this system has none: the command would not be held to them")
 
-    async def execute(self, call: ReadyCall, occasion: Occasion) -> Outcome:
+    async def execute(self, call: ReadyCall, occasion: RunContext) -> Outcome:
         try:
             command = self._command(call.arguments)
         except _BadArgument as error:
@@ -95,7 +106,7 @@ class CommandLine:
             return Failed(f"Not run: {error}", FailureKind.NOT_RUN)
         except NotStarted as error:
             return Failed(f"The command could not be started ({error}).", FailureKind.UNAVAILABLE)
-        except Lost as error:
+        except LauncherDied as error:
             return Failed(f"The command broke off: {error}. Whether it took effect is not known.", FailureKind.UNKNOWN)
         return self._outcome(ended)
 
@@ -132,22 +143,22 @@ class CommandLine:
         given = {name: arguments.get(name) for name in _PLACE.findall(self._stdin)}
         return _PLACE.sub(lambda found: _text(found.group(1), given[found.group(1)]), self._stdin).encode()
 
-    def _outcome(self, ended: Ended) -> Outcome:
+    def _outcome(self, ended: CommandResult) -> Outcome:
         match ended.why:
-            case Why.TOLD:
+            case EndReason.TOLD:
                 return Failed("The tool is being shut down.", FailureKind.UNAVAILABLE)
-            case Why.PROCESSES:
+            case EndReason.PROCESSES:
                 return Failed(f"Stopped: it started more than {self._limits.processes} processes.")
-            case Why.STDERR:
+            case EndReason.STDERR:
                 return Failed(_with_excerpt("Stopped: it wrote errors without end", ended))
-            case Why.STDOUT:
+            case EndReason.STDOUT:
                 return _read(ended)
-            case Why.ITSELF if ended.code in self._ok_codes:
+            case EndReason.ITSELF if ended.code in self._ok_codes:
                 return _read(ended)
-            case Why.ITSELF:
+            case EndReason.ITSELF:
                 return Failed(_with_excerpt(self._how(ended), ended))
 
-    def _how(self, ended: Ended) -> str:
+    def _how(self, ended: CommandResult) -> str:
         match ended.signal:
             case None:
                 return f"It failed with exit code {ended.code}"
@@ -228,7 +239,7 @@ def _json(arguments: Mapping[str, Any]) -> bytes:
         raise _BadArgument(f"the arguments cannot be written as JSON ({error})") from error
 
 
-def _read(ended: Ended) -> Returned:
+def _read(ended: CommandResult) -> Returned:
     """Standard output; where a command that went well has only written errors, those."""
     data = ended.stdout or ended.stderr
     size = len(data) + ended.missing
@@ -252,7 +263,7 @@ def _as_text(data: bytes) -> str | None:
     return mended if mended.count("\ufffd") * 10 <= len(mended) else None
 
 
-def _with_excerpt(how: str, ended: Ended) -> str:
+def _with_excerpt(how: str, ended: CommandResult) -> str:
     text = (_as_text(_whole(ended.stderr)) or _as_text(_whole(ended.stdout[-EXCERPT_CHARS:])) or "").strip()
     return f"{how}: {text[-EXCERPT_CHARS:]}" if text else f"{how}."
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Container
 
 MAX_WAITING = 200
-"""Calls that wait at one gate. Beyond it they are turned away at once: they would only time out together."""
+"""Calls that wait at one limiter. Beyond it they are turned away at once: they would only time out together."""
 
 
 class QueueFull(Exception):
@@ -42,7 +42,7 @@ class ConcurrencyLimiter:
 
 
 class ConcurrencyLimits:
-    """The gates of a runtime, by what they are for. Always passed in one order, so that nobody waits in a ring."""
+    """The limits of a runtime, by what they are for. Always passed in one order, so that nobody waits in a ring."""
 
     def __init__(self, max_running: int | None = None) -> None:
         self._all = ConcurrencyLimiter(max_running) if max_running else None
@@ -56,11 +56,11 @@ class ConcurrencyLimits:
         self._limit(self._of_tools, tool, places)
 
     def forget_tools_except(self, names: Container[str]) -> None:
-        """Drop the gates of tools that are gone; calls still under way keep theirs to the end."""
-        self._of_tools = {name: gate for name, gate in self._of_tools.items() if name in names}
+        """Drop the limits of tools that are gone; calls still under way keep theirs to the end."""
+        self._of_tools = {name: limiter for name, limiter in self._of_tools.items() if name in names}
 
     def handed_on(self) -> "ConcurrencyLimits":
-        """ConcurrencyLimits for the next runtime. One whose limit stays the same stays the same gate, so that calls which are still
+        """ConcurrencyLimits for the next runtime. One whose limit stays the same stays the same limiter, so that calls which are still
         under way here count there too."""
         heir = ConcurrencyLimits()
         heir._all = self._all
@@ -68,35 +68,35 @@ class ConcurrencyLimits:
         return heir
 
     def on_the_way_to(self, tool: str, source: str) -> list[ConcurrencyLimiter]:
-        """The gates that a call of this tool passes, the narrowest first."""
-        gates = (self._of_tools.get(tool), self._of_sources.get(source), self._all)
-        return [gate for gate in gates if gate is not None]
+        """The limits that a call of this tool passes, the narrowest first."""
+        limits = (self._of_tools.get(tool), self._of_sources.get(source), self._all)
+        return [limiter for limiter in limits if limiter is not None]
 
     @staticmethod
-    def _limit(gates: dict[str, ConcurrencyLimiter], name: str, places: int | None) -> None:
+    def _limit(limits: dict[str, ConcurrencyLimiter], name: str, places: int | None) -> None:
         if places is None:
-            gates.pop(name, None)
-        elif name not in gates or gates[name].places != places:
-            gates[name] = ConcurrencyLimiter(places)
+            limits.pop(name, None)
+        elif name not in limits or limits[name].places != places:
+            limits[name] = ConcurrencyLimiter(places)
 
 
-class Places:
+class Slots:
     """The places that one call holds. Given back by the call, or by whoever sees its last piece of work end."""
 
-    def __init__(self, gates: list[ConcurrencyLimiter]) -> None:
-        self._gates = gates
+    def __init__(self, limits: list[ConcurrencyLimiter]) -> None:
+        self._limits = limits
         self._held: list[ConcurrencyLimiter] = []
 
     @property
     def are_free(self) -> bool:
         """Whether taking them takes no time."""
-        return all(gate.is_free for gate in self._gates) if self._gates else True
+        return all(limiter.is_free for limiter in self._limits) if self._limits else True
 
     async def take(self) -> None:
         try:
-            for gate in self._gates:
-                await gate.enter()
-                self._held.append(gate)
+            for limiter in self._limits:
+                await limiter.enter()
+                self._held.append(limiter)
         except BaseException:
             self.give_back()
             raise
@@ -105,8 +105,8 @@ class Places:
         while self._held:
             self._held.pop().leave()
 
-    def hand_over(self) -> "Places":
+    def hand_over(self) -> "Slots":
         """The places held, as somebody else's to give back."""
-        heir = Places(self._gates)
+        heir = Slots(self._limits)
         heir._held, self._held = self._held, []
         return heir

@@ -34,7 +34,7 @@ class Policy:
     """Further tries after a failure; only for read-only tools."""
 
 
-class Occasion(msgspec.Struct, frozen=True, gc=False):
+class RunContext(msgspec.Struct, frozen=True, gc=False):
     """The circumstances of one run that an executor may need."""
 
     run_id: str
@@ -52,10 +52,10 @@ class Executor(Protocol):
     When it is cancelled, whatever it started (request, child, thread's result) is stopped or let go before it returns.
     """
 
-    async def execute(self, call: ReadyCall, occasion: Occasion) -> Outcome: ...
+    async def execute(self, call: ReadyCall, context: RunContext) -> Outcome: ...
 
 
-USUAL = Policy()
+DEFAULT_POLICY = Policy()
 """The policy of a tool about which nobody said anything."""
 
 
@@ -97,7 +97,7 @@ class Source(Protocol):
 
 
 @runtime_checkable
-class LeavesOut(Protocol):
+class HasLeftOut(Protocol):
     """A source with things in it that cannot be tools."""
 
     def left_out(self) -> tuple[tuple[str, str], ...]:

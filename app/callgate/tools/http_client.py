@@ -144,13 +144,13 @@ async def ask(web: Web, rules: AddressRules, request: Request, max_bytes: int) -
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class BoundedBody:
     data: bytes
     missing: int
     """How much was not read; where the length was not announced, what was seen of it."""
 
 
-async def read_bounded(response: httpx2.Response, max_bytes: int) -> Body:
+async def read_bounded(response: httpx2.Response, max_bytes: int) -> BoundedBody:
     """The body as it came over the wire, no further than `max_bytes`."""
     data = bytearray()
     seen = 0
@@ -159,8 +159,8 @@ async def read_bounded(response: httpx2.Response, max_bytes: int) -> Body:
             seen += len(piece)
             data += piece[: max_bytes - len(data)]
             if seen > max_bytes:
-                return Body(bytes(data), max(seen, _announced(response)) - max_bytes)
-    return Body(bytes(data), 0)
+                return BoundedBody(bytes(data), max(seen, _announced(response)) - max_bytes)
+    return BoundedBody(bytes(data), 0)
 
 
 async def system_resolver(host: str, port: int) -> Sequence[str]:
@@ -344,7 +344,7 @@ async def _error(response: httpx2.Response) -> Failed:
     )
 
 
-def _read(response: httpx2.Response, body: Body) -> Returned:
+def _read(response: httpx2.Response, body: BoundedBody) -> Returned:
     mime_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     size = len(body.data) + body.missing
     if mime_type in IMAGE_TYPES:

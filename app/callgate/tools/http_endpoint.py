@@ -16,7 +16,7 @@ import orjson
 from callgate.calls.outcome import Failed, FailureKind, Outcome
 from callgate.calls.states import ReadyCall
 from callgate.tools.addresses import PUBLIC_ONLY, AddressRules
-from callgate.tools.executor import Occasion
+from callgate.tools.executor import RunContext
 from callgate.tools.http_client import Request, Web, ask
 
 _PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
@@ -79,7 +79,7 @@ class HttpEndpoint:
         self._spread = spread or self._by_templates
         self._placed = {*self._url.places, *_places(self._query), *_places(body)}
 
-    async def execute(self, call: ReadyCall, occasion: Occasion) -> Outcome:
+    async def execute(self, call: ReadyCall, occasion: RunContext) -> Outcome:
         try:
             request = self._request(call.arguments, occasion.key)
         except BadArgument as error:

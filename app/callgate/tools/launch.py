@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> None:
         return
     _say(line, f"started {pid}")
     most = next((int(value) for name, value in settings if name == "processes"), 0)
-    _say(line, _ended(_Watch(line, wake, pid), most))
+    _say(line, _ended(_ChildWatch(line, wake, pid), most))
 
 
 class _NotStarted(Exception):
@@ -181,7 +181,7 @@ def _threads_of_all() -> int:
 # The command's end --------------------------------------------------------------------------------
 
 
-class _Watch:
+class _ChildWatch:
     """One command that runs, with all its descendants."""
 
     def __init__(self, line: int, wake: int, pid: int) -> None:
@@ -211,7 +211,7 @@ class _Watch:
             self.childless = True
 
 
-def _ended(watch: _Watch, most: int) -> str:
+def _ended(watch: _ChildWatch, most: int) -> str:
     """Wait for the end of the command, or bring it about; then end what it left behind."""
     why = ""
     while watch.status is None and not why:
@@ -228,14 +228,14 @@ def _ended(watch: _Watch, most: int) -> str:
     return f"ended code {code}{why}" if code >= 0 else f"ended signal {-code}{why}"
 
 
-def _ask_to_end(watch: _Watch) -> None:
+def _ask_to_end(watch: _ChildWatch) -> None:
     _signal_group(watch.pid, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_SECONDS
     while not watch.childless and (left := deadline - time.monotonic()) > 0:
         watch.wait(left, listen=False)
 
 
-def _sweep(watch: _Watch) -> None:
+def _sweep(watch: _ChildWatch) -> None:
     """Kill everything that came of the command. Again and again, because what is killed may just have had children."""
     deadline = time.monotonic() + SWEEP_SECONDS
     while not watch.childless and time.monotonic() < deadline:

@@ -34,7 +34,7 @@ def sdk_client(tap: "Tap", headers: Mapping[str, str]) -> httpx2.AsyncClient:
     )
 
 
-def lean_client(web: Web, url: str, rules: AddressRules) -> HttpClient:
+def direct_client(web: Web, url: str, rules: AddressRules) -> HttpClient:
     """Ours, because a call over it costs a tenth of what it costs over httpx2."""
 
     async def resolve(host: str, port: int) -> list[AddressInfo]:

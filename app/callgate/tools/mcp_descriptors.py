@@ -42,7 +42,7 @@ class Descriptor:
     parameters: Mapping[str, Any]
     safety: Safety | None
     """What its annotations suggest; None where they say nothing."""
-    lean: bool
+    direct: bool
     """Whether a call is an ordinary one, which can go past the SDK."""
     digest: str
     """Of name, description and schema as they came."""
@@ -100,7 +100,7 @@ def described(tool: "types.Tool") -> Descriptor:
         description=visible(words),
         parameters=_visible_schema(tool.input_schema),
         safety=_suggested(tool.annotations),
-        lean=not _mentions(tool.input_schema, _HEADER_KEY),
+        direct=not _mentions(tool.input_schema, _HEADER_KEY),
         digest=_digest(tool),
     )
 

@@ -27,15 +27,15 @@ from callgate.http.event_stream import Event, EventStreamReader, EventTooLarge
 from callgate.http.interface import Broken, ConnectFailed, Deadlines, Response, TimedOut, TransportError
 from callgate.tools.addresses import HOME_KINDS, PUBLIC_ONLY, AddressRules, kind_of
 from callgate.tools.http_client import CONNECT_TIMEOUT, MAX_CONNECTIONS, AddressRefused, Web
-from callgate.tools.mcp_clients import EVENTS, Tap, host_of, lean_client, literal, sdk_client
+from callgate.tools.mcp_clients import EVENTS, Tap, direct_client, host_of, literal, sdk_client
 from callgate.tools.mcp_wire import (
     MAX_MESSAGE_BYTES,
-    Answer,
     Forgotten,
     Gone,
-    Message,
     NotSent,
+    RpcAnswer,
     RpcError,
+    RpcMessage,
     Terms,
     Unreadable,
     answer_in,
@@ -134,7 +134,7 @@ class _Link:
 class HttpLink(_Link):
     """One session over streamable HTTP."""
 
-    lean = True
+    direct = True
 
     def __init__(self, spec: HttpSpec, web: Web) -> None:
         super().__init__(spec, web)
@@ -167,7 +167,7 @@ class HttpLink(_Link):
             self._headers["Mcp-Session-Id"] = self._tap.session_id
 
     async def __aenter__(self) -> Any:
-        self._client = lean_client(self._web, self.spec.url, self.spec.rules)
+        self._client = direct_client(self._web, self.spec.url, self.spec.rules)
         self._stack.push_async_callback(self._client.close)
         client = await self._stack.enter_async_context(sdk_client(self._tap, self.spec.headers))
         transport = streamable_http_client(self.spec.url, http_client=client, max_sse_event_size=MAX_MESSAGE_BYTES)
@@ -190,7 +190,7 @@ class HttpLink(_Link):
 
     # A call past the SDK --------------------------------------------------------------------------
 
-    async def ask(self, method: str, params: Mapping[str, Any], report: Report) -> Answer:
+    async def ask(self, method: str, params: Mapping[str, Any], report: Report) -> RpcAnswer:
         if self.gone.done():
             raise NotSent("the connection was closed")
         id = f"c{next(self._ids)}"
@@ -213,7 +213,7 @@ class HttpLink(_Link):
             self._check()
             raise Gone from error
 
-    async def _asked(self, id: str, method: str, params: Mapping[str, Any], report: Report) -> Answer:
+    async def _asked(self, id: str, method: str, params: Mapping[str, Any], report: Report) -> RpcAnswer:
         headers = self._headers
         if self._terms.modern:
             headers = {**headers, "Mcp-Method": method}
@@ -229,11 +229,11 @@ class HttpLink(_Link):
                 return _whole(id, *await _read(response, answered, MAX_MESSAGE_BYTES))
             if kind != EVENTS:
                 raise Unreadable(f"The tool's server answered with {kind[:80]}, which is not the protocol's.")
-            reading = _Reading(id, report)
+            reading = _AnswerStream(id, report)
             answer = await self._follow(response, reading)
         return answer if answer is not None else await self._resumed(reading)
 
-    async def _follow(self, response: Response, reading: "_Reading") -> Answer | None:
+    async def _follow(self, response: Response, reading: "_AnswerStream") -> RpcAnswer | None:
         """Read events until the answer; None where the stream ends before it."""
         try:
             async for data in response.chunks():
@@ -248,24 +248,24 @@ class HttpLink(_Link):
             pass  # as good as ended: it may be resumed
         return None
 
-    async def _event(self, event: Event, reading: "_Reading") -> Answer | None:
+    async def _event(self, event: Event, reading: "_AnswerStream") -> RpcAnswer | None:
         message = read_message(event.data) if event.data else None
         match message:
-            case Message(method=None, id=id) if id == reading.id:
+            case RpcMessage(method=None, id=id) if id == reading.id:
                 return answer_in(message)
-            case Message(method="notifications/progress"):
+            case RpcMessage(method="notifications/progress"):
                 told = progress_of(message)
                 if told is not None and told[0] == reading.id:
                     await reading.report(told[1].message, told[1].fraction)
-            case Message(method="notifications/tools/list_changed"):
+            case RpcMessage(method="notifications/tools/list_changed"):
                 self._check()
-            case Message(method=str(method), id=int() | str() as id):
+            case RpcMessage(method=str(method), id=int() | str() as id):
                 self._reply(id, method)
             case _:
                 pass  # log lines, and what we do not know
         return None
 
-    async def _resumed(self, reading: "_Reading") -> Answer:
+    async def _resumed(self, reading: "_AnswerStream") -> RpcAnswer:
         """The rest of an answer whose stream ended early, as long as the server says where to go on."""
         for _ in range(MAX_RESUMPTIONS):
             if reading.last_id is None:
@@ -281,7 +281,7 @@ class HttpLink(_Link):
         self._check()
         raise Gone("the stream ended without an answer")
 
-    async def _continued(self, reading: "_Reading", last_id: str) -> Answer | None:
+    async def _continued(self, reading: "_AnswerStream", last_id: str) -> RpcAnswer | None:
         headers = {**self._headers, "Accept": EVENTS, "Last-Event-ID": last_id}
         async with self._room, self._http.get(self.spec.url, headers, _DEADLINES) as response:
             if response.status != 200 or _type(response.headers) != EVENTS:
@@ -289,7 +289,7 @@ class HttpLink(_Link):
             reading.again()
             return await self._follow(response, reading)
 
-    async def _refused(self, response: Response, id: str) -> Answer:
+    async def _refused(self, response: Response, id: str) -> RpcAnswer:
         body, _ = await _read(response, response.headers, EXCERPT_BYTES)
         message = read_message(body)
         error = message.error if message is not None else None
@@ -297,7 +297,7 @@ class HttpLink(_Link):
             self._lost("it no longer knows our session")
             raise Forgotten
         if error is not None:
-            return Answer(error=error)
+            return RpcAnswer(error=error)
         if response.status in _TOO_BUSY:
             raise NotSent(f"HTTP {response.status}")
         if response.status in _BEHIND_A_GATEWAY:
@@ -305,7 +305,7 @@ class HttpLink(_Link):
         words = f"HTTP {response.status} {_REASONS.get(response.status, '')}".strip()
         if 300 <= response.status < 400:
             words += ": a redirect, which is not followed"
-        return Answer(error=RpcError(response.status, f"The tool's server refused the call: {words}."))
+        return RpcAnswer(error=RpcError(response.status, f"The tool's server refused the call: {words}."))
 
     def _reply(self, id: int | str, method: str) -> None:
         """We offer a server nothing to ask for; it is told so, and not left waiting."""
@@ -336,7 +336,7 @@ class HttpLink(_Link):
 class SseLink(_Link):
     """One session over the older SSE transport. Rare enough by now that calls go through the SDK."""
 
-    lean = False
+    direct = False
 
     def __init__(self, spec: HttpSpec, web: Web) -> None:
         super().__init__(spec, web, stream_is_life=True)
@@ -344,7 +344,7 @@ class SseLink(_Link):
     def agreed(self, terms: Terms, check: Callable[[], None]) -> None:
         """What was agreed is the SDK's to keep."""
 
-    async def ask(self, method: str, params: Mapping[str, Any], report: Report) -> Answer:
+    async def ask(self, method: str, params: Mapping[str, Any], report: Report) -> RpcAnswer:
         raise AssertionError("what is asked over SSE goes through the SDK")
 
     async def __aenter__(self) -> Any:
@@ -354,7 +354,7 @@ class SseLink(_Link):
         return await self._stack.enter_async_context(sse_client(self.spec.url, httpx_client_factory=client))
 
 
-class _Reading:
+class _AnswerStream:
     """An answer that comes as events, over one stream or several."""
 
     def __init__(self, id: str, report: Report) -> None:
@@ -394,7 +394,7 @@ async def _read(response: Response, headers: Mapping[str, str], max_bytes: int) 
     return bytes(data), 0
 
 
-def _whole(id: str, body: bytes, missing: int) -> Answer:
+def _whole(id: str, body: bytes, missing: int) -> RpcAnswer:
     if missing:
         return answer_in_part(body, missing)
     message = read_message(body)

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 import msgspec
 
 from callgate.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
-from callgate.tools.mcp_wire import Answer, Content, Resource, Result
+from callgate.tools.mcp_wire import Content, Resource, Result, RpcAnswer
 from callgate.tools.results import IMAGE_TYPES, described
 
 METHOD_NOT_FOUND = -32601
 INPUT_REQUIRED = "input_required"
 
 
-def outcome_of(answer: Answer) -> Outcome:
+def outcome_of(answer: RpcAnswer) -> Outcome:
     """What the model is told of an answer. Bounding its size is the toolbox's."""
     if answer.error is not None:
         return Failed(answer.error.message or f"The tool's server answered with error {answer.error.code}.")

@@ -14,7 +14,7 @@ import mcp_types as types
 
 from callgate.calls.outcome import Failed, FailureKind, Outcome
 from callgate.calls.states import ReadyCall
-from callgate.tools.executor import USUAL, Occasion, Policy, Safety, Tool
+from callgate.tools.executor import DEFAULT_POLICY, Policy, RunContext, Safety, Tool
 from callgate.tools.http_client import Web
 from callgate.tools.mcp_descriptors import Descriptor, Pins, described, is_allowed, is_callable
 from callgate.tools.mcp_http import HttpLink, HttpSpec, SseLink
@@ -22,7 +22,7 @@ from callgate.tools.mcp_process import StdioSpec
 from callgate.tools.mcp_results import outcome_of
 from callgate.tools.mcp_session import Link, Session
 from callgate.tools.mcp_stdio import StdioLink
-from callgate.tools.mcp_wire import Answer, Forgotten, Gone, NotSent, Unreadable
+from callgate.tools.mcp_wire import Forgotten, Gone, NotSent, RpcAnswer, Unreadable
 from callgate.tools.source_supervisor import CannotOpen
 
 REOPEN_SECONDS = 10.0
@@ -39,12 +39,12 @@ class ServerSpec:
     prefix: str
     """Goes before the names of its tools; empty for none."""
     allowed_tools: tuple[str, ...] | None = None
-    policy: Policy = USUAL
+    policy: Policy = DEFAULT_POLICY
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """What the operator said of the policy; outranks what a server suggests."""
 
 
-class McpServer:
+class McpSource:
     """The source of one server's tools."""
 
     kind = "mcp"
@@ -82,20 +82,20 @@ class McpServer:
         if session is not None:
             await session.close()
 
-    async def call(self, tool: Descriptor, arguments: Mapping[str, Any], occasion: Occasion) -> Answer:
+    async def call(self, tool: Descriptor, arguments: Mapping[str, Any], occasion: RunContext) -> RpcAnswer:
         """Call a tool on the session there is; on the next one too, where this one is the only thing wrong."""
         session = self._session
         if session is None:
             raise NotSent
         try:
-            answer = await session.call(tool.name, arguments, occasion.report, lean=tool.lean)
+            answer = await session.call(tool.name, arguments, occasion.report, direct=tool.direct)
         except Forgotten:
             async with asyncio.timeout(REOPEN_SECONDS):
                 session = await self._next_after(session)
-            return await session.call(tool.name, arguments, occasion.report, lean=tool.lean)
-        if answer.error is not None and answer.error.code == types.HEADER_MISMATCH and tool.lean:
+            return await session.call(tool.name, arguments, occasion.report, direct=tool.direct)
+        if answer.error is not None and answer.error.code == types.HEADER_MISMATCH and tool.direct:
             # Refused for its form, before anything ran; the SDK knows how to mend that.
-            return await session.call(tool.name, arguments, occasion.report, lean=False)
+            return await session.call(tool.name, arguments, occasion.report, direct=False)
         return answer
 
     async def _next_after(self, session: Session) -> Session:
@@ -155,11 +155,11 @@ class McpServer:
 class McpTool:
     """Runs calls of one tool of a server."""
 
-    server: McpServer
+    server: McpSource
     descriptor: Descriptor
     read_only: bool
 
-    async def execute(self, call: ReadyCall, occasion: Occasion) -> Outcome:
+    async def execute(self, call: ReadyCall, occasion: RunContext) -> Outcome:
         try:
             answer = await self.server.call(self.descriptor, call.arguments, occasion)
             return outcome_of(answer)

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from callgate import __version__
 from callgate.conversation.ports import Report
-from callgate.tools.mcp_wire import Answer, Gone, NotSent, RpcError, Terms, Unreadable, answer_from
+from callgate.tools.mcp_wire import Gone, NotSent, RpcAnswer, RpcError, Terms, Unreadable, answer_from
 from callgate.tools.source_supervisor import CannotOpen, reason
 
 ASK_SECONDS = 20.0
@@ -42,7 +42,7 @@ CLIENT = types.Implementation(name="callgate", version=__version__)
 class Link(Transport, Protocol):
     """A way to a server: a transport for the SDK, and what a session needs besides."""
 
-    lean: bool
+    direct: bool
     """Whether it has a way of its own, past the SDK: `ask`."""
     gone: "asyncio.Future[str]"
     """Done when the server cannot be reached over this link any more, with the reason; empty if we closed it."""
@@ -53,7 +53,7 @@ class Link(Transport, Protocol):
         """The terms of the session, and whom to tell that the tools, or the server itself, need a look."""
         ...
 
-    async def ask(self, method: str, params: Mapping[str, Any], report: Report) -> Answer: ...
+    async def ask(self, method: str, params: Mapping[str, Any], report: Report) -> RpcAnswer: ...
 
     def kill(self) -> None: ...
 
@@ -103,17 +103,17 @@ class Session:
         self._changed = True
         self._stirred.set()
 
-    async def call(self, name: str, arguments: Mapping[str, Any], report: Report, *, lean: bool) -> Answer:
+    async def call(self, name: str, arguments: Mapping[str, Any], report: Report, *, direct: bool) -> RpcAnswer:
         """Call a tool. `Gone` where the server went away; anything else a server says is an answer."""
         if self._ended.is_set() or self._client is None:
             raise NotSent("the session has ended")
-        if lean and self._link.lean:
+        if direct and self._link.direct:
             return await self._link.ask("tools/call", {"name": name, "arguments": arguments}, report)
         return await self._call_through_sdk(self._client, name, arguments, report)
 
     async def _call_through_sdk(
         self, client: Client, name: str, arguments: Mapping[str, Any], report: Report
-    ) -> Answer:
+    ) -> RpcAnswer:
         async def told(progress: float, total: float | None, message: str | None) -> None:
             await report(message or "", min(max(progress / total, 0.0), 1.0) if total else None)
 
@@ -123,7 +123,7 @@ class Session:
             if error.code == types.CONNECTION_CLOSED:
                 self.check()
                 raise Gone("the connection was closed") from None
-            return Answer(error=RpcError(error.code, error.message))
+            return RpcAnswer(error=RpcError(error.code, error.message))
         except (anyio.ClosedResourceError, anyio.BrokenResourceError) as error:
             raise Gone("the connection was closed") from error
         except (ValidationError, RuntimeError) as error:
@@ -210,7 +210,7 @@ class Session:
                 raise
             return [], None  # a server may have other things to offer than tools
         except ValidationError:
-            if not self._link.lean:
+            if not self._link.direct:
                 raise
             return await self._lenient_page(cursor)
         return page.tools, page.next_cursor

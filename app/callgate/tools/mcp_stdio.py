@@ -19,12 +19,12 @@ from pydantic import ValidationError
 from callgate.conversation.ports import Report
 from callgate.tools.mcp_process import Child, NotReading, StdioSpec
 from callgate.tools.mcp_wire import (
-    Answer,
     Gone,
     Line,
     Lines,
-    Message,
     NotSent,
+    RpcAnswer,
+    RpcMessage,
     Terms,
     Unreadable,
     Waiting,
@@ -48,7 +48,7 @@ MAX_SKIPPED_BYTES = 256 * 1024 * 1024
 class StdioLink:
     """One life of a server's process. To the SDK a transport, to a session a way past the SDK."""
 
-    lean = True
+    direct = True
 
     def __init__(self, spec: StdioSpec) -> None:
         self._spec = spec
@@ -67,7 +67,7 @@ class StdioLink:
     def agreed(self, terms: Terms, check: Callable[[], None]) -> None:
         self._terms = terms
 
-    async def ask(self, method: str, params: Mapping[str, Any], report: Report) -> Answer:
+    async def ask(self, method: str, params: Mapping[str, Any], report: Report) -> RpcAnswer:
         if self._child is None or self.gone.done():
             raise NotSent("the process has ended")
         id = f"c{next(self._ids)}"
@@ -150,7 +150,7 @@ class StdioLink:
         else:
             self._pass_on(line.data)
 
-    def _progressed(self, message: Message) -> bool:
+    def _progressed(self, message: RpcMessage) -> bool:
         told = progress_of(message)
         if told is None or not isinstance(told[0], str) or told[0] not in self._waiting:
             return False

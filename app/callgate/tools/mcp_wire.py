@@ -96,7 +96,7 @@ class Result(msgspec.Struct):
     kind: str | None = msgspec.field(default=None, name="resultType")
 
 
-class Message(msgspec.Struct):
+class RpcMessage(msgspec.Struct):
     """Anything that a server says."""
 
     id: int | str | None = None
@@ -114,7 +114,7 @@ class _Progress(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RpcAnswer:
     """What a call came to: a result or an error."""
 
     result: Result | None = None
@@ -126,12 +126,12 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RpcProgress:
     message: str
     fraction: float | None
 
 
-_message = msgspec.json.Decoder(Message)
+_message = msgspec.json.Decoder(RpcMessage)
 _result = msgspec.json.Decoder(Result)
 _progress = msgspec.json.Decoder(_Progress)
 
@@ -153,7 +153,7 @@ def encoded(message: Mapping[str, Any]) -> bytes:
         return json.dumps(message, separators=(",", ":")).encode()
 
 
-def read_message(data: bytes) -> Message | None:
+def read_message(data: bytes) -> RpcMessage | None:
     """The message, or None where this is none."""
     try:
         return _message.decode(data)
@@ -169,22 +169,22 @@ def read_message(data: bytes) -> Message | None:
         return None
 
 
-def answer_in(message: Message) -> Answer:
+def answer_in(message: RpcMessage) -> RpcAnswer:
     """The answer that a response carries."""
     if message.error is not None:
-        return Answer(error=message.error)
+        return RpcAnswer(error=message.error)
     try:
-        return Answer(_result.decode(message.result), raw=message.result)
+        return RpcAnswer(_result.decode(message.result), raw=message.result)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Unreadable("The tool's server sent a result that is not one of the protocol's.") from error
 
 
-def answer_from(result: Mapping[str, Any]) -> Answer:
+def answer_from(result: Mapping[str, Any]) -> RpcAnswer:
     """The answer in a result that is decoded already."""
     return _converted(dict(result), 0)
 
 
-def answer_in_part(head: bytes, missing: int) -> Answer:
+def answer_in_part(head: bytes, missing: int) -> RpcAnswer:
     """What can be told of an answer of which only the front was kept."""
     try:
         message = pydantic_core.from_json(head, allow_partial="trailing-strings")
@@ -206,7 +206,7 @@ def id_in_head(head: bytes) -> str | None:
     return found[1].decode("ascii", "replace") if found else None
 
 
-def progress_of(message: Message) -> tuple[int | str | None, Progress] | None:
+def progress_of(message: RpcMessage) -> tuple[int | str | None, RpcProgress] | None:
     """Whose progress a notification tells of, and what it tells."""
     try:
         told = _progress.decode(message.params)
@@ -216,7 +216,7 @@ def progress_of(message: Message) -> tuple[int | str | None, Progress] | None:
     if told.progress is not None and told.total:
         fraction = min(max(told.progress / told.total, 0.0), 1.0)
     words = told.message or (f"{told.progress:g}" if told.progress is not None and fraction is None else "")
-    return told.token, Progress(words, fraction)
+    return told.token, RpcProgress(words, fraction)
 
 
 class Waiting:
@@ -226,15 +226,15 @@ class Waiting:
 
     def __init__(self) -> None:
         self._news: asyncio.Future[None] | None = None
-        self._progress: Progress | None = None
-        self._answer: Answer | None = None
+        self._progress: RpcProgress | None = None
+        self._answer: RpcAnswer | None = None
         self._error: Exception | None = None
 
-    def progressed(self, progress: Progress) -> None:
+    def progressed(self, progress: RpcProgress) -> None:
         self._progress = progress
         self._wake()
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: RpcAnswer) -> None:
         self._answer = self._answer or answer
         self._wake()
 
@@ -242,7 +242,7 @@ class Waiting:
         self._error = error
         self._wake()
 
-    async def answer(self, report: Report) -> Answer:
+    async def answer(self, report: Report) -> RpcAnswer:
         while self._answer is None and self._error is None:
             self._news = asyncio.get_running_loop().create_future()
             await self._news
@@ -304,7 +304,7 @@ class Lines:
         return line
 
 
-def _converted(result: dict[str, Any], missing: int) -> Answer:
+def _converted(result: dict[str, Any], missing: int) -> RpcAnswer:
     structured = result.pop("structuredContent", None)
     try:
         converted = msgspec.convert(result, Result, strict=False)
@@ -312,4 +312,4 @@ def _converted(result: dict[str, Any], missing: int) -> Answer:
             converted.structured = msgspec.Raw(encoded(structured))
     except (msgspec.MsgspecError, TypeError, ValueError) as error:
         raise Unreadable("The tool's server sent a result that is not one of the protocol's.") from error
-    return Answer(converted, missing=missing)
+    return RpcAnswer(converted, missing=missing)

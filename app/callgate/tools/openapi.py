@@ -15,11 +15,11 @@ import httpx2
 
 from callgate.calls.outcome import Failed
 from callgate.tools.addresses import PUBLIC_ONLY, AddressRules
-from callgate.tools.executor import USUAL, Policy, Safety, Tool
+from callgate.tools.executor import DEFAULT_POLICY, Policy, Safety, Tool
 from callgate.tools.http_client import Request, Web, ask
 from callgate.tools.http_endpoint import BadTemplate, HttpEndpoint, encoded
 from callgate.tools.names import MAX_LENGTH
-from callgate.tools.openapi_document import BadDocument, Document, LeftOut, Operation
+from callgate.tools.openapi_document import BadDocument, LeftOut, OpenApiDocument, Operation
 from callgate.tools.openapi_operation import shape_of
 from callgate.tools.openapi_schema import Dictionary
 
@@ -38,7 +38,7 @@ class Unavailable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class OperationFilter:
     """Which operations become tools: globs over their names, `METHOD /path` and tags."""
 
     include: tuple[str, ...] = ("*",)
@@ -57,9 +57,9 @@ class Api:
     """By the names of the document's security schemes."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Sent with every call."""
-    selection: Selection = Selection()
+    selection: OperationFilter = OperationFilter()
     rules: AddressRules = PUBLIC_ONLY
-    policy: Policy = USUAL
+    policy: Policy = DEFAULT_POLICY
     safety: Safety | None = None
     """Of all its tools; else the method of each says it."""
 
@@ -118,9 +118,9 @@ class OpenApiSource:
         self._tools, self._left_out = tuple(built[0]), tuple(built[1])
 
     def _built(self, text: str) -> tuple[list[Tool], list[tuple[str, str]]]:
-        return self._built_from(Document.read(text, self._address))
+        return self._built_from(OpenApiDocument.read(text, self._address))
 
-    def _built_from(self, document: Document) -> tuple[list[Tool], list[tuple[str, str]]]:
+    def _built_from(self, document: OpenApiDocument) -> tuple[list[Tool], list[tuple[str, str]]]:
         try:
             operations = list(document.operations())
         except LeftOut as error:
@@ -141,7 +141,7 @@ class OpenApiSource:
             )
         return tools, left_out
 
-    def _check(self, document: Document, operations: Iterable[Operation]) -> None:
+    def _check(self, document: OpenApiDocument, operations: Iterable[Operation]) -> None:
         """What an operator names must be there."""
         words = [word for operation in operations for word in operation.words]
         for pattern in (*self._api.selection.include, *self._api.selection.exclude):

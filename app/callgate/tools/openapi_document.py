@@ -71,7 +71,7 @@ class Credentials:
     query: Mapping[str, str] = field(default_factory=dict)
 
 
-class Document:
+class OpenApiDocument:
     """A document of version 3.0, 3.1 or 3.2."""
 
     def __init__(self, root: Mapping[str, Any], address: str | None = None) -> None:
@@ -88,7 +88,7 @@ class Document:
         self._paths = paths
 
     @classmethod
-    def read(cls, text: str, address: str | None = None) -> "Document":
+    def read(cls, text: str, address: str | None = None) -> "OpenApiDocument":
         root = _parsed(text)
         if not isinstance(root, dict):
             raise BadDocument("it is no mapping of keys to values")
@@ -214,7 +214,7 @@ def _parsed(text: str) -> Any:
         except orjson.JSONDecodeError as error:
             raise BadDocument(f"not readable as JSON: {error}") from None
     try:
-        return yaml.load(text, _Loader)  # noqa: S506 - a safe loader, with fewer types still
+        return yaml.load(text, _JsonYamlLoader)  # noqa: S506 - a safe loader, with fewer types still
     except yaml.YAMLError as error:
         raise BadDocument(f"not readable as YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
@@ -232,7 +232,7 @@ _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The one in C reads ten times faster, and such documents can be long."""
 
 
-class _Loader(_Base):  # type: ignore[misc]  # which of the two it is depends on how PyYAML was built
+class _JsonYamlLoader(_Base):  # type: ignore[misc]  # which of the two it is depends on how PyYAML was built
     """YAML as OpenAPI means it, which is what JSON has: no dates, `no` is a word, and `010` is ten."""
 
     merged = 0
@@ -261,7 +261,7 @@ class _Loader(_Base):  # type: ignore[misc]  # which of the two it is depends on
         return entries
 
 
-_Loader.yaml_implicit_resolvers = {}
+_JsonYamlLoader.yaml_implicit_resolvers = {}
 for _tag, _pattern, _first in (
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
@@ -269,7 +269,7 @@ for _tag, _pattern, _first in (
     ("float", r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?", "-+.0123456789"),
     ("merge", "<<", "<"),
 ):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), list(_first))
+    _JsonYamlLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), list(_first))
 
 
 def _mapping(loader: Any, node: Any) -> dict[str, Any]:
@@ -285,8 +285,8 @@ def _integer(loader: Any, node: Any) -> int:
 
 
 _JSON_TYPES = frozenset(f"tag:yaml.org,2002:{name}" for name in "map seq str int float bool null".split())
-_Loader.yaml_constructors = {
+_JsonYamlLoader.yaml_constructors = {
     tag: construct for tag, construct in _Base.yaml_constructors.items() if tag is None or tag in _JSON_TYPES
 }
-_Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
-_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
+_JsonYamlLoader.add_constructor("tag:yaml.org,2002:map", _mapping)
+_JsonYamlLoader.add_constructor("tag:yaml.org,2002:int", _integer)

@@ -52,7 +52,7 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class BodyShape:
     """How the body is made: of one argument, or of several that are its properties."""
 
     media_type: str
@@ -72,7 +72,7 @@ class Shape:
     path: str
     """With the arguments' names in its places."""
     parameters: tuple[Parameter, ...]
-    body: Body | None
+    body: BodyShape | None
     query: str = ""
     """What stands in every request's query, encoded."""
 
@@ -218,7 +218,7 @@ class _Shaping:
 
     # The body
 
-    def _body(self) -> Body | None:
+    def _body(self) -> BodyShape | None:
         if "requestBody" not in self._operation.node:
             return None
         node = self._document.followed(self._operation.node["requestBody"])
@@ -228,12 +228,12 @@ class _Shaping:
         required = node.get("required") is True
         whole = self._schemas.followed(schema)
         if required and not TEXT.match(media_type) and _is_all_properties(whole):
-            return Body(media_type, None, dict(self._body_properties(whole)), _styles(media))
+            return BodyShape(media_type, None, dict(self._body_properties(whole)), _styles(media))
         if FORM.match(media_type) and whole.get("type") not in ("object", None):
             raise LeftOut("its form is no object")
         argument = self._argument(BODY, "request")
         self._add(argument, {"type": "string"} if TEXT.match(media_type) else schema, node, required=required)
-        return Body(media_type, argument, {}, _styles(media))
+        return BodyShape(media_type, argument, {}, _styles(media))
 
     def _body_properties(self, whole: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         read = self._schemas.read(whole)
@@ -347,7 +347,7 @@ def _simple(parameter: Parameter, value: Any) -> str:
     return as_text(value)
 
 
-def _content(body: Body | None, arguments: Mapping[str, Any]) -> bytes | None:
+def _content(body: BodyShape | None, arguments: Mapping[str, Any]) -> bytes | None:
     if body is None:
         return None
     if body.argument is not None and body.argument not in arguments:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from callgate.tools.openapi_document import MAX_REFERENCES, BadDocument, Document, LeftOut
+from callgate.tools.openapi_document import MAX_REFERENCES, BadDocument, LeftOut, OpenApiDocument
 
 MAX_NODES = 20_000
 """Of one operation's schemas. References and aliases can make a small document enormous."""
@@ -46,7 +46,7 @@ class _Definition:
 class Dictionary:
     """The schemas of a document that are referred to, each read once, under a name of its own."""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: OpenApiDocument) -> None:
         self.document = document
         self._names: dict[str, str] = {}
         self._taken: set[str] = set()
@@ -65,7 +65,7 @@ class Dictionary:
 
     def definition(self, reference: str) -> _Definition:
         if reference not in self._read:
-            reading = _Reading(self)
+            reading = _SchemaReader(self)
             schema = reading.read(self.document.at(reference))
             self._read[reference] = _Definition(self.name(reference), schema, reading.nodes, tuple(reading.uses))
         return self._read[reference]
@@ -82,7 +82,7 @@ class Schemas:
 
     def read(self, schema: Any) -> dict[str, Any]:
         """`schema` as JSON Schema. References in it point to `#/$defs/…`."""
-        reading = _Reading(self._dictionary)
+        reading = _SchemaReader(self._dictionary)
         found = reading.read(schema)
         self._count(reading.nodes)
         unread = list(reading.uses)
@@ -105,7 +105,7 @@ class Schemas:
             raise LeftOut("its schemas are too large")
 
 
-class _Reading:
+class _SchemaReader:
     """One schema on its way into JSON Schema."""
 
     def __init__(self, dictionary: Dictionary) -> None:

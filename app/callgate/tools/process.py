@@ -36,7 +36,7 @@ _BOOT = f"import sys; sys.path.append({str(Path(_LAUNCHER).parent)!r}); import l
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ProcessLimits:
     """What one command may use. All but `processes` hold for each process of it."""
 
     cpu_seconds: int = 30
@@ -64,13 +64,13 @@ class Command:
     cwd: str
     env: Mapping[str, str]
     stdin: bytes = b""
-    limits: Limits = Limits()
+    limits: ProcessLimits = ProcessLimits()
     paths: Paths | None = None
     """None for no restriction."""
 
 
-class Why(StrEnum):
-    """Why a command ended."""
+class EndReason(StrEnum):
+    """EndReason a command ended."""
 
     ITSELF = "itself"
     TOLD = "told"
@@ -82,10 +82,10 @@ class Why(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class CommandResult:
     """A command that is over, with everything it started."""
 
-    why: Why
+    why: EndReason
     code: int | None
     signal: int | None
     stdout: bytes
@@ -107,7 +107,7 @@ class Closed(NotStarted):
     """The runtime that the tool belongs to is closed."""
 
 
-class Lost(Exception):
+class LauncherDied(Exception):
     """The launcher is gone without a word, and the command with it. How far it came cannot be told."""
 
 
@@ -123,7 +123,7 @@ class Processes:
     def running(self) -> int:
         return len(self._running)
 
-    async def run(self, command: Command, max_bytes: int) -> Ended:
+    async def run(self, command: Command, max_bytes: int) -> CommandResult:
         """Run a command to its end. Cancelling ends it, with everything it started, before this returns."""
         async with self._places:
             if self._closed:
@@ -157,9 +157,9 @@ class _Child:
         self._stdout, self._stdout_seen = bytearray(), 0
         self._stderr, self._stderr_seen = bytearray(), 0
         self._said = bytearray()
-        self._flood: Why | None = None
+        self._flood: EndReason | None = None
         self._patience: asyncio.TimerHandle | None = None
-        self.over: asyncio.Future[Ended] = self._loop.create_future()
+        self.over: asyncio.Future[CommandResult] = self._loop.create_future()
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             try:
                 line = self._line_to_launcher(ours, theirs)
@@ -194,7 +194,7 @@ class _Child:
         self._stdout_seen += len(piece)
         self._stdout += piece[: self._max_bytes - len(self._stdout)]
         if self._stdout_seen > self._max_bytes:
-            self._stop_reading(Why.STDOUT)
+            self._stop_reading(EndReason.STDOUT)
         return bool(piece)
 
     def _read_stderr(self) -> bool:
@@ -203,7 +203,7 @@ class _Child:
         self._stderr += piece
         del self._stderr[:-STDERR_TAIL]
         if self._stderr_seen > MAX_STDERR:
-            self._stop_reading(Why.STDERR)
+            self._stop_reading(EndReason.STDERR)
         return bool(piece)
 
     def _read(self, file: int) -> bytes:
@@ -215,7 +215,7 @@ class _Child:
             self._loop.remove_reader(file)
         return piece
 
-    def _stop_reading(self, why: Why) -> None:
+    def _stop_reading(self, why: EndReason) -> None:
         """A flood: nothing more is read, and the command is ended."""
         self._flood = self._flood or why
         self._loop.remove_reader(self._out)
@@ -247,11 +247,11 @@ class _Child:
         self._launcher.wait()
         try:
             self.over.set_result(self._ended())
-        except (NotStarted, Lost) as error:
+        except (NotStarted, LauncherDied) as error:
             self.over.set_exception(error)
             self.over.exception()  # seen: whoever ran it may have been cancelled
 
-    def _ended(self) -> Ended:
+    def _ended(self) -> CommandResult:
         words: dict[str, str] = {}
         for line in self._said.decode(errors="replace").splitlines():
             name, _, rest = line.partition(" ")
@@ -260,10 +260,10 @@ class _Child:
             raise NotStarted(words["failed"])
         if "ended" not in words:
             self._kill_group(words.get("started", ""))
-            raise Lost("the process that ran the command is gone")
+            raise LauncherDied("the process that ran the command is gone")
         how, number, *after = words["ended"].split()
-        why = Why(after[1]) if after else Why.ITSELF
-        return Ended(
+        why = EndReason(after[1]) if after else EndReason.ITSELF
+        return CommandResult(
             why=self._flood or why,
             code=int(number) if how == "code" else None,
             signal=int(number) if how == "signal" else None,

@@ -26,7 +26,7 @@ from callgate.calls.outcome import Failed, FailureKind, Outcome
 from callgate.calls.states import ReadyCall
 from callgate.conversation.ports import Report
 from callgate.tools import docstrings
-from callgate.tools.executor import USUAL, Occasion, Policy, Safety, Tool
+from callgate.tools.executor import DEFAULT_POLICY, Policy, RunContext, Safety, Tool
 from callgate.tools.results import Unwritable, returned
 from callgate.tools.threads import NoThreadLeft, ThreadPool
 
@@ -52,7 +52,7 @@ class NotATool(Exception):
 class Context:
     """What a tool may know of its call. Asked for with a parameter annotated `Context`; the model does not see it."""
 
-    def __init__(self, call: ReadyCall, occasion: Occasion) -> None:
+    def __init__(self, call: ReadyCall, occasion: RunContext) -> None:
         self.call_id = call.id
         self.run_id = occasion.run_id
         self.turn = occasion.turn
@@ -147,7 +147,7 @@ def python_tool(
     *,
     name: str | None = None,
     description: str | None = None,
-    defaults: Policy = USUAL,
+    defaults: Policy = DEFAULT_POLICY,
     overrides: Mapping[str, Any] | None = None,
 ) -> Tool:
     """A tool out of a function. The config's word counts most, then the decorator's, then the house's defaults."""
@@ -187,7 +187,7 @@ class PythonFunction:
         self.description = self._signature.description
         self.parameters = self._signature.schema
 
-    async def execute(self, call: ReadyCall, occasion: Occasion) -> Outcome:
+    async def execute(self, call: ReadyCall, occasion: RunContext) -> Outcome:
         context = Context(call, occasion) if self._signature.context else None
         try:
             args, kwargs = self._signature.bind(call.arguments, context)
@@ -198,7 +198,7 @@ class PythonFunction:
         return await self._with_progress(context, args, kwargs, occasion)
 
     async def _with_progress(
-        self, context: Context, args: list[Any], kwargs: dict[str, Any], occasion: Occasion
+        self, context: Context, args: list[Any], kwargs: dict[str, Any], occasion: RunContext
     ) -> Outcome:
         try:
             async with _background(context._pass_on(occasion.report)):  # noqa: SLF001 - our own class, and not for tools
@@ -208,7 +208,7 @@ class PythonFunction:
         finally:
             context._closed = True  # noqa: SLF001
 
-    async def _outcome(self, args: list[Any], kwargs: dict[str, Any], occasion: Occasion) -> Outcome:
+    async def _outcome(self, args: list[Any], kwargs: dict[str, Any], occasion: RunContext) -> Outcome:
         try:
             return returned(await self._call(args, kwargs), occasion.max_bytes)
         except ToolError as error:

@@ -1,7 +1,7 @@
 """The rest of results that were too long: kept for a while, and offered to the model page by page.
 
 `KeptResults` keeps them for the whole house, within bounds. `ResultPages` is the part of one conversation. `PagedToolbox` goes
-around a toolbox and offers `read_more` from the moment that something lies on the shelf.
+around a toolbox and offers `read_more` from the moment that something lies on the pages.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ DESCRIPTION = "Reads on in a tool result that was too long to be shown whole."
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptResult:
     """One result, as far as it was read."""
 
     owner: str
@@ -62,7 +62,7 @@ class KeptResults:
     def __init__(self, *, max_bytes: int = MAX_BYTES, now: Callable[[], float] = time.monotonic) -> None:
         self._max_bytes = max_bytes
         self._now = now
-        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._kept: OrderedDict[str, KeptResult] = OrderedDict()
         self._bytes = 0
 
     def keep(self, owner: str, run_id: str, text: str, unread: int) -> str:
@@ -74,12 +74,12 @@ class KeptResults:
         whose = f"{owner}\0{run_id}\0".encode("utf-8", "replace")
         id = f"kept_{hashlib.sha256(whose + data).hexdigest()[:24]}"
         self._drop(id)
-        self._kept[id] = Kept(owner, data, unread, self._now() + SECONDS)
+        self._kept[id] = KeptResult(owner, data, unread, self._now() + SECONDS)
         self._bytes += len(data)
         self._tidy()
         return id
 
-    def find(self, owner: str, id: str) -> Kept | None:
+    def find(self, owner: str, id: str) -> KeptResult | None:
         self._tidy()
         kept = self._kept.get(id)
         return kept if kept is not None and kept.owner == owner else None
@@ -104,8 +104,8 @@ class KeptResults:
 class ResultPages:
     """What one conversation of a caller has kept."""
 
-    def __init__(self, leftovers: KeptResults, owner: str, run_id: str) -> None:
-        self._leftovers, self._owner, self._run_id = leftovers, owner, run_id
+    def __init__(self, kept_results: KeptResults, owner: str, run_id: str) -> None:
+        self._kept_results, self._owner, self._run_id = kept_results, owner, run_id
         self.ids: set[str] = set()
         self.name = NAME
         """What the tool for reading on is called in this conversation."""
@@ -117,14 +117,14 @@ class ResultPages:
             short, missing = cut(whole.text, max_bytes, already_missing=whole.cut_bytes)
             return replace(whole, text=_sayable(short), cut_bytes=missing)
         short, missing = cut(whole.text, room, already_missing=whole.cut_bytes)
-        id = self._leftovers.keep(self._owner, self._run_id, whole.text, whole.cut_bytes)
+        id = self._kept_results.keep(self._owner, self._run_id, whole.text, whole.cut_bytes)
         self.ids.add(id)
         pointer = _pointer(self.name, id, size_of(_shared_start(whole.text, short)))
         return replace(whole, text=_sayable(short) + pointer, cut_bytes=missing)
 
     def recall(self, messages: Sequence[Message]) -> None:
         """Take back what an earlier request of the same conversation kept, going by what its history names."""
-        if not self._leftovers.count:
+        if not self._kept_results.count:
             return
         for message in messages:
             text = (
@@ -133,14 +133,14 @@ class ResultPages:
                 else str(message.get("content")).encode("utf-8", "replace")
             )
             for id in map(bytes.decode, _ID.findall(text)):
-                if self._leftovers.find(self._owner, id) is not None:
+                if self._kept_results.find(self._owner, id) is not None:
                     self.ids.add(id)
 
     def __bool__(self) -> bool:
-        return any(self._leftovers.find(self._owner, id) is not None for id in self.ids)
+        return any(self._kept_results.find(self._owner, id) is not None for id in self.ids)
 
     def page(self, id: str, offset: int, max_bytes: int) -> Outcome:
-        kept = self._leftovers.find(self._owner, id) if id in self.ids else None
+        kept = self._kept_results.find(self._owner, id) if id in self.ids else None
         if kept is None:
             text = "This result is not kept any more, or the id is wrong. Call the tool that gave it again."
             return Failed(text, FailureKind.REFUSED)
@@ -156,9 +156,9 @@ class ResultPages:
 class PagedToolbox:
     """Around another toolbox. Offers `read_more` while there is something to read."""
 
-    def __init__(self, inner: Toolbox, shelf: ResultPages, page_bytes: int) -> None:
-        self._inner, self._shelf, self._page_bytes = inner, shelf, page_bytes
-        shelf.name = _free_name(inner.offer)
+    def __init__(self, inner: Toolbox, pages: ResultPages, page_bytes: int) -> None:
+        self._inner, self._pages, self._page_bytes = inner, pages, page_bytes
+        pages.name = _free_name(inner.offer)
         self._offered: OfferedTool | None = None
 
     @property
@@ -170,7 +170,7 @@ class PagedToolbox:
     def schemas(self) -> Sequence[msgspec.Raw]:
         if self._tool() is None:
             return self._inner.schemas
-        return (*self._inner.schemas, encoded(self._shelf.name, DESCRIPTION, PARAMETERS))
+        return (*self._inner.schemas, encoded(self._pages.name, DESCRIPTION, PARAMETERS))
 
     def plan(self, calls: Sequence[Call]) -> Plan:
         tool = self._tool()
@@ -192,7 +192,7 @@ class PagedToolbox:
             outcome = await self._inner.run(call, report)
             self._tool()  # what it kept may be gone before anybody asks for it
             return outcome
-        return self._shelf.page(call.arguments["id"], call.arguments.get("offset", 0), self._page_bytes)
+        return self._pages.page(call.arguments["id"], call.arguments.get("offset", 0), self._page_bytes)
 
     def _is_own(self, name: str | None) -> bool:
         tool = self._tool()
@@ -200,8 +200,8 @@ class PagedToolbox:
 
     def _tool(self) -> OfferedTool | None:
         """Idempotency it was offered it stays known: a call that comes too late is told so, rather than that there is no such tool."""
-        if self._offered is None and self._shelf.ids and self._shelf:
-            self._offered = OfferedTool(self._shelf.name, PARAMETERS, _check)
+        if self._offered is None and self._pages.ids and self._pages:
+            self._offered = OfferedTool(self._pages.name, PARAMETERS, _check)
         return self._offered
 
 
@@ -235,7 +235,7 @@ def _sayable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def _rest(start: int, end: int, kept: Kept) -> str:
+def _rest(start: int, end: int, kept: KeptResult) -> str:
     size = len(kept.data)
     if end < size:
         return f"\n[Bytes {start} to {end} of {size}; read on with offset {end}.]"

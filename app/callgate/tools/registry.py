@@ -13,13 +13,13 @@ import msgspec
 import orjson
 
 from callgate.calls.offer import Check, OfferedTool
-from callgate.tools.approval_rules import SILENT, ApprovalRule
+from callgate.tools.approval_rules import NO_RULE, ApprovalRule
 from callgate.tools.concurrency import ConcurrencyLimits
-from callgate.tools.executor import LeavesOut, Source, Tool
+from callgate.tools.executor import HasLeftOut, Source, Tool
 from callgate.tools.names import RESERVED_PREFIX, hashed_name, legal_name
 from callgate.tools.schema import SchemaError, compile_schema
 from callgate.tools.source_pool import SourcePool
-from callgate.tools.source_supervisor import Delay, Keeper, SourceState, SourceStatus, full_jitter
+from callgate.tools.source_supervisor import Delay, SourceState, SourceStatus, SourceSupervisor, full_jitter
 from callgate.tools.tool_filter import ToolFilter, narrowed
 
 FIRST_WAIT = 5.0
@@ -75,10 +75,10 @@ class Registry:
     def __init__(
         self,
         *,
-        gates: ConcurrencyLimits | None = None,
+        limits: ConcurrencyLimits | None = None,
         delay: Delay = full_jitter,
         tell: Callable[[SourceStatus], None] | None = None,
-        approval: ApprovalRule = SILENT,
+        approval: ApprovalRule = NO_RULE,
         pool: SourcePool | None = None,
     ) -> None:
         """`approval` is the rule for tools of which neither their entry nor they themselves say anything.
@@ -86,13 +86,13 @@ class Registry:
         `pool` has sources that are open already; without one the registry opens all of its own, and `delay` and `tell`
         are theirs.
         """
-        self.gates = gates or ConcurrencyLimits()
+        self.limits = limits or ConcurrencyLimits()
         self._approval = approval
         self._approval_of: dict[tuple[str, str] | str, ApprovalRule] = {}
         self._pool = SourcePool(tell, delay=delay) if pool is None else pool
         self._wanted: dict[str, tuple[Hashable, Source]] = {}
         self._fixed: dict[str, Tool] = {}
-        self._keepers: dict[str, Keeper] = {}
+        self._supervisors: dict[str, SourceSupervisor] = {}
         self._given_back: set[str] = set()
         self._seen: list[tuple[str, tuple[Tool, ...]]] | None = None
         self._tools: tuple[RegisteredTool, ...] = ()
@@ -102,7 +102,7 @@ class Registry:
         self._claims: dict[str, set[tuple[str, str]]] = {}
         self._compiled: dict[bytes, Check] = {}
 
-    def add(self, *tools: Tool, approval: ApprovalRule = SILENT) -> None:
+    def add(self, *tools: Tool, approval: ApprovalRule = NO_RULE) -> None:
         """Take in tools of the config. They keep their names against anything a source has."""
         for tool in tools:
             if tool.name in self._fixed:
@@ -116,7 +116,7 @@ class Registry:
         source: Source,
         *,
         concurrency: int | None = None,
-        approval: ApprovalRule = SILENT,
+        approval: ApprovalRule = NO_RULE,
         identity: Hashable | None = None,
     ) -> None:
         """Take in a source, which is opened with the registry. `concurrency` bounds its calls, all tools together.
@@ -127,14 +127,14 @@ class Registry:
             raise ValueError(f"two sources are called {source.name!r}")
         self._wanted[source.name] = (object() if identity is None else identity, source)
         self._approval_of[source.name] = approval
-        self.gates.limit_source(source.name, concurrency)
+        self.limits.limit_source(source.name, concurrency)
 
     async def open(self, wait: float = FIRST_WAIT) -> None:
         """Start opening all sources, and wait a while for their first try. Those that fail do not fail the start."""
         # Borrowed here and not when they were added: a registry that is never opened has nothing to give back.
         for name, (identity, source) in self._wanted.items():
-            self._keepers[name] = self._pool.borrow(identity, source)
-        first = [asyncio.create_task(keeper.tried()) for keeper in self._keepers.values()]
+            self._supervisors[name] = self._pool.borrow(identity, source)
+        first = [asyncio.create_task(supervisor.tried()) for supervisor in self._supervisors.values()]
         if not first:
             return
         try:
@@ -146,8 +146,8 @@ class Registry:
 
     async def close(self) -> None:
         """Give all sources back, side by side. Those that nobody else uses are closed."""
-        borrowed = [self._wanted[name][0] for name in self._keepers if name not in self._given_back]
-        self._given_back |= set(self._keepers)
+        borrowed = [self._wanted[name][0] for name in self._supervisors if name not in self._given_back]
+        self._given_back |= set(self._supervisors)
         await asyncio.gather(*(self._pool.give_back(identity) for identity in borrowed))
 
     def tools(self) -> tuple[RegisteredTool, ...]:
@@ -174,25 +174,25 @@ class Registry:
 
     def sources(self) -> tuple[SourceStatus, ...]:
         unopened = (
-            SourceStatus(it.name, it.kind) for name, (_, it) in self._wanted.items() if name not in self._keepers
+            SourceStatus(it.name, it.kind) for name, (_, it) in self._wanted.items() if name not in self._supervisors
         )
-        return (*(keeper.status for keeper in self._keepers.values()), *unopened)
+        return (*(supervisor.status for supervisor in self._supervisors.values()), *unopened)
 
     def handed_over(self) -> tuple[str, ...]:
         """Sources that need not be opened, because they are open already. To be asked before the registry is opened."""
         return tuple(sorted(name for name, (identity, _) in self._wanted.items() if self._pool.has(identity)))
 
     def _left_out(self) -> Iterator[Quarantined]:
-        for name, keeper in sorted(self._keepers.items()):
-            if isinstance(keeper.source, LeavesOut):
-                yield from (Quarantined(tool, name, why) for tool, why in keeper.source.left_out())
+        for name, supervisor in sorted(self._supervisors.items()):
+            if isinstance(supervisor.source, HasLeftOut):
+                yield from (Quarantined(tool, name, why) for tool, why in supervisor.source.left_out())
 
     def _look(self) -> None:
         """Build everything anew if any source has other tools than at the last look."""
         there = [(CONFIG, tuple(self._fixed.values()))]
-        for name, keeper in sorted(self._keepers.items()):
-            if keeper.status.state is SourceState.READY:
-                there.append((name, keeper.source.tools()))
+        for name, supervisor in sorted(self._supervisors.items()):
+            if supervisor.status.state is SourceState.READY:
+                there.append((name, supervisor.source.tools()))
         if there != self._seen:
             self._build(there)
             self._seen = there
@@ -213,9 +213,9 @@ class Registry:
         self._quarantined = tuple(sorted(broken, key=lambda each: (each.name, each.source)))
         self._by_name = {each.name: each for each in self._tools}
         self._schemas = frozenset(bytes(each.schema) for each in self._tools)
-        self.gates.forget_tools_except(self._by_name)
+        self.limits.forget_tools_except(self._by_name)
         for each in self._tools:
-            self.gates.limit_tool(each.name, each.tool.policy.concurrency)
+            self.limits.limit_tool(each.name, each.tool.policy.concurrency)
 
     def _taken_in(
         self, source: str, original: str, name: str, tool: Tool, compiled: dict[bytes, Check]
@@ -235,7 +235,7 @@ class Registry:
     def _waits(self, taken: RegisteredTool) -> bool:
         """Whether its calls wait for approval: its entry says, else the tool itself, else the rule for all."""
         policy = taken.tool.policy
-        of_entry = self._approval_of.get((taken.source, taken.original)) or self._approval_of.get(taken.source, SILENT)
+        of_entry = self._approval_of.get((taken.source, taken.original)) or self._approval_of.get(taken.source, NO_RULE)
         said = of_entry.opinion(taken, policy.safety, _AtHome(taken.original, taken.address))
         if said is None:
             said = policy.require_approval or self._approval.opinion(taken, policy.safety)

@@ -1,7 +1,7 @@
 """What a tool gave back, made fit for a model: text and images of bounded size.
 
 Bytes are described and never dumped, base64 never stands in text, and where something was left out a note
-says how much. Executors read from outside no further than `Occasion.max_bytes`; here the rest is cut to
+says how much. Executors read from outside no further than `RunContext.max_bytes`; here the rest is cut to
 what the tool's policy lets a model see.
 """
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from callgate.tools.executor import Source
-from callgate.tools.source_supervisor import Delay, Keeper, SourceStatus, full_jitter
+from callgate.tools.source_supervisor import Delay, SourceStatus, SourceSupervisor, full_jitter
 
 
 @dataclass(slots=True)
-class _Shelf:
-    keeper: Keeper
+class _Lease:
+    supervisor: SourceSupervisor
     borrowers: int = 0
 
 
@@ -23,30 +23,30 @@ class SourcePool:
     def __init__(self, tell: Callable[[SourceStatus], None] | None = None, *, delay: Delay = full_jitter) -> None:
         self._tell = tell or _nobody
         self._delay = delay
-        self._shelves: dict[Hashable, _Shelf] = {}
+        self._leases: dict[Hashable, _Lease] = {}
 
     def __len__(self) -> int:
-        return len(self._shelves)
+        return len(self._leases)
 
-    def borrow(self, identity: Hashable, source: Source) -> Keeper:
-        """The keeper of a source with this identity. Where there is none, `source` is opened and kept under it."""
-        shelf = self._shelves.get(identity)
-        if shelf is None:
-            shelf = self._shelves[identity] = _Shelf(Keeper(source, self._tell, delay=self._delay))
-            shelf.keeper.start()
-        shelf.borrowers += 1
-        return shelf.keeper
+    def borrow(self, identity: Hashable, source: Source) -> SourceSupervisor:
+        """The supervisor of a source with this identity. Where there is none, `source` is opened and kept under it."""
+        lease = self._leases.get(identity)
+        if lease is None:
+            lease = self._leases[identity] = _Lease(SourceSupervisor(source, self._tell, delay=self._delay))
+            lease.supervisor.start()
+        lease.borrowers += 1
+        return lease.supervisor
 
     def has(self, identity: Hashable) -> bool:
-        return identity in self._shelves
+        return identity in self._leases
 
     async def give_back(self, identity: Hashable) -> None:
         """The last to give it back waits until it is closed."""
-        shelf = self._shelves[identity]
-        shelf.borrowers -= 1
-        if not shelf.borrowers:
-            del self._shelves[identity]  # whoever wants it from now on opens one anew
-            await shelf.keeper.stop()
+        lease = self._leases[identity]
+        lease.borrowers -= 1
+        if not lease.borrowers:
+            del self._leases[identity]  # whoever wants it from now on opens one anew
+            await lease.supervisor.stop()
 
 
 def _nobody(status: SourceStatus) -> None:

@@ -63,7 +63,7 @@ def full_jitter(failures: int) -> float:
     return random.uniform(ceiling / 10, ceiling)  # noqa: S311 - spreads load, guards nothing
 
 
-class Keeper:
+class SourceSupervisor:
     """Keeps one source open until it is told to stop."""
 
     def __init__(

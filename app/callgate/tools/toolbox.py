@@ -19,8 +19,8 @@ from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned
 from callgate.calls.states import BrokenCall, Call, Flaw, ReadyCall
 from callgate.conversation.ports import Plan, Report
 from callgate.tools.base64_files import without_files
-from callgate.tools.concurrency import ConcurrencyLimits, Places, QueueFull
-from callgate.tools.executor import Occasion, Safety, Tool
+from callgate.tools.concurrency import ConcurrencyLimits, QueueFull, Slots
+from callgate.tools.executor import RunContext, Safety, Tool
 from callgate.tools.names import MAX_LENGTH, RESERVED_PREFIX, hashed_name
 from callgate.tools.registry import RegisteredTool
 from callgate.tools.results import bounded, is_plainly_fit
@@ -56,7 +56,7 @@ def full_jitter(failures: int) -> float:
     return random.uniform(0, min(LONGEST_DELAY, FIRST_DELAY * 2.0**failures))  # noqa: S311 - spreads load, guards nothing
 
 
-class Selection:
+class ToolSet:
     """Tools of the house that go together, in the shapes every request needs them in."""
 
     __slots__ = ("by_name", "offer", "schemas")
@@ -69,7 +69,7 @@ class Selection:
     def __len__(self) -> int:
         return len(self.by_name)
 
-    def apart_from(self, theirs: Mapping[str, object]) -> "Selection":
+    def apart_from(self, theirs: Mapping[str, object]) -> "ToolSet":
         """The same under names none of which is one of theirs."""
         if theirs.keys().isdisjoint(self.by_name):
             return self
@@ -78,7 +78,7 @@ class Selection:
             if name in theirs:
                 free = _free_name(each, kept.keys() | theirs.keys())
                 kept[free] = each.under(free)
-        return Selection(kept.values())
+        return ToolSet(kept.values())
 
 
 class RequestToolbox:
@@ -86,25 +86,25 @@ class RequestToolbox:
 
     def __init__(
         self,
-        house: Selection | Sequence[RegisteredTool],
+        house: ToolSet | Sequence[RegisteredTool],
         client: Sequence[msgspec.Raw] = (),
         *,
         run_id: str,
-        gates: ConcurrencyLimits | None = None,
+        limits: ConcurrencyLimits | None = None,
         approve: Approve | None = None,
         on_run: Callable[[RunAccount], None] | None = None,
         on_cut: Callable[[Returned, int], Returned] | None = None,
         delay: Callable[[int], float] = full_jitter,
     ) -> None:
         """`on_cut` is given a result that is too long, and the bytes it may take, and says what the model gets."""
-        selection = house if isinstance(house, Selection) else Selection(house)
+        selection = house if isinstance(house, ToolSet) else ToolSet(house)
         theirs = _by_name(client) if client else {}
         if theirs:
             selection = selection.apart_from(theirs)
         self._theirs = theirs.keys()
         self._house = selection.by_name
         self._run_id = run_id
-        self._gates = gates or ConcurrencyLimits()
+        self._limits = limits or ConcurrencyLimits()
         self._approve = approve
         self._on_run = on_run
         self._on_cut = on_cut
@@ -141,9 +141,9 @@ class RequestToolbox:
         entry = self._house[call.name]
         if call.name != entry.tool.name:
             call = replace(call, name=entry.tool.name)
-        run = _Run(entry.tool, call, self._occasion(entry.tool, report), self._delay)
+        run = _CallRun(entry.tool, call, self._occasion(entry.tool, report), self._delay)
         began = monotonic()
-        places = Places(self._gates.on_the_way_to(entry.tool.name, entry.source))
+        places = Slots(self._limits.on_the_way_to(entry.tool.name, entry.source))
         refusal = await self._admitted(run, places)
         entered = monotonic()
         try:
@@ -165,7 +165,7 @@ class RequestToolbox:
             return outcome
         return replace(self._on_cut(whole, max_bytes), images=outcome.images)
 
-    async def _admitted(self, run: "_Run", places: Places) -> Failed | None:
+    async def _admitted(self, run: "_CallRun", places: Slots) -> Failed | None:
         """None when the run may begin, its places taken; else why it may not."""
         policy = run.tool.policy
         if policy.require_approval:
@@ -182,13 +182,13 @@ class RequestToolbox:
             return Failed("Not run: too many calls of this tool are running. Try again later.", FailureKind.REFUSED)
         return None
 
-    async def _approved(self, run: "_Run") -> Failed | None:
+    async def _approved(self, run: "_CallRun") -> Failed | None:
         if self._approve is None:
             return Failed("Not run: this tool needs approval, and nobody can be asked.", FailureKind.REFUSED)
         return await self._approve(run.tool, run.call, run.report)
 
-    def _occasion(self, tool: Tool, report: Report) -> Occasion:
-        return Occasion(
+    def _occasion(self, tool: Tool, report: Report) -> RunContext:
+        return RunContext(
             run_id=self._run_id,
             turn=max(self._turn, 0),
             key=f"{_bits(128):032x}",
@@ -197,10 +197,10 @@ class RequestToolbox:
         )
 
 
-class _Run:
+class _CallRun:
     """One call, from its first try to its outcome."""
 
-    def __init__(self, tool: Tool, call: ReadyCall, occasion: Occasion, delay: Callable[[int], float]) -> None:
+    def __init__(self, tool: Tool, call: ReadyCall, occasion: RunContext, delay: Callable[[int], float]) -> None:
         self.tool = tool
         self.call = call
         self.tries = 0
@@ -211,7 +211,7 @@ class _Run:
     def report(self) -> Report:
         return self._occasion.report
 
-    async def outcome(self, places: Places) -> Outcome:
+    async def outcome(self, places: Slots) -> Outcome:
         """The tool's answer within its time, tried again where that is safe and may help."""
         policy = self.tool.policy
         deadline = monotonic() + policy.timeout
@@ -226,7 +226,7 @@ class _Run:
                 return outcome
             await asyncio.sleep(pause)
 
-    async def _try(self, seconds: float, places: Places) -> Outcome:
+    async def _try(self, seconds: float, places: Slots) -> Outcome:
         task = asyncio.create_task(_executed(self.tool, self.call, self._occasion), name=f"tool {self.tool.name}")
         try:
             await _end_of(task, max(seconds, 0.0))
@@ -263,7 +263,7 @@ async def _end_of(task: "asyncio.Task[Outcome]", seconds: float) -> None:
         task.remove_done_callback(wake)
 
 
-async def _executed(tool: Tool, call: ReadyCall, occasion: Occasion) -> Outcome:
+async def _executed(tool: Tool, call: ReadyCall, occasion: RunContext) -> Outcome:
     """As a coroutine of its own, so that whatever an executor does before it first waits is inside the task too."""
     return await tool.executor.execute(call, occasion)
 
@@ -285,7 +285,7 @@ _let_go: set["asyncio.Task[Outcome]"] = set()
 """Tasks that did not stop when told to. Kept, because the loop itself holds tasks only weakly."""
 
 
-async def _stop(task: "asyncio.Task[Outcome]", places: Places) -> None:
+async def _stop(task: "asyncio.Task[Outcome]", places: Slots) -> None:
     """Cancel a tool and wait for its end, but not for long. One that goes on keeps its places until it ends."""
     task.cancel()
     try:
@@ -298,7 +298,7 @@ async def _stop(task: "asyncio.Task[Outcome]", places: Places) -> None:
             _leave_behind(task, places)
 
 
-def _leave_behind(task: "asyncio.Task[Outcome]", places: Places) -> None:
+def _leave_behind(task: "asyncio.Task[Outcome]", places: Slots) -> None:
     held = places.hand_over()
     _let_go.add(task)
 
@@ -314,7 +314,7 @@ def _leave_behind(task: "asyncio.Task[Outcome]", places: Places) -> None:
 # Whose a name is ----------------------------------------------------------------------------------
 
 
-class _Function(msgspec.Struct, gc=False):
+class _ClientFunction(msgspec.Struct, gc=False):
     name: str = ""
     parameters: msgspec.Raw = msgspec.Raw()
 
@@ -323,8 +323,8 @@ class _ClientTool(msgspec.Struct, gc=False):
     """No more of a client's tool than is needed to know its name; the schema stays text until somebody asks."""
 
     type: str = "function"
-    function: _Function | None = None
-    custom: _Function | None = None
+    function: _ClientFunction | None = None
+    custom: _ClientFunction | None = None
 
 
 _client_tool = msgspec.json.Decoder(_ClientTool)
