@@ -39,8 +39,13 @@ def tool_calling_for(model_name: str, supports_native: bool | None) -> str:
 
 def format_for(model_name: str) -> str:
     """The format to ask a model for once it is known that it has no native calls."""
+    return known_format(model_name) or FALLBACK
+
+
+def known_format(model_name: str) -> str | None:
+    """The format of the model's family; None for a family that is not known."""
     name = _bare(model_name)
-    return next((format for pattern, format in _FAMILIES if re.search(pattern, name)), FALLBACK)
+    return next((format for pattern, format in _FAMILIES if re.search(pattern, name)), None)
 
 
 def _bare(model_name: str) -> str:

@@ -1,0 +1,152 @@
+"""What Callgate makes of a case: of a text as the model it came from would be read, of native deltas as they came."""
+
+import itertools
+import random
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import msgspec
+
+from callgate.calls.offer import Offer, OfferedTool
+from callgate.calls.states import BrokenCall, ReadyCall
+from callgate.conversation.events import ModelEvent
+from callgate.conversation.ports import Ask
+from callgate.conversation.turn import TurnBuilder
+from callgate.text_calls import families
+from callgate.text_calls.prompted import PromptedModel
+from callgate.tools.schema import SchemaError, compile_schema
+from callgate.upstream.chunks import ChunkReader, read_completion
+
+Case: TypeAlias = Mapping[str, Any]
+
+ARGUMENT_BYTES = 1_000_000
+RANDOM_CUTS = 3
+PIECE_SIZES = (1, 2, 3, 5, 8, 13, 40)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What a reader made of a case."""
+
+    calls: Sequence[Mapping[str, Any]]
+    broken: Sequence[Mapping[str, Any]]
+    content: str
+    reasoning: str
+
+
+def format_of(case: Case, formats: Mapping[str, Mapping[str, Any]]) -> str:
+    """The format that `auto` reads the case's model in; where `auto` has no line for it, what the list of formats says."""
+    entry = formats[case["format"]]
+    known = families.known_format(entry["model"])
+    return str(known or entry.get("callgate") or families.format_for(entry["model"]))
+
+
+def pieces_of(case: Case) -> Iterator[list[str]]:
+    """The text in single characters, then cut at random."""
+    text, chance = case["text"], random.Random(case["id"])
+    yield list(text)
+    for _ in range(RANDOM_CUTS):
+        pieces, at = [], 0
+        while at < len(text):
+            size = chance.choice(PIECE_SIZES)
+            pieces.append(text[at : at + size])
+            at += size
+        yield pieces
+
+
+async def read_whole(case: Case, format: str) -> Read:
+    message = {"role": "assistant", "content": case["text"]}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    return await _read_text(case, format, [read_completion({"id": "c", "choices": [choice]})], stream=False)
+
+
+async def read_streamed(case: Case, format: str, pieces: Iterable[str]) -> Read:
+    batches = _batches([{"content": piece} for piece in pieces], "stop")
+    return await _read_text(case, format, batches, stream=True)
+
+
+def read_native(case: Case) -> Read:
+    builder = _builder(case)
+    for batch in _batches(case["deltas"], "tool_calls"):
+        builder.feed(batch)
+    return _read(builder)
+
+
+async def _read_text(case: Case, format: str, batches: Iterable[Sequence[ModelEvent]], *, stream: bool) -> Read:
+    ask = Ask(
+        messages=({"role": "user", "content": "hello"},),
+        tools=tuple(msgspec.Raw(msgspec.json.encode(tool)) for tool in case["tools"]),
+        stream=stream,
+    )
+    model = PromptedModel(_ScriptedModel(batches), format, argument_bytes=ARGUMENT_BYTES)
+    builder = _builder(case)
+    async with model.ask(ask) as answer:
+        async for batch in answer:
+            builder.feed(batch)
+    return _read(builder)
+
+
+def _read(builder: TurnBuilder) -> Read:
+    turn = builder.finish()
+    return Read(
+        [{"name": call.name, "arguments": call.arguments} for call in turn.calls if isinstance(call, ReadyCall)],
+        [{"name": call.name, "flaw": call.flaw.value} for call in turn.calls if isinstance(call, BrokenCall)],
+        turn.text,
+        turn.reasoning,
+    )
+
+
+def _builder(case: Case) -> TurnBuilder:
+    return TurnBuilder(_offer(case["tools"]), map("made_{}".format, itertools.count()).__next__)
+
+
+def _offer(tools: Iterable[Mapping[str, Any]]) -> Offer:
+    """The tools of a case. A schema that does not compile is not enforced, as for a client's own tools."""
+    offer = {}
+    for tool in tools:
+        name, schema = tool["function"]["name"], tool["function"].get("parameters") or {}
+        try:
+            offer[name] = OfferedTool(name, schema, compile_schema(schema))
+        except SchemaError:
+            offer[name] = OfferedTool(name, schema)
+    return offer
+
+
+def _batches(deltas: Iterable[Mapping[str, Any]], reason: str) -> Iterator[Sequence[ModelEvent]]:
+    reader = ChunkReader()
+    for delta in itertools.chain([{"role": "assistant", "content": ""}], deltas):
+        yield reader.read(_chunk(delta))
+    yield reader.read(_chunk({}, reason))
+    yield reader.finish()
+
+
+def _chunk(delta: Mapping[str, Any], reason: str | None = None) -> dict[str, Any]:
+    choice = {"index": 0, "delta": delta, "finish_reason": reason}
+    return {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+
+
+class _ScriptedModel:
+    """A model that answers any question with these batches."""
+
+    name = "scripted"
+
+    def __init__(self, batches: Iterable[Sequence[ModelEvent]]) -> None:
+        self._batches = batches
+
+    @asynccontextmanager
+    async def ask(self, ask: Ask) -> AsyncIterator["_ScriptedAnswer"]:
+        yield _ScriptedAnswer(self._batches)
+
+
+class _ScriptedAnswer:
+    reason_is_raw = True
+    lane = "direct"
+
+    def __init__(self, batches: Iterable[Sequence[ModelEvent]]) -> None:
+        self._batches = batches
+
+    async def __aiter__(self) -> AsyncIterator[Sequence[ModelEvent]]:
+        for batch in self._batches:
+            yield batch
