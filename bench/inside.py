@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT / "app"), str(ROOT)]
 from bench import reference, wire
 from bench.house import KEY, configured, folder, free_port
 from bench.works import WORKS, Work
-from callgate import server
+from callgate.server import serve as server
 from callgate.config.load import load
 
 SLICE = 0.006
@@ -68,7 +68,7 @@ class Ports:
 def main(chosen: list[Work], slices: int, *, counted: bool) -> int:
     found: dict[str, dict[str, float]] = {}
     Measured.beside = {
-        made: socket.create_server(("127.0.0.1", 0)) for made in (wire.Model, wire.McpServer, wire.Floor)
+        made: socket.create_server(("127.0.0.1", 0)) for made in (wire.Model, wire.McpSource, wire.Floor)
     }
     model, mcp, floor = (listening.getsockname()[1] for listening in Measured.beside.values())
     wire.Model.pace, wire.Floor.free, wire.Floor.port = wire.Pace(), [], model
