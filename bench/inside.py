@@ -26,8 +26,8 @@ sys.path[:0] = [str(ROOT / "app"), str(ROOT)]
 from bench import reference, wire
 from bench.house import KEY, configured, folder, free_port
 from bench.works import WORKS, Work
-from callgate.server import serve as server
 from callgate.config.load import load
+from callgate.server import serve as server
 
 SLICE = 0.006
 """Seconds of CPU that a slice takes, about."""
