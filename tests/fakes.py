@@ -36,7 +36,7 @@ from callgate.conversation.events import (
     TurnEnded,
     Usage,
 )
-from callgate.conversation.ports import Ask, Plan, Report
+from callgate.conversation.ports import ModelRequest, Plan, Report
 from callgate.tools.executor import Executor, Policy, RunContext, Tool
 from callgate.tools.schema import compile_schema
 
@@ -57,7 +57,7 @@ ScriptedTurn: TypeAlias = Sequence[Step]
 class Asking:
     """One question that the model was asked, and how the listening to its answer ended."""
 
-    ask: Ask
+    ask: ModelRequest
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     end: Literal["open", "read", "left", "cancelled", "failed"] = "open"
     """read: to its end; left: closed before; cancelled: closed because the listener was; failed: as scripted."""
@@ -93,7 +93,7 @@ class ScriptedModel:
         return self.asked[count - 1]
 
     @asynccontextmanager
-    async def ask(self, ask: Ask) -> AsyncIterator["ScriptedAnswer"]:
+    async def ask(self, ask: ModelRequest) -> AsyncIterator["ScriptedAnswer"]:
         asking = Asking(ask)
         turn = self._turn(len(self.asked))
         self.asked.append(asking)
@@ -461,9 +461,9 @@ class Listener:
 # Small makings -----------------------------------------------------------------------------------
 
 
-def ask_for(text: str = "hello", **fields: Any) -> Ask:
+def ask_for(text: str = "hello", **fields: Any) -> ModelRequest:
     """A question of one user message; the message is encoded, as it comes from a client."""
-    return Ask(messages=(encoded({"role": "user", "content": text}),), **fields)
+    return ModelRequest(messages=(encoded({"role": "user", "content": text}),), **fields)
 
 
 def counter(word: str) -> Callable[[], str]:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from callgate.calls.states import ReadyCall
 from callgate.conversation.errors import BrokenOff
 from callgate.conversation.events import StreamEnd
-from callgate.conversation.ports import Answer, Ask, Model
+from callgate.conversation.ports import Model, ModelAnswer, ModelRequest
 from callgate.conversation.turn import Turn, TurnBuilder
 from callgate.http.interface import Deadlines
 from callgate.text_calls.prompted import PromptedModel
@@ -85,11 +85,11 @@ def direct(reads: Iterable[bytes]) -> Model:
 def turn_of(model: Model, tools: Sequence[Mapping[str, Any]], *, stream: bool = True) -> Turn:
     """The turn as the loop would have it."""
     schemas = tuple(msgspec.Raw(msgspec.json.encode(tool)) for tool in tools)
-    ask = Ask(messages=({"role": "user", "content": "Go on."},), tools=schemas, stream=stream)
+    ask = ModelRequest(messages=({"role": "user", "content": "Go on."},), tools=schemas, stream=stream)
     return asyncio.run(_turn(model.ask(ask), tools))
 
 
-async def _turn(asking: AbstractAsyncContextManager[Answer], tools: Sequence[Mapping[str, Any]]) -> Turn:
+async def _turn(asking: AbstractAsyncContextManager[ModelAnswer], tools: Sequence[Mapping[str, Any]]) -> Turn:
     building = TurnBuilder(offer_of(list(map(dict, tools))), map("made_{}".format, itertools.count()).__next__)
     end = StreamEnd.DONE
     try:

@@ -10,7 +10,7 @@ import pytest
 from callgate.calls.outcome import Failed, FailureKind, Returned
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import CallStarted, ChatEnded, Ending, EndingKind, ModelOutput, TextDelta
-from callgate.conversation.ports import Ask, Model, Toolbox
+from callgate.conversation.ports import Model, ModelRequest, Toolbox
 from callgate.tools.executor import Executor, Source
 from tests.fakes import (
     AnsweringTool,
@@ -42,7 +42,7 @@ from tests.harness.process import ROOT
 pytestmark = pytest.mark.anyio
 
 
-async def heard(model: ScriptedModel, ask: Ask, listener: Listener | None = None) -> Listener:
+async def heard(model: ScriptedModel, ask: ModelRequest, listener: Listener | None = None) -> Listener:
     listener = listener or Listener()
     async with model.ask(ask) as answer:
         async for events in answer:

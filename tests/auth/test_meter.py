@@ -37,9 +37,9 @@ async def test_a_chat_is_settled_with_what_the_provider_counted_and_what_that_co
     limiter = Noting()
     async with Meter(limiter, CALLER, PRICE, 4000, 500) as meter:
         tally = meter.tally()
-        tally.hear(TurnStarted(0))
-        tally.hear(turn_ended(USAGE))
-        tally.hear(ChatEnded(Ending(EndingKind.ANSWERED, "stop"), USAGE))
+        tally.handle(TurnStarted(0))
+        tally.handle(turn_ended(USAGE))
+        tally.handle(ChatEnded(Ending(EndingKind.ANSWERED, "stop"), USAGE))
     assert limiter.reserved == [Amount(1500, round((1000 * 1e-6 + 500 * 4e-6) * NANO))]
     assert limiter.settled == [Amount(1100, round((500 * 1e-6 + 500 * 1e-7 + 100 * 4e-6) * NANO))]
 
@@ -57,9 +57,9 @@ async def test_a_turn_whose_end_nobody_heard_counts_as_estimated_beside_those_th
     limiter = Noting()
     async with Meter(limiter, CALLER, PRICE, 4000, 500) as meter:
         tally = meter.tally()
-        tally.hear(TurnStarted(0))
-        tally.hear(turn_ended(USAGE))
-        tally.hear(TurnStarted(1))
+        tally.handle(TurnStarted(0))
+        tally.handle(turn_ended(USAGE))
+        tally.handle(TurnStarted(1))
     assert limiter.settled[0].tokens == 1100 + 1500
 
 
@@ -67,16 +67,16 @@ async def test_a_provider_that_counts_nothing_is_paid_as_estimated() -> None:
     limiter = Noting()
     async with Meter(limiter, CALLER, PRICE, 4000, 500) as meter:
         tally = meter.tally()
-        tally.hear(TurnStarted(0))
-        tally.hear(turn_ended(None))
-        tally.hear(ChatEnded(Ending(EndingKind.ANSWERED, "stop"), None))
+        tally.handle(TurnStarted(0))
+        tally.handle(turn_ended(None))
+        tally.handle(ChatEnded(Ending(EndingKind.ANSWERED, "stop"), None))
     assert limiter.settled[0].tokens == 1500
 
 
 async def test_numbers_that_nobody_can_mean_are_not_believed() -> None:
     limiter = Noting()
     async with Meter(limiter, CALLER, PRICE, 0, 10**30) as meter:
-        meter.tally().hear(turn_ended({"prompt_tokens": 10**30, "completion_tokens": -5}))
+        meter.tally().handle(turn_ended({"prompt_tokens": 10**30, "completion_tokens": -5}))
     assert limiter.reserved[0].tokens == LONGEST_ANSWER
     assert limiter.settled[0].tokens == MOST_TOKENS
     assert limiter.settled[0].nano < 2**53
@@ -86,7 +86,7 @@ async def test_who_is_not_metered_is_not_counted() -> None:
     limiter = Noting()
     async with Meter(limiter, Caller("free"), FREE, 4000, None) as meter:
         tally = meter.tally()
-        tally.hear(TurnStarted(0))
+        tally.handle(TurnStarted(0))
     assert (limiter.reserved, dict(meter.headers)) == ([], {})
 
 

@@ -6,7 +6,7 @@ import pytest
 from callgate.calls.arguments import Fragments
 from callgate.calls.gate import FoundCall, settle
 from callgate.calls.offer import OfferedTool
-from callgate.calls.states import BrokenCall, Call, Finding, Flaw, Problem, ReadyCall
+from callgate.calls.states import BrokenCall, Call, Finding, Flaw, FlawDetail, ReadyCall
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -15,10 +15,10 @@ SCHEMA: dict[str, Any] = {
 }
 
 
-def check(arguments: dict[str, Any]) -> Problem | None:
+def check(arguments: dict[str, Any]) -> FlawDetail | None:
     if isinstance(arguments.get("city"), str) and isinstance(arguments.get("days", 0), int):
         return None
-    return Problem("/city", "a string")
+    return FlawDetail("/city", "a string")
 
 
 OFFER = {
@@ -105,7 +105,7 @@ def test_the_arguments_come_before_the_schema(text, expected):
 def test_the_schema_comes_last():
     broken = one(call("get_weather", '{"city": 1}'))
     assert isinstance(broken, BrokenCall)
-    assert (broken.flaw, broken.problem) == (Flaw.SCHEMA_MISMATCH, Problem("/city", "a string"))
+    assert (broken.flaw, broken.problem) == (Flaw.SCHEMA_MISMATCH, FlawDetail("/city", "a string"))
 
 
 # Under length, the last call was the one being written.

@@ -1,7 +1,7 @@
 from typing import Any
 
 from callgate.conversation.diagnosis import Diagnosis
-from callgate.conversation.events import AskedInWords, TurnAccount, TurnEnded
+from callgate.conversation.events import PromptedCalling, TurnAccount, TurnEnded
 
 
 def account(**given: Any) -> TurnAccount:
@@ -11,14 +11,14 @@ def account(**given: Any) -> TurnAccount:
 
 def test_a_turn_says_which_way_its_model_was_reached():
     diagnosis = Diagnosis("run_1")
-    diagnosis.hear(TurnEnded(0, account(lane="translated")))
+    diagnosis.handle(TurnEnded(0, account(lane="translated")))
     assert diagnosis.report()["turns"][0]["lane"] == "translated"
 
 
 def test_a_turn_says_how_it_was_asked_for_calls_where_that_was_in_words():
     diagnosis = Diagnosis("run_1")
-    diagnosis.hear(TurnEnded(0, account(in_words=AskedInWords("hermes", 120))))
-    diagnosis.hear(TurnEnded(1, account()))
+    diagnosis.handle(TurnEnded(0, account(prompted=PromptedCalling("hermes", 120))))
+    diagnosis.handle(TurnEnded(1, account()))
     in_words, natively = diagnosis.report()["turns"]
     assert in_words["asked_in_words"] == {"format": "hermes", "extra_tokens": 120}
     assert "asked_in_words" not in natively

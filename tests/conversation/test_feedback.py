@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from callgate.calls.offer import OfferedTool
-from callgate.calls.states import BrokenCall, Flaw, Problem
+from callgate.calls.states import BrokenCall, Flaw, FlawDetail
 from callgate.conversation import feedback
 
 WEATHER = OfferedTool(
@@ -26,7 +26,7 @@ LONGEST = 4000
 
 
 def told(
-    flaw: Flaw, *, name: str | None = "get_weather", problem: Problem | None = None, offer=OFFER
+    flaw: Flaw, *, name: str | None = "get_weather", problem: FlawDetail | None = None, offer=OFFER
 ) -> dict[str, Any]:
     text = feedback.explain(BrokenCall("call_1", name, flaw, '{"city": "Par', problem), offer)
     assert len(text) < LONGEST
@@ -86,7 +86,7 @@ def test_a_call_without_name_is_given_the_list():
 
 
 def test_a_mismatch_names_place_expectation_and_finding_and_shows_only_that_part_of_the_schema():
-    problem = Problem("/unit", 'one of "celsius", "fahrenheit"', '"celcius"')
+    problem = FlawDetail("/unit", 'one of "celsius", "fahrenheit"', '"celcius"')
     error = told(Flaw.SCHEMA_MISMATCH, problem=problem)
     assert error["pointer"] == "/unit"
     assert error["expected"] == 'one of "celsius", "fahrenheit"'
@@ -96,16 +96,16 @@ def test_a_mismatch_names_place_expectation_and_finding_and_shows_only_that_part
 
 
 def test_a_suggestion_is_made_once():
-    problem = Problem("/unit", "one of them", '"celcius"', 'did you mean "celsius"?')
+    problem = FlawDetail("/unit", "one of them", '"celcius"', 'did you mean "celsius"?')
     assert "note" not in told(Flaw.SCHEMA_MISMATCH, problem=problem)
-    problem = Problem("", 'the property "city"', "{}", '"city" is required and missing')
+    problem = FlawDetail("", 'the property "city"', "{}", '"city" is required and missing')
     assert told(Flaw.SCHEMA_MISMATCH, problem=problem)["note"] == '"city" is required and missing'
 
 
 def test_a_pointer_is_followed_through_lists_and_stops_at_the_last_known_place():
-    error = told(Flaw.SCHEMA_MISMATCH, problem=Problem("/days/0/date", "string", "5"))
+    error = told(Flaw.SCHEMA_MISMATCH, problem=FlawDetail("/days/0/date", "string", "5"))
     assert error["schema"] == {"type": "string"}
-    error = told(Flaw.SCHEMA_MISMATCH, problem=Problem("/days/0/dote", "no such property", '"dote"'))
+    error = told(Flaw.SCHEMA_MISMATCH, problem=FlawDetail("/days/0/dote", "no such property", '"dote"'))
     assert error["schema"] == {"type": "object", "properties": {"date": {"type": "string"}}}
     assert error["did_you_mean"] == ["date"]
 
@@ -113,18 +113,18 @@ def test_a_pointer_is_followed_through_lists_and_stops_at_the_last_known_place()
 def test_a_pointer_is_followed_into_the_branches_of_an_optional_value():
     parameters = {"properties": {"a": {"anyOf": [{"type": "null"}, {"properties": {"b/c": {"type": "integer"}}}]}}}
     offer = {"t": OfferedTool("t", parameters)}
-    error = told(Flaw.SCHEMA_MISMATCH, name="t", problem=Problem("/a/b~1c", "integer", "x"), offer=offer)
+    error = told(Flaw.SCHEMA_MISMATCH, name="t", problem=FlawDetail("/a/b~1c", "integer", "x"), offer=offer)
     assert error["schema"] == {"type": "integer"}
 
 
 def test_a_pointer_is_followed_through_a_reference_to_the_schemas_own_definitions():
     parameters = {"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"properties": {"b": {"type": "null"}}}}}
     offer = {"t": OfferedTool("t", parameters)}
-    assert told(Flaw.SCHEMA_MISMATCH, name="t", problem=Problem("/a/b"), offer=offer)["schema"] == {"type": "null"}
+    assert told(Flaw.SCHEMA_MISMATCH, name="t", problem=FlawDetail("/a/b"), offer=offer)["schema"] == {"type": "null"}
 
 
 def test_half_a_surrogate_pair_in_what_is_quoted_can_still_be_sent():
-    text = feedback.explain(BrokenCall("1", "t", Flaw.INVALID_JSON, "", Problem(got="\ud83d")), OFFER)
+    text = feedback.explain(BrokenCall("1", "t", Flaw.INVALID_JSON, "", FlawDetail(got="\ud83d")), OFFER)
     assert json.loads(text.encode())["error"]["got"] == "?"
 
 
@@ -146,7 +146,7 @@ def test_a_huge_schema_is_reduced_to_names_and_a_monstrous_one_to_a_note():
 
 
 def test_what_the_model_wrote_is_quoted_in_part_only():
-    problem = Problem("/" + "p" * 5000, "e" * 5000, "g" * 5000, "n" * 5000)
+    problem = FlawDetail("/" + "p" * 5000, "e" * 5000, "g" * 5000, "n" * 5000)
     error = told(Flaw.SCHEMA_MISMATCH, problem=problem)
     assert len(error["got"]) == feedback.MAX_QUOTE
     assert error["got"].endswith("…")
@@ -158,7 +158,7 @@ _LEAVES = st.none() | st.text() | st.integers()
 @given(
     flaw=st.sampled_from(list(Flaw)),
     name=st.none() | st.text(max_size=300),
-    problem=st.none() | st.builds(Problem, st.text(max_size=300), st.text(), st.text(), st.text()),
+    problem=st.none() | st.builds(FlawDetail, st.text(max_size=300), st.text(), st.text(), st.text()),
     parameters=st.dictionaries(
         st.sampled_from(["type", "properties", "required", "enum", "items", "anyOf"]),
         st.recursive(_LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)),

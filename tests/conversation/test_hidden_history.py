@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from callgate.conversation.events import HiddenTurns
-from callgate.conversation.hidden_history import decode_unseen, encode_unseen, handle_of, handles_in, put_back
+from callgate.conversation.hidden_history import decode_hidden, encode_hidden, handle_of, handles_in, put_back
 from callgate.conversation.ports import Message
 
 
@@ -55,8 +55,8 @@ def test_a_turn_is_made_whole_in_the_order_of_its_calls() -> None:
 def test_turns_before_it_and_images_behind_it_have_their_places() -> None:
     before = (said(call("h0", "clock")), {"role": "tool", "tool_call_id": "h0", "content": "earlier"})
     shown = {"role": "user", "content": [{"type": "text", "text": "image"}]}
-    unseen = HiddenTurns(before, MIXED.assistant, MIXED.results, after=(shown,))
-    whole = restored([raw(USER), raw(said(call("c"))), raw(answer("c"))], {"c": unseen})
+    hidden = HiddenTurns(before, MIXED.assistant, MIXED.results, after=(shown,))
+    whole = restored([raw(USER), raw(said(call("c"))), raw(answer("c"))], {"c": hidden})
     assert plain(whole) == [USER, *before, MIXED.assistant, HOUSE, answer("c"), shown]
 
 
@@ -66,8 +66,8 @@ def test_a_history_without_kept_calls_is_the_same_objects() -> None:
 
 
 def test_a_call_that_the_client_left_out_is_left_out_of_the_turn() -> None:
-    unseen = HiddenTurns((), said(call("h", "clock"), call("c"), call("d")), {"h": HOUSE})
-    whole = plain(restored([raw(said(call("d"))), raw(answer("d"))], {"c": unseen, "d": unseen}))
+    hidden = HiddenTurns((), said(call("h", "clock"), call("c"), call("d")), {"h": HOUSE})
+    whole = plain(restored([raw(said(call("d"))), raw(answer("d"))], {"c": hidden, "d": hidden}))
     assert [one["id"] for one in whole[0]["tool_calls"]] == ["h", "d"]
     assert [one["tool_call_id"] for one in whole[1:]] == ["h", "d"]
 
@@ -88,8 +88,8 @@ def test_two_answers_to_one_call_are_both_left_standing() -> None:
 
 
 def test_ids_that_the_client_knows_otherwise_are_the_models_again() -> None:
-    unseen = HiddenTurns((), MIXED.assistant, MIXED.results, names={"fresh": "c"})
-    whole = plain(restored([raw(said(call("fresh"))), raw({**answer("fresh"), "x": 1.5})], {"fresh": unseen}))
+    hidden = HiddenTurns((), MIXED.assistant, MIXED.results, names={"fresh": "c"})
+    whole = plain(restored([raw(said(call("fresh"))), raw({**answer("fresh"), "x": 1.5})], {"fresh": hidden}))
     assert whole == [MIXED.assistant, HOUSE, {**answer("c"), "x": 1.5}]
 
 
@@ -100,21 +100,21 @@ def test_another_call_under_the_same_id_is_not_the_one_that_was_kept() -> None:
 
 
 def test_arguments_are_the_same_however_they_are_written() -> None:
-    unseen = HiddenTurns((), said(call("c", arguments='{"a":1,"b":[]}')), {}, ran=())
-    again = restored([raw(said(call("c", arguments='{ "b": [], "a": 1 }')))], {"c": unseen})
-    assert plain(again) == [unseen.assistant]
+    hidden = HiddenTurns((), said(call("c", arguments='{"a":1,"b":[]}')), {}, ran=())
+    again = restored([raw(said(call("c", arguments='{ "b": [], "a": 1 }')))], {"c": hidden})
+    assert plain(again) == [hidden.assistant]
 
 
 def test_custom_calls_are_known_by_their_input() -> None:
     shell = {"id": "c", "type": "custom", "custom": {"name": "shell", "input": "ls"}}
-    unseen = HiddenTurns((), said(call("h", "clock"), shell), {"h": HOUSE})
-    assert plain(restored([raw(said(shell)), raw(answer("c"))], {"c": unseen})) == [
-        unseen.assistant,
+    hidden = HiddenTurns((), said(call("h", "clock"), shell), {"h": HOUSE})
+    assert plain(restored([raw(said(shell)), raw(answer("c"))], {"c": hidden})) == [
+        hidden.assistant,
         HOUSE,
         answer("c"),
     ]
     other = {**shell, "custom": {"name": "shell", "input": "rm"}}
-    assert plain(restored([raw(said(other))], {"c": unseen})) == [said(other)]
+    assert plain(restored([raw(said(other))], {"c": hidden})) == [said(other)]
 
 
 def test_ids_are_found_and_odd_messages_are_passed_over() -> None:
@@ -156,7 +156,7 @@ def test_what_is_kept_comes_back_as_the_same_bytes(extras: dict[str, Any]) -> No
         encoded = msgspec.json.encode(extras)
     except (UnicodeEncodeError, msgspec.MsgspecError):
         return
-    unseen = HiddenTurns((extras,), {**said(call("c")), "extras": extras}, {"h": HOUSE})
-    again = decode_unseen(encode_unseen(unseen))
+    hidden = HiddenTurns((extras,), {**said(call("c")), "extras": extras}, {"h": HOUSE})
+    again = decode_hidden(encode_hidden(hidden))
     assert msgspec.json.encode(again.before[0]) == encoded
-    assert encode_unseen(again) == encode_unseen(unseen)
+    assert encode_hidden(again) == encode_hidden(hidden)

@@ -21,7 +21,7 @@ from callgate.conversation.events import (
     TurnStarted,
 )
 from callgate.conversation.loop import Rules, converse
-from callgate.conversation.ports import Ask
+from callgate.conversation.ports import ModelRequest
 from tests.fakes import (
     AnsweringTool,
     CountingTool,
@@ -57,7 +57,7 @@ CITY = {
 async def carry(
     model: ScriptedModel,
     toolbox: ShelfToolbox | None = None,
-    ask: Ask | None = None,
+    ask: ModelRequest | None = None,
     rules: Rules = USUAL,
     *,
     sees_images: bool = False,
@@ -98,7 +98,7 @@ async def test_a_call_is_run_and_its_result_goes_back_to_the_model() -> None:
 async def test_what_the_client_sent_goes_on_as_the_bytes_it_was() -> None:
     raw = msgspec.Raw(b'{"role":"user",  "content":"hi", "x_odd": 1.50}')
     model = ScriptedModel(calls(("echo", {})), says("done"))
-    await carry(model, ask=Ask(messages=(raw,)))
+    await carry(model, ask=ModelRequest(messages=(raw,)))
     assert all(asked.ask.messages[0] is raw for asked in model.asked)
 
 
@@ -481,9 +481,3 @@ async def test_cancelling_stops_every_tool_that_runs() -> None:
     assert one.cancelled.is_set()
     assert two.cancelled.is_set()
     assert len(model.asked) == 1
-
-
-async def test_the_last_turn_is_told_to_be_without_tools() -> None:
-    model = ScriptedModel(calls(("echo", {"n": 1})), calls(("echo", {"n": 2})), says("ok"))
-    heard = await carry(model, rules=Rules(max_iterations=1))
-    assert [started.tools_offered for started in heard.of(TurnStarted)] == [True, True, False]

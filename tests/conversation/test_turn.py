@@ -12,16 +12,16 @@ from callgate.calls.json_text import canonical
 from callgate.calls.offer import Offer, OfferedTool
 from callgate.calls.states import BrokenCall, Finding, Flaw, ReadyCall
 from callgate.conversation.events import (
-    Aside,
-    AskedInWords,
     CallDelta,
     CallWritten,
     ChoiceIgnored,
+    ExtraField,
     Finished,
-    Head,
     Logprobs,
     ModelEvent,
+    PromptedCalling,
     ProviderError,
+    ProviderHead,
     ReasoningDelta,
     StreamEnd,
     TextDelta,
@@ -61,13 +61,15 @@ def delta(
 
 
 def test_a_plain_answer():
-    turn = turn_of(Head("r1", "m"), TextDelta("Hel"), TextDelta("lo"), Finished("stop"), Usage({"total_tokens": 3}))
+    turn = turn_of(
+        ProviderHead("r1", "m"), TextDelta("Hel"), TextDelta("lo"), Finished("stop"), Usage({"total_tokens": 3})
+    )
     assert turn == Turn(
         text="Hello",
         reasons=("stop",),
         winner=FinishClass.STOP,
         usage={"total_tokens": 3},
-        head=Head("r1", "m"),
+        head=ProviderHead("r1", "m"),
     )
 
 
@@ -76,8 +78,8 @@ def test_an_empty_builder_gives_an_empty_turn():
 
 
 def test_the_first_head_and_the_last_usage_count():
-    turn = turn_of(Head("a"), Usage({"n": 1}), Head("b"), Usage({"n": 2}))
-    assert (turn.head, turn.usage) == (Head("a"), {"n": 2})
+    turn = turn_of(ProviderHead("a"), Usage({"n": 1}), ProviderHead("b"), Usage({"n": 2}))
+    assert (turn.head, turn.usage) == (ProviderHead("a"), {"n": 2})
 
 
 def test_a_character_cut_in_two_is_joined_and_a_lone_half_replaced():
@@ -104,27 +106,27 @@ def test_reasoning_written_among_text_is_kept_beside_the_native_kind():
 
 def test_unread_fields_are_joined_by_their_kind():
     turn = turn_of(
-        Aside("refusal", "I can"),
-        Aside("refusal", "not"),
-        Aside("annotations", [1]),
-        Aside("annotations", [2, 3]),
-        Aside("odd", {"a": 1}),
-        Aside("odd", {"b": 2}),
-        Aside("number", 1),
-        Aside("number", 2),
+        ExtraField("refusal", "I can"),
+        ExtraField("refusal", "not"),
+        ExtraField("annotations", [1]),
+        ExtraField("annotations", [2, 3]),
+        ExtraField("odd", {"a": 1}),
+        ExtraField("odd", {"b": 2}),
+        ExtraField("number", 1),
+        ExtraField("number", 2),
     )
-    assert turn.asides == {"refusal": "I cannot", "annotations": [1, 2, 3], "odd": {"a": 1, "b": 2}, "number": 2}
+    assert turn.extra_fields == {"refusal": "I cannot", "annotations": [1, 2, 3], "odd": {"a": 1, "b": 2}, "number": 2}
 
 
 def test_no_half_of_a_surrogate_pair_is_left_in_fields_nobody_reads():
-    turn = turn_of(Aside("odd\ud83d", {"name": "get_\ud83dweather", "parts": ["\ud83d\ude00"]}))
-    assert turn.asides == {"odd\ufffd": {"name": "get_\ufffdweather", "parts": ["\U0001f600"]}}
+    turn = turn_of(ExtraField("odd\ud83d", {"name": "get_\ud83dweather", "parts": ["\ud83d\ude00"]}))
+    assert turn.extra_fields == {"odd\ufffd": {"name": "get_\ufffdweather", "parts": ["\U0001f600"]}}
     json.dumps(turn.assistant_message(), ensure_ascii=False).encode()
 
 
 def test_the_values_of_events_are_left_alone():
     first: list[int] = [1]
-    turn_of(Aside("annotations", first), Aside("annotations", [2]))
+    turn_of(ExtraField("annotations", first), ExtraField("annotations", [2]))
     assert first == [1]
 
 
@@ -145,7 +147,7 @@ def test_thinking_blocks_are_joined_until_their_signature():
         ThinkingBlock({"type": "thinking", "signature": "alone"}),
         ThinkingBlock({"type": "thinking", "thinking": "open"}),
     )
-    assert turn.asides["thinking_blocks"] == [
+    assert turn.extra_fields["thinking_blocks"] == [
         {"type": "thinking", "thinking": "one block", "signature": "s1"},
         {"type": "redacted_thinking", "data": "Zm9v"},
         {"type": "thinking", "thinking": "two", "signature": "s2"},
@@ -381,10 +383,10 @@ def test_equal_calls_out_of_text_are_two_calls():
 
 
 def test_a_turn_that_was_asked_in_words_is_not_judged_by_what_its_reason_says_of_calls():
-    turn = turn_of(AskedInWords("xml", 40), TextDelta("hi"), Finished("tool_calls"))
+    turn = turn_of(PromptedCalling("xml", 40), TextDelta("hi"), Finished("tool_calls"))
     assert turn.findings == ()
-    assert turn.in_words == AskedInWords("xml", 40)
-    assert turn_of(AskedInWords("xml"), TextDelta("hi")).findings == ()
+    assert turn.prompted == PromptedCalling("xml", 40)
+    assert turn_of(PromptedCalling("xml"), TextDelta("hi")).findings == ()
     assert turn_of(TextDelta("hi"), Finished("tool_calls")).findings == (Finding.FINISH_WITHOUT_TOOL_CALLS,)
 
 
@@ -473,8 +475,8 @@ def test_all_that_was_part_of_the_message_goes_back():
     turn = turn_of(
         ReasoningDelta("why", "reasoning"),
         ThinkingBlock({"type": "thinking", "thinking": "why", "signature": "s"}),
-        Aside("reasoning_details", [{"type": "reasoning.text"}]),
-        Aside("audio", {"id": "audio_1", "data": "UklGRg=="}),
+        ExtraField("reasoning_details", [{"type": "reasoning.text"}]),
+        ExtraField("audio", {"id": "audio_1", "data": "UklGRg=="}),
         delta(id="a", name="get", args="{}", provider_specific_fields={"thought_signature": "t"}),
         DONE,
     )

@@ -39,23 +39,23 @@ async def remade(toolbox: ShelfToolbox, *calls: LostCall) -> HiddenTurns:
     return await made_again(turn, toolbox)
 
 
-def code_of(unseen: HiddenTurns, id: str) -> str:
-    return str(json.loads(unseen.results[id]["content"])["error"]["code"])
+def code_of(hidden: HiddenTurns, id: str) -> str:
+    return str(json.loads(hidden.results[id]["content"])["error"]["code"])
 
 
 async def test_a_tool_that_only_reads_is_run_again_in_its_place() -> None:
     tool = CountingTool()
-    unseen = await remade(ShelfToolbox({"echo"}, clock=tool), LostCall(0, "h", "clock", '{"zone":"UTC"}'))
-    assert [one["id"] for one in unseen.assistant["tool_calls"]] == ["h", "c"]
-    assert unseen.results["h"] == {"role": "tool", "tool_call_id": "h", "content": '{"zone": "UTC"}'}
+    hidden = await remade(ShelfToolbox({"echo"}, clock=tool), LostCall(0, "h", "clock", '{"zone":"UTC"}'))
+    assert [one["id"] for one in hidden.assistant["tool_calls"]] == ["h", "c"]
+    assert hidden.results["h"] == {"role": "tool", "tool_call_id": "h", "content": '{"zone": "UTC"}'}
     assert len(tool.calls) == 1
 
 
 async def test_a_tool_that_writes_is_not_run_again() -> None:
     tool = CountingTool()
-    unseen = await remade(WritingToolbox({"echo"}, mail=tool), LostCall(1, "h", "mail", "{}"))
-    assert code_of(unseen, "h") == "result_lost"
-    assert [one["id"] for one in unseen.assistant["tool_calls"]] == ["c", "h"]
+    hidden = await remade(WritingToolbox({"echo"}, mail=tool), LostCall(1, "h", "mail", "{}"))
+    assert code_of(hidden, "h") == "result_lost"
+    assert [one["id"] for one in hidden.assistant["tool_calls"]] == ["c", "h"]
     assert not tool.calls
 
 
@@ -70,8 +70,8 @@ async def test_a_tool_that_writes_is_not_run_again() -> None:
 )
 async def test_what_may_not_or_cannot_be_run_is_said_to_be_lost(lost: LostCall) -> None:
     tool = CountingTool()
-    unseen = await remade(ShelfToolbox({"echo"}, clock=tool), lost)
-    assert code_of(unseen, "h") == "result_lost"
+    hidden = await remade(ShelfToolbox({"echo"}, clock=tool), lost)
+    assert code_of(hidden, "h") == "result_lost"
     assert not tool.calls
 
 
@@ -79,14 +79,14 @@ async def test_arguments_pass_the_same_gate() -> None:
     tool = CountingTool()
     schema = {"clock": {"type": "object", "properties": {"zone": {"type": "string"}}, "required": ["zone"]}}
     box = ShelfToolbox({"echo"}, schema, clock=tool)
-    unseen = await remade(box, LostCall(0, "a", "clock", '{"zone":'), LostCall(0, "b", "clock", "{}"))
-    assert (code_of(unseen, "a"), code_of(unseen, "b")) == ("truncated", "schema_mismatch")
+    hidden = await remade(box, LostCall(0, "a", "clock", '{"zone":'), LostCall(0, "b", "clock", "{}"))
+    assert (code_of(hidden, "a"), code_of(hidden, "b")) == ("truncated", "schema_mismatch")
     assert not tool.calls
 
 
 async def test_a_failure_is_told_as_it_is() -> None:
-    unseen = await remade(ShelfToolbox({"echo"}, clock=FailingTool("no clock")), LostCall(0, "h", "clock", "{}"))
-    assert unseen.results["h"]["content"] == "no clock"
+    hidden = await remade(ShelfToolbox({"echo"}, clock=FailingTool("no clock")), LostCall(0, "h", "clock", "{}"))
+    assert hidden.results["h"]["content"] == "no clock"
     assert Failed("no clock").text == "no clock"
 
 
@@ -106,15 +106,15 @@ def test_what_is_kept_is_not_lost() -> None:
 
 def test_a_hint_names_the_calls_that_ran_and_none_that_was_broken() -> None:
     ran, broken, own = call("h", "clock", '{"a":1}'), call("b", "clock"), call("c")
-    unseen = HiddenTurns((), said(own, ran, broken), {"h": answer("h"), "b": answer("b")}, ran=("h",))
-    assert hint_of(unseen) == {"house": [[1, "h", "clock", '{"a":1}']]}
+    hidden = HiddenTurns((), said(own, ran, broken), {"h": answer("h"), "b": answer("b")}, ran=("h",))
+    assert hint_of(hidden) == {"house": [[1, "h", "clock", '{"a":1}']]}
     assert hint_of(HiddenTurns((), said(own, broken), {"b": answer("b")})) is None
 
 
 def test_a_hint_stays_small() -> None:
     large = call("h", "clock", json.dumps({"a": "x" * MAX_HINT}))
-    unseen = HiddenTurns((), said(large, call("c")), {"h": answer("h")}, ran=("h",))
-    assert hint_of(unseen) == {"house": [[0, "h", "clock", None]]}
+    hidden = HiddenTurns((), said(large, call("c")), {"h": answer("h")}, ran=("h",))
+    assert hint_of(hidden) == {"house": [[0, "h", "clock", None]]}
 
 
 def test_hints_are_taken_out_and_everything_else_stays() -> None:

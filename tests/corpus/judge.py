@@ -13,7 +13,7 @@ from typing import Any
 
 from callgate.calls.offer import Offer, OfferedTool
 from callgate.calls.states import BrokenCall, ReadyCall
-from callgate.conversation.events import AskedInWords, Finished, StreamEnd
+from callgate.conversation.events import Finished, PromptedCalling, StreamEnd
 from callgate.conversation.turn import Turn, TurnBuilder
 from callgate.tools.schema import compile_schema
 from callgate.upstream.chunks import ChunkReader, read_completion
@@ -102,7 +102,7 @@ def _run_text(data: Mapping[str, Any]) -> Turn:
     from callgate.text_calls.reader import reader_for  # here, so that native cases can be judged without it
 
     building = _builder(data)
-    building.feed([AskedInWords(data["format"])])
+    building.feed([PromptedCalling(data["format"])])
     whole = "text" in data
     reader = reader_for(data["format"], [tool["function"]["name"] for tool in data["tools"]], whole=whole)
     for text in [data["text"]] if whole else data["text_chunks"]:

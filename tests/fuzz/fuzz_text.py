@@ -7,7 +7,7 @@ import itertools
 import json
 
 from callgate.calls.states import ReadyCall
-from callgate.conversation.events import AskedInWords
+from callgate.conversation.events import PromptedCalling
 from callgate.conversation.turn import TurnBuilder
 from callgate.text_calls.reader import FORMATS
 from tests.corpus.judge import offer_of
@@ -27,7 +27,7 @@ def run(data: bytes) -> None:
     events = read(format, pieces)
     assert repr(events) == repr(read(format, ["".join(pieces)]))
     building = TurnBuilder(OFFER, map("made_{}".format, itertools.count()).__next__)
-    building.feed([AskedInWords(format), *events])
+    building.feed([PromptedCalling(format), *events])
     turn = building.finish()
     json.dumps(turn.assistant_message(), ensure_ascii=False, allow_nan=False).encode()
     assert all(call.name in OFFER for call in turn.calls if isinstance(call, ReadyCall))

@@ -12,7 +12,7 @@ import msgspec
 from callgate.calls.offer import Offer, OfferedTool
 from callgate.calls.states import BrokenCall, ReadyCall
 from callgate.conversation.events import ModelEvent
-from callgate.conversation.ports import Ask
+from callgate.conversation.ports import ModelRequest
 from callgate.conversation.turn import TurnBuilder
 from callgate.text_calls import families
 from callgate.text_calls.prompted import PromptedModel
@@ -75,7 +75,7 @@ def read_native(case: Case) -> Read:
 
 
 async def _read_text(case: Case, format: str, batches: Iterable[Sequence[ModelEvent]], *, stream: bool) -> Read:
-    ask = Ask(
+    ask = ModelRequest(
         messages=({"role": "user", "content": "hello"},),
         tools=tuple(msgspec.Raw(msgspec.json.encode(tool)) for tool in case["tools"]),
         stream=stream,
@@ -136,7 +136,7 @@ class _ScriptedModel:
         self._batches = batches
 
     @asynccontextmanager
-    async def ask(self, ask: Ask) -> AsyncIterator["_ScriptedAnswer"]:
+    async def ask(self, ask: ModelRequest) -> AsyncIterator["_ScriptedAnswer"]:
         yield _ScriptedAnswer(self._batches)
 
 

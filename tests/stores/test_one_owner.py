@@ -15,7 +15,7 @@ from callgate.calls.outcome import Outcome, Returned
 from callgate.calls.states import ReadyCall
 from callgate.conversation.events import CallsHandedBack, ChatEvent, ReasoningDelta
 from callgate.conversation.loop import Rules, converse
-from callgate.conversation.ports import Ask, Message
+from callgate.conversation.ports import Message, ModelRequest
 from callgate.stores.conversations import Conversations
 from callgate.stores.memory import MemoryStore
 from callgate.tools.executor import RunContext
@@ -67,7 +67,7 @@ async def owned(chat: Made) -> list[bytes]:
     """The histories of one owner."""
     model = ScriptedModel(*chat.turns)
     box = ShelfToolbox(set(), {}, **dict.fromkeys(TOOLS, Answering()))
-    await converse(Ask((raw(QUESTION),)), model, box, Listener(), new_id=counter("made"), rules=RULES)
+    await converse(ModelRequest((raw(QUESTION),)), model, box, Listener(), new_id=counter("made"), rules=RULES)
     return [encoded(asking.ask.messages) for asking in model.asked]
 
 
@@ -87,7 +87,7 @@ async def divided(chat: Made) -> list[bytes]:
             await heard(event)
 
         messages = await kept.made_whole("caller", sent, {}, box)
-        await converse(Ask(messages), model, box, tell, new_id=counter("made"), rules=RULES)
+        await converse(ModelRequest(messages), model, box, tell, new_id=counter("made"), rules=RULES)
         handed = heard.of(CallsHandedBack)
         if not handed:
             return [encoded(asking.ask.messages) for asking in model.asked]

@@ -5,7 +5,6 @@ from structlog.testing import capture_logs
 from callgate.calls.outcome import Failed, FailureKind, Returned
 from callgate.calls.states import BrokenCall, Finding, Flaw, ReadyCall
 from callgate.conversation.events import (
-    AskedInWords,
     CallEnded,
     CallsHandedBack,
     CallStarted,
@@ -15,6 +14,7 @@ from callgate.conversation.events import (
     EndingKind,
     ModelOutput,
     ModelRetried,
+    PromptedCalling,
     TextDelta,
     TurnAccount,
     TurnEnded,
@@ -76,7 +76,7 @@ def logged(*, content=False):
     with capture_logs() as lines:
         listener = LogListener("run_1", content=content)
         for event in A_WHOLE_CHAT:
-            listener.hear(event)
+            listener.handle(event)
     return lines
 
 
@@ -134,7 +134,7 @@ def counted():
     metrics = Metrics()
     listener = MetricsListener(metrics, "openai/*", {"clock"})
     for event in A_WHOLE_CHAT:
-        listener.hear(event)
+        listener.handle(event)
 
     def of(name):
         return {
@@ -177,11 +177,11 @@ def test_no_name_that_a_client_or_a_model_wrote_becomes_a_label(counted):
 
 def test_what_asking_in_a_prompt_added_is_logged_once_and_counted():
     metrics = Metrics()
-    turn = TurnEnded(0, account(in_words=AskedInWords("xml", 120)))
+    turn = TurnEnded(0, account(prompted=PromptedCalling("xml", 120)))
     with capture_logs() as lines:
         for listener in (LogListener("run_1"), MetricsListener(metrics, "m")):
-            listener.hear(turn)
-            listener.hear(TurnEnded(1, account()))
+            listener.handle(turn)
+            listener.handle(TurnEnded(1, account()))
     [line] = lines
     assert (line["event"], line["format"], line["extra_tokens"]) == ("tools described in the prompt", "xml", 120)
     exposed = metrics.exposition()[0].decode()
@@ -191,7 +191,7 @@ def test_what_asking_in_a_prompt_added_is_logged_once_and_counted():
 def test_what_was_noticed_about_a_call_is_counted_once_for_each_call():
     metrics = Metrics()
     both = (Finding.TOOL_CALLS_WITH_STOP, Finding.ARGUMENTS_REPAIRED)
-    MetricsListener(metrics, "m").hear(TurnEnded(0, account(findings=both, run=(CLOCK, CLOCK))))
+    MetricsListener(metrics, "m").handle(TurnEnded(0, account(findings=both, run=(CLOCK, CLOCK))))
     exposed = metrics.exposition()[0].decode()
     assert 'callgate_findings_total{finding="tool_calls_with_stop",model="m"} 1.0' in exposed
     assert 'callgate_findings_total{finding="arguments_repaired",model="m"} 2.0' in exposed

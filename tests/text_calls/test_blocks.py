@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from callgate.calls.offer import Check
-from callgate.calls.states import BrokenCall, Finding, Flaw, Problem, ReadyCall
+from callgate.calls.states import BrokenCall, Finding, Flaw, FlawDetail, ReadyCall
 from callgate.text_calls.blocks import ToolUseBuffer
 
 TOOLS = [
@@ -146,11 +146,11 @@ def test_a_missing_parameter_is_named():
 
 def test_whoever_can_compile_schemas_has_them_enforced():
     def never(parameters) -> Check:
-        return lambda _: Problem(pointer="/command", expected="nothing at all")
+        return lambda _: FlawDetail(pointer="/command", expected="nothing at all")
 
     call = stopped(AS_JSON, buffer=ToolUseBuffer(TOOLS, compile=never))
     assert isinstance(call, BrokenCall)
-    assert call.problem == Problem(pointer="/command", expected="nothing at all")
+    assert call.problem == FlawDetail(pointer="/command", expected="nothing at all")
 
 
 def test_text_in_xml_is_converted_to_the_declared_type_without_a_word():

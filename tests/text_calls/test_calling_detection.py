@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from callgate.conversation.errors import BrokenOff, ChatError
-from callgate.conversation.events import AskedInWords, CallWritten, Finished, ModelEvent, TextDelta
-from callgate.conversation.ports import Ask
+from callgate.conversation.events import CallWritten, Finished, ModelEvent, PromptedCalling, TextDelta
+from callgate.conversation.ports import ModelRequest
 from callgate.text_calls.calling_detection import Choice, ChosenModel, Way
 from callgate.text_calls.families import PROBE_TOOL
 from callgate.text_calls.prompted import PromptedModel
@@ -19,14 +19,14 @@ pytestmark = pytest.mark.anyio
 
 CLOCK = msgspec.Raw(b'{"type":"function","function":{"name":"get_time","parameters":{"type":"object"}}}')
 QUESTION = {"role": "user", "content": "What time is it?"}
-ASK = Ask(messages=(QUESTION,), tools=(CLOCK,))
-WITHOUT_TOOLS = Ask(messages=(QUESTION,))
+ASK = ModelRequest(messages=(QUESTION,), tools=(CLOCK,))
+WITHOUT_TOOLS = ModelRequest(messages=(QUESTION,))
 NATIVE_CALL: list[ModelEvent] = [CallWritten(PROBE_TOOL, '{"word": "ready"}', "c1"), Finished("tool_calls")]
 PROSE: list[ModelEvent] = [TextDelta("I cannot do that."), Finished("stop")]
 REFUSES_TOOLS = ChatError(400, "this server takes no tools")
 OVERLOADED = ChatError(503, "try later", retryable=True)
 
-Answers = Callable[[Ask], Sequence[ModelEvent] | Exception]
+Answers = Callable[[ModelRequest], Sequence[ModelEvent] | Exception]
 
 
 class Said:
@@ -47,14 +47,14 @@ class Scripted:
 
     def __init__(self, answers: Answers | Sequence[ModelEvent] | Exception) -> None:
         self._answers: Answers = answers if callable(answers) else lambda _: answers
-        self.probed: list[Ask] = []
-        self.asked: list[Ask] = []
+        self.probed: list[ModelRequest] = []
+        self.asked: list[ModelRequest] = []
         self.probing = asyncio.Event()
         self.gate = asyncio.Event()
         self.gate.set()
 
     @asynccontextmanager
-    async def ask(self, ask: Ask):
+    async def ask(self, ask: ModelRequest):
         if PROBE_TOOL in str(ask.messages):
             self.probed.append(ask)
             self.probing.set()
@@ -81,11 +81,11 @@ class Route:
         self.way = Way(name, witness, self.told.append, **way)
         self.model = ChosenModel(inner, self.way, PromptedModel)
 
-    async def ask(self, ask: Ask = ASK) -> str:
+    async def ask(self, ask: ModelRequest = ASK) -> str:
         """The way in which this question reached the model."""
         async with self.model.ask(ask) as answer:
             events = [event async for batch in answer for event in batch]
-        return next((event.format for event in events if isinstance(event, AskedInWords)), "native")
+        return next((event.format for event in events if isinstance(event, PromptedCalling)), "native")
 
 
 async def test_a_model_that_calls_the_probes_tool_is_asked_natively_from_then_on():
@@ -218,7 +218,7 @@ async def test_a_way_found_through_one_wrapper_counts_for_the_other():
     await chosen.ask()
     async with ChosenModel(other, chosen.way, PromptedModel).ask(ASK) as answer:
         events = [event async for batch in answer for event in batch]
-    assert isinstance(events[0], AskedInWords)
+    assert isinstance(events[0], PromptedCalling)
     assert other.probed == []
 
 

@@ -13,19 +13,19 @@ from msgspec.structs import replace
 from callgate.calls.states import Flaw
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import (
-    AskedInWords,
     CallDelta,
     CallWritten,
     Finished,
-    Head,
     Logprobs,
     ModelEvent,
+    PromptedCalling,
+    ProviderHead,
     ReasoningDelta,
     TextDelta,
     Usage,
 )
 from callgate.conversation.loop import converse
-from callgate.conversation.ports import Ask
+from callgate.conversation.ports import ModelRequest
 from callgate.text_calls import prompts
 from callgate.text_calls.prompted import PromptedModel
 from callgate.text_calls.prompts import FORMATS, style_for
@@ -54,7 +54,7 @@ WEATHER = tool("get_weather", city="string")
 CLOCK = tool("get_time")
 LOOKUP = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
 QUESTION = raw({"role": "user", "content": "Weather in Porto?"})
-ASK = Ask(messages=(QUESTION,), tools=(WEATHER, CLOCK))
+ASK = ModelRequest(messages=(QUESTION,), tools=(WEATHER, CLOCK))
 
 
 class Said:
@@ -78,7 +78,7 @@ class Scripted:
 
     def __init__(self, *batches, broke_off=None):
         self.answer = Said(batches, broke_off)
-        self.asked: list[Ask] = []
+        self.asked: list[ModelRequest] = []
         self.closed = False
 
     @asynccontextmanager
@@ -90,20 +90,20 @@ class Scripted:
             self.closed = True
 
 
-async def heard(model: PromptedModel, ask: Ask = ASK) -> list[ModelEvent]:
+async def heard(model: PromptedModel, ask: ModelRequest = ASK) -> list[ModelEvent]:
     """What the answer itself said; that it was asked for in words is said first, and has tests of its own."""
     async with model.ask(ask) as answer:
         events = [event async for batch in answer for event in batch]
-    return [event for event in events if not isinstance(event, AskedInWords)]
+    return [event for event in events if not isinstance(event, PromptedCalling)]
 
 
-async def sent(ask: Ask, format: str = "hermes", *, constrain: bool = False) -> Ask:
+async def sent(ask: ModelRequest, format: str = "hermes", *, constrain: bool = False) -> ModelRequest:
     inner = Scripted([TextDelta("ok")])
     await heard(PromptedModel(inner, format, constrain=constrain), ask)
     return inner.asked[0]
 
 
-def messages_of(ask: Ask) -> list[dict[str, Any]]:
+def messages_of(ask: ModelRequest) -> list[dict[str, Any]]:
     return [message if isinstance(message, dict) else msgspec.json.decode(message) for message in ask.messages]
 
 
@@ -166,7 +166,7 @@ async def test_what_the_caller_gave_is_left_as_it_was():
 
 async def test_without_tools_and_calls_nothing_is_touched():
     inner = Scripted([TextDelta("<tool_call> is a tag")])
-    ask = Ask(messages=(QUESTION,))
+    ask = ModelRequest(messages=(QUESTION,))
     events = await heard(PromptedModel(inner, "hermes"), ask)
     assert inner.asked[0] is ask
     assert events == [TextDelta("<tool_call> is a tag")]
@@ -353,7 +353,7 @@ async def test_a_call_in_the_text_comes_out_as_a_call_and_not_as_talk(format):
 
 
 async def test_everything_that_is_no_text_passes():
-    others = [Head("id"), ReasoningDelta("hm"), Logprobs({}), Finished("stop"), Usage({"total_tokens": 3})]
+    others = [ProviderHead("id"), ReasoningDelta("hm"), Logprobs({}), Finished("stop"), Usage({"total_tokens": 3})]
     events = await heard(PromptedModel(Scripted(others), "hermes"))
     assert events == others
 
@@ -464,7 +464,7 @@ async def test_the_loop_runs_the_tools_of_a_prompted_model_without_knowing(forma
     inner = ScriptedModel(says(written(format, "lookup", word="tea")), says("It is a drink."))
     toolbox = ShelfToolbox(schemas={"lookup": LOOKUP}, lookup=EchoTool())
     heard_chat = Listener()
-    question = Ask(messages=({"role": "user", "content": "What is tea?"},))
+    question = ModelRequest(messages=({"role": "user", "content": "What is tea?"},))
     await converse(question, PromptedModel(inner, format), toolbox, heard_chat, new_id=counter("call"))
     assert [call.arguments for call in toolbox.ran] == [{"word": "tea"}]
     assert heard_chat.text == "It is a drink."
@@ -516,16 +516,16 @@ async def test_the_cost_is_what_the_question_grew_by(choice):
 
 
 async def test_an_answer_says_first_that_it_was_asked_for_in_words_and_at_what_cost():
-    model = PromptedModel(Scripted([Head("id")], [TextDelta("a")], [TextDelta("b")]), "json")
+    model = PromptedModel(Scripted([ProviderHead("id")], [TextDelta("a")], [TextDelta("b")]), "json")
     async with model.ask(ASK) as answer:
         batches = [list(batch) async for batch in answer]
-    asked = AskedInWords("litellm_json", model.describe_cost(ASK).tokens)
-    assert batches == [[asked, Head("id")], [TextDelta("a")], [TextDelta("b")]]
+    asked = PromptedCalling("litellm_json", model.describe_cost(ASK).tokens)
+    assert batches == [[asked, ProviderHead("id")], [TextDelta("a")], [TextDelta("b")]]
 
 
 async def test_an_answer_that_was_not_asked_for_in_words_does_not_say_so():
     model = PromptedModel(Scripted([TextDelta("a")]), "json")
-    async with model.ask(Ask(messages=(QUESTION,))) as answer:
+    async with model.ask(ModelRequest(messages=(QUESTION,))) as answer:
         assert [event async for batch in answer for event in batch] == [TextDelta("a")]
 
 
@@ -535,7 +535,7 @@ VERDICT = {"type": "object", "properties": {"verdict": {"$ref": "#/$defs/word"}}
 WANTS_VERDICT = {"type": "json_schema", "json_schema": {"name": "verdict", "schema": VERDICT}}
 
 
-def wanting(form: Any, **fields: Any) -> Ask:
+def wanting(form: Any, **fields: Any) -> ModelRequest:
     return replace(ASK, params={"response_format": form}, **fields)
 
 
@@ -603,4 +603,4 @@ async def test_long_talk_is_no_call_without_end():
 
 
 async def test_a_question_without_tools_costs_nothing():
-    assert PromptedModel(Scripted(), "xml").describe_cost(Ask(messages=(QUESTION,))).tokens == 0
+    assert PromptedModel(Scripted(), "xml").describe_cost(ModelRequest(messages=(QUESTION,))).tokens == 0

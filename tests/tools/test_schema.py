@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from callgate.calls.states import Problem
+from callgate.calls.states import FlawDetail
 from callgate.tools.schema import SchemaError, compile_schema
 
 SCHEMA: dict[str, Any] = {
@@ -20,7 +20,7 @@ SCHEMA: dict[str, Any] = {
 }
 
 
-def problem(arguments: dict[str, Any], schema: dict[str, Any] | None = None) -> Problem:
+def problem(arguments: dict[str, Any], schema: dict[str, Any] | None = None) -> FlawDetail:
     found = compile_schema(schema or SCHEMA)(arguments)
     assert found is not None
     return found

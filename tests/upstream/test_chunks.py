@@ -5,15 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callgate.conversation.events import (
-    Aside,
     CallDelta,
     CallWritten,
     ChoiceIgnored,
+    ExtraField,
     Finished,
-    Head,
     Logprobs,
     ModelEvent,
     ProviderError,
+    ProviderHead,
     ReasoningDelta,
     TextDelta,
     ThinkingBlock,
@@ -78,7 +78,7 @@ def test_a_chunk_that_says_nothing_brings_nothing(odd):
 
 def test_the_head_is_told_once_when_there_is_one():
     told: dict[str, Any] = {"id": "c1", "model": "m", "system_fingerprint": "fp", "service_tier": None, "choices": []}
-    assert read({"id": "", "model": "", "choices": []}, told, told) == [Head("c1", "m", "fp", None)]
+    assert read({"id": "", "model": "", "choices": []}, told, told) == [ProviderHead("c1", "m", "fp", None)]
 
 
 def test_a_fragment_of_a_call_is_passed_on_as_it_was_sent():
@@ -160,7 +160,7 @@ def test_usage_is_found_on_the_chunk_and_on_the_choice():
 def test_reasoning_is_told_once_and_under_its_own_name():
     assert read(chunk({"reasoning_content": "a", "reasoning": "a"})) == [ReasoningDelta("a")]
     assert read(chunk({"reasoning_content": "", "reasoning": "b"})) == [ReasoningDelta("b", "reasoning")]
-    assert read(chunk({"reasoning": {"odd": 1}})) == [Aside("reasoning", {"odd": 1})]
+    assert read(chunk({"reasoning": {"odd": 1}})) == [ExtraField("reasoning", {"odd": 1})]
 
 
 def test_content_in_parts_is_text_and_thinking():
@@ -184,9 +184,9 @@ def test_thinking_blocks_and_unread_fields_are_kept():
     delta = {"thinking_blocks": [block], "refusal": "no", "annotations": [], "reasoning_details": [{"a": 1}], "odd": 1}
     assert read(chunk(delta)) == [
         ThinkingBlock(block),
-        Aside("refusal", "no"),
-        Aside("reasoning_details", [{"a": 1}]),
-        Aside("odd", 1),
+        ExtraField("refusal", "no"),
+        ExtraField("reasoning_details", [{"a": 1}]),
+        ExtraField("odd", 1),
     ]
 
 
@@ -250,7 +250,7 @@ def test_a_whole_answer_is_read_in_one_go():
         "usage": {"total_tokens": 3},
     }
     assert read_completion(body) == [
-        Head("c1", "m"),
+        ProviderHead("c1", "m"),
         TextDelta("hi"),
         ReasoningDelta("why", "reasoning"),
         CallWritten("f", "{}", "a", extras={"extra_content": {"s": 1}}),

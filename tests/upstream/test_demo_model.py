@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from callgate.conversation.events import CallDelta, CallWritten, Finished, Head, TextDelta, Usage
-from callgate.conversation.ports import Ask
+from callgate.conversation.events import CallDelta, CallWritten, Finished, ProviderHead, TextDelta, Usage
+from callgate.conversation.ports import ModelRequest
 from callgate.upstream.demo_model import DemoModel
 from tests.upstream.wire import tool
 
@@ -25,7 +25,7 @@ def user(text):
 
 def ask(*messages, tools=BOTH, choice=None, stream=True, **params):
     raw = [msgspec.Raw(json.dumps(message).encode()) for message in messages]
-    return Ask(raw, [msgspec.Raw(json.dumps(each).encode()) for each in tools], choice, params, stream)
+    return ModelRequest(raw, [msgspec.Raw(json.dumps(each).encode()) for each in tools], choice, params, stream)
 
 
 async def batches(question):
@@ -174,7 +174,7 @@ async def test_a_forced_choice_of_a_tool_that_was_asked_for_takes_the_requests_a
 
 async def test_it_speaks_in_words_and_its_calls_in_fragments():
     spoken = await batches(ask(user("hello")))
-    assert isinstance(spoken[0][0], Head)
+    assert isinstance(spoken[0][0], ProviderHead)
     assert sum(isinstance(event, TextDelta) for batch in spoken for event in batch) > 10
     called = await batches(ask(user("What is 2*21?")))
     assert sum(isinstance(event, CallDelta) for batch in called for event in batch) > 2

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from callgate.conversation.errors import BrokenOff, ChatError
-from callgate.conversation.events import CallWritten, Finished, Head, TextDelta, Usage
-from callgate.conversation.ports import Ask
+from callgate.conversation.events import CallWritten, Finished, ProviderHead, TextDelta, Usage
+from callgate.conversation.ports import ModelRequest
 from callgate.http.aiohttp_client import AiohttpClient
 from callgate.http.client import HttpClient
 from callgate.http.interface import Deadlines
@@ -75,7 +75,9 @@ def streaming(*payloads, done=True, head=True):
 async def test_messages_and_tools_travel_as_the_bytes_they_came_as(model):
     message = b'{"role":"user",  "content":"\\u00e9", "odd": 1e2}'
     schema = b'{"type":"function", "function":{"name":"t",   "parameters":{}}}'
-    ask = Ask([msgspec.Raw(message), {"role": "assistant", "content": "x"}], [msgspec.Raw(schema)], params={"top_k": 3})
+    ask = ModelRequest(
+        [msgspec.Raw(message), {"role": "assistant", "content": "x"}], [msgspec.Raw(schema)], params={"top_k": 3}
+    )
     async with serving(streaming(chunk({"content": "x"}))) as server:
         await events(model(server), ask)
     sent = server.requests[0]
@@ -183,7 +185,7 @@ async def test_a_stream_is_read_batch_by_batch_to_its_end_mark(model):
             found.append(list(batch))
             if len(found) <= len(sent):
                 sent[len(found) - 1].set()
-    assert found[0] == [Head(id="chatcmpl-1", model="m"), TextDelta("He")]
+    assert found[0] == [ProviderHead(id="chatcmpl-1", model="m"), TextDelta("He")]
     assert found[1] == [TextDelta("llo")]
     rest = [event for batch in found[2:] for event in batch]
     assert rest == [Finished("stop"), Usage({"total_tokens": 5})]

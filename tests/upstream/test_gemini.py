@@ -7,7 +7,7 @@ import pytest
 
 from callgate.calls.states import BrokenCall, ReadyCall
 from callgate.conversation.errors import BrokenOff
-from callgate.conversation.ports import Ask, Message
+from callgate.conversation.ports import Message, ModelRequest
 from callgate.upstream import resolve
 from callgate.upstream.catalogue import Catalogue
 from callgate.upstream.inspection import whereabouts
@@ -106,7 +106,7 @@ async def test_the_request_is_the_one_litellm_would_send(upstream, lanes, stream
         "api_base": "http://elsewhere.example",
         "extra_headers": {"X-Not": "this"},
     }
-    ask = Ask(messages, [msgspec.Raw(msgspec.json.encode(PATH))], "auto", params, stream)
+    ask = ModelRequest(messages, [msgspec.Raw(msgspec.json.encode(PATH))], "auto", params, stream)
     translated, through = lanes(extra_headers={"X-Team": "blue"}, top_p=0.9)
     for lane in (translated, translated, through):
         await heard(lane, ask)
@@ -133,7 +133,7 @@ async def test_a_signature_goes_back_with_its_call(upstream, lanes, stream):
         {"role": "assistant", "content": None, "tool_calls": [{**sent, **call.extras}]},
         {"role": "tool", "tool_call_id": call.id, "content": "12:00"},
     ]
-    await heard(ours, Ask(history, question(stream).tools, stream=stream))
+    await heard(ours, ModelRequest(history, question(stream).tools, stream=stream))
     [part] = upstream.requests[1].body["contents"][1]["parts"]
     assert part["thoughtSignature" if "thoughtSignature" in part else "thought_signature"] == "c2lnbmVk"
 
@@ -218,10 +218,10 @@ async def test_a_message_that_is_to_be_cached_goes_through_litellm_which_makes_t
     class Otherwise:
         def ask(self, ask):
             met.append(ask)
-            return through.ask(Ask([{"role": "user", "content": "hi"}], stream=ask.stream))
+            return through.ask(ModelRequest([{"role": "user", "content": "hi"}], stream=ask.stream))
 
     ours._otherwise = Otherwise()
-    turn, _, raw = await heard(ours, Ask([{"role": "user", "content": [part]}], stream=True))
+    turn, _, raw = await heard(ours, ModelRequest([{"role": "user", "content": [part]}], stream=True))
     assert (turn.text, raw, len(met)) == ("ok", False, 1)
 
 

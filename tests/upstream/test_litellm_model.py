@@ -12,7 +12,7 @@ import pytest
 
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import CallDelta, CallWritten, Finished, ProviderError, TextDelta, Usage
-from callgate.conversation.ports import Ask
+from callgate.conversation.ports import ModelRequest
 from callgate.upstream import litellm_model, resolve
 from callgate.upstream.litellm_model import LiteLLMModel
 from callgate.upstream.params import NAMED
@@ -109,7 +109,7 @@ async def test_a_whole_answer_comes_as_events():
 
 
 async def test_what_came_as_bytes_is_read_for_litellm():
-    ask = Ask(
+    ask = ModelRequest(
         [msgspec.Raw(b'{"role":"user","content":"hi"}')],
         [msgspec.Raw(json.dumps(tool("t")).encode())],
         tool_choice=msgspec.Raw(b'"required"'),

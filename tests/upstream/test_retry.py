@@ -6,14 +6,14 @@ from contextlib import asynccontextmanager
 import pytest
 
 from callgate.conversation.errors import BrokenOff, ChatError
-from callgate.conversation.events import Finished, Head, ModelEvent, ProviderError, TextDelta, Usage
+from callgate.conversation.events import Finished, ModelEvent, ProviderError, ProviderHead, TextDelta, Usage
 from callgate.upstream.errors import UpstreamError
 from callgate.upstream.retry import Circumstances, Pool, RetryBudget, RetryingModel, RetryPolicy
 from tests.upstream.wire import asking
 
 pytestmark = pytest.mark.anyio
 
-ANSWER: list[list[ModelEvent]] = [[Head(id="1")], [TextDelta("hello")], [Finished("stop")]]
+ANSWER: list[list[ModelEvent]] = [[ProviderHead(id="1")], [TextDelta("hello")], [Finished("stop")]]
 
 
 def passing(retry_after=None):
@@ -122,11 +122,11 @@ async def test_how_raw_the_finish_reason_is_is_known_as_late_as_inside(world):
     [
         passing(),
         [passing()],
-        [[Head(id="1")], passing()],
+        [[ProviderHead(id="1")], passing()],
         [BrokenOff("cut", transport_error=True)],
-        [[Head(id="1")], BrokenOff("cut", transport_error=False)],
-        [[Head(id="1"), Usage({})]],
-        [[Head(id="1")], [ProviderError("oops", {"error": "oops"})]],
+        [[ProviderHead(id="1")], BrokenOff("cut", transport_error=False)],
+        [[ProviderHead(id="1"), Usage({})]],
+        [[ProviderHead(id="1")], [ProviderError("oops", {"error": "oops"})]],
         [],
     ],
 )
@@ -250,7 +250,7 @@ async def test_the_budget_forgets_with_time():
 @pytest.mark.parametrize("when", ["before_words", "after_words"])
 async def test_cancelling_closes_what_was_opened(world, when):
     never = asyncio.Event()
-    one = Scripted([[TextDelta("x")], never] if when == "after_words" else [[Head(id="1")], never])
+    one = Scripted([[TextDelta("x")], never] if when == "after_words" else [[ProviderHead(id="1")], never])
     task = asyncio.create_task(heard(world.model(one)))
     async with asyncio.timeout(5):
         await one.opened.wait()

@@ -14,7 +14,7 @@ import structlog
 from callgate.calls.states import BrokenCall, Finding, Flaw, ReadyCall
 from callgate.conversation.errors import BrokenOff
 from callgate.conversation.events import ProviderError
-from callgate.conversation.ports import Ask, Message
+from callgate.conversation.ports import Message, ModelRequest
 from callgate.http.interface import Deadlines
 from callgate.upstream import resolve, translation
 from callgate.upstream.catalogue import Catalogue
@@ -66,7 +66,7 @@ def counts(turn):
 def likeness(turn):
     """What both lanes can see of a turn."""
     calls = [(type(call), call.id, call.name, getattr(call, "arguments", None)) for call in turn.calls]
-    return turn.text, turn.reasoning, calls, turn.winner, counts(turn), turn.asides.get("thinking_blocks")
+    return turn.text, turn.reasoning, calls, turn.winner, counts(turn), turn.extra_fields.get("thinking_blocks")
 
 
 WRITE = Call("fs/write", {"path": "/a", "mode": "w"}, id="toolu_1")
@@ -135,7 +135,7 @@ async def test_the_request_is_the_one_litellm_would_send(upstream, lanes, stream
         "api_base": "http://elsewhere.example",
         "extra_headers": {"X-Not": "this"},
     }
-    ask = Ask(messages, [msgspec.Raw(msgspec.json.encode(PATH))], "auto", params, stream)
+    ask = ModelRequest(messages, [msgspec.Raw(msgspec.json.encode(PATH))], "auto", params, stream)
     translated, through = lanes(extra_headers={"X-Team": "blue"}, temperature=1)
     for lane in (translated, translated, through):
         await heard(lane, ask)
@@ -174,7 +174,7 @@ async def test_the_history_is_left_as_it_was(upstream, lanes):
     # litellm writes a role into a message that has none.
     messages: list[Message] = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}, {"content": "Hello."}]
     before = json.dumps(messages)
-    await heard(lanes()[0], Ask(messages))
+    await heard(lanes()[0], ModelRequest(messages))
     assert json.dumps(messages) == before
 
 
@@ -183,7 +183,7 @@ async def test_thinking_with_its_signature_goes_back_as_it_came(upstream, lanes,
     upstream.script(MODEL, [Reply(reasoning="Let me think.", calls=[WRITE]), Reply(text="ok")])
     model, _ = lanes()
     turn, _, _ = await heard(model, asked(stream))
-    assert "provider_specific_fields" not in turn.asides, "a second copy would go back beside the first"
+    assert "provider_specific_fields" not in turn.extra_fields, "a second copy would go back beside the first"
     result = {"role": "tool", "tool_call_id": "toolu_1", "content": "written"}
     messages = [{"role": "user", "content": "hi"}, turn.assistant_message(), result]
     await heard(model, msgspec.structs.replace(asked(stream), messages=messages))

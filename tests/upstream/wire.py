@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from callgate.conversation.ports import Ask
+from callgate.conversation.ports import ModelRequest
 from callgate.http.interface import Deadlines
 
 QUICK = Deadlines(connect=2, first_byte=5, idle=5, total=10)
@@ -180,9 +180,9 @@ def asking(
     tool_choice: Any = None,
     params: Mapping[str, Any] | None = None,
     **more: Any,
-) -> Ask:
+) -> ModelRequest:
     raw = [msgspec.Raw(msgspec.json.encode(each)) for each in tools]
-    return Ask([{"role": "user", "content": text}], raw, tool_choice, {**(params or {}), **more}, stream)
+    return ModelRequest([{"role": "user", "content": text}], raw, tool_choice, {**(params or {}), **more}, stream)
 
 
 def tool(name: str, **properties: Any) -> dict[str, Any]:

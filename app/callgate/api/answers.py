@@ -80,7 +80,7 @@ class WholeAnswer:
         """The error it ended with, if any. Raises `ClientLeft` when the client did not wait for it."""
         error: ChatError | None = None
         try:
-            await unless_left(self._chat(self._tell), receive, self._seconds)
+            await unless_left(self._chat(self._emit), receive, self._seconds)
         except ClientLeft:
             raise
         except Exception as failure:  # noqa: BLE001 - whatever went wrong, the client gets an envelope and we get the log line
@@ -89,7 +89,7 @@ class WholeAnswer:
         await send_whole(send, error.status if error else 200, encode(body), self._headers(error), error)
         return error
 
-    async def _tell(self, event: Any) -> None:
+    async def _emit(self, event: Any) -> None:
         self._writer.write(event)
 
 
@@ -136,11 +136,11 @@ class EventStream:
         write = self._writer.write
 
         # No coroutine, because every chunk goes through here; whoever tells waits for the server itself.
-        def tell(event: Any) -> Awaitable[None]:
+        def emit(event: Any) -> Awaitable[None]:
             data = write(event)
             return self._pass(data) if data else _nothing()
 
-        await self._chat(tell)
+        await self._chat(emit)
 
     def _pass(self, data: bytes) -> Awaitable[None]:
         if not self._started:

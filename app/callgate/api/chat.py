@@ -37,9 +37,9 @@ from callgate.conversation.diagnosis import Diagnosis
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import CallsHandedBack, CallStarted, ChatEnded, ChatEvent, Ending
 from callgate.conversation.ids import new_id
-from callgate.conversation.listeners import Hears, Listener, who_hears
+from callgate.conversation.listeners import Handlers, Listener, handlers_of
 from callgate.conversation.loop import Rules, converse
-from callgate.conversation.ports import Ask, CannotPassOn, Message, Tell
+from callgate.conversation.ports import CannotPassOn, Emit, Message, ModelRequest
 from callgate.runtime.runtime import Runtime, RuntimeManager, new_call_id
 from callgate.stores.conversations import Conversations
 
@@ -158,11 +158,11 @@ class Run:
         work = self._metered if self.caller.allowance.is_metered else self._carry
         return work if self.chosen.places is None else partial(self._placed, work)
 
-    async def _placed(self, work: Chat, tell: Callable[[Any], Awaitable[None]]) -> None:
+    async def _placed(self, work: Chat, emit: Callable[[Any], Awaitable[None]]) -> None:
         with await self.runtime.place_at(self.request.model):
-            await work(tell)
+            await work(emit)
 
-    async def _metered(self, tell: Callable[[Any], Awaitable[None]]) -> None:
+    async def _metered(self, emit: Callable[[Any], Awaitable[None]]) -> None:
         """An estimate is reserved before and settled after."""
         request = self.request
         size = sum(memoryview(each).nbytes for each in (*request.messages, *request.tools))
@@ -173,25 +173,25 @@ class Run:
         try:
             async with meter:
                 self._limit_headers = meter.headers
-                await self._carry(tell)
+                await self._carry(emit)
         finally:
             self._limit_headers = meter.headers
 
-    async def _carry(self, tell: Callable[[Any], Awaitable[None]]) -> None:
+    async def _carry(self, emit: Callable[[Any], Awaitable[None]]) -> None:
         if self._relay is None:
-            await self._converse_all(tell)
+            await self._converse_all(emit)
             return
         tally = None if self._meter is None else self._meter.tally()
         try:
-            await pass_on(self._relay, self.request, tell, self._account_for_passage, tally)
+            await pass_on(self._relay, self.request, emit, self._account_for_passage, tally)
         except CannotPassOn:
-            await self._read_after_all(tell)
+            await self._read_after_all(emit)
 
     def _account_for_passage(self, ending: Ending, usage: Mapping[str, Any] | None, seconds: float) -> None:
         self._visit.notes["ending"] = str(ending.kind)
         self.runtime.write_down_passage(self.chosen, self.id, ending, usage, seconds)
 
-    async def _read_after_all(self, tell: Callable[[bytes], Awaitable[None]]) -> None:
+    async def _read_after_all(self, emit: Callable[[bytes], Awaitable[None]]) -> None:
         """Idempotency more, its answer read and written anew: it comes in another shape than was asked for."""
         self._chats = self._opened()
         stream = self._stream_writer() if self.request.stream else None
@@ -201,20 +201,20 @@ class Run:
             if body is not None:
                 body.write(told)
             elif stream is not None and (data := stream.write(told)):
-                await tell(data)
+                await emit(data)
 
         await self._converse_all(write)
         if body is not None:
-            await tell(encode(body.body()))
+            await emit(encode(body.body()))
 
-    async def _converse_all(self, tell: Callable[[Any], Awaitable[None]]) -> None:
+    async def _converse_all(self, emit: Callable[[Any], Awaitable[None]]) -> None:
         if len(self._chats) == 1:
-            await self._chats[0].carry(tell)
+            await self._chats[0].carry(emit)
             return
         try:
             async with asyncio.TaskGroup() as group:
                 for choice, chat in enumerate(self._chats):
-                    group.create_task(chat.carry(_for_choice(choice, tell)))
+                    group.create_task(chat.carry(_for_choice(choice, emit)))
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None  # the client is told of one; it cannot be answered in parts
 
@@ -250,7 +250,7 @@ class _Notes(Listener):
         if event.ending.note:
             self._visit.notes["note"] = event.ending.note
 
-    hears: ClassVar[Hears] = {CallStarted: _call_started, ChatEnded: _chat_ended}
+    handlers: ClassVar[Handlers] = {CallStarted: _call_started, ChatEnded: _chat_ended}
 
 
 class Conversation:
@@ -269,7 +269,7 @@ class Conversation:
     def add_listener(self, listener: Listener) -> None:
         self.listeners = (*self.listeners, listener)
 
-    async def carry(self, tell: Tell) -> None:
+    async def carry(self, emit: Emit) -> None:
         """The chat from its question to its end, heard by all listeners."""
         request, engaged = self._request, self._engaged
         messages: Sequence[Message] = request.messages
@@ -279,10 +279,10 @@ class Conversation:
             )
             engaged.recall(messages)
         await converse(
-            Ask(messages, (), self._tool_choice(), request.params, request.stream),
+            ModelRequest(messages, (), self._tool_choice(), request.params, request.stream),
             engaged.model,
             engaged.toolbox,
-            heard_by(self.listeners, tell, self._kept if engaged.has_house_tools else None),
+            emit_to_listeners(self.listeners, emit, self._kept if engaged.has_house_tools else None),
             new_id=new_call_id,
             rules=self._rules(),
             sees_images=engaged.sees_images,
@@ -315,26 +315,26 @@ def caller_key(caller: Caller) -> str:
     return "anonymous" if caller.anonymous else f"key {caller.name}"
 
 
-def heard_by(listeners: Sequence[Listener], tell: Tell, keep: Keep | None = None) -> Tell:
+def emit_to_listeners(listeners: Sequence[Listener], emit: Emit, keep: Keep | None = None) -> Emit:
     """Tell those who listen, then the writer. The model's words go to the writer alone: there are thousands of them.
 
     `keep` is given calls that go back to the client before anybody else is, and says how they are told.
     """
-    told = who_hears(listeners)
+    handlers = handlers_of(listeners)
 
     # No coroutine, because every chunk of every answer goes through here; whoever tells waits for the writer itself.
     def tell_all(event: ChatEvent) -> Awaitable[None]:
         if keep is not None and isinstance(event, CallsHandedBack):
-            return keep_and_tell(keep, event)
-        for place, hear in told.get(type(event), ()):
-            hear(listeners[place], event)
-        return tell(event)
+            return keep_and_emit(keep, event)
+        for place, handle in handlers.get(type(event), ()):
+            handle(listeners[place], event)
+        return emit(event)
 
-    async def keep_and_tell(keep: Keep, handed: CallsHandedBack) -> None:
+    async def keep_and_emit(keep: Keep, handed: CallsHandedBack) -> None:
         handed = await keep(handed)
-        for place, hear in told.get(CallsHandedBack, ()):
-            hear(listeners[place], handed)
-        await tell(handed)
+        for place, handle in handlers.get(CallsHandedBack, ()):
+            handle(listeners[place], handed)
+        await emit(handed)
 
     return tell_all
 
@@ -354,13 +354,13 @@ def _for_legacy(handed: CallsHandedBack, messages: Sequence[Message]) -> CallsHa
     call = handed.calls[0]
     function = function_body(call)
     id = legacy.call_id(messages, function["name"], function["arguments"])
-    unseen = handed.unseen and replace(handed.unseen, names={id: call.id})
-    return CallsHandedBack((replace(call, id=id),), unseen)
+    hidden = handed.hidden and replace(handed.hidden, names={id: call.id})
+    return CallsHandedBack((replace(call, id=id),), hidden)
 
 
-def _for_choice(choice: int, tell: Callable[[Any], Awaitable[None]]) -> Tell:
+def _for_choice(choice: int, emit: Callable[[Any], Awaitable[None]]) -> Emit:
     async def tell_for_choice(event: ChatEvent) -> None:
-        await tell(ForChoice(choice, event))
+        await emit(ForChoice(choice, event))
 
     return tell_for_choice
 

@@ -16,22 +16,22 @@ from callgate.calls.states import Call, ReadyCall
 from callgate.conversation.diagnosis import Diagnosis
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import (
-    Aside,
     CallEnded,
     CallProgress,
     CallsHandedBack,
     CallStarted,
     ChatEnded,
     ChatEvent,
-    Head,
+    ExtraField,
     Logprobs,
     ModelEvent,
     ModelOutput,
     ModelRetried,
+    ProviderHead,
     ReasoningDelta,
     TextDelta,
 )
-from callgate.conversation.listeners import Hears
+from callgate.conversation.listeners import Handlers
 from callgate.conversation.usage import add_usage
 
 DONE = b"data: [DONE]\n\n"
@@ -146,7 +146,7 @@ class ChunkWriter:
     def _heard(self, turn: int, events: Sequence[ModelEvent]) -> bytes:
         written: list[bytes] = []
         if not self._opened and events:
-            self._take_head(next((event for event in events if isinstance(event, Head)), None))
+            self._take_head(next((event for event in events if isinstance(event, ProviderHead)), None))
             written.append(self.opening())
         last = len(events) - 1
         for at, event in enumerate(events):
@@ -161,7 +161,7 @@ class ChunkWriter:
                 text = self._reasoning.feed(turn, event.text)
                 if text:
                     written.append(self._chunk({"reasoning_content": text}))
-            elif isinstance(event, Aside) and event.field not in INNER_ASIDES:
+            elif isinstance(event, ExtraField) and event.field not in INNER_ASIDES:
                 written.append(self._chunk({event.field: event.value}))
         return b"".join(written)
 
@@ -206,7 +206,7 @@ class ChunkWriter:
         self._set_frame()
         return self._chunk({"role": "assistant", "content": "", "refusal": None})
 
-    def _take_head(self, head: Head | None) -> None:
+    def _take_head(self, head: ProviderHead | None) -> None:
         """What the provider says of its answer stands in every chunk, so chunks have a shape only from here on."""
         if head is not None and head.system_fingerprint is not None:
             self._more["system_fingerprint"] = head.system_fingerprint
@@ -307,7 +307,7 @@ class CompletionWriter:
     def _end(self, event: ChatEnded) -> None:
         self._ended = event
 
-    _takes: ClassVar[Hears] = {
+    _takes: ClassVar[Handlers] = {
         ModelOutput: _hear,
         ModelRetried: _forget,
         CallStarted: _show,
@@ -376,16 +376,16 @@ class CompletionWriter:
                     reasoning.append(thought.feed(turn, event.text))
                 elif isinstance(event, Logprobs):
                     logprobs = _joined_logprobs(logprobs, event.value)
-                elif isinstance(event, Aside) and event.field not in INNER_ASIDES:
+                elif isinstance(event, ExtraField) and event.field not in INNER_ASIDES:
                     message[event.field] = _joined(message.get(event.field), event.value)
             reasoning += map(thought.line, self._lines.get(turn, ()))
         text.append(said.finish())
         return "".join(text), "".join(reasoning), logprobs
 
-    def _first_head(self) -> Head | None:
+    def _first_head(self) -> ProviderHead | None:
         for events in self._heard.values():
             for event in events:
-                if isinstance(event, Head):
+                if isinstance(event, ProviderHead):
                     return event
         return None
 

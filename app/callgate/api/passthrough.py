@@ -35,7 +35,7 @@ Account = Callable[[Ending, Mapping[str, Any] | None, float], None]
 async def pass_on(
     relay: Relay,
     request: ChatRequest,
-    tell: Callable[[bytes], Awaitable[None]],
+    emit: Callable[[bytes], Awaitable[None]],
     account: Account,
     tally: Tally | None = None,
 ) -> None:
@@ -43,10 +43,10 @@ async def pass_on(
     anything was told. Where the key is metered, `tally` hears what it came to; one that breaks off counts as estimated."""
     began = time.monotonic()
     if tally is not None:
-        tally.hear(TurnStarted(0, tools_offered=request.has_tools))
+        tally.handle(TurnStarted(0))
     try:
         passage = await relay.pass_on(PassOn(_fields(request), request.stream, request.include_usage))
-        await passage.carry(tell)
+        await passage.carry(emit)
     except BrokenOff as broke:
         raise ChatError(
             502,
@@ -57,12 +57,12 @@ async def pass_on(
         ) from broke
     except CannotPassOn:
         if tally is not None:
-            tally.hear(ModelRetried(0, 1, "the answer has to be read"))
+            tally.handle(ModelRetried(0, 1, "the answer has to be read"))
         raise
     ending = _ending(passage)
     account(ending, passage.usage, time.monotonic() - began)
     if tally is not None:
-        tally.hear(ChatEnded(ending, passage.usage))
+        tally.handle(ChatEnded(ending, passage.usage))
 
 
 def _ending(passage: Passage) -> Ending:

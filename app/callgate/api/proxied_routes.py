@@ -106,10 +106,10 @@ class _Asked:
         meter = await self._runtime.meter(self._caller, self.model, self._size, None, 1)
         tally = meter.tally()
         async with meter:
-            tally.hear(TurnStarted(0, tools_offered=False))  # counts as estimated unless the answer says what it cost
+            tally.handle(TurnStarted(0))  # counts as estimated unless the answer says what it cost
             usage = usage_in(await self._pass_on(send, meter.headers))
             if usage is not None:
-                tally.hear(ChatEnded(Ending(EndingKind.ANSWERED, "stop"), usage))
+                tally.handle(ChatEnded(Ending(EndingKind.ANSWERED, "stop"), usage))
 
     async def _pass_on(self, send: Send, headers: Mapping[str, str]) -> bytes:
         """The answer, part by part. Returns the end of it."""

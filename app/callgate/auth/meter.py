@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, Self
 from callgate.auth.keys import Caller
 from callgate.auth.limits import NANO, Amount, Limiter, OverLimit, Reservation
 from callgate.conversation.events import ChatEnded, ModelRetried, TurnEnded, TurnStarted
-from callgate.conversation.listeners import Hears, Listener
+from callgate.conversation.listeners import Handlers, Listener
 from callgate.conversation.usage import add_usage
 
 BYTES_PER_TOKEN: Final = 4
@@ -63,7 +63,7 @@ class Tally(Listener):
         self._asked = 0
         self._usages = [event.usage]
 
-    hears: ClassVar[Hears] = {
+    handlers: ClassVar[Handlers] = {
         TurnStarted: _turn_started,
         ModelRetried: _model_retried,
         TurnEnded: _turn_ended,

@@ -26,7 +26,7 @@ from callgate.calls.json_text import (
     sound_text,
     value_end,
 )
-from callgate.calls.states import Flaw, Problem
+from callgate.calls.states import Flaw, FlawDetail
 
 BLOCK = 4096
 """Fragments that are joined into one when they have piled up: a small string costs ten times its letters."""
@@ -56,7 +56,7 @@ class Arguments(msgspec.Struct, frozen=True, gc=False):
 class ArgumentsError(ValueError):
     """What a model wrote is not one whole object."""
 
-    def __init__(self, flaw: Flaw, problem: Problem) -> None:
+    def __init__(self, flaw: Flaw, problem: FlawDetail) -> None:
         super().__init__(f"{flaw}: expected {problem.expected}")
         self.flaw = flaw
         self.problem = problem
@@ -143,7 +143,7 @@ class Fragments:
 
     def read(self) -> Arguments:
         if self.too_large:
-            problem = Problem(expected=f"at most {self._limit} bytes of arguments", got="more than that")
+            problem = FlawDetail(expected=f"at most {self._limit} bytes of arguments", got="more than that")
             raise ArgumentsError(Flaw.ARGUMENTS_TOO_LARGE, problem)
         if self._others:
             return _read_objects(list(self._all()))
@@ -363,7 +363,7 @@ def _read_objects(parts: Sequence[Any]) -> Arguments:
     told = list(dropwhile(lambda one: not one, objects[:-1])) + objects[-1:]
     if any(not same_json(told[0], other) for other in told[1:]):
         raise ArgumentsError(
-            Flaw.INVALID_JSON, Problem(expected="one object", got=f"{len(told)} objects that differ, in one call")
+            Flaw.INVALID_JSON, FlawDetail(expected="one object", got=f"{len(told)} objects that differ, in one call")
         )
     return Arguments(told[0], repaired=True)
 
@@ -394,10 +394,10 @@ def _sound_object(value: Any) -> dict[str, Any]:
         joined = _object_in(join_surrogates(text))
         if joined is not None:
             return joined
-        problem = Problem(expected="both halves of each surrogate pair", got=_quoted(text))
+        problem = FlawDetail(expected="both halves of each surrogate pair", got=_quoted(text))
         raise ArgumentsError(Flaw.INVALID_JSON, problem) from None
     except (JsonFault, ValueError, TypeError) as error:
-        raise ArgumentsError(Flaw.INVALID_JSON, Problem(expected="one JSON object", got=str(error))) from None
+        raise ArgumentsError(Flaw.INVALID_JSON, FlawDetail(expected="one JSON object", got=str(error))) from None
     return value
 
 
@@ -412,14 +412,14 @@ def _encoded(value: Any) -> str:
 
 
 def _no_object(value: Any) -> ArgumentsError:
-    return ArgumentsError(Flaw.NOT_AN_OBJECT, Problem(expected="one JSON object", got=_quoted(_encoded(value))))
+    return ArgumentsError(Flaw.NOT_AN_OBJECT, FlawDetail(expected="one JSON object", got=_quoted(_encoded(value))))
 
 
 def _unreadable(text: str, fault: JsonFault) -> ArgumentsError:
     flaw = Flaw.TRUNCATED if fault.cut else Flaw.INVALID_JSON
     at = fault.position
     got = _quoted_end(text[:at]) + _quoted(text[at:])
-    return ArgumentsError(flaw, Problem(expected=fault.expected, got=got, note=_where(text, fault)))
+    return ArgumentsError(flaw, FlawDetail(expected=fault.expected, got=got, note=_where(text, fault)))
 
 
 def _where(text: str, fault: JsonFault) -> str:

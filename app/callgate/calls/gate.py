@@ -16,7 +16,7 @@ from callgate.calls.coercion import coerce
 from callgate.calls.json_text import sound_text
 from callgate.calls.names import close_names, inner_calls, is_parallel, resolve_name
 from callgate.calls.offer import Offer, OfferedTool
-from callgate.calls.states import BrokenCall, Call, Finding, Flaw, Problem, ReadyCall
+from callgate.calls.states import BrokenCall, Call, Finding, Flaw, FlawDetail, ReadyCall
 
 
 class FoundCall(msgspec.Struct, frozen=True, gc=False):
@@ -104,7 +104,7 @@ def _settled_custom(call: FoundCall, name: str, *, being_written: bool) -> Call:
     return ReadyCall(call.id, name, {}, sound_text(call.text()), call.findings, call.extras, custom=True)
 
 
-def _broken(call: FoundCall, name: str | None, flaw: Flaw, problem: Problem | None = None) -> BrokenCall:
+def _broken(call: FoundCall, name: str | None, flaw: Flaw, problem: FlawDetail | None = None) -> BrokenCall:
     return BrokenCall(call.id, name and sound_text(name), flaw, sound_text(call.text()), problem, call.extras)
 
 
@@ -112,16 +112,16 @@ def _nameless(call: FoundCall) -> BrokenCall:
     """Text that ended or broke before a name says more by that than by the name it lacks."""
     if call.flaw is not None:
         return _broken(call, None, call.flaw, _told_by_arguments(call))
-    return _broken(call, None, Flaw.MISSING_NAME, Problem(expected="the name of a tool that is on offer"))
+    return _broken(call, None, Flaw.MISSING_NAME, FlawDetail(expected="the name of a tool that is on offer"))
 
 
-def _unknown(raw: str, offer: Offer) -> Problem:
+def _unknown(raw: str, offer: Offer) -> FlawDetail:
     near = close_names(raw, offer)
     note = f"did you mean {' or '.join(near)}?" if near else ""
-    return Problem(expected="the exact name of a tool that is on offer", got=raw[:120], note=note)
+    return FlawDetail(expected="the exact name of a tool that is on offer", got=raw[:120], note=note)
 
 
-def _told_by_arguments(call: FoundCall) -> Problem | None:
+def _told_by_arguments(call: FoundCall) -> FlawDetail | None:
     """What the arguments themselves show of a flaw that the reader of the text already knew."""
     try:
         call.read()
@@ -130,16 +130,16 @@ def _told_by_arguments(call: FoundCall) -> Problem | None:
     return None
 
 
-def _was_cut(value: dict[str, Any], tool: OfferedTool) -> Problem | None:
+def _was_cut(value: dict[str, Any], tool: OfferedTool) -> FlawDetail | None:
     """Some servers close what the length limit cut, so a healed object shows only by what it lacks."""
     note = "the answer had become too long while this call was being written"
     declared = tool.parameters.get("properties")
     if not value and declared:
-        return Problem(expected="arguments", got="{}", note=note)
+        return FlawDetail(expected="arguments", got="{}", note=note)
     required = tool.parameters.get("required")
     missing = [name for name in required if name not in value] if isinstance(required, Sequence) else []
     if missing:
-        return Problem(expected=f"the properties {', '.join(map(str, missing))}", note=note)
+        return FlawDetail(expected=f"the properties {', '.join(map(str, missing))}", note=note)
     return None
 
 

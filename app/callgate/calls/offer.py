@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from callgate.calls.states import Problem
+from callgate.calls.states import FlawDetail
 
-Check: TypeAlias = Callable[[dict[str, Any]], Problem | None]
+Check: TypeAlias = Callable[[dict[str, Any]], FlawDetail | None]
 """Says what is wrong with arguments under a compiled schema, or None when they satisfy it."""
 
 

@@ -49,7 +49,7 @@ class Finding(StrEnum):
     LEGACY_FUNCTION_CALL = "legacy_function_call"
 
 
-class Problem(msgspec.Struct, frozen=True, gc=False):
+class FlawDetail(msgspec.Struct, frozen=True, gc=False):
     """Where and how arguments miss what was asked for; said to the model so that it can do better."""
 
     pointer: str = ""
@@ -81,7 +81,7 @@ class BrokenCall(msgspec.Struct, frozen=True, gc=False):
     flaw: Flaw
     text: str
     """What the model wrote for arguments, for diagnostics; never parsed again."""
-    problem: Problem | None = None
+    problem: FlawDetail | None = None
     extras: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 

@@ -15,7 +15,7 @@ from callgate.conversation.events import (
     TurnAccount,
     TurnEnded,
 )
-from callgate.conversation.listeners import Hears, Listener
+from callgate.conversation.listeners import Handlers, Listener
 
 PREVIEW_CHARS = 200
 """Enough to see what was cut; an argument text may be megabytes."""
@@ -45,7 +45,7 @@ class Diagnosis(Listener):
     def _chat_ended(self, event: ChatEnded) -> None:
         self._ending = event.ending
 
-    hears: ClassVar[Hears] = {
+    handlers: ClassVar[Handlers] = {
         TurnEnded: _turn_ended,
         CallEnded: _call_ended,
         ModelRetried: _model_retried,
@@ -79,8 +79,8 @@ class Diagnosis(Listener):
             turn["finish_reasons"] = list(answer.reasons)
         if not answer.reason_is_raw:
             turn["finish_reason_rewritten"] = True
-        if answer.in_words is not None:
-            turn["asked_in_words"] = {"format": answer.in_words.format, "extra_tokens": answer.in_words.extra_tokens}
+        if answer.prompted is not None:
+            turn["asked_in_words"] = {"format": answer.prompted.format, "extra_tokens": answer.prompted.extra_tokens}
         return turn
 
     def _call(self, turn: int, call: Call, owner: str | None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from callgate.calls.states import BrokenCall, Call, Finding, Flaw, ReadyCall
 # What a model does ------------------------------------------------------------------------------
 
 
-class Head(msgspec.Struct, frozen=True, gc=False):
+class ProviderHead(msgspec.Struct, frozen=True, gc=False):
     """What the provider says of its answer as a whole; the first one of a turn counts."""
 
     id: str | None = None
@@ -26,7 +26,7 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     service_tier: str | None = None
 
 
-class AskedInWords(msgspec.Struct, frozen=True, gc=False):
+class PromptedCalling(msgspec.Struct, frozen=True, gc=False):
     """The model was asked for its calls in a prompt, and they are read out of its text: what its finish reason says of
     calls means nothing. No part of the answer itself."""
 
@@ -85,7 +85,7 @@ class ThinkingBlock(msgspec.Struct, frozen=True, gc=False):
     block: Mapping[str, Any]
 
 
-class Aside(msgspec.Struct, frozen=True, gc=False):
+class ExtraField(msgspec.Struct, frozen=True, gc=False):
     """A field of the assistant message that we do not read but that belongs to it (refusal, annotations,
     reasoning_details, audio, provider_specific_fields, …). Strings and lists of one field are joined."""
 
@@ -123,14 +123,14 @@ class ChoiceIgnored(msgspec.Struct, frozen=True, gc=False):
 
 
 ModelEvent: TypeAlias = (
-    Head
-    | AskedInWords
+    ProviderHead
+    | PromptedCalling
     | TextDelta
     | ReasoningDelta
     | CallDelta
     | CallWritten
     | ThinkingBlock
-    | Aside
+    | ExtraField
     | Logprobs
     | Finished
     | Usage
@@ -169,10 +169,9 @@ class Ending(msgspec.Struct, frozen=True, gc=False):
 
 
 class TurnStarted(msgspec.Struct, frozen=True, gc=False):
-    """A model is about to be asked; `tools_offered` is false on the last, tool-less turn."""
+    """A model is about to be asked."""
 
     index: int
-    tools_offered: bool = True
 
 
 class ModelOutput(msgspec.Struct, frozen=True, gc=False):
@@ -211,7 +210,7 @@ class TurnAccount(msgspec.Struct, frozen=True, gc=False):
     seconds: float
     reason_is_raw: bool = True
     """False where a library between us and the provider may have rewritten the finish reason."""
-    in_words: AskedInWords | None = None
+    prompted: PromptedCalling | None = None
     """How the model was asked for calls, where it was asked in its prompt."""
     lane: str = ""
     """Which way the model was reached; nothing where none was."""
@@ -267,7 +266,7 @@ class CallsHandedBack(msgspec.Struct, frozen=True, gc=False):
     """The client's own calls of the last turn, as the model sent them."""
 
     calls: tuple[Call, ...]
-    unseen: HiddenTurns | None = None
+    hidden: HiddenTurns | None = None
     """What has to be put back when the client returns with its answers; None when it has seen all there is."""
 
 

@@ -11,7 +11,7 @@ from typing import Any, assert_never
 
 from callgate.calls.names import close_names
 from callgate.calls.offer import Offer
-from callgate.calls.states import BrokenCall, Flaw, Problem
+from callgate.calls.states import BrokenCall, Flaw, FlawDetail
 
 MAX_QUOTE = 120
 """Characters of anything the model wrote that are repeated to it; enough to recognise it by."""
@@ -30,7 +30,7 @@ def explain(call: BrokenCall, offer: Offer) -> str:
         error["tools"] = _few(offer)
     tool = offer.get(call.name or "")
     if tool is not None and call.flaw in _ABOUT_THE_ARGUMENTS:
-        problem = call.problem or Problem()
+        problem = call.problem or FlawDetail()
         schema = _part_at(tool.parameters, problem.pointer)
         if call.flaw is Flaw.SCHEMA_MISMATCH:
             error |= _suggested(_word(problem.got), _candidates(schema))
@@ -101,7 +101,7 @@ _ABOUT_THE_ARGUMENTS = frozenset(
 # Where and how --------------------------------------------------------------------------------------------------------
 
 
-def _where(problem: Problem | None) -> dict[str, Any]:
+def _where(problem: FlawDetail | None) -> dict[str, Any]:
     if problem is None:
         return {}
     return {

@@ -44,17 +44,17 @@ class _Head(msgspec.Struct):
     content: msgspec.Raw = msgspec.Raw()
 
 
-_unseen = msgspec.json.Decoder(HiddenTurns)
+_decoder = msgspec.json.Decoder(HiddenTurns)
 _head = msgspec.json.Decoder(_Head)
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def encode_unseen(unseen: HiddenTurns) -> bytes:
-    return msgspec.json.encode(unseen)
+def encode_hidden(hidden: HiddenTurns) -> bytes:
+    return msgspec.json.encode(hidden)
 
 
-def decode_unseen(data: bytes) -> HiddenTurns:
-    return _unseen.decode(data)
+def decode_hidden(data: bytes) -> HiddenTurns:
+    return _decoder.decode(data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,39 +95,39 @@ def put_back(messages: Sequence[Message], kept: Mapping[str, HiddenTurns]) -> tu
     place = 0
     while place < len(messages):
         turn = turns.get(place)
-        unseen = next((kept[handle] for handle in turn.handles if handle in kept), None) if turn else None
+        hidden = next((kept[handle] for handle in turn.handles if handle in kept), None) if turn else None
         # A client may write parallel calls one message each; what was kept belongs to the first of them.
-        if turn is None or unseen is None or id(unseen) in used or not _is_of(unseen, turn.calls):
+        if turn is None or hidden is None or id(hidden) in used or not _is_of(hidden, turn.calls):
             whole.append(messages[place])
             place += 1
             continue
-        used.add(id(unseen))
+        used.add(id(hidden))
         answers, place = _answers(messages, place + 1)
-        whole += _whole_turn(unseen, turn.calls, answers)
+        whole += _whole_turn(hidden, turn.calls, answers)
     return tuple(whole)
 
 
-def _whole_turn(unseen: HiddenTurns, calls: Sequence[HandedCall], answers: dict[str, Message]) -> Iterator[Message]:
+def _whole_turn(hidden: HiddenTurns, calls: Sequence[HandedCall], answers: dict[str, Message]) -> Iterator[Message]:
     """The turns before it, its message with all its calls, and the answers in the order of the calls."""
-    shown = {unseen.names.get(call.id, call.id): call.id for call in calls if call.id}
+    shown = {hidden.names.get(call.id, call.id): call.id for call in calls if call.id}
     # A call that the client left out has no answer, and would make the history one that no provider takes.
-    told = [call for call in unseen.assistant["tool_calls"] if call["id"] in unseen.results or call["id"] in shown]
-    yield from unseen.before
-    yield {**unseen.assistant, "tool_calls": told}
+    told = [call for call in hidden.assistant["tool_calls"] if call["id"] in hidden.results or call["id"] in shown]
+    yield from hidden.before
+    yield {**hidden.assistant, "tool_calls": told}
     for call in told:
         model_id = call["id"]
-        if model_id in unseen.results:
-            yield unseen.results[model_id]
+        if model_id in hidden.results:
+            yield hidden.results[model_id]
         elif (answer := answers.pop(shown[model_id], None)) is not None:
             yield answer if shown[model_id] == model_id else _under(model_id, answer)
     yield from answers.values()  # of calls that nobody made: the provider will say so, as it would to anyone
-    yield from unseen.after
+    yield from hidden.after
 
 
-def _is_of(unseen: HiddenTurns, calls: Sequence[HandedCall]) -> bool:
+def _is_of(hidden: HiddenTurns, calls: Sequence[HandedCall]) -> bool:
     """Some providers count their ids from nought in every chat, so what was kept has to be of these very calls."""
-    known = {call["id"]: call for call in unseen.assistant["tool_calls"]}
-    named = [(call, known.get(unseen.names.get(call.id or "", call.id or ""))) for call in calls]
+    known = {call["id"]: call for call in hidden.assistant["tool_calls"]}
+    named = [(call, known.get(hidden.names.get(call.id or "", call.id or ""))) for call in calls]
     return all(kept is None or _is_same(call, kept) for call, kept in named)
 
 

@@ -35,7 +35,7 @@ from callgate.conversation.events import (
     is_for_listeners,
 )
 from callgate.conversation.finish import FinishClass
-from callgate.conversation.ports import Ask, Model, Plan, Tell, Toolbox
+from callgate.conversation.ports import Emit, Model, ModelRequest, Plan, Toolbox
 from callgate.conversation.transcript import Transcript
 from callgate.conversation.turn import Turn, TurnBuilder
 from callgate.conversation.usage import add_usage
@@ -71,10 +71,10 @@ USUAL_RULES = Rules()
 
 
 async def converse(
-    ask: Ask,
+    ask: ModelRequest,
     model: Model,
     toolbox: Toolbox,
-    tell: Tell,
+    emit: Emit,
     *,
     new_id: Callable[[], str],
     rules: Rules = USUAL_RULES,
@@ -87,20 +87,22 @@ async def converse(
     `format_with_tools`: whether the model takes a `response_format` beside tools. If not, what it says while it has
     tools is only on the way to its answer, and its answer is asked for in a last turn of its own.
     """
-    course = _Course(ask, model, toolbox, tell, new_id, rules, clock, Transcript(tuple(ask.messages), sees_images))
-    course.format_kept_back = not format_with_tools and "response_format" in ask.params
-    ending = await course.run()
-    await tell(ChatEnded(ending, course.usage))
+    conversation = _Conversation(
+        ask, model, toolbox, emit, new_id, rules, clock, Transcript(tuple(ask.messages), sees_images)
+    )
+    conversation.format_kept_back = not format_with_tools and "response_format" in ask.params
+    ending = await conversation.run()
+    await emit(ChatEnded(ending, conversation.usage))
 
 
 @dataclass(slots=True)
-class _Course:
+class _Conversation:
     """One chat under way: what is fixed, and the little that changes from turn to turn."""
 
-    ask: Ask
+    ask: ModelRequest
     model: Model
     toolbox: Toolbox
-    tell: Tell
+    emit: Emit
     new_id: Callable[[], str]
     rules: Rules
     clock: Callable[[], float]
@@ -122,7 +124,7 @@ class _Course:
         while True:
             turn, seconds, raw, lane = await self._listen()
             plan = self.toolbox.plan(turn.calls) if turn.calls else NO_PLAN
-            await self.tell(TurnEnded(self.index, _account(turn, plan, seconds, raw, lane)))
+            await self.emit(TurnEnded(self.index, _account(turn, plan, seconds, raw, lane)))
             if turn.failure in BROKE_OFF:
                 raise _broke_off(turn)
             ending = await self._ending(turn, plan)
@@ -139,10 +141,10 @@ class _Course:
 
     async def _listen(self) -> tuple[Turn, float, bool, str]:
         """One answer of the model, whole. Asked again while it breaks off with nothing of it passed on."""
-        question, tell, index = self._question(), self.tell, self.index
+        question, emit, index = self._question(), self.emit, self.index
         is_told = not (self.format_kept_back and question.tools)
         for attempt in range(1, self.rules.max_broken_off + 2):
-            await tell(TurnStarted(index, bool(question.tools)))
+            await emit(TurnStarted(index))
             began = self.clock()
             building = TurnBuilder(self.toolbox.offer, self.new_id, argument_bytes=self.rules.argument_bytes)
             raw, lane, end = True, "", StreamEnd.DONE
@@ -153,7 +155,7 @@ class _Course:
                         building.feed(events)
                         if is_told and (not is_begun or is_for_listeners(events)):
                             is_begun = True
-                            await tell(ModelOutput(index, events))
+                            await emit(ModelOutput(index, events))
                     raw = answer.reason_is_raw
             except BrokenOff as broke:
                 end = StreamEnd.ERROR if broke.transport_error else StreamEnd.EOF
@@ -164,12 +166,12 @@ class _Course:
             passed_on = is_told and question.stream and bool(turn.text or turn.reasoning)
             if passed_on or attempt > self.rules.max_broken_off:
                 break
-            await tell(ModelRetried(index, attempt, str(turn.failure)))
+            await emit(ModelRetried(index, attempt, str(turn.failure)))
         return turn, self.clock() - began, raw, lane
 
-    def _question(self) -> Ask:
+    def _question(self) -> ModelRequest:
         ask = self.ask
-        question = Ask(self.transcript.messages, self.toolbox.schemas, ask.tool_choice, ask.params, ask.stream)
+        question = ModelRequest(self.transcript.messages, self.toolbox.schemas, ask.tool_choice, ask.params, ask.stream)
         if self.limit:
             params = {key: value for key, value in question.params.items() if key != "parallel_tool_calls"}
             return replace(question, tools=(), tool_choice=None, params=params)
@@ -201,14 +203,14 @@ class _Course:
         if plan.theirs:
             # Ours run first: the client cannot come back before everything but its own answers is there.
             answers = await self._answer(plan)
-            await self.tell(CallsHandedBack(plan.theirs, self.transcript.unseen(turn, answers)))
+            await self.emit(CallsHandedBack(plan.theirs, self.transcript.hidden(turn, answers)))
             half = cut and any(isinstance(call, BrokenCall) for call in plan.theirs)
             return Ending(EndingKind.HANDED_BACK, "length" if half else "tool_calls")
         if cut and not plan.ours:
             if self.was_cut:
                 theirs = tuple(call for call in plan.broken if self.toolbox.is_clients(call.name))
                 if theirs:
-                    await self.tell(CallsHandedBack(theirs))
+                    await self.emit(CallsHandedBack(theirs))
                 return Ending(EndingKind.GAVE_UP, "length", "cut_off_twice")
             self.was_cut = True
         return None
@@ -245,12 +247,12 @@ class _Course:
 
     async def _run_call(self, call: ReadyCall) -> Outcome:
         async def report(message: str, fraction: float | None = None) -> None:
-            await self.tell(CallProgress(self.index, call, message, fraction))
+            await self.emit(CallProgress(self.index, call, message, fraction))
 
-        await self.tell(CallStarted(self.index, call, self.toolbox.writes(call)))
+        await self.emit(CallStarted(self.index, call, self.toolbox.writes(call)))
         began = self.clock()
         outcome = await self.toolbox.run(call, report)
-        await self.tell(CallEnded(self.index, call, outcome, self.clock() - began))
+        await self.emit(CallEnded(self.index, call, outcome, self.clock() - began))
         return outcome
 
     # -- when to stop offering tools
@@ -290,7 +292,7 @@ def _account(turn: Turn, plan: Plan, seconds: float, reason_is_raw: bool, lane: 
         usage=turn.usage,
         seconds=seconds,
         reason_is_raw=reason_is_raw,
-        in_words=turn.in_words,
+        prompted=turn.prompted,
         lane=lane,
     )
 

@@ -14,13 +14,13 @@ from callgate.conversation.events import ChatEvent, ModelEvent
 Message: TypeAlias = msgspec.Raw | dict[str, Any]
 """One message of the history: JSON text as the client sent it, or a dict that we made."""
 
-Tell: TypeAlias = Callable[[ChatEvent], Awaitable[None]]
+Emit: TypeAlias = Callable[[ChatEvent], Awaitable[None]]
 """Someone listening to a chat."""
-TellBytes: TypeAlias = Callable[[bytes], Awaitable[None]]
+EmitBytes: TypeAlias = Callable[[bytes], Awaitable[None]]
 """Someone who takes an answer in its provider's own bytes."""
 
 
-class Ask(msgspec.Struct, frozen=True, gc=False):
+class ModelRequest(msgspec.Struct, frozen=True, gc=False):
     """One question to a model: the history so far, the tools on offer, and the request's other fields."""
 
     messages: Sequence[Message]
@@ -33,7 +33,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     stream: bool = True
 
 
-class Answer(Protocol):
+class ModelAnswer(Protocol):
     """A model's answer as it comes: batches of events, one batch for what one read brought.
 
     It ends normally when the body ended with its end mark, and raises `BrokenOff` when the body broke off.
@@ -58,7 +58,7 @@ class Model(Protocol):
     @property
     def name(self) -> str: ...
 
-    def ask(self, ask: Ask) -> AbstractAsyncContextManager[Answer]: ...
+    def ask(self, ask: ModelRequest) -> AbstractAsyncContextManager[ModelAnswer]: ...
 
 
 class PassOn(msgspec.Struct, frozen=True, gc=False):
@@ -84,7 +84,7 @@ class Passage(Protocol):
     @property
     def reasons(self) -> tuple[str, ...]: ...
 
-    def carry(self, tell: TellBytes) -> Awaitable[None]:
+    def carry(self, emit: EmitBytes) -> Awaitable[None]:
         """Tell all of it, piece by piece, each of them whole events."""
         ...
 

@@ -35,7 +35,7 @@ class Transcript(msgspec.Struct, frozen=True, gc=False):
         results = [self._result(call.id, answers[call.id]) for call in turn.calls]
         return self._with(turn.assistant_message(), *results, *self._images(answers[call.id] for call in turn.calls))
 
-    def unseen(self, turn: Turn, answers: Mapping[str, Outcome]) -> HiddenTurns | None:
+    def hidden(self, turn: Turn, answers: Mapping[str, Outcome]) -> HiddenTurns | None:
         """What a client does not know that gets the calls of this turn back which nobody answered; None if nothing."""
         assistant = turn.assistant_message()
         ours = [call.id for call in turn.calls if call.id in answers]

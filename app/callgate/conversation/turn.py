@@ -17,16 +17,16 @@ from callgate.calls.offer import Offer
 from callgate.calls.states import BrokenCall, Call, Finding, Flaw, ReadyCall
 from callgate.conversation.call_assembly import CallAssembler
 from callgate.conversation.events import (
-    Aside,
-    AskedInWords,
     CallDelta,
     CallWritten,
     ChoiceIgnored,
+    ExtraField,
     Finished,
-    Head,
     Logprobs,
     ModelEvent,
+    PromptedCalling,
     ProviderError,
+    ProviderHead,
     ReasoningDelta,
     StreamEnd,
     TextDelta,
@@ -53,12 +53,12 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
     failure: Flaw | None = None
     """Why nothing of this turn may run, if so."""
     usage: Mapping[str, Any] | None = None
-    head: Head | None = None
+    head: ProviderHead | None = None
     logprobs: tuple[Mapping[str, Any], ...] = ()
-    asides: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    extra_fields: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """Fields of the message that nobody here reads, joined over the stream; `thinking_blocks` among them."""
     error: ProviderError | None = None
-    in_words: AskedInWords | None = None
+    prompted: PromptedCalling | None = None
     """Set where the tools were described in the prompt and calls were looked for in the text."""
 
     def assistant_message(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
         message: dict[str, Any] = {"role": "assistant", "content": self.text or (None if self.calls else "")}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
-        message |= {name: _echo(name, value) for name, value in self.asides.items() if name not in message}
+        message |= {name: _echo(name, value) for name, value in self.extra_fields.items() if name not in message}
         if self.calls:
             message["tool_calls"] = [_call_in_history(call) for call in self.calls]
         return message
@@ -82,15 +82,15 @@ class TurnBuilder:
         self._noticed: dict[Finding, None] = {}
         """Each once, in their order."""
         self._calls = CallAssembler(offer, ids, self._noticed, argument_bytes)
-        self._in_words: AskedInWords | None = None
+        self._prompted: PromptedCalling | None = None
         self._texts: list[str] = []
         self._reasoning: dict[str, list[str]] = {}
         self._reasons: list[str] = []
         self._usage: Mapping[str, Any] | None = None
-        self._head: Head | None = None
+        self._head: ProviderHead | None = None
         self._error: ProviderError | None = None
         self._logprobs: list[Mapping[str, Any]] = []
-        self._asides: dict[str, list[Any]] = {}
+        self._extra_fields: dict[str, list[Any]] = {}
         self._thinking: _Thinking | None = None
 
     def feed(self, events: Iterable[ModelEvent]) -> None:
@@ -112,7 +112,7 @@ class TurnBuilder:
             at_length=finish.winner is FinishClass.LENGTH,
             new_id=self._calls.new_id,
         )
-        from_text = self._in_words is not None or self._calls.read_from_text
+        from_text = self._prompted is not None or self._calls.read_from_text
         findings = finish_findings(finish, calls_found=bool(calls), from_text=from_text)
         findings += self._noticed
         for call in calls:
@@ -129,9 +129,9 @@ class TurnBuilder:
             usage=self._usage,
             head=self._head,
             logprobs=tuple(self._logprobs),
-            asides=self._all_asides(),
+            extra_fields=self._all_extra_fields(),
             error=self._error,
-            in_words=self._in_words,
+            prompted=self._prompted,
         )
 
     # -- what is not a call
@@ -158,11 +158,11 @@ class TurnBuilder:
     def _used(self, event: Usage) -> None:
         self._usage = event.counts
 
-    def _headed(self, event: Head) -> None:
+    def _answer_head(self, event: ProviderHead) -> None:
         self._head = self._head or event
 
-    def _asked_in_words(self, event: AskedInWords) -> None:
-        self._in_words = event
+    def _prompting(self, event: PromptedCalling) -> None:
+        self._prompted = event
 
     def _logged(self, event: Logprobs) -> None:
         self._logprobs.append(event.value)
@@ -177,14 +177,14 @@ class TurnBuilder:
         self._thinking = self._thinking or _Thinking()
         self._thinking.add(event.block)
 
-    def _aside(self, event: Aside) -> None:
-        self._asides.setdefault(event.field, []).append(event.value)
+    def _extra_field(self, event: ExtraField) -> None:
+        self._extra_fields.setdefault(event.field, []).append(event.value)
 
-    def _all_asides(self) -> dict[str, Any]:
-        asides = {name: _folded(values) for name, values in self._asides.items()}
+    def _all_extra_fields(self) -> dict[str, Any]:
+        extra_fields = {name: _folded(values) for name, values in self._extra_fields.items()}
         if self._thinking is not None:
-            asides["thinking_blocks"] = self._thinking.blocks()
-        return _sound(asides)
+            extra_fields["thinking_blocks"] = self._thinking.blocks()
+        return _sound(extra_fields)
 
 
 _TAKEN: dict[type, Callable[[TurnBuilder, Any], None]] = {
@@ -192,10 +192,10 @@ _TAKEN: dict[type, Callable[[TurnBuilder, Any], None]] = {
     CallWritten: TurnBuilder._written,  # noqa: SLF001
     Finished: TurnBuilder._finished,  # noqa: SLF001
     Usage: TurnBuilder._used,  # noqa: SLF001
-    Head: TurnBuilder._headed,  # noqa: SLF001
-    AskedInWords: TurnBuilder._asked_in_words,  # noqa: SLF001
+    ProviderHead: TurnBuilder._answer_head,  # noqa: SLF001
+    PromptedCalling: TurnBuilder._prompting,  # noqa: SLF001
     Logprobs: TurnBuilder._logged,  # noqa: SLF001
-    Aside: TurnBuilder._aside,  # noqa: SLF001
+    ExtraField: TurnBuilder._extra_field,  # noqa: SLF001
     ThinkingBlock: TurnBuilder._thought,  # noqa: SLF001
     ProviderError: TurnBuilder._failed,  # noqa: SLF001
     ChoiceIgnored: TurnBuilder._ignored,  # noqa: SLF001
@@ -236,17 +236,17 @@ class _Thinking:
             self._open = False
 
 
-def _sound(asides: dict[str, Any]) -> dict[str, Any]:
+def _sound(extra_fields: dict[str, Any]) -> dict[str, Any]:
     """The same without halves of surrogate pairs, which nobody can be sent. Read again only where there are some."""
-    if not asides:
-        return asides
+    if not extra_fields:
+        return extra_fields
     try:
-        text = json.dumps(asides, ensure_ascii=False)
+        text = json.dumps(extra_fields, ensure_ascii=False)
     except (RecursionError, TypeError):  # too deep, or no JSON: what goes out in the end is not for a turn to say
-        return asides
+        return extra_fields
     sound = sound_text(text)
     if sound == text:
-        return asides
+        return extra_fields
     read: dict[str, Any] = json.loads(sound)
     return read
 

@@ -52,12 +52,12 @@ class LostTurn:
     calls: tuple[LostCall, ...]
 
 
-def hint_of(unseen: HiddenTurns) -> dict[str, Any] | None:
+def hint_of(hidden: HiddenTurns) -> dict[str, Any] | None:
     """What goes on the first call that is handed out; None when no call of ours ran beside it."""
     ran = [
         LostCall(place, call["id"], call["function"]["name"], call["function"]["arguments"])
-        for place, call in enumerate(unseen.assistant["tool_calls"])
-        if call["id"] in unseen.ran
+        for place, call in enumerate(hidden.assistant["tool_calls"])
+        if call["id"] in hidden.ran
     ]
     if not ran:
         return None

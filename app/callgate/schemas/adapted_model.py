@@ -8,7 +8,7 @@ from typing import TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from callgate.conversation.ports import Answer, Ask, Model, Passage, PassOn, relay_in
+from callgate.conversation.ports import Model, ModelAnswer, ModelRequest, Passage, PassOn, relay_in
 
 Translate: TypeAlias = Callable[[msgspec.Raw], msgspec.Raw]
 """From a tool's encoded schema to the one to send; a client's own tools come back as they are."""
@@ -26,7 +26,7 @@ class AdaptedModel:
     def name(self) -> str:
         return self._inner.name
 
-    def ask(self, ask: Ask) -> AbstractAsyncContextManager[Answer]:
+    def ask(self, ask: ModelRequest) -> AbstractAsyncContextManager[ModelAnswer]:
         if ask.tools:
             ask = replace(ask, tools=self._translated(ask.tools))
         return self._inner.ask(ask)

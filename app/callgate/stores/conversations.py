@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from callgate.calls.states import Call
 from callgate.conversation.events import CallsHandedBack, HiddenTurns
-from callgate.conversation.hidden_history import decode_unseen, encode_unseen, handle_of, handles_in, put_back
+from callgate.conversation.hidden_history import decode_hidden, encode_hidden, handle_of, handles_in, put_back
 from callgate.conversation.ports import Message, Toolbox
 from callgate.conversation.turn_recovery import (
     FIELD,
@@ -22,7 +22,7 @@ from callgate.conversation.turn_recovery import (
 )
 from callgate.stores.store import Store, StoreError
 
-UNSEEN, HINT = "unseen:", "hint:"
+HIDDEN, HINT = "unseen:", "hint:"
 HINT_SECONDS = 30 * 86_400.0
 """Which calls ran is a few hundred bytes, and is remembered when what they returned no longer is."""
 
@@ -41,12 +41,12 @@ class Conversations:
         """Keep what the client is not shown, before it is told of its calls. What comes back is what it may be told:
         a call whose id is in use, in its own history or for another chat, gets a new one, and the first call has a
         hint of what ran beside it."""
-        if handed.unseen is None:
+        if handed.hidden is None:
             return handed
-        hint = hint_of(handed.unseen)
+        hint = hint_of(handed.hidden)
         place = _Place(caller, history)
         try:
-            handed = await self._kept(place, handed, handed.unseen)
+            handed = await self._kept(place, handed, handed.hidden)
             for call in handed.calls if hint else ():
                 await self._store.put(place.key(call.id, HINT), encode_hint(hint or {}), HINT_SECONDS)
         except StoreError as error:
@@ -72,10 +72,10 @@ class Conversations:
         except StoreError as error:
             log.warning("conversation_not_found", error=str(error))
         for turn in lost_turns(messages, hints, kept, remembered) if hints or remembered else ():
-            unseen = await made_again(turn, toolbox)
+            hidden = await made_again(turn, toolbox)
             log.info("lost_turn_made_again", calls=[call.id for call in turn.calls])
-            kept |= dict.fromkeys(turn.handles, unseen)
-            await self._keep_again(caller, turn, unseen)
+            kept |= dict.fromkeys(turn.handles, hidden)
+            await self._keep_again(caller, turn, hidden)
         return put_back(messages, kept) if kept else tuple(messages)
 
     async def _found(self, caller: str, handles: Sequence[str]) -> dict[str, HiddenTurns]:
@@ -83,7 +83,7 @@ class Conversations:
         # Calls of one turn share what was kept; the same words at another place of the history are another turn's.
         turns: dict[tuple[bytes, str], HiddenTurns] = {}
         return {
-            handle: turns.setdefault((value, handle.partition("\0")[2]), decode_unseen(value))
+            handle: turns.setdefault((value, handle.partition("\0")[2]), decode_hidden(value))
             for handle, value in zip(handles, values, strict=True)
             if value is not None
         }
@@ -95,17 +95,17 @@ class Conversations:
         values = await self._store.get_all([_key(caller, handle, HINT) for handle in handles], renew=HINT_SECONDS)
         return {handle: decode_hint(value) for handle, value in zip(handles, values, strict=True) if value is not None}
 
-    async def _keep_again(self, caller: str, turn: LostTurn, unseen: HiddenTurns) -> None:
+    async def _keep_again(self, caller: str, turn: LostTurn, hidden: HiddenTurns) -> None:
         """So that it is made again once, and not whenever the client returns."""
         try:
             for handle in turn.handles:
-                await self._store.add(_key(caller, handle), encode_unseen(unseen), self._seconds)
+                await self._store.add(_key(caller, handle), encode_hidden(hidden), self._seconds)
         except StoreError as error:
             log.warning("conversation_not_kept", calls=[call.id for call in turn.calls], error=str(error))
 
-    async def _kept(self, place: "_Place", handed: CallsHandedBack, unseen: HiddenTurns) -> CallsHandedBack:
-        value = encode_unseen(unseen)
-        if unseen.names:
+    async def _kept(self, place: "_Place", handed: CallsHandedBack, hidden: HiddenTurns) -> CallsHandedBack:
+        value = encode_hidden(hidden)
+        if hidden.names:
             # Ids that we chose are the client's to ask with; whatever was there is this very chat, asked anew.
             for call in handed.calls:
                 await self._store.put(place.key(call.id), value, self._seconds)
@@ -113,7 +113,7 @@ class Conversations:
         calls = [await self._claimed(place, call, value) for call in handed.calls]
         names = {new.id: old.id for new, old in zip(calls, handed.calls, strict=True) if new.id != old.id}
         if names:
-            value = encode_unseen(replace(unseen, names=names))
+            value = encode_hidden(replace(hidden, names=names))
             for call in calls:
                 await self._store.put(place.key(call.id), value, self._seconds)
         return replace(handed, calls=tuple(calls))
@@ -139,13 +139,13 @@ class _Place:
     def is_taken(self, id: str) -> bool:
         return self._handle(id) in self._taken
 
-    def key(self, id: str, kind: str = UNSEEN) -> str:
+    def key(self, id: str, kind: str = HIDDEN) -> str:
         return _key(self._caller, self._handle(id), kind)
 
     def _handle(self, id: str) -> str:
         return handle_of(id, self._history, len(self._history))
 
 
-def _key(caller: str, handle: str, kind: str = UNSEEN) -> str:
+def _key(caller: str, handle: str, kind: str = HIDDEN) -> str:
     """A digest, because ids are written by providers and may be long, and callers' names need no escaping then."""
     return kind + hashlib.sha256(f"{caller}\0{handle}".encode(errors="surrogatepass")).hexdigest()

@@ -16,7 +16,7 @@ from callgate.conversation.events import (
     TurnAccount,
     TurnEnded,
 )
-from callgate.conversation.listeners import Hears, Listener
+from callgate.conversation.listeners import Handlers, Listener
 from callgate.telemetry.logs import Log
 from callgate.telemetry.metrics import OTHER, Metrics, OfModel
 
@@ -35,7 +35,7 @@ class LogListener(Listener):
 
     def _chat_ended(self, event: ChatEnded) -> None:
         """The line of the request says the same, and there is one of those for every chat."""
-        if self._log.hears(logging.DEBUG):
+        if self._log.enabled_for(logging.DEBUG):
             ending = event.ending
             more = {"note": ending.note} if ending.note else {}
             self._log.debug("chat ended", ending=str(ending.kind), finish_reason=ending.finish_reason, **more)
@@ -48,13 +48,13 @@ class LogListener(Listener):
         turn, call = event.turn, event.call
         if self._content:
             self._log.info("call started", turn=turn, call_id=call.id, tool=call.name, arguments=call.arguments)
-        elif self._log.hears(logging.DEBUG):
+        elif self._log.enabled_for(logging.DEBUG):
             self._log.debug("call started", turn=turn, call_id=call.id, tool=call.name)
 
     def _turn_ended(self, event: TurnEnded) -> None:
         """All that was odd about a turn in one line, so that it is found by the run and read at once."""
         turn, answer = event.turn, event.answer
-        if (words := answer.in_words) is not None:
+        if (words := answer.prompted) is not None:
             self._log.info(
                 "tools described in the prompt", turn=turn, format=words.format, extra_tokens=words.extra_tokens
             )
@@ -90,7 +90,7 @@ class LogListener(Listener):
             **more,
         )
 
-    hears: ClassVar[Hears] = {
+    handlers: ClassVar[Handlers] = {
         TurnEnded: _turn_ended,
         CallStarted: _call_started,
         CallEnded: _call_ended,
@@ -129,7 +129,7 @@ class MetricsListener(Listener):
     def _turn_ended(self, event: TurnEnded) -> None:
         answer = event.answer
         self._metrics.model(self._model).turn(answer.seconds)
-        if (words := answer.in_words) is not None:
+        if (words := answer.prompted) is not None:
             self._metrics.prompt_tokens_added.of(self._model, words.format).inc(words.extra_tokens)
         for finding in _findings(answer):
             self._metrics.findings.of(self._model, str(finding)).inc()
@@ -139,7 +139,7 @@ class MetricsListener(Listener):
     def _label(self, tool: str | None) -> str:
         return tool if tool is not None and tool in self._tools else OTHER
 
-    hears: ClassVar[Hears] = {
+    handlers: ClassVar[Handlers] = {
         TurnEnded: _turn_ended,
         CallEnded: _call_ended,
         CallsHandedBack: _handed_back,
@@ -157,8 +157,8 @@ def write_down_passage(
     counted.ended(str(ending.kind), ending.finish_reason)
     if usage:
         counted.spent(usage)
-    if Log.hears(logging.DEBUG):
-        LogListener(run_id).hear(ChatEnded(ending, usage))
+    if Log.enabled_for(logging.DEBUG):
+        LogListener(run_id).handle(ChatEnded(ending, usage))
 
 
 def _findings(answer: TurnAccount) -> Sequence[Finding]:

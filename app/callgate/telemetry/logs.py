@@ -99,7 +99,7 @@ class Log:
         return Log(self._name, **self._bound, **more)
 
     @staticmethod
-    def hears(number: int) -> bool:
+    def enabled_for(number: int) -> bool:
         """Whether a line of this level may be written, for those who would have to gather what it says."""
         return _quick is None or number >= _quick.threshold or not _quick.is_in_charge()
 

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from callgate.calls.json_text import JsonFault, read_json, value_end
 from callgate.calls.offer import Check, OfferedTool
-from callgate.calls.states import BrokenCall, Flaw, Problem, ReadyCall
+from callgate.calls.states import BrokenCall, Flaw, FlawDetail, ReadyCall
 from callgate.conversation.events import CallWritten
 from callgate.conversation.turn import TurnBuilder
 from callgate.text_calls.reader import reader_for
@@ -26,12 +26,12 @@ def required_only(parameters: Mapping[str, Any]) -> Check:
     """The least that a schema asks: no required parameter is missing. Whoever can compile schemas passes that instead."""
     required = [name for name in parameters.get("required") or () if isinstance(name, str)]
 
-    def check(arguments: dict[str, Any]) -> Problem | None:
+    def check(arguments: dict[str, Any]) -> FlawDetail | None:
         missing = [name for name in required if name not in arguments]
         if not missing:
             return None
         names = ", ".join(missing)
-        return Problem(pointer="", expected=f"required: {', '.join(required)}", got=f"without {names}")
+        return FlawDetail(pointer="", expected=f"required: {', '.join(required)}", got=f"without {names}")
 
     return check
 

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import ModelEvent
-from callgate.conversation.ports import Answer, Ask, Model, Passage, PassOn, relay_in
+from callgate.conversation.ports import Model, ModelAnswer, ModelRequest, Passage, PassOn, relay_in
 from callgate.text_calls.families import (
     NATIVE,
     PROBE,
@@ -129,11 +129,11 @@ class ChosenModel:
         assert self._relay is not None
         return self._relay.pass_on(asked)
 
-    def ask(self, ask: Ask) -> AbstractAsyncContextManager[Answer]:
+    def ask(self, ask: ModelRequest) -> AbstractAsyncContextManager[ModelAnswer]:
         return self._ask(ask) if self._settled is None else self._settled.ask(ask)
 
     @asynccontextmanager
-    async def _ask(self, ask: Ask) -> AsyncIterator[Answer]:
+    async def _ask(self, ask: ModelRequest) -> AsyncIterator[ModelAnswer]:
         choice = await self.way.choose(self._model, may_probe=bool(ask.tools))
         model = self._model if choice.format == NATIVE else self._in_words(self._model, choice.format)
         if self.way.choice is not None:
@@ -164,6 +164,6 @@ async def _calls_natively(model: Model) -> bool:
     return False
 
 
-async def _answer(model: Model, ask: Ask) -> Sequence[ModelEvent]:
+async def _answer(model: Model, ask: ModelRequest) -> Sequence[ModelEvent]:
     async with model.ask(ask) as answer:
         return [event async for batch in answer for event in batch]

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from callgate.calls.offer import OfferedTool
 from callgate.calls.states import ReadyCall
 from callgate.conversation.events import CallWritten, ModelEvent
-from callgate.conversation.ports import Ask
+from callgate.conversation.ports import ModelRequest
 from callgate.conversation.turn import TurnBuilder
 
 NATIVE = "native"
@@ -101,7 +101,7 @@ _PROBE_PARAMETERS: dict[str, Any] = {
 }
 
 
-def probe_ask() -> Ask:
+def probe_ask() -> ModelRequest:
     """A question that a model with native calls answers with one. One that ignores tools answers in prose, if at all;
     a server that refuses tools answers with an error, which is a no as well.
 
@@ -112,9 +112,9 @@ def probe_ask() -> Ask:
     return replace(control_ask(), tools=(msgspec.Raw(msgspec.json.encode({"type": "function", "function": function})),))
 
 
-def control_ask() -> Ask:
+def control_ask() -> ModelRequest:
     """The same question with no tool on offer. Whoever refuses this one refuses something else than tools."""
-    return Ask(
+    return ModelRequest(
         messages=({"role": "user", "content": f'Call the tool {PROBE_TOOL} with the word "{PROBE_WORD}".'},),
         params={"max_tokens": PROBE_TOKENS, "temperature": 0},
         stream=False,

@@ -22,8 +22,8 @@ from msgspec.structs import replace
 from callgate.calls.states import Flaw
 from callgate.conversation import raw_json as late
 from callgate.conversation.errors import BrokenOff, ChatError
-from callgate.conversation.events import AskedInWords, CallWritten, ModelEvent, TextDelta
-from callgate.conversation.ports import Answer, Ask, Model
+from callgate.conversation.events import CallWritten, ModelEvent, PromptedCalling, TextDelta
+from callgate.conversation.ports import Model, ModelAnswer, ModelRequest
 from callgate.text_calls import prompts
 from callgate.text_calls.history import Retelling
 from callgate.text_calls.listings import ToolSpec
@@ -71,21 +71,21 @@ class PromptedModel:
     def format(self) -> str:
         return self._style.format
 
-    def ask(self, ask: Ask) -> AbstractAsyncContextManager[Answer]:
+    def ask(self, ask: ModelRequest) -> AbstractAsyncContextManager[ModelAnswer]:
         wording = self._word(ask)
         return self._ask_in_words(wording) if wording.readable else self._model.ask(wording.ask)
 
-    def describe_cost(self, ask: Ask) -> PromptCost:
+    def describe_cost(self, ask: ModelRequest) -> PromptCost:
         return self._word(ask).cost
 
     @asynccontextmanager
     async def _ask_in_words(self, wording: "_Wording") -> AsyncIterator["PromptedAnswer"]:
         reader = reader_for(self._style.format, wording.readable, whole=not wording.ask.stream)
         async with self._model.ask(wording.ask) as answer:
-            asked = AskedInWords(self._style.format, wording.cost.tokens)
+            asked = PromptedCalling(self._style.format, wording.cost.tokens)
             yield PromptedAnswer(answer, _Patient(reader, self._argument_bytes), asked)
 
-    def _word(self, ask: Ask) -> "_Wording":
+    def _word(self, ask: ModelRequest) -> "_Wording":
         return _word(ask, self._style, constrain=self._constrain)
 
 
@@ -96,13 +96,13 @@ class PromptedModel:
 class _Wording:
     """A question in words."""
 
-    ask: Ask
+    ask: ModelRequest
     readable: Sequence[str]
     """The tools whose calls the answer may hold; none at all where it is not to be read."""
     cost: PromptCost = PromptCost(0)
 
 
-def _word(ask: Ask, style: Style, *, constrain: bool) -> _Wording:
+def _word(ask: ModelRequest, style: Style, *, constrain: bool) -> _Wording:
     choice = _choice(ask.tool_choice)
     tools = _on_offer(ask, choice)
     history = Retelling(style)
@@ -128,12 +128,12 @@ def _word(ask: Ask, style: Style, *, constrain: bool) -> _Wording:
     return _Wording(sent, readable, PromptCost(len(described) + len(demand)))
 
 
-def _without_tools(ask: Ask) -> Ask:
+def _without_tools(ask: ModelRequest) -> ModelRequest:
     params = {key: value for key, value in ask.params.items() if key != "parallel_tool_calls"}
     return replace(ask, tools=(), tool_choice=None, params=params)
 
 
-def _on_offer(ask: Ask, choice: "_Choice") -> list[ToolSpec]:
+def _on_offer(ask: ModelRequest, choice: "_Choice") -> list[ToolSpec]:
     tools = [_tool(schema) for schema in ask.tools]
     if choice.mode == "named" and choice.name not in {tool.name for tool in tools}:
         raise ChatError(400, "tool_choice names a tool that is not offered.", param="tool_choice")
@@ -154,7 +154,7 @@ def _tool(schema: msgspec.Raw) -> ToolSpec:
     return ToolSpec(function["name"], function.get("description") or "", function.get("parameters") or {})
 
 
-def _description(ask: Ask, style: Style, tools: Sequence[ToolSpec], *, every_example: bool) -> str:
+def _description(ask: ModelRequest, style: Style, tools: Sequence[ToolSpec], *, every_example: bool) -> str:
     if not tools:
         return ""
     described = prompts.describe(style, tools, every_example=every_example)
@@ -178,7 +178,7 @@ class _Form:
     schema: Mapping[str, Any] | None
 
 
-def _form(ask: Ask) -> _Form | None:
+def _form(ask: ModelRequest) -> _Form | None:
     match _plain(ask.params.get("response_format")):
         case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
             return _Form(schema)
@@ -241,8 +241,8 @@ class PromptedAnswer:
     Its first batch begins with the word that it was asked for in a prompt, and what that added to the question.
     """
 
-    def __init__(self, answer: Answer, reader: "_Patient", asked: AskedInWords) -> None:
-        self._asked: AskedInWords | None = asked
+    def __init__(self, answer: ModelAnswer, reader: "_Patient", asked: PromptedCalling) -> None:
+        self._asked: PromptedCalling | None = asked
         self.reason_is_raw = answer.reason_is_raw
         self.lane = answer.lane
         self._answer = answer

@@ -9,7 +9,7 @@ import msgspec
 
 from callgate.calls.offer import Check
 from callgate.calls.outcome import Outcome
-from callgate.calls.states import Problem, ReadyCall
+from callgate.calls.states import FlawDetail, ReadyCall
 from callgate.conversation.ports import Report
 
 
@@ -59,7 +59,7 @@ DEFAULT_POLICY = Policy()
 """The policy of a tool about which nobody said anything."""
 
 
-def not_compiled(arguments: Mapping[str, Any]) -> Problem | None:
+def not_compiled(arguments: Mapping[str, Any]) -> FlawDetail | None:
     """Stands for the check of a tool that no registry has taken in yet."""
     raise AssertionError("the schema of this tool was not compiled: no registry has taken it in")
 

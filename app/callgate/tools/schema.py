@@ -1,7 +1,7 @@
 """A tool's JSON Schema, compiled once; then a check that costs next to nothing while arguments satisfy it.
 
 A schema comes from wherever its tool comes from, so it is not trusted: a `$ref` that leads out of the document is
-refused and never fetched. What is wrong with arguments is said as a `Problem`, in terms a model can act on.
+refused and never fetched. What is wrong with arguments is said as a `FlawDetail`, in terms a model can act on.
 """
 
 import difflib
@@ -14,7 +14,7 @@ import jsonschema_rs
 from jsonschema_rs import ValidationError, ValidationErrorKind
 
 from callgate.calls.offer import Check
-from callgate.calls.states import Problem
+from callgate.calls.states import FlawDetail
 
 MAX_ERRORS = 32
 """How many errors are looked at to find the most telling one; a list of a million wrong items has a million."""
@@ -52,7 +52,7 @@ def compile_schema(parameters: Mapping[str, Any]) -> Check:
 
     is_valid = validator.is_valid
 
-    def check(arguments: dict[str, Any]) -> Problem | None:
+    def check(arguments: dict[str, Any]) -> FlawDetail | None:
         if is_valid(arguments):
             return None
         return _problem(_most_telling(islice(validator.iter_errors(arguments), MAX_ERRORS)), schema)
@@ -84,32 +84,32 @@ def _inside(branches: Sequence[Sequence[ValidationError]]) -> ValidationError | 
     return _most_telling(near[0]) if len(near) == 1 and near[0] else None
 
 
-def _problem(error: ValidationError, schema: Mapping[str, Any]) -> Problem:
+def _problem(error: ValidationError, schema: Mapping[str, Any]) -> FlawDetail:
     pointer = _pointer(error.instance_path)
     got = _short(error.instance)
     match error.kind:
         case ValidationErrorKind.Type(types=types):
-            return Problem(pointer, " or ".join(types), got)
+            return FlawDetail(pointer, " or ".join(types), got)
         case ValidationErrorKind.Enum(options=options):
             listed = _list(_json(option) for option in options)
-            return Problem(pointer, f"one of {listed}", got, _meant(error.instance, options))
+            return FlawDetail(pointer, f"one of {listed}", got, _meant(error.instance, options))
         case ValidationErrorKind.Constant(expected_value=value):
-            return Problem(pointer, _short(value, MAX_EXPECTED), got)
+            return FlawDetail(pointer, _short(value, MAX_EXPECTED), got)
         case ValidationErrorKind.Required(property=name):
-            return Problem(pointer, f"the property {_json(name)}", got, f"{_json(name)} is required and missing")
+            return FlawDetail(pointer, f"the property {_json(name)}", got, f"{_json(name)} is required and missing")
         case (
             ValidationErrorKind.AdditionalProperties(unexpected=names)
             | ValidationErrorKind.UnevaluatedProperties(unexpected=names)
         ):
             return _unexpected(pointer, names, _at(schema, error.schema_path[:-1]))
         case _:
-            return Problem(pointer, _rule(error, schema), got, error.message[:MAX_EXPECTED])
+            return FlawDetail(pointer, _rule(error, schema), got, error.message[:MAX_EXPECTED])
 
 
-def _unexpected(pointer: str, names: Sequence[str], place: Any) -> Problem:
+def _unexpected(pointer: str, names: Sequence[str], place: Any) -> FlawDetail:
     known = list(place.get("properties", ())) if isinstance(place, Mapping) else []
     expected = f"only the properties {_list(map(_json, known))}" if known else "no properties"
-    return Problem(pointer, expected, _short(names[0]), _meant(names[0], known))
+    return FlawDetail(pointer, expected, _short(names[0]), _meant(names[0], known))
 
 
 def _rule(error: ValidationError, schema: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from callgate.conversation.errors import ChatError
-from callgate.conversation.ports import Answer, Ask, Model, Passage, PassOn
+from callgate.conversation.ports import Model, ModelAnswer, ModelRequest, Passage, PassOn
 from callgate.http.interface import Client
 from callgate.upstream import litellm_model, resolve
 from callgate.upstream.demo_model import DemoModel
@@ -145,11 +145,11 @@ class _Undecided:
         assert isinstance(self._settled, RelayModel)
         return self._settled.pass_on(asked)
 
-    def ask(self, ask: Ask) -> AbstractAsyncContextManager[Answer]:
+    def ask(self, ask: ModelRequest) -> AbstractAsyncContextManager[ModelAnswer]:
         return self._ask(ask) if self._settled is None else self._settled.ask(ask)
 
     @asynccontextmanager
-    async def _ask(self, ask: Ask) -> AsyncIterator[Answer]:
+    async def _ask(self, ask: ModelRequest) -> AsyncIterator[ModelAnswer]:
         self._settled = await self._decide()
         async with self._settled.ask(ask) as answer:
             yield answer

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from callgate.conversation.events import (
-    Aside,
     CallDelta,
     CallWritten,
     ChoiceIgnored,
+    ExtraField,
     Finished,
-    Head,
     Logprobs,
     ModelEvent,
     ProviderError,
+    ProviderHead,
     ReasoningDelta,
     TextDelta,
     ThinkingBlock,
@@ -169,7 +169,7 @@ def _read_field(key: str, value: Any, events: list[ModelEvent]) -> None:
     """A field that is not null or empty."""
     read = _FIELDS.get(key)
     if read is None:
-        events.append(Aside(key, value))
+        events.append(ExtraField(key, value))
     else:
         events += read(value)
 
@@ -193,11 +193,11 @@ def _flat(value: Any) -> str:
 
 
 def _reasoning_content(value: Any) -> Iterator[ModelEvent]:
-    yield ReasoningDelta(value) if isinstance(value, str) else Aside("reasoning_content", value)
+    yield ReasoningDelta(value) if isinstance(value, str) else ExtraField("reasoning_content", value)
 
 
 def _reasoning(value: Any) -> Iterator[ModelEvent]:
-    yield ReasoningDelta(value, "reasoning") if isinstance(value, str) else Aside("reasoning", value)
+    yield ReasoningDelta(value, "reasoning") if isinstance(value, str) else ExtraField("reasoning", value)
 
 
 def _thinking_blocks(value: Any) -> Iterator[ModelEvent]:
@@ -281,11 +281,11 @@ def _reason(choice: dict[str, Any]) -> str | None:
     return native or _text(choice.get("finish_reason"))
 
 
-def _head(body: dict[str, Any]) -> Head | None:
+def _head(body: dict[str, Any]) -> ProviderHead | None:
     id_, model = _text(body.get("id")), _text(body.get("model"))
     if id_ is None and model is None:
         return None
-    return Head(id_, model, _text(body.get("system_fingerprint")), _text(body.get("service_tier")))
+    return ProviderHead(id_, model, _text(body.get("system_fingerprint")), _text(body.get("service_tier")))
 
 
 def _error(error: Any) -> ProviderError:

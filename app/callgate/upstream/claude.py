@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from callgate.calls.states import Flaw
 from callgate.conversation.events import CallDelta, CallWritten, Finished, ModelEvent
-from callgate.conversation.ports import Ask
+from callgate.conversation.ports import ModelRequest
 from callgate.upstream.chunks import read_completion
 from callgate.upstream.litellm_model import plain
 from callgate.upstream.resolve import ThroughLiteLLM
@@ -50,7 +50,7 @@ REVERSE_NAMES = "_anthropic_tool_name_map"
 """Where litellm leaves, for its own reading of the answer, which tool names it had to change."""
 
 
-async def question(litellm: Any, way: ThroughLiteLLM, ask: Ask, in_its_words: Fields) -> Question:
+async def question(litellm: Any, way: ThroughLiteLLM, ask: ModelRequest, in_its_words: Fields) -> Question:
     from litellm.llms.anthropic.chat.handler import ModelResponseIterator
     from litellm.llms.anthropic.common_utils import AnthropicModelInfo
 

@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 from callgate.conversation import raw_json as late
-from callgate.conversation.events import CallDelta, CallWritten, Finished, Head, ModelEvent, TextDelta, Usage
-from callgate.conversation.ports import Answer, Ask
+from callgate.conversation.events import CallDelta, CallWritten, Finished, ModelEvent, ProviderHead, TextDelta, Usage
+from callgate.conversation.ports import ModelAnswer, ModelRequest
 
 WORD_SECONDS = 0.015
 """Slow enough to be seen as a stream, fast enough not to be waited for."""
@@ -81,7 +81,7 @@ class DemoModel:
         self._pause = pause or (lambda: asyncio.sleep(WORD_SECONDS))
 
     @asynccontextmanager
-    async def ask(self, ask: Ask) -> AsyncIterator[Answer]:
+    async def ask(self, ask: ModelRequest) -> AsyncIterator[ModelAnswer]:
         messages = [_decoded(message) for message in ask.messages]
         offered = _offered(ask.tools)
         said = _answer(messages, offered, _decoded(ask.tool_choice), ask.params)
@@ -242,9 +242,9 @@ def _introduction(offered: Mapping[str, Any]) -> str:
 # How it says it -----------------------------------------------------------------------------------
 
 
-def _batches(said: _Said, messages: Sequence[Any], ask: Ask) -> Iterator[Sequence[ModelEvent]]:
+def _batches(said: _Said, messages: Sequence[Any], ask: ModelRequest) -> Iterator[Sequence[ModelEvent]]:
     digest = hashlib.sha256(json.dumps(messages, sort_keys=True, default=str).encode()).hexdigest()
-    head = Head(id=f"chatcmpl-demo-{digest[:16]}", model="demo", system_fingerprint="fp_demo")
+    head = ProviderHead(id=f"chatcmpl-demo-{digest[:16]}", model="demo", system_fingerprint="fp_demo")
     words, reason = _cut(re.findall(r"\s*\S+\s*?", said.text), ask.params)
     ids = [f"call_demo_{digest[:12]}{position}" for position in range(len(said.calls))]
     reason = "tool_calls" if said.calls else reason
@@ -273,7 +273,7 @@ def _cut(words: list[str], params: Mapping[str, Any]) -> tuple[list[str], str]:
     return words, "stop"
 
 
-def _usage(messages: Sequence[Any], ask: Ask, said: _Said, words: Sequence[str]) -> Usage:
+def _usage(messages: Sequence[Any], ask: ModelRequest, said: _Said, words: Sequence[str]) -> Usage:
     asked = len(json.dumps(messages, default=str)) + sum(len(bytes(tool)) for tool in ask.tools)
     prompt = max(1, asked // CHARS_PER_TOKEN)
     answered = len(words) + sum(1 + -(-len(_json(call.arguments)) // CHARS_PER_TOKEN) for call in said.calls)

@@ -14,8 +14,8 @@ import msgspec
 
 from callgate.conversation import raw_json as late
 from callgate.conversation.errors import BrokenOff, ChatError
-from callgate.conversation.events import Head, ModelEvent, ProviderError
-from callgate.conversation.ports import Answer, Ask, Message
+from callgate.conversation.events import ModelEvent, ProviderError, ProviderHead
+from callgate.conversation.ports import Message, ModelAnswer, ModelRequest
 from callgate.http.event_stream import BOM, EventStreamReader, EventTooLarge, looks_like_keep_alive
 from callgate.http.interface import Client, Deadlines, Response, TransportError
 from callgate.upstream import errors
@@ -73,11 +73,11 @@ class DirectModel:
         self._deadlines = deadlines
         self._headers = {"Content-Type": "application/json", **endpoint.headers}
 
-    def ask(self, ask: Ask) -> "_Asked":
+    def ask(self, ask: ModelRequest) -> "_Asked":
         exchange = self._client.post(self._endpoint.url, self._headers, self._encoded(ask), self._deadlines)
         return _Asked(exchange, self._endpoint, self._answer_bytes)
 
-    def _encoded(self, ask: Ask) -> bytes:
+    def _encoded(self, ask: ModelRequest) -> bytes:
         messages = ask.messages if self._endpoint.knows_developers else without_developers(ask.messages)
         body: dict[str, Any] = {"model": self._endpoint.model, "messages": messages}
         if ask.tools:
@@ -104,7 +104,7 @@ class _Asked:
         self._endpoint = endpoint
         self._answer_bytes = answer_bytes
 
-    async def __aenter__(self) -> Answer:
+    async def __aenter__(self) -> ModelAnswer:
         response = await opened(self._exchange, self._endpoint.secrets)
         try:
             return HttpAnswer(response, self._endpoint.secrets, self._answer_bytes)
@@ -289,7 +289,7 @@ class _StreamedBody:
 
 def _read_alone(payload: bytes) -> Sequence[ModelEvent]:
     """What a chunk says by itself, in the middle of a stream."""
-    return [event for event in ChunkReader().read(read_json(payload)) if not isinstance(event, Head)]
+    return [event for event in ChunkReader().read(read_json(payload)) if not isinstance(event, ProviderHead)]
 
 
 class WholeBody:

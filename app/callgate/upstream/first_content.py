@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from callgate.conversation.events import AskedInWords, ChoiceIgnored, Head, ModelEvent, Usage
+from callgate.conversation.events import ChoiceIgnored, ModelEvent, PromptedCalling, ProviderHead, Usage
 
-_NO_PART = frozenset({Head, AskedInWords, Usage, ChoiceIgnored})
+_NO_PART = frozenset({ProviderHead, PromptedCalling, Usage, ChoiceIgnored})
 """No part of an answer: an id, a role or a count may come before a failure and mean nothing."""
 
 

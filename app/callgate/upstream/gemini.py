@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from callgate.conversation.events import Finished, ModelEvent
-from callgate.conversation.ports import Ask
+from callgate.conversation.ports import ModelRequest
 from callgate.upstream.chunks import read_completion
 from callgate.upstream.litellm_model import plain
 from callgate.upstream.resolve import ThroughLiteLLM
@@ -29,7 +29,7 @@ BLOCKED = "content_filter"
 """For a prompt that Google would not have answered: there is no candidate then, and so no reason of its own."""
 
 
-async def question(litellm: Any, way: ThroughLiteLLM, ask: Ask, in_its_words: Fields) -> Question:
+async def question(litellm: Any, way: ThroughLiteLLM, ask: ModelRequest, in_its_words: Fields) -> Question:
     from litellm.llms.gemini.common_utils import get_api_key_from_env
     from litellm.llms.vertex_ai.gemini import transformation
     from litellm.llms.vertex_ai.gemini.vertex_and_google_ai_studio_gemini import ModelResponseIterator, VertexLLM

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx2
 
 from callgate.conversation.errors import ChatError
-from callgate.conversation.ports import Ask
+from callgate.conversation.ports import ModelRequest
 from callgate.http.interface import Client, Deadlines
 from callgate.upstream import errors, litellm_model, resolve
 from callgate.upstream.catalogue import Catalogue, is_demo
@@ -126,7 +126,7 @@ async def _asked(entry: ModelEntry, client: Client) -> Found:
     model = Catalogue([alone], client, policy=RetryPolicy(tries=1)).model(entry.model_name)
     params: dict[str, Any] = {"max_tokens": 1}
     try:
-        async with model.ask(Ask(({"role": "user", "content": "hi"},), params=params, stream=False)) as answer:
+        async with model.ask(ModelRequest(({"role": "user", "content": "hi"},), params=params, stream=False)) as answer:
             async for _ in answer:
                 break
     except ChatError as error:

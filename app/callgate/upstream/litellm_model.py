@@ -18,7 +18,7 @@ from typing import Any
 from callgate.conversation import raw_json as late
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import Finished, ModelEvent, ProviderError
-from callgate.conversation.ports import Answer, Ask
+from callgate.conversation.ports import ModelAnswer, ModelRequest
 from callgate.http.interface import Deadlines
 from callgate.upstream import errors, resolve
 from callgate.upstream.chunks import ChunkReader, read_completion
@@ -51,7 +51,7 @@ class LiteLLMModel:
         self._deadlines = deadlines
 
     @asynccontextmanager
-    async def ask(self, ask: Ask) -> AsyncIterator[Answer]:
+    async def ask(self, ask: ModelRequest) -> AsyncIterator[ModelAnswer]:
         litellm = await loaded()
         clock = _Clock(self._deadlines)
         arguments = self._arguments(litellm, ask)
@@ -75,7 +75,7 @@ class LiteLLMModel:
             if lines is not None and hasattr(lines, "aclose"):
                 await lines.aclose()
 
-    def _arguments(self, litellm: Any, ask: Ask) -> dict[str, Any]:
+    def _arguments(self, litellm: Any, ask: ModelRequest) -> dict[str, Any]:
         named, beside = for_litellm(ask)
         own = dict(self._way.arguments)
         arguments: dict[str, Any] = {

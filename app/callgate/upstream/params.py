@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from callgate.conversation.ports import Ask
+from callgate.conversation.ports import ModelRequest
 
 # Names that litellm 1.106 reads as settings of its own, or that would be read so by a server behind us.
 DENIED = frozenset(
@@ -78,14 +78,14 @@ def is_denied(name: str) -> bool:
     return lower in DENIED or lower.startswith(DENIED_STARTS) or lower.endswith(DENIED_ENDS)
 
 
-def for_body(ask: Ask, defaults: Mapping[str, Any]) -> dict[str, Any]:
+def for_body(ask: ModelRequest, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The request's fields, and the operator's where it has none, as they stand in a body of our own."""
     asked = {name: value for name, value in ask.params.items() if name in IN_BODY or not is_denied(name)}
     fields = _fitting(ask, {**defaults, **asked})
     return {name: value for name, value in fields.items() if name != "stream_options"}
 
 
-def for_litellm(ask: Ask) -> tuple[dict[str, Any], dict[str, Any]]:
+def for_litellm(ask: ModelRequest) -> tuple[dict[str, Any], dict[str, Any]]:
     """The request's fields as arguments for litellm, and as what goes into the provider's body beside them."""
     named: dict[str, Any] = {}
     beside: dict[str, Any] = {}
@@ -96,7 +96,7 @@ def for_litellm(ask: Ask) -> tuple[dict[str, Any], dict[str, Any]]:
     return named, beside
 
 
-def _fitting(ask: Ask, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+def _fitting(ask: ModelRequest, fields: Mapping[str, Any]) -> Mapping[str, Any]:
     # OpenAI refuses these two without tools, and the last turn of a loop is asked without.
     if ask.tools or "functions" in fields:
         return fields

@@ -14,7 +14,7 @@ import msgspec
 
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import ProviderError
-from callgate.conversation.ports import CannotPassOn, PassOn, TellBytes
+from callgate.conversation.ports import CannotPassOn, EmitBytes, PassOn
 from callgate.http.event_stream import BOM, EVENT_BYTES, EventStreamReader, EventTooLarge, looks_like_keep_alive
 from callgate.http.interface import Response, TransportError
 from callgate.upstream import errors
@@ -125,8 +125,8 @@ class WholePassage:
             raise errors.bad_answer("The model's provider sent an empty answer.")
         return cls(body, outline)
 
-    def carry(self, tell: TellBytes) -> Awaitable[None]:
-        return tell(self._body)
+    def carry(self, emit: EmitBytes) -> Awaitable[None]:
+        return emit(self._body)
 
 
 def _tolerantly(body: bytes) -> _Outline:
@@ -157,7 +157,7 @@ class StreamPassage:
         self._size = 0
         self._done = False
         self._words = Words()
-        self._tell: TellBytes
+        self._emit: EmitBytes
         self._rebuilt: EventStreamReader | None = None
         self.usage: Mapping[str, Any] | None = None
         self.reasons: tuple[str, ...] = ()
@@ -178,16 +178,16 @@ class StreamPassage:
             raise
         return passage
 
-    async def carry(self, tell: TellBytes) -> None:
+    async def carry(self, emit: EmitBytes) -> None:
         try:
-            await self._carry(tell)
+            await self._carry(emit)
         except BaseException as error:
             await self._exchange.__aexit__(type(error), error, error.__traceback__)
             raise
         await self._exchange.__aexit__(None, None, None)
 
-    async def _carry(self, tell: TellBytes) -> None:
-        self._tell = tell
+    async def _carry(self, emit: EmitBytes) -> None:
+        self._emit = emit
         if not await self._carry_on(self._ready):
             try:
                 await self._response.carry(self._carry_on)
@@ -202,7 +202,7 @@ class StreamPassage:
         """Tell what of a read goes on now; whether that was the end."""
         out = self._passed(data)
         if out:
-            await self._tell(out)
+            await self._emit(out)
         return self._done
 
     def _begin_with(self, start: bytes) -> None:

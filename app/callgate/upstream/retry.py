@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import ModelEvent, ProviderError
-from callgate.conversation.ports import Answer, Ask, Model, Passage, PassOn, Relay, relay_in
+from callgate.conversation.ports import Model, ModelAnswer, ModelRequest, Passage, PassOn, Relay, relay_in
 from callgate.upstream import errors
 from callgate.upstream.first_content import first_said
 
@@ -125,7 +125,7 @@ class RetryingModel:
         """The same model for one request, which wants to know of its own retries."""
         return replace(self, report=report)
 
-    def ask(self, ask: Ask) -> AbstractAsyncContextManager[Answer]:
+    def ask(self, ask: ModelRequest) -> AbstractAsyncContextManager[ModelAnswer]:
         return _Asking(self, ask)
 
     def can_pass_on(self, *, with_tools: bool) -> bool:
@@ -209,17 +209,17 @@ class _Trying(Generic[Begun]):
         return jitter if failure.retry_after is None else failure.retry_after + jitter
 
 
-class _Asking(_Trying[Answer]):
+class _Asking(_Trying[ModelAnswer]):
     """The context of one question."""
 
     __slots__ = ("_ask", "_open")
 
-    def __init__(self, model: RetryingModel, ask: Ask) -> None:
+    def __init__(self, model: RetryingModel, ask: ModelRequest) -> None:
         super().__init__(model)
         self._ask = ask
-        self._open: AbstractAsyncContextManager[Answer] | None = None
+        self._open: AbstractAsyncContextManager[ModelAnswer] | None = None
 
-    def __aenter__(self) -> Coroutine[Any, Any, Answer]:
+    def __aenter__(self) -> Coroutine[Any, Any, ModelAnswer]:
         return self.begun()
 
     async def __aexit__(
@@ -228,7 +228,7 @@ class _Asking(_Trying[Answer]):
         assert self._open is not None
         return await self._open.__aexit__(kind, error, trace)
 
-    async def _begin(self, deployment: Model) -> Answer:
+    async def _begin(self, deployment: Model) -> ModelAnswer:
         opened = deployment.ask(self._ask)
         answer = await opened.__aenter__()
         try:
@@ -298,13 +298,13 @@ class _Queue:
 class _Begun:
     """An answer whose first words are there; what came before them is given out first."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: ModelAnswer) -> None:
         self._answer = answer
         self._batches = aiter(answer)
         self._held: list[Sequence[ModelEvent]] = []
 
     @classmethod
-    async def wait_for(cls, answer: Answer) -> "_Begun":
+    async def wait_for(cls, answer: ModelAnswer) -> "_Begun":
         begun = cls(answer)
         try:
             async for batch in begun._batches:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import structlog
 
 from callgate.conversation.errors import ChatError
-from callgate.conversation.ports import Answer, Ask
+from callgate.conversation.ports import ModelAnswer, ModelRequest
 from callgate.http.event_stream import BOM
 from callgate.http.interface import Client, Deadlines, Response, TransportError
 from callgate.upstream import claude, errors, gemini, resolve
@@ -22,7 +22,7 @@ from callgate.upstream.litellm_model import LiteLLMModel, loaded
 from callgate.upstream.resolve import ThroughLiteLLM
 from callgate.upstream.translation import Fields, Lost, Question
 
-Asking: TypeAlias = Callable[[Any, ThroughLiteLLM, Ask, Fields], Awaitable[Question]]
+Asking: TypeAlias = Callable[[Any, ThroughLiteLLM, ModelRequest, Fields], Awaitable[Question]]
 QUESTIONS: Mapping[str, Asking] = {claude.PROVIDER: claude.question, gemini.PROVIDER: gemini.question}
 
 log = structlog.get_logger("callgate.models")
@@ -52,7 +52,7 @@ class TranslatedModel:
         self._told: set[str] = set()
 
     @asynccontextmanager
-    async def ask(self, ask: Ask) -> AsyncIterator[Answer]:
+    async def ask(self, ask: ModelRequest) -> AsyncIterator[ModelAnswer]:
         question = None if self._lost else await self._translated(ask)
         if question is None:
             async with self._otherwise.ask(ask) as answer:
@@ -69,7 +69,7 @@ class TranslatedModel:
             raise
         await exchange.__aexit__(None, None, None)
 
-    async def _translated(self, ask: Ask) -> Question | None:
+    async def _translated(self, ask: ModelRequest) -> Question | None:
         """The question in the provider's words; None where litellm has to find out by itself what is wrong with it."""
         litellm = await loaded()
         try:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from callgate.conversation.events import ModelEvent
-from callgate.conversation.ports import Ask, Message
+from callgate.conversation.ports import Message, ModelRequest
 from callgate.http.event_stream import EventStreamReader, EventTooLarge, looks_like_keep_alive
 from callgate.upstream.chunks import ChunkReader
 from callgate.upstream.direct_model import Body, WholeBody, read_json
@@ -66,7 +66,7 @@ class Fields:
         self._own = {name: value for name, value in way.arguments.items() if name not in NOT_FIELDS}
         self._known: OrderedDict[bytes, bytes] = OrderedDict()
 
-    def of(self, litellm: Any, model: str, ask: Ask) -> dict[str, Any]:
+    def of(self, litellm: Any, model: str, ask: ModelRequest) -> dict[str, Any]:
         asked = encode((model, ask.params, ask.tools, ask.tool_choice))
         if (known := self._known.get(asked)) is not None:
             self._known.move_to_end(asked)
@@ -79,7 +79,7 @@ class Fields:
         return fields
 
 
-def _fields(litellm: Any, provider: str, model: str, own: Mapping[str, Any], ask: Ask) -> dict[str, Any]:
+def _fields(litellm: Any, provider: str, model: str, own: Mapping[str, Any], ask: ModelRequest) -> dict[str, Any]:
     from litellm.utils import (
         validate_and_fix_openai_tools,
         validate_and_fix_thinking_param,
