@@ -11,7 +11,7 @@ import pytest
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import CallWritten, Finished, ModelEvent, PromptedCalling, TextDelta
 from callgate.conversation.ports import ModelRequest
-from callgate.text_calls.calling_detection import Choice, ChosenModel, Way
+from callgate.text_calls.calling_detection import CallingDetector, CallingMode, DetectingModel
 from callgate.text_calls.families import PROBE_TOOL
 from callgate.text_calls.prompted import PromptedModel
 
@@ -41,7 +41,7 @@ class Said:
 
 
 class Scripted:
-    """Answers probes and control questions as told, and everything else with a word."""
+    """Answers probes and control questions as scripted, and everything else with a word."""
 
     name = "scripted"
 
@@ -69,17 +69,17 @@ class Scripted:
 
 
 class Route:
-    """A model of an unknown family with all that is told of it."""
+    """A model of an unknown family with all that was decided for it."""
 
     def __init__(self, inner: Scripted, name: str = "openai/my-model", word: bool | None = None, **way: Any) -> None:
-        self.told: list[Choice] = []
+        self.decided: list[CallingMode] = []
         self.inner = inner
 
-        async def witness() -> bool | None:
+        async def look_up_support() -> bool | None:
             return word
 
-        self.way = Way(name, witness, self.told.append, **way)
-        self.model = ChosenModel(inner, self.way, PromptedModel)
+        self.detector = CallingDetector(name, look_up_support, self.decided.append, **way)
+        self.model = DetectingModel(inner, self.detector, PromptedModel)
 
     async def ask(self, ask: ModelRequest = ASK) -> str:
         """The way in which this question reached the model."""
@@ -92,7 +92,7 @@ async def test_a_model_that_calls_the_probes_tool_is_asked_natively_from_then_on
     chosen = Route(Scripted(NATIVE_CALL))
     assert [await chosen.ask() for _ in range(3)] == ["native"] * 3
     assert len(chosen.inner.probed) == 1
-    assert chosen.told == [Choice("native", "probe")]
+    assert chosen.decided == [CallingMode("native", "probe")]
     assert [ask.tools for ask in chosen.inner.asked] == [(CLOCK,)] * 3
 
 
@@ -100,7 +100,7 @@ async def test_a_model_that_ignores_tools_is_asked_in_its_familys_format():
     chosen = Route(Scripted(PROSE), "openai/SmolLM3")
     assert [await chosen.ask() for _ in range(3)] == ["hermes"] * 3
     assert len(chosen.inner.probed) == 1
-    assert chosen.told == [Choice("hermes", "probe")]
+    assert chosen.decided == [CallingMode("hermes", "probe")]
     assert [ask.tools for ask in chosen.inner.asked] == [()] * 3
 
 
@@ -111,16 +111,16 @@ async def test_the_format_may_be_given():
 async def test_a_request_without_tools_is_never_worth_a_probe():
     chosen = Route(Scripted(NATIVE_CALL))
     assert await chosen.ask(WITHOUT_TOOLS) == "native"
-    assert (chosen.inner.probed, chosen.told, chosen.way.choice) == ([], [], None)
+    assert (chosen.inner.probed, chosen.decided, chosen.detector.choice) == ([], [], None)
 
 
 @pytest.mark.parametrize(
     ("name", "word", "expected"),
     [
-        ("openai/my-model", True, Choice("native", "litellm")),
-        ("openai/my-model", False, Choice("hermes", "litellm")),
-        ("azure/gpt-4o", None, Choice("native", "family")),
-        ("mistral/mistral-large-latest", False, Choice("mistral", "litellm")),
+        ("openai/my-model", True, CallingMode("native", "litellm")),
+        ("openai/my-model", False, CallingMode("hermes", "litellm")),
+        ("azure/gpt-4o", None, CallingMode("native", "family")),
+        ("mistral/mistral-large-latest", False, CallingMode("mistral", "litellm")),
     ],
 )
 async def test_what_is_known_is_not_asked(name, word, expected):
@@ -128,7 +128,7 @@ async def test_what_is_known_is_not_asked(name, word, expected):
     async with asyncio.TaskGroup() as group:
         for ask in (WITHOUT_TOOLS, ASK, ASK):
             group.create_task(chosen.ask(ask))
-    assert chosen.told == [expected]
+    assert chosen.decided == [expected]
     assert chosen.inner.probed == []
 
 
@@ -186,37 +186,37 @@ async def test_a_probe_that_fails_is_told_and_not_remembered(failure):
     answers: list[Any] = [failure, PROSE]
     chosen = Route(Scripted(lambda _: answers.pop(0)))
     assert await chosen.ask() == "native"
-    assert chosen.way.choice is None
+    assert chosen.detector.choice is None
     assert await chosen.ask() == "hermes"
-    assert [choice.decided_by for choice in chosen.told] == ["nobody", "probe"]
-    assert chosen.told[0].detail == str(failure)
+    assert [choice.decided_by for choice in chosen.decided] == ["nobody", "probe"]
+    assert chosen.decided[0].detail == str(failure)
 
 
 async def test_a_server_that_refuses_tools_and_nothing_else_has_no_native_calls():
     chosen = Route(Scripted(lambda ask: REFUSES_TOOLS if ask.tools else PROSE))
     assert [await chosen.ask() for _ in range(2)] == ["hermes"] * 2
     assert [bool(ask.tools) for ask in chosen.inner.probed] == [True, False, True]
-    assert chosen.told == [Choice("hermes", "probe")]
+    assert chosen.decided == [CallingMode("hermes", "probe")]
 
 
 async def test_a_server_that_refuses_the_question_for_another_reason_says_nothing_about_tools():
     chosen = Route(Scripted(REFUSES_TOOLS))
     assert await chosen.ask() == "native"
     assert [bool(ask.tools) for ask in chosen.inner.probed] == [True, False]
-    assert chosen.way.choice is None
+    assert chosen.detector.choice is None
 
 
 async def test_a_passing_refusal_is_not_taken_for_a_no():
     answers: list[Any] = [ChatError(502, "connection lost"), PROSE, NATIVE_CALL]
     chosen = Route(Scripted(lambda _: answers.pop(0)))
     assert await chosen.ask() == "native"
-    assert chosen.told == [Choice("native", "probe")]
+    assert chosen.decided == [CallingMode("native", "probe")]
 
 
 async def test_a_way_found_through_one_wrapper_counts_for_the_other():
     chosen, other = Route(Scripted(PROSE)), Scripted(NATIVE_CALL)
     await chosen.ask()
-    async with ChosenModel(other, chosen.way, PromptedModel).ask(ASK) as answer:
+    async with DetectingModel(other, chosen.detector, PromptedModel).ask(ASK) as answer:
         events = [event async for batch in answer for event in batch]
     assert isinstance(events[0], PromptedCalling)
     assert other.probed == []

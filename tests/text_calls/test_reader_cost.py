@@ -57,10 +57,10 @@ def steps(reader, text):
 
 @pytest.mark.parametrize("format", sorted(FORMATS))
 def test_what_waits_on_the_tape_stays_small(format):
-    """A held call is kept in pieces; the tape itself, which is copied with every feed, holds only a mark or a head."""
+    """A held call is kept in pieces; the cursor itself, which is copied with every feed, holds only a mark or a head."""
     for kind in FLOODS:
         reader = reader_for(format, TOOLS)
         for char in flood(kind, SMALL):
             reader.feed(char)
             assert isinstance(reader, TextReader)
-            assert len(reader._tape.text) - reader._tape.at <= 600, kind
+            assert len(reader._cursor.text) - reader._cursor.at <= 600, kind

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from callgate.text_calls.calling_detection import Choice, ChosenModel
+from callgate.text_calls.calling_detection import CallingMode, DetectingModel
 from callgate.text_calls.prompted import PromptedModel
 from callgate.upstream import litellm_model
 from callgate.upstream.resolve import ModelEntry
@@ -21,7 +21,7 @@ TOOL = {"type": "function", "function": {"name": "get_time", "parameters": {"typ
 
 class Told:
     def __init__(self) -> None:
-        self.told: list[tuple[str, Choice]] = []
+        self.told: list[tuple[str, CallingMode]] = []
         self.calling = ToolCalling(lambda entry, choice: self.told.append((entry.model_name, choice)))
 
 
@@ -41,15 +41,15 @@ def ways(model: object) -> str:
 @pytest.mark.parametrize(
     ("more", "way", "choice"),
     [
-        ({"tool_calling": "native"}, "ScriptedModel", Choice("native", "config")),
-        ({"tool_calling": "xml"}, "xml", Choice("xml", "config")),
-        ({"tool_calling": "json"}, "litellm_json", Choice("json", "config")),
-        ({"calls_natively": True}, "ScriptedModel", Choice("native", "model_info")),
-        ({"calls_natively": False}, "hermes", Choice("hermes", "model_info")),
-        ({"calls_natively": False, "constrain_calls": True}, "litellm_json", Choice("json", "model_info")),
-        ({"calls_natively": False, "tool_calling": "native"}, "ScriptedModel", Choice("native", "config")),
-        ({"model": "demo/demo"}, "ScriptedModel", Choice("native", "family")),
-        ({}, "ChosenModel", None),
+        ({"tool_calling": "native"}, "ScriptedModel", CallingMode("native", "config")),
+        ({"tool_calling": "xml"}, "xml", CallingMode("xml", "config")),
+        ({"tool_calling": "json"}, "litellm_json", CallingMode("json", "config")),
+        ({"calls_natively": True}, "ScriptedModel", CallingMode("native", "model_info")),
+        ({"calls_natively": False}, "hermes", CallingMode("hermes", "model_info")),
+        ({"calls_natively": False, "constrain_calls": True}, "litellm_json", CallingMode("json", "model_info")),
+        ({"calls_natively": False, "tool_calling": "native"}, "ScriptedModel", CallingMode("native", "config")),
+        ({"model": "demo/demo"}, "ScriptedModel", CallingMode("native", "family")),
+        ({}, "DetectingModel", None),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -71,8 +71,8 @@ async def test_a_probed_deployment_is_known_to_whoever_asks_and_told_once(house)
     for _ in range(2):
         async with model.ask(asking(tools=[TOOL])) as answer:
             assert [batch async for batch in answer]
-    assert house.told == [("m", Choice("hermes", "probe"))]
-    assert house.calling.choice(asked) == Choice("hermes", "probe")
+    assert house.told == [("m", CallingMode("hermes", "probe"))]
+    assert house.calling.choice(asked) == CallingMode("hermes", "probe")
 
 
 async def test_a_model_behind_an_openai_shaped_address_is_asked_nothing_that_no_client_asked(house):
@@ -81,17 +81,17 @@ async def test_a_model_behind_an_openai_shaped_address_is_asked_nothing_that_no_
     async with house.calling.wrap(inner, asked).ask(asking(tools=[TOOL])) as answer:
         assert [batch async for batch in answer]
     assert len(inner.asked) == 1
-    assert house.calling.choice(asked) == Choice("native", "provider")
+    assert house.calling.choice(asked) == CallingMode("native", "provider")
 
 
 def test_one_deployment_has_one_way_however_often_it_is_built(house):
     first, again = (house.calling.wrap(ScriptedModel(), entry()) for _ in range(2))
     other = house.calling.wrap(ScriptedModel(), entry(name="other"))
-    assert isinstance(first, ChosenModel)
-    assert isinstance(again, ChosenModel)
-    assert isinstance(other, ChosenModel)
-    assert first.way is again.way
-    assert first.way is not other.way
+    assert isinstance(first, DetectingModel)
+    assert isinstance(again, DetectingModel)
+    assert isinstance(other, DetectingModel)
+    assert first.detector is again.detector
+    assert first.detector is not other.detector
 
 
 async def test_litellms_word_counts_where_litellm_carries_the_model(house):
@@ -100,7 +100,7 @@ async def test_litellms_word_counts_where_litellm_carries_the_model(house):
     model = house.calling.wrap(ScriptedModel(says("ok")), asked)
     async with model.ask(asking(tools=[TOOL])) as answer:
         assert [batch async for batch in answer]
-    assert house.calling.choice(asked) == Choice("hermes", "litellm")
+    assert house.calling.choice(asked) == CallingMode("hermes", "litellm")
 
 
 def test_litellm_is_not_loaded_to_find_out_about_a_model_on_the_direct_lane():

@@ -43,7 +43,7 @@ from callgate.telemetry.listeners import LogListener, MetricsListener, write_dow
 from callgate.telemetry.metrics import Metrics
 from callgate.telemetry.models import write_choice
 from callgate.telemetry.tool_servers import ToolServers
-from callgate.text_calls.calling_detection import Choice
+from callgate.text_calls.calling_detection import CallingMode
 from callgate.tools.adapted_schemas import AdaptedSchemas
 from callgate.tools.approvals import ApprovalQueue, SettledApproval
 from callgate.tools.clients_only import ClientsOnly
@@ -253,7 +253,7 @@ class Runtime:
     def model_names(self, caller: Caller) -> list[str]:
         return [name for name in self.catalogue.names() if caller.may_ask(name)]
 
-    def tool_calling(self, name: str) -> list[Choice | None]:
+    def tool_calling(self, name: str) -> list[CallingMode | None]:
         """How each deployment of a model is asked for its calls; None where nobody had to find out yet."""
         return [self._tool_calling.choice(entry) for entry in self.catalogue.entries(name)]
 
@@ -749,5 +749,5 @@ def _write_losses(tool: str, dialect: Dialect, losses: Sequence[str]) -> None:
     audit.info("schema made portable", tool=tool, dialect=dialect, losses=list(losses))
 
 
-def _write_choice(entry: ModelEntry, choice: Choice) -> None:
+def _write_choice(entry: ModelEntry, choice: CallingMode) -> None:
     write_choice(entry.model_name, entry.tool_calling, choice.format, choice.decided_by, choice.detail)

@@ -1,8 +1,8 @@
 """Calls that nothing marks: JSON objects on lines of their own, bare or in a code fence (rules B2 to B5).
 
 A line that begins with a brace, a bracket or a fence is held while it can still be a call to an offered tool, and not
-longer: a name that is no tool's, a key that no call has room for, anything after the object, and it is talk.
-JSON that is found to be no call is talk up to where it closes, so that a line inside it is not taken for a call.
+longer: a name that is no tool's, a key that no call has room for, anything after the object, and it is prose.
+JSON that is found to be no call is prose up to where it closes, so that a line inside it is not taken for a call.
 """
 
 import re
@@ -17,7 +17,7 @@ from callgate.calls.states import Flaw
 from callgate.conversation.events import CallWritten
 from callgate.text_calls.event_sink import TAB, EventSink
 from callgate.text_calls.json_calls import ARGUMENT_KEYS, CallObjects
-from callgate.text_calls.json_scan import Entry, JsonScan, State
+from callgate.text_calls.json_scan import JsonEntry, JsonScan, State
 from callgate.text_calls.text_cursor import Sink, Steps, TextCursor
 
 LONGEST_FENCE = 16
@@ -32,9 +32,9 @@ _INFO = re.compile(r"[A-Za-z0-9_+\-./ \t\r]*")
 CALLS: Final = CallObjects()
 
 
-def read_bare_json(talk: EventSink) -> Steps[None]:
-    """The whole grammar: talk, calls on lines of their own, and fences around them."""
-    reading = _Bare(talk)
+def read_bare_json(out: EventSink) -> Steps[None]:
+    """The whole grammar: prose, calls on lines of their own, and fences around them."""
+    reading = _Bare(out)
     yield from reading.read()
 
 
@@ -48,36 +48,36 @@ class _Held:
     def add(self, text: str) -> None:
         self.pieces.append(text)
 
-    def release(self, talk: EventSink) -> None:
+    def release(self, out: EventSink) -> None:
         for text in self.pieces:
-            talk.say(text)
+            out.add_text(text)
         self.pieces.clear()
         self.calls.clear()
 
-    def settle(self, talk: EventSink) -> None:
+    def settle(self, out: EventSink) -> None:
         for call in self.calls:
-            talk.call(call)
+            out.add_call(call)
         self.pieces.clear()
         self.calls.clear()
 
 
 class _Bare:
-    def __init__(self, talk: EventSink) -> None:
-        self._talk = talk
-        self._tape = talk.tape
-        self._lines = talk.prose("\n")
+    def __init__(self, out: EventSink) -> None:
+        self._out = out
+        self._cursor = out.cursor
+        self._lines = out.prose("\n")
 
     def read(self) -> Steps[None]:
         while True:
-            yield from self._tape.space(self._talk.say, same_line=True)
-            if 0 <= self._talk.indent < TAB and (yield from self._line_start()):
+            yield from self._cursor.space(self._out.add_text, same_line=True)
+            if 0 <= self._out.indent < TAB and (yield from self._line_start()):
                 continue
             if not (yield from self._pass_line()):
                 return
 
     def _line_start(self) -> Steps[bool]:
-        """Read what begins at the start of a line, if it is held for a call. False: it is talk."""
-        char = yield from self._tape.peek()
+        """Read what begins at the start of a line, if it is held for a call. False: it is prose."""
+        char = yield from self._cursor.peek()
         if char in ("{", "["):
             yield from self._objects()
             return True
@@ -86,15 +86,15 @@ class _Bare:
         return False
 
     def _pass_line(self) -> Steps[bool]:
-        """EventSink up to the end of the line, or to where a line may begin anew. False: the text has ended."""
+        """Emit text up to the end of the line, or to where a line may begin anew. False: the text has ended."""
         while True:
             mark = yield from self._lines.step()
             if mark is None:
                 return False
             if mark == "\n":
-                self._talk.say(mark)
+                self._out.add_text(mark)
                 return True
-            if self._talk.indent >= 0:
+            if self._out.indent >= 0:
                 return True
 
     # Objects on lines of their own
@@ -104,117 +104,113 @@ class _Bare:
         while True:
             if not (yield from self._value(held)):
                 return
-            yield from self._tape.space(held.add, same_line=True)
-            char = yield from self._tape.peek()
+            yield from self._cursor.space(held.add, same_line=True)
+            char = yield from self._cursor.peek()
             if char in ("", "\n") or (yield from self._is_dropped()):
-                held.settle(self._talk)
+                held.settle(self._out)
                 return
             if char != ";" or not (yield from self._next_object(held)):
-                held.release(self._talk)
+                held.release(self._out)
                 return
-            held.settle(self._talk)
+            held.settle(self._out)
 
     def _next_object(self, held: _Held) -> Steps[bool]:
-        self._tape.at += 1
+        self._cursor.at += 1
         held.add(";")
-        yield from self._tape.space(held.add)
-        return (yield from self._tape.peek()) == "{"
+        yield from self._cursor.space(held.add)
+        return (yield from self._cursor.peek()) == "{"
 
     def _is_dropped(self) -> Steps[bool]:
         """A token that is dropped ends a line as well as a line break does."""
-        mark = yield from self._tape.one_of(self._talk.dropped)
+        mark = yield from self._cursor.one_of(self._out.dropped)
         if mark is None:
             return False
-        self._tape.back(mark)
+        self._cursor.back(mark)
         return True
 
     # Values
 
     def _value(self, held: _Held) -> Steps[bool]:
         """Read one value into `held`. False: it is no call, or the last one of the text; nothing is held any more."""
-        candidate = Candidate(self._talk.tools)
-        yield from candidate.read(self._tape)
+        candidate = Candidate(self._out.tools)
+        yield from candidate.read(self._cursor)
         calls = candidate.calls()
         if calls is not None:
             held.calls += calls
             held.add(candidate.text)
             return True
-        if candidate.scan.state is State.OPEN and self._tape.dry:
+        if candidate.scan.state is State.OPEN and self._cursor.dry:
             calls, rest = candidate.calls_of_cut_text()
             held.calls += calls
             if held.calls:
-                held.settle(self._talk)
-                self._talk.say(rest)
+                held.settle(self._out)
+                self._out.add_text(rest)
                 return False
         held.add(candidate.text)
-        held.release(self._talk)
-        yield from candidate.pass_rest(self._tape, self._talk.say)
+        held.release(self._out)
+        yield from candidate.pass_rest(self._cursor, self._out.add_text)
         return False
 
     # Fences
 
     def _fence(self, char: str) -> Steps[bool]:
         """Read a fence and what is in it. False: it is none, and nothing was read."""
-        fence = yield from self._tape.run(_TICKS if char == "`" else _WAVES, LONGEST_FENCE)
+        fence = yield from self._cursor.run(_TICKS if char == "`" else _WAVES, LONGEST_FENCE)
         if fence is None or len(fence) < 3:
-            self._put_back(fence)
+            self._cursor.back(fence or "")
             return False
-        info = yield from self._tape.run(_INFO, LONGEST_INFO)
-        if info is None or (yield from self._tape.peek()) not in ("\n", ""):
-            self._talk.say(fence + (info or ""))
+        info = yield from self._cursor.run(_INFO, LONGEST_INFO)
+        if info is None or (yield from self._cursor.peek()) not in ("\n", ""):
+            self._out.add_text(fence + (info or ""))
             return (yield from self._pass_line())
         held = _Held([fence + info])
-        yield from self._tape.space(held.add)
-        if (yield from self._tape.peek()) in ("{", "[") and (yield from self._fenced_calls(held, fence)):
+        yield from self._cursor.space(held.add)
+        if (yield from self._cursor.peek()) in ("{", "[") and (yield from self._fenced_calls(held, fence)):
             return True
-        held.release(self._talk)
+        held.release(self._out)
         yield from self._pass_fence(fence)
         return True
-
-    def _put_back(self, text: str | None) -> None:
-        if text:
-            self._tape.back(text)
 
     def _fenced_calls(self, held: _Held, fence: str) -> Steps[bool]:
         """Values up to the closing fence. False: they are not all calls, and nothing is held any more."""
         while True:
             if not (yield from self._value(held)):
-                return self._tape.dry
-            yield from self._tape.space(held.add)
-            if (yield from self._tape.one_of((";",))):
+                return self._cursor.dry
+            yield from self._cursor.space(held.add)
+            if (yield from self._cursor.one_of((";",))):
                 held.add(";")
-                yield from self._tape.space(held.add)
-            char = yield from self._tape.peek()
+                yield from self._cursor.space(held.add)
+            char = yield from self._cursor.peek()
             if char in ("{", "["):
                 continue
             if not char or (yield from self._closes(held, fence)):
-                held.settle(self._talk)
+                held.settle(self._out)
                 return True
-            held.release(self._talk)
+            held.release(self._out)
             return False
 
     def _closes(self, held: _Held, fence: str) -> Steps[bool]:
         """Whether the closing fence stands here, with nothing else on its line."""
-        found = yield from self._tape.run(_TICKS if fence[0] == "`" else _WAVES, LONGEST_FENCE)
+        found = yield from self._cursor.run(_TICKS if fence[0] == "`" else _WAVES, LONGEST_FENCE)
         if not found:
             return False
         held.add(found)
         if len(found) < len(fence):
-            return self._tape.dry
-        yield from self._tape.space(held.add, same_line=True)
-        return (yield from self._tape.peek()) in ("", "\n") or (yield from self._is_dropped())
+            return self._cursor.dry
+        yield from self._cursor.space(held.add, same_line=True)
+        return (yield from self._cursor.peek()) in ("", "\n") or (yield from self._is_dropped())
 
     def _pass_fence(self, fence: str) -> Steps[None]:
-        """EventSink up to the line that closes a fence. Nothing in it is a call."""
+        """Emit text up to the line that closes a fence. Nothing in it is a call."""
         while True:
-            yield from self._tape.space(self._talk.say, same_line=True)
-            if 0 <= self._talk.indent < TAB and (yield from self._tape.peek()) == fence[0]:
-                found = yield from self._tape.run(_TICKS if fence[0] == "`" else _WAVES, LONGEST_FENCE)
+            yield from self._cursor.space(self._out.add_text, same_line=True)
+            if 0 <= self._out.indent < TAB and (yield from self._cursor.peek()) == fence[0]:
+                found = yield from self._cursor.run(_TICKS if fence[0] == "`" else _WAVES, LONGEST_FENCE)
                 if found:
-                    self._talk.say(found)
+                    self._out.add_text(found)
                     if len(found) >= len(fence):
-                        yield from self._tape.space(self._talk.say, same_line=True)
-                        if (yield from self._tape.peek()) in ("", "\n"):
+                        yield from self._cursor.space(self._out.add_text, same_line=True)
+                        if (yield from self._cursor.peek()) in ("", "\n"):
                             return
             if not (yield from self._pass_line()):
                 return
@@ -227,33 +223,31 @@ class Candidate:
         self.scan = JsonScan(CALLS.watch, wary=True)
         self._tools = tools
         self._pieces: list[str] = []
-        self._entries_closed = 0
-        self._members_closed = 0
         self._is_hopeless = False
 
     @property
     def text(self) -> str:
         return "".join(self._pieces)
 
-    def read(self, tape: TextCursor) -> Steps[None]:
+    def read(self, cursor: TextCursor) -> Steps[None]:
         """Read while this may be a call."""
         while not self._is_hopeless:
-            self._pieces.append(self._feed(tape))
+            self._pieces.append(self._feed(cursor))
             if self.scan.state is not State.OPEN:
                 return
             if self.scan.stirred:
                 self._is_hopeless = not self._may_be_call()
-            elif not (yield from tape.more()):
+            elif not (yield from cursor.more()):
                 return
 
-    def pass_rest(self, tape: TextCursor, sink: Sink) -> Steps[None]:
+    def pass_rest(self, cursor: TextCursor, sink: Sink) -> Steps[None]:
         """Read the rest of a value that is no call, up to where it closes or breaks."""
         self.scan.wary, self.scan.one_line = False, True
         while True:
-            text = self._feed(tape)
+            text = self._feed(cursor)
             if text:
                 sink(text)
-            if self.scan.state is not State.OPEN or not (yield from tape.more()):
+            if self.scan.state is not State.OPEN or not (yield from cursor.more()):
                 return
 
     def calls(self) -> list[CallWritten] | None:
@@ -266,7 +260,7 @@ class Candidate:
         return [CALLS.one_written(entry, text, None) for entry in scan.entries]
 
     def calls_of_cut_text(self) -> tuple[list[CallWritten], str]:
-        """The calls of a value in which the text ended, and what is talk of it. A call counts from its name on."""
+        """The calls of a value in which the text ended, and what is prose of it. A call counts from its name on."""
         scan, text = self.scan, self.text
         if self._is_hopeless or scan.state is not State.OPEN or not scan.is_beginning:
             return [], text
@@ -284,10 +278,10 @@ class Candidate:
                 rest = text[last.start :]
         return (calls, rest) if calls else ([], text)
 
-    def _feed(self, tape: TextCursor) -> str:
-        start = tape.at
-        tape.at = self.scan.feed(tape.text, start)
-        return tape.text[start : tape.at]
+    def _feed(self, cursor: TextCursor) -> str:
+        start = cursor.at
+        cursor.at = self.scan.feed(cursor.text, start)
+        return cursor.text[start : cursor.at]
 
     def _may_be_call(self) -> bool:
         scan = self.scan
@@ -308,8 +302,8 @@ class Candidate:
     def _is_offered(self, name: str) -> bool:
         return resolve_name(name, self._tools) is not None or is_parallel(name, self._tools)
 
-    def _is_whole_call(self, entry: Entry, text: str) -> bool:
-        """It has the keys of a call, and is JSON: what is broken is talk where nothing marks it as a call. What is JSON
+    def _is_whole_call(self, entry: JsonEntry, text: str) -> bool:
+        """It has the keys of a call, and is JSON: what is broken is prose where nothing marks it as a call. What is JSON
         and cannot be run all the same (a key given twice) is a call, so that the model is told of it."""
         written = CALLS.one_written(entry, text, None)
         if written.flaw is not None or not _has_keys_of_call(entry):
@@ -321,6 +315,6 @@ class Candidate:
         return True
 
 
-def _has_keys_of_call(entry: Entry) -> bool:
+def _has_keys_of_call(entry: JsonEntry) -> bool:
     keys = {member.key for member in entry.members}
     return CALLS.name_key in keys and not keys.isdisjoint(ARGUMENT_KEYS)

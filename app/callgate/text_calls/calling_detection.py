@@ -1,7 +1,7 @@
-"""A model of which nobody has said how it calls tools. It is found out when tools are first offered to it, and remembered.
+"""Finds out how a model calls tools when they are first offered to it, and remembers it.
 
-`Way` decides for one deployment: by what is known of the model, by its family, or else by asking it to call a tool
-once (`families`). `ChosenModel` goes around the deployment and asks it in that way from then on. A decision that could
+`CallingDetector` decides for one deployment: by what is known of the model, by its family, or else by asking it to call a tool
+once (`families`). `DetectingModel` goes around the deployment and asks it in that way from then on. A decision that could
 not be made, because the model did not answer, is not remembered; such a request goes on with native calls.
 """
 
@@ -29,46 +29,46 @@ REFUSED = frozenset({400, 404, 415, 422, 501, 502})
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class CallingMode:
     """How a model is asked for its calls, and who said so."""
 
     format: str
     """`native`, or the text format it is asked for in a prompt."""
     decided_by: str
-    """`config`, `model_info`, `litellm`, `family`, `provider` or `probe`; `nobody` where it could not be told."""
+    """`config`, `model_info`, `litellm`, `family`, `provider` or `probe`; `nobody` where it could not be found out."""
     detail: str = ""
 
 
-UNDECIDED = Choice(NATIVE, "nobody")
+UNDECIDED = CallingMode(NATIVE, "nobody")
 
-Witness: TypeAlias = Callable[[], Awaitable[bool | None]]
+SupportLookup: TypeAlias = Callable[[], Awaitable[bool | None]]
 """What a library knows of native calls of this very model; None if it does not know the model."""
 
 
-class Way:
-    """How one deployment is asked. `told` hears of the decision, and of each time that none could be made."""
+class CallingDetector:
+    """Decides how one deployment is asked. `on_decided` is called with the decision, and each time that none could be made."""
 
     def __init__(
         self,
         model_name: str,
-        witness: Witness,
-        told: Callable[[Choice], None],
+        look_up_support: SupportLookup,
+        on_decided: Callable[[CallingMode], None],
         *,
         format: str | None = None,
         may_be_probed: bool = True,
     ) -> None:
         """`format` is what it is asked in should it have no native calls; its family's own if not given. One that may
         not be probed is taken at its provider's word, which is that it calls natively."""
-        self.choice: Choice | None = None
+        self.choice: CallingMode | None = None
         self._model_name = model_name
         self._format = format or format_for(model_name)
         self._may_be_probed = may_be_probed
-        self._witness = witness
-        self._told = told
+        self._look_up_support = look_up_support
+        self._on_decided = on_decided
         self._lock = asyncio.Lock()
         self._failures = 0
 
-    async def choose(self, model: Model, *, may_probe: bool) -> Choice:
+    async def choose(self, model: Model, *, may_probe: bool) -> CallingMode:
         """The choice. Requests that come while the model is probed wait for it, and share it even where it failed;
         those that may not probe do not need it badly enough to wait."""
         if self.choice is None:
@@ -86,37 +86,37 @@ class Way:
         return self.choice is not None or self._failures != failures
 
     async def _look_up(self) -> None:
-        supports = await self._witness()
-        way = tool_calling_for(self._model_name, supports)
-        if way == PROBE and not self._may_be_probed:
-            self._settle(Choice(NATIVE, "provider"))
-        elif way != PROBE:
-            format = NATIVE if way == NATIVE else self._format
-            self._settle(Choice(format, "family" if supports is None else "litellm"))
+        supports = await self._look_up_support()
+        calling = tool_calling_for(self._model_name, supports)
+        if calling == PROBE and not self._may_be_probed:
+            self._settle(CallingMode(NATIVE, "provider"))
+        elif calling != PROBE:
+            format = NATIVE if calling == NATIVE else self._format
+            self._settle(CallingMode(format, "family" if supports is None else "litellm"))
 
     async def _probe(self, model: Model) -> None:
         try:
             can = await _calls_natively(model)
         except (ChatError, BrokenOff) as failure:
             self._failures += 1
-            self._told(Choice(NATIVE, "nobody", str(failure)))
+            self._on_decided(CallingMode(NATIVE, "nobody", str(failure)))
         else:
-            self._settle(Choice(NATIVE if can else self._format, "probe"))
+            self._settle(CallingMode(NATIVE if can else self._format, "probe"))
 
-    def _settle(self, choice: Choice) -> None:
+    def _settle(self, choice: CallingMode) -> None:
         if self.choice is None:
             self.choice = choice
-            self._told(choice)
+            self._on_decided(choice)
 
 
-class ChosenModel:
-    """A model that is asked natively or in a prompt, as its way says. `in_words` puts a prompt around it."""
+class DetectingModel:
+    """A model that is asked natively or in a prompt, as its detector says. `prompted` makes a prompted model of it."""
 
-    def __init__(self, model: Model, way: Way, in_words: Callable[[Model, str], Model]) -> None:
+    def __init__(self, model: Model, detector: CallingDetector, prompted: Callable[[Model, str], Model]) -> None:
         self.name = model.name
-        self.way = way
+        self.detector = detector
         self._model = model
-        self._in_words = in_words
+        self._prompted = prompted
         self._settled: Model | None = None
         self._relay = relay_in(model)
 
@@ -134,9 +134,9 @@ class ChosenModel:
 
     @asynccontextmanager
     async def _ask(self, ask: ModelRequest) -> AsyncIterator[ModelAnswer]:
-        choice = await self.way.choose(self._model, may_probe=bool(ask.tools))
-        model = self._model if choice.format == NATIVE else self._in_words(self._model, choice.format)
-        if self.way.choice is not None:
+        choice = await self.detector.choose(self._model, may_probe=bool(ask.tools))
+        model = self._model if choice.format == NATIVE else self._prompted(self._model, choice.format)
+        if self.detector.choice is not None:
             self._settled = model
         async with model.ask(ask) as answer:
             yield answer

@@ -1,7 +1,7 @@
-"""What a reader says of a text: talk, reasoning and calls, in order; and what is the same for all formats.
+"""What a reader says of a text: prose, reasoning and calls, in order; and what is the same for all formats.
 
 `<think>` blocks and a format's own reasoning channels are reasoning wherever a grammar reads prose, tokens that
-mean nothing to a user are dropped, and everything else that is no mark of the grammar is talk. The marks themselves
+mean nothing to a user are dropped, and everything else that is no mark of the grammar is prose. The marks themselves
 are known by the grammars.
 """
 
@@ -24,19 +24,19 @@ class EventSink:
     """What was read so far, and what a grammar may want to know of it.
 
     With `whole`, a closing think tag that comes first turns what stands before it into reasoning (the
-    template opened it in the prompt). EventSink is then held back until that is settled, so it is for whole texts only.
+    template opened it in the prompt). Text is then held back until that is settled, so it is for whole texts only.
     """
 
     def __init__(
         self,
-        tape: TextCursor,
+        cursor: TextCursor,
         tools: Collection[str],
         *,
         whole: bool = False,
         channels: Mapping[str, str] | None = None,
         dropped: tuple[str, ...] = (),
     ) -> None:
-        self.tape = tape
+        self.cursor = cursor
         self.tools = tools
         self.indent = 0
         """Columns of blanks since the line began; -1 once the line has other text."""
@@ -46,37 +46,37 @@ class EventSink:
         self.dropped = dropped
         self._events: list[ModelEvent] = []
         self._run: list[str] = []
-        self._run_is_talk = True
+        self._run_is_text = True
         self._unsettled: list[str] | None = [] if whole else None
 
     @property
     def awaits_lone_end(self) -> bool:
         return self._unsettled is not None
 
-    def say(self, text: str) -> None:
+    def add_text(self, text: str) -> None:
         self.indent = _indent_after(self.indent, text)
         self.is_silent = self.is_silent and not text.strip()
         if self._unsettled is not None:
             self._unsettled.append(text)
         else:
-            self._add(text, is_talk=True)
+            self._add(text, is_text=True)
 
-    def think(self, text: str) -> None:
+    def add_reasoning(self, text: str) -> None:
         self.settle()
-        self._add(text, is_talk=False)
+        self._add(text, is_text=False)
 
-    def call(self, call: CallWritten) -> None:
+    def add_call(self, call: CallWritten) -> None:
         self.settle()
         self._flush()
         self._events.append(call)
 
     def settle(self, *, as_reasoning: bool = False) -> None:
-        """What was held back for a lone closing think tag is talk after all, or reasoning."""
+        """What was held back for a lone closing think tag is prose after all, or reasoning."""
         if self._unsettled is None:
             return
         held, self._unsettled = self._unsettled, None
         for text in held:
-            self._add(text, is_talk=not as_reasoning)
+            self._add(text, is_text=not as_reasoning)
         if as_reasoning:
             self.indent = 0
             self.is_silent = True
@@ -90,46 +90,46 @@ class EventSink:
     def prose(self, *marks: str) -> "Prose":
         return Prose(self, marks)
 
-    def _add(self, text: str, *, is_talk: bool) -> None:
-        if is_talk is not self._run_is_talk:
+    def _add(self, text: str, *, is_text: bool) -> None:
+        if is_text is not self._run_is_text:
             self._flush()
-            self._run_is_talk = is_talk
+            self._run_is_text = is_text
         self._run.append(text)
 
     def _flush(self) -> None:
         text, self._run = "".join(self._run), []
         if text:
-            self._events.append(TextDelta(text) if self._run_is_talk else ReasoningDelta(text, source="text"))
+            self._events.append(TextDelta(text) if self._run_is_text else ReasoningDelta(text, source="text"))
 
 
 class Prose:
-    """Reads talk up to one of a grammar's marks."""
+    """Reads prose up to one of a grammar's marks."""
 
-    def __init__(self, talk: EventSink, marks: tuple[str, ...]) -> None:
-        self._talk = talk
-        self._asides = (*talk.channels, *talk.dropped)
+    def __init__(self, out: EventSink, marks: tuple[str, ...]) -> None:
+        self._out = out
+        self._asides = (*out.channels, *out.dropped)
         self._finder = finder((*marks, *self._asides))
-        self._lone_ends = frozenset(talk.channels.values()) - set(self._asides)
+        self._lone_ends = frozenset(out.channels.values()) - set(self._asides)
         self._first_finder = finder((*marks, *self._asides, *sorted(self._lone_ends)))
 
     def step(self) -> Steps[str | None]:
-        """EventSink goes out up to the next mark, which is read and returned. `ASIDE`: it was none of the grammar's and
+        """Text goes out up to the next mark, which is read and returned. `ASIDE`: it was none of the grammar's and
         is dealt with. None: the text has ended."""
-        talk = self._talk
-        mark = yield from talk.tape.until(self._current(), talk.say)
+        out = self._out
+        mark = yield from out.cursor.until(self._current(), out.add_text)
         if mark is None:
             return None
-        if mark in talk.channels:
-            talk.settle()
-            yield from talk.tape.until(finder((talk.channels[mark],)), talk.think)
+        if mark in out.channels:
+            out.settle()
+            yield from out.cursor.until(finder((out.channels[mark],)), out.add_reasoning)
             return ASIDE
-        if mark in self._lone_ends and talk.awaits_lone_end:
-            talk.settle(as_reasoning=True)
+        if mark in self._lone_ends and out.awaits_lone_end:
+            out.settle(as_reasoning=True)
             return ASIDE
-        return ASIDE if mark in talk.dropped else mark
+        return ASIDE if mark in out.dropped else mark
 
     def _current(self) -> Finder:
-        return self._first_finder if self._talk.awaits_lone_end else self._finder
+        return self._first_finder if self._out.awaits_lone_end else self._finder
 
 
 def _indent_after(indent: int, text: str) -> int:

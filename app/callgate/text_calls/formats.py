@@ -15,7 +15,7 @@ from callgate.text_calls.tag_calls import Tags, Vocabulary, after_equals, arg_ke
 from callgate.text_calls.text_cursor import Steps
 
 Block = Callable[[EventSink, str], Steps[bool]]
-"""Reads what a mark opened. False: it was no opening after all, the mark is talk and nothing more was read."""
+"""Reads what a mark opened. False: it was no opening after all, the mark is prose and nothing more was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ def marked(
 ) -> Grammar:
     """Prose in which certain marks open something."""
 
-    def read(talk: EventSink) -> Steps[None]:
-        prose = talk.prose(*blocks)
+    def read(out: EventSink) -> Steps[None]:
+        prose = out.prose(*blocks)
         while (mark := (yield from prose.step())) is not None:
-            if mark and not (yield from blocks[mark](talk, mark)):
-                talk.say(mark)
+            if mark and not (yield from blocks[mark](out, mark)):
+                out.add_text(mark)
 
     return Grammar(read, channels or {}, dropped)
 
@@ -47,7 +47,7 @@ def tags(words: Vocabulary, *, bare: bool = False) -> Grammar:
     grammar = Tags(words)
     blocks: dict[str, Block] = dict.fromkeys(words.wrappers, grammar.wrapped)
     if bare:
-        blocks[words.call] = lambda talk, _: grammar.bare(talk)
+        blocks[words.call] = lambda out, _: grammar.bare(out)
     return marked(blocks)
 
 
@@ -64,8 +64,8 @@ def prefixed(prefix: str, wrappers: dict[str, str], *, typed: bool = False) -> V
 
 
 def call_objects(objects: CallObjects, ends: Ends) -> Block:
-    def block(talk: EventSink, _: str) -> Steps[bool]:
-        yield from objects.read(talk, ends)
+    def block(out: EventSink, _: str) -> Steps[bool]:
+        yield from objects.read(out, ends)
         return True
 
     return block
@@ -74,10 +74,8 @@ def call_objects(objects: CallObjects, ends: Ends) -> Block:
 def deepseek(call: Callable[[EventSink], Steps[bool]]) -> Grammar:
     return marked(
         {
-            headed.DEEPSEEK_CALLS: lambda talk, _: headed.section(
-                talk, headed.DEEPSEEK_CALL, headed.DEEPSEEK_CALLS_END
-            ),
-            headed.DEEPSEEK_CALL: lambda talk, _: call(talk),
+            headed.DEEPSEEK_CALLS: lambda out, _: headed.section(out, headed.DEEPSEEK_CALL, headed.DEEPSEEK_CALLS_END),
+            headed.DEEPSEEK_CALL: lambda out, _: call(out),
         },
         dropped=(headed.DEEPSEEK_CALLS_END, "<｜end▁of▁sentence｜>"),
     )
@@ -108,18 +106,18 @@ GLM: Final = Vocabulary(
 )
 
 
-def qwen3_coder(talk: EventSink, mark: str) -> Steps[bool]:
+def qwen3_coder(out: EventSink, mark: str) -> Steps[bool]:
     """Tags, or JSON in the same wrapper."""
-    yield from talk.tape.space()
-    if (yield from talk.tape.peek()) in ("{", "[", "`"):
-        return (yield from HERMES(talk, mark))
-    return (yield from Tags(QWEN).in_row(talk))
+    yield from out.cursor.space()
+    if (yield from out.cursor.peek()) in ("{", "[", "`"):
+        return (yield from HERMES(out, mark))
+    return (yield from Tags(QWEN).in_row(out))
 
 
-def phi4(talk: EventSink, mark: str) -> Steps[bool]:
+def phi4(out: EventSink, mark: str) -> Steps[bool]:
     """The mark ends with the bracket that opens the list."""
-    talk.tape.back(mark[-1])
-    yield from CallObjects().read(talk, Ends(loose=True))
+    out.cursor.back(mark[-1])
+    yield from CallObjects().read(out, Ends(loose=True))
     return True
 
 
@@ -148,8 +146,8 @@ GRAMMARS: Final[Mapping[str, Grammar]] = {
             typed=True,
         )
     ),
-    "qwen3_coder": marked({"<tool_call>": qwen3_coder, "<function=": lambda talk, _: Tags(QWEN).bare_if_offered(talk)}),
-    "glm45": marked({"<tool_call>": lambda talk, _: Tags(GLM).named_by_text(talk)}),
+    "qwen3_coder": marked({"<tool_call>": qwen3_coder, "<function=": lambda out, _: Tags(QWEN).bare_if_offered(out)}),
+    "glm45": marked({"<tool_call>": lambda out, _: Tags(GLM).named_by_text(out)}),
     "hermes": marked({"<tool_call>": HERMES}),
     "granite": marked(
         dict.fromkeys(
@@ -159,7 +157,7 @@ GRAMMARS: Final[Mapping[str, Grammar]] = {
     "phi4": marked({"functools[": phi4}),
     "mistral": marked(
         {
-            headed.MISTRAL_CALLS: lambda talk, _: headed.mistral(talk),
+            headed.MISTRAL_CALLS: lambda out, _: headed.mistral(out),
             headed.MISTRAL_END: headed.final_token,
         },
         channels={"[THINK]": "[/THINK]"},
@@ -168,13 +166,13 @@ GRAMMARS: Final[Mapping[str, Grammar]] = {
     "deepseek_v31": deepseek(headed.deepseek_v31),
     "kimi_k2": marked(
         {
-            headed.KIMI_CALLS: lambda talk, _: headed.section(talk, headed.KIMI_CALL, headed.KIMI_CALLS_END),
-            headed.KIMI_CALL: lambda talk, _: headed.kimi_k2(talk),
+            headed.KIMI_CALLS: lambda out, _: headed.section(out, headed.KIMI_CALL, headed.KIMI_CALLS_END),
+            headed.KIMI_CALL: lambda out, _: headed.kimi_k2(out),
         },
         dropped=(headed.KIMI_CALLS_END,),
     ),
     "functionary_v32": Grammar(headed.functionary_v32),
-    "functionary_v31": marked({headed.FUNCTION_TAG: lambda talk, _: headed.functionary_v31(talk)}),
+    "functionary_v31": marked({headed.FUNCTION_TAG: lambda out, _: headed.functionary_v31(out)}),
     "command_r": marked(
         {
             "<|START_ACTION|>": call_objects(
@@ -186,9 +184,7 @@ GRAMMARS: Final[Mapping[str, Grammar]] = {
         dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
     ),
     "harmony": Grammar(read_harmony),
-    "gemma4": marked(
-        {gemma.OPEN: lambda talk, _: gemma.gemma_call(talk)}, channels={"<|channel>thought": "<channel|>"}
-    ),
+    "gemma4": marked({gemma.OPEN: lambda out, _: gemma.gemma_call(out)}, channels={"<|channel>thought": "<channel|>"}),
     "llama3_json": Grammar(read_bare_json, dropped=("<|python_tag|>", "<|eom_id|>", "<|eot_id|>")),
     "litellm_json": Grammar(read_bare_json),
     "pythonic": Grammar(read_pythonic, dropped=END_MARKS),

@@ -33,48 +33,48 @@ _INTEGER_LIMIT: Final = 4000
 """Digits; Python refuses to read much longer ones."""
 
 
-def gemma_call(talk: EventSink) -> Steps[bool]:
+def gemma_call(out: EventSink) -> Steps[bool]:
     """Read the call that a mark opened."""
-    talk.call((yield from _call(talk.tape)))
+    out.add_call((yield from _call(out.cursor)))
     return True
 
 
-def _call(tape: TextCursor) -> Steps[CallWritten]:
-    yield from tape.space()
-    if (yield from tape.one_of((_CALL,))) is None:
-        return (yield from _broken(tape, None))
-    name = yield from tape.run(_NAME, _NAME_LIMIT)
-    yield from tape.space()
-    if name is None or (yield from tape.peek()) != "{":
-        return (yield from _broken(tape, None))
-    text = yield from _braces(tape)
+def _call(cursor: TextCursor) -> Steps[CallWritten]:
+    yield from cursor.space()
+    if (yield from cursor.one_of((_CALL,))) is None:
+        return (yield from _broken(cursor, None))
+    name = yield from cursor.run(_NAME, _NAME_LIMIT)
+    yield from cursor.space()
+    if name is None or (yield from cursor.peek()) != "{":
+        return (yield from _broken(cursor, None))
+    text = yield from _braces(cursor)
     if text is None:
         return cut_off(name)
-    yield from tape.space()
-    if (yield from tape.one_of((END,))) is None and not tape.ends_within(END):
-        return (yield from _broken(tape, name))
+    yield from cursor.space()
+    if (yield from cursor.one_of((END,))) is None and not cursor.ends_within(END):
+        return (yield from _broken(cursor, name))
     try:
         return CallWritten(name, Notation(text).arguments(), flaw=None if name else Flaw.MISSING_NAME, from_text=True)
     except NotNotationError:
         return cut_off(name, flaw=Flaw.INVALID_MARKUP)
 
 
-def _broken(tape: TextCursor, name: str | None) -> Steps[CallWritten]:
-    ended = yield from tape.until(finder((END,)))
+def _broken(cursor: TextCursor, name: str | None) -> Steps[CallWritten]:
+    ended = yield from cursor.until(finder((END,)))
     return cut_off(name, flaw=Flaw.INVALID_MARKUP if ended else Flaw.TRUNCATED)
 
 
-def _braces(tape: TextCursor) -> Steps[str | None]:
+def _braces(cursor: TextCursor) -> Steps[str | None]:
     """The text from a brace to the one that closes it; None if none does. Marks in strings are data."""
     pieces: list[str] = []
     depth = 0
     while True:
-        mark = yield from tape.until(_STRUCTURE, pieces.append)
+        mark = yield from cursor.until(_STRUCTURE, pieces.append)
         if mark is None or mark == END:
             return None
         pieces.append(mark)
         if mark == QUOTE:
-            if (yield from tape.until(_STRING, pieces.append)) is None:
+            if (yield from cursor.until(_STRING, pieces.append)) is None:
                 return None
             pieces.append(QUOTE)
             continue

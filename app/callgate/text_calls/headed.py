@@ -17,22 +17,22 @@ from callgate.text_calls.text_cursor import Steps, TextCursor, finder
 # Sections ---------------------------------------------------------------------------------------
 
 
-def section(talk: EventSink, call: str, end: str) -> Steps[bool]:
+def section(out: EventSink, call: str, end: str) -> Steps[bool]:
     """The mark around all calls. It means nothing, unless the text ends before the first call."""
-    tape = talk.tape
-    yield from tape.space()
-    mark = yield from tape.one_of((call, end))
+    cursor = out.cursor
+    yield from cursor.space()
+    mark = yield from cursor.one_of((call, end))
     if mark is not None:
-        tape.back(mark)
-    elif tape.ends_within(call):
-        talk.call(cut_off())
+        cursor.back(mark)
+    elif cursor.ends_within(call):
+        out.add_call(cut_off())
     return True
 
 
-def _header(tape: TextCursor, end: str, call_end: str) -> Steps[tuple[str | None, str | None]]:
+def _header(cursor: TextCursor, end: str, call_end: str) -> Steps[tuple[str | None, str | None]]:
     """The text before `end`, and the mark that ended it; no text unless that is `end`."""
     pieces: list[str] = []
-    mark = yield from tape.until(finder((end, call_end)), pieces.append)
+    mark = yield from cursor.until(finder((end, call_end)), pieces.append)
     return ("".join(pieces).strip() if mark == end else None), mark
 
 
@@ -45,29 +45,29 @@ DEEPSEEK_CALL_END: Final = "<｜tool▁call▁end｜>"
 DEEPSEEK_SEPARATOR: Final = "<｜tool▁sep｜>"
 
 
-def deepseek_v3(talk: EventSink) -> Steps[bool]:
+def deepseek_v3(out: EventSink) -> Steps[bool]:
     """`function<sep>N`, a line break, and JSON in a fence."""
-    tape = talk.tape
-    kind, mark = yield from _header(tape, DEEPSEEK_SEPARATOR, DEEPSEEK_CALL_END)
+    cursor = out.cursor
+    kind, mark = yield from _header(cursor, DEEPSEEK_SEPARATOR, DEEPSEEK_CALL_END)
     if kind is None:
-        talk.call(cut_off(flaw=Flaw.INVALID_MARKUP if mark else Flaw.TRUNCATED))
+        out.add_call(cut_off(flaw=Flaw.INVALID_MARKUP if mark else Flaw.TRUNCATED))
         return True
-    name, mark = yield from _header(tape, "\n", DEEPSEEK_CALL_END)
+    name, mark = yield from _header(cursor, "\n", DEEPSEEK_CALL_END)
     if name is None:
-        talk.call(cut_off(flaw=Flaw.INVALID_MARKUP if mark else Flaw.TRUNCATED))
+        out.add_call(cut_off(flaw=Flaw.INVALID_MARKUP if mark else Flaw.TRUNCATED))
         return True
-    body = yield from read_body(tape, Ends((DEEPSEEK_CALL_END,), fence_is_layout=True))
-    talk.call(arguments_written(name, body))
+    body = yield from read_body(cursor, Ends((DEEPSEEK_CALL_END,), fence_is_layout=True))
+    out.add_call(arguments_written(name, body))
     return True
 
 
-def deepseek_v31(talk: EventSink) -> Steps[bool]:
+def deepseek_v31(out: EventSink) -> Steps[bool]:
     """`N<sep>` and JSON."""
-    name, mark = yield from _header(talk.tape, DEEPSEEK_SEPARATOR, DEEPSEEK_CALL_END)
+    name, mark = yield from _header(out.cursor, DEEPSEEK_SEPARATOR, DEEPSEEK_CALL_END)
     if name is None:
-        talk.call(cut_off(flaw=Flaw.INVALID_MARKUP if mark else Flaw.TRUNCATED))
+        out.add_call(cut_off(flaw=Flaw.INVALID_MARKUP if mark else Flaw.TRUNCATED))
         return True
-    talk.call(arguments_written(name, (yield from read_body(talk.tape, Ends((DEEPSEEK_CALL_END,))))))
+    out.add_call(arguments_written(name, (yield from read_body(out.cursor, Ends((DEEPSEEK_CALL_END,))))))
     return True
 
 
@@ -82,15 +82,15 @@ KIMI_ARGUMENTS: Final = "<|tool_call_argument_begin|>"
 _COUNTER = re.compile(r":[0-9]+\Z")
 
 
-def kimi_k2(talk: EventSink) -> Steps[bool]:
+def kimi_k2(out: EventSink) -> Steps[bool]:
     """`functions.N:I`, which is the call's id as well, and JSON."""
-    id, mark = yield from _header(talk.tape, KIMI_ARGUMENTS, KIMI_CALL_END)
+    id, mark = yield from _header(out.cursor, KIMI_ARGUMENTS, KIMI_CALL_END)
     if id is None:
-        talk.call(cut_off(flaw=Flaw.INVALID_MARKUP if mark else Flaw.TRUNCATED))
+        out.add_call(cut_off(flaw=Flaw.INVALID_MARKUP if mark else Flaw.TRUNCATED))
         return True
     name = _COUNTER.sub("", id).removeprefix("functions.")
-    body = yield from read_body(talk.tape, Ends((KIMI_CALL_END,)))
-    talk.call(arguments_written(name, body, id=id or None))
+    body = yield from read_body(out.cursor, Ends((KIMI_CALL_END,)))
+    out.add_call(arguments_written(name, body, id=id or None))
     return True
 
 
@@ -105,39 +105,39 @@ _MISTRAL_NAME = re.compile(r"[^\[{\s]*")
 _NAME_LIMIT: Final = 256
 
 
-def mistral(talk: EventSink) -> Steps[bool]:
+def mistral(out: EventSink) -> Steps[bool]:
     """A list of call objects; or a name, perhaps an id, and JSON."""
-    tape = talk.tape
-    yield from tape.space()
-    mark = yield from tape.one_of((_CALL_ID, _ARGS))
+    cursor = out.cursor
+    yield from cursor.space()
+    mark = yield from cursor.one_of((_CALL_ID, _ARGS))
     name: str | None = ""
     if mark is None:
-        if (yield from tape.peek()) in ("[", "{", "`"):
-            yield from CallObjects().read(talk, _MISTRAL_ENDS)
+        if (yield from cursor.peek()) in ("[", "{", "`"):
+            yield from CallObjects().read(out, _MISTRAL_ENDS)
             return True
-        name = yield from tape.run(_MISTRAL_NAME, _NAME_LIMIT)
-        yield from tape.space()
-        if not (yield from tape.peek()):
-            talk.call(cut_off())
+        name = yield from cursor.run(_MISTRAL_NAME, _NAME_LIMIT)
+        yield from cursor.space()
+        if not (yield from cursor.peek()):
+            out.add_call(cut_off())
             return True
-        mark = yield from tape.one_of((_CALL_ID, _ARGS))
+        mark = yield from cursor.one_of((_CALL_ID, _ARGS))
     id: str | None = None
     if mark == _CALL_ID:
-        id = (yield from tape.run(_MISTRAL_NAME, _NAME_LIMIT)) or None
-        yield from tape.space()
-        yield from tape.one_of((_ARGS,))
-    body = yield from read_body(tape, _MISTRAL_ENDS)
-    talk.call(arguments_written(name, body, id=id))
-    talk.say(body.after)
+        id = (yield from cursor.run(_MISTRAL_NAME, _NAME_LIMIT)) or None
+        yield from cursor.space()
+        yield from cursor.one_of((_ARGS,))
+    body = yield from read_body(cursor, _MISTRAL_ENDS)
+    out.add_call(arguments_written(name, body, id=id))
+    out.add_text(body.after)
     return True
 
 
-def final_token(talk: EventSink, token: str) -> Steps[bool]:
-    """A token that is dropped at the end of the text, and talk elsewhere."""
+def final_token(out: EventSink, token: str) -> Steps[bool]:
+    """A token that is dropped at the end of the text, and prose elsewhere."""
     held = [token]
-    yield from talk.tape.space(held.append)
-    if not talk.tape.dry:
-        talk.say("".join(held))
+    yield from out.cursor.space(held.append)
+    if not out.cursor.dry:
+        out.add_text("".join(held))
     return True
 
 
@@ -150,42 +150,42 @@ _ALL: Final = "all"
 _RECIPIENT = re.compile(r"[A-Za-z0-9_.:\-]*")
 
 
-def functionary_v31(talk: EventSink) -> Steps[bool]:
+def functionary_v31(out: EventSink) -> Steps[bool]:
     """`<function=N>`, JSON, `</function>`."""
-    head = yield from after_equals(talk.tape)
+    head = yield from after_equals(out.cursor)
     if not head.is_whole:
         return False
-    talk.call(arguments_written(head.name, (yield from read_body(talk.tape, Ends((FUNCTION_END,))))))
+    out.add_call(arguments_written(head.name, (yield from read_body(out.cursor, Ends((FUNCTION_END,))))))
     return True
 
 
-def functionary_v32(talk: EventSink) -> Steps[None]:
-    """`>>>all` and talk, `>>>N` and JSON; the prompt may have written the first mark."""
-    yield from _functionary_part(talk, "")
-    prose = talk.prose(FUNCTIONARY_MARK)
+def functionary_v32(out: EventSink) -> Steps[None]:
+    """`>>>all` and out, `>>>N` and JSON; the prompt may have written the first mark."""
+    yield from _functionary_part(out, "")
+    prose = out.prose(FUNCTIONARY_MARK)
     while (mark := (yield from prose.step())) is not None:
         if mark:
-            yield from _functionary_part(talk, mark)
-        elif talk.is_silent:
-            yield from talk.tape.space(talk.say)
-            yield from _functionary_part(talk, "")
+            yield from _functionary_part(out, mark)
+        elif out.is_silent:
+            yield from out.cursor.space(out.add_text)
+            yield from _functionary_part(out, "")
 
 
-def _functionary_part(talk: EventSink, mark: str) -> Steps[None]:
-    tape = talk.tape
-    name = yield from tape.run(_RECIPIENT, _NAME_LIMIT)
+def _functionary_part(out: EventSink, mark: str) -> Steps[None]:
+    cursor = out.cursor
+    name = yield from cursor.run(_RECIPIENT, _NAME_LIMIT)
     if not name:
-        talk.say(mark)
+        out.add_text(mark)
         return
-    next_char = yield from tape.peek()
-    surely_meant = mark and talk.indent == 0
+    next_char = yield from cursor.peek()
+    surely_meant = mark and out.indent == 0
     if next_char == "\n" and name == _ALL:
-        tape.at += 1
-    elif next_char == "\n" and (surely_meant or resolve_name(name, talk.tools) is not None):
-        body = yield from read_body(tape, Ends(others=(FUNCTIONARY_MARK,)))
-        talk.call(arguments_written(name, body))
+        cursor.at += 1
+    elif next_char == "\n" and (surely_meant or resolve_name(name, out.tools) is not None):
+        body = yield from read_body(cursor, Ends(others=(FUNCTIONARY_MARK,)))
+        out.add_call(arguments_written(name, body))
     elif not next_char and surely_meant:
         if not _ALL.startswith(name):
-            talk.call(cut_off())
+            out.add_call(cut_off())
     else:
-        talk.say(mark + name)
+        out.add_text(mark + name)

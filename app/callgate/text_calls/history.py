@@ -10,14 +10,14 @@ from typing import Any
 
 import msgspec
 
-from callgate.conversation import raw_json as late
+from callgate.conversation import raw_json
 from callgate.conversation.ports import Message
 from callgate.text_calls.prompts import Style
 from callgate.text_calls.writers import PastCall, PastResult
 
 
 @dataclass(slots=True)
-class Retelling:
+class PromptedHistory:
     """Messages as they are to be sent, gathered in order."""
 
     style: Style
@@ -27,30 +27,30 @@ class Retelling:
     _ours: bool = False
     """The last message was made here, of results."""
 
-    def tell(self, messages: Sequence[Message]) -> None:
-        views = [_Seen(message, _decoded(message)) for message in messages]
+    def add(self, messages: Sequence[Message]) -> None:
+        views = [_MessageView(message, _decoded(message)) for message in messages]
         place = 0
         while place < len(views):
-            place = self._tell_one(views, place)
+            place = self._add_turn(views, place)
 
-    def _tell_one(self, views: Sequence["_Seen"], place: int) -> int:
+    def _add_turn(self, views: Sequence["_MessageView"], place: int) -> int:
         """One message, or a turn with calls and all its results. Returns where the next one begins."""
-        seen = views[place]
+        view = views[place]
         after = place + 1
-        if not seen.calls and not seen.is_result:
-            self._pass_on(seen)
+        if not view.calls and not view.is_result:
+            self._keep(view)
             return after
-        first_result = after if seen.calls else place
+        first_result = after if view.calls else place
         after = next((at for at in range(first_result, len(views)) if not views[at].is_result), len(views))
-        names = {call.id: call.name for call in seen.calls}
+        names = {call.id: call.name for call in view.calls}
         results = [view.result(names) for view in views[first_result:after]]
-        self.called |= dict.fromkeys(call.name for call in seen.calls)
-        for calls, answers in self._rounds(seen.calls, results):
+        self.called |= dict.fromkeys(call.name for call in view.calls)
+        for calls, answers in self._rounds(view.calls, results):
             if calls:
-                self._say(seen.with_text(self.style.write(seen.text, calls)))
-                seen = _Seen(seen.message, {**seen.body, "content": None})
+                self._append(view.with_text(self.style.write(view.text, calls)))
+                view = _MessageView(view.message, {**view.body, "content": None})
             if answers:
-                self._answer(self.style.write_results(answers))
+                self._append_results(self.style.write_results(answers))
         return after
 
     def _rounds(
@@ -67,18 +67,18 @@ class Retelling:
 
     # -- adding
 
-    def _pass_on(self, seen: "_Seen") -> None:
-        if self._ours and seen.role == "user":
+    def _keep(self, view: "_MessageView") -> None:
+        if self._ours and view.role == "user":
             result = _decoded(self.messages.pop())
-            self._say({**seen.body, "content": _joined(result["content"], seen.body.get("content"))})
+            self._append({**view.body, "content": _joined(result["content"], view.body.get("content"))})
         else:
-            self._say(seen.message)
+            self._append(view.message)
 
-    def _say(self, message: Message) -> None:
+    def _append(self, message: Message) -> None:
         self.messages.append(message)
         self._ours = False
 
-    def _answer(self, text: str) -> None:
+    def _append_results(self, text: str) -> None:
         self.add_to_last_user_message(text)
         self._ours = True
 
@@ -100,7 +100,7 @@ class Retelling:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _MessageView:
     """A message and what it says, as far as tools are concerned."""
 
     message: Message
@@ -152,7 +152,7 @@ def _object(arguments: Any) -> dict[str, Any]:
 
 
 def _decoded(message: Message) -> dict[str, Any]:
-    body = late.read(message)
+    body = raw_json.read(message)
     return body if isinstance(body, dict) else {}
 
 

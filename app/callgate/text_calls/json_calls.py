@@ -13,7 +13,7 @@ from typing import Final
 from callgate.calls.states import Flaw
 from callgate.conversation.events import CallWritten
 from callgate.text_calls.event_sink import EventSink
-from callgate.text_calls.json_scan import Entry, JsonScan, Member, State
+from callgate.text_calls.json_scan import JsonEntry, JsonScan, Member, State
 from callgate.text_calls.text_cursor import Steps, TextCursor, finder
 
 ARGUMENT_KEYS: Final = ("arguments", "parameters")
@@ -33,13 +33,13 @@ class Ends:
     others: tuple[str, ...] = ()
     """Marks of what follows; the body ends before them."""
     loose: bool = False
-    """Other text may follow a closed body, and is talk; only a stray closing bracket is not."""
+    """Other text may follow a closed body, and is prose; only a stray closing bracket is not."""
     fence_is_layout: bool = False
     """A code fence around the JSON belongs to the format; elsewhere removing it is a repair."""
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class JsonBody:
     """JSON as it stood in the text, and what is wrong with it as a whole."""
 
     text: str
@@ -49,7 +49,7 @@ class Body:
     """The mark that ended it, whether it was read with it or belongs to what follows."""
     repaired: bool = False
     after: str = ""
-    """Blanks behind a body without end mark: they belong to the talk that follows."""
+    """Blanks behind a body without end mark: they belong to the prose that follows."""
 
     @property
     def is_blank(self) -> bool:
@@ -57,47 +57,47 @@ class Body:
         return not self.text and self.mark is not None and self.flaw is Flaw.TRUNCATED
 
 
-def read_body(tape: TextCursor, ends: Ends, watch: tuple[str, ...] = ()) -> Steps[Body]:
+def read_body(cursor: TextCursor, ends: Ends, watch: tuple[str, ...] = ()) -> Steps[JsonBody]:
     """Read one JSON value up to and including its end mark. Marks inside JSON strings are data."""
-    yield from tape.space()
-    fenced = yield from _fence_opens(tape)
+    yield from cursor.space()
+    fenced = yield from _fence_opens(cursor)
     scan = JsonScan(watch)
-    text = yield from read_value(tape, scan)
+    text = yield from read_value(cursor, scan)
     repaired = fenced and not ends.fence_is_layout
     unread_flaw = Flaw.TRUNCATED if scan.is_beginning else Flaw.INVALID_JSON
     if scan.state is State.OPEN:
-        return Body(text, scan, unread_flaw, repaired=repaired)
+        return JsonBody(text, scan, unread_flaw, repaired=repaired)
     after: list[str] = []
-    yield from tape.space(after.append)
-    closed_fence = fenced and (yield from tape.one_of((FENCE,))) is not None
+    yield from cursor.space(after.append)
+    closed_fence = fenced and (yield from cursor.one_of((FENCE,))) is not None
     if closed_fence:
         after.clear()
-        yield from tape.space(after.append)
-    at_end, mark = yield from _end(tape, ends, fenced)
+        yield from cursor.space(after.append)
+    at_end, mark = yield from _end(cursor, ends, fenced)
     if scan.state is State.BROKEN:
         if not at_end:
-            mark = yield from _skip(tape, ends)
-        return Body(text, scan, unread_flaw if at_end else Flaw.INVALID_JSON, mark, repaired)
-    is_fence_open = fenced and not closed_fence and not tape.dry
+            mark = yield from _skip(cursor, ends)
+        return JsonBody(text, scan, unread_flaw if at_end else Flaw.INVALID_JSON, mark, repaired)
+    is_fence_open = fenced and not closed_fence and not cursor.dry
     if at_end and not is_fence_open:
-        return Body(text, scan, None, mark, repaired)
-    if ends.loose and not is_fence_open and (yield from tape.peek()) not in ("]", "}"):
-        return Body(text, scan, None, None, repaired, "".join(after))
+        return JsonBody(text, scan, None, mark, repaired)
+    if ends.loose and not is_fence_open and (yield from cursor.peek()) not in ("]", "}"):
+        return JsonBody(text, scan, None, None, repaired, "".join(after))
     if not at_end:
-        mark = yield from _skip(tape, ends)
-    return Body(text, scan, Flaw.INVALID_JSON, mark, repaired)
+        mark = yield from _skip(cursor, ends)
+    return JsonBody(text, scan, Flaw.INVALID_JSON, mark, repaired)
 
 
-def read_value(tape: TextCursor, scan: JsonScan) -> Steps[str]:
+def read_value(cursor: TextCursor, scan: JsonScan) -> Steps[str]:
     """The text of one JSON value as far as it goes; `scan` says how it ended."""
     pieces: list[str] = []
     while True:
-        end = scan.feed(tape.text, tape.at)
-        pieces.append(tape.text[tape.at : end])
-        tape.at = end
+        end = scan.feed(cursor.text, cursor.at)
+        pieces.append(cursor.text[cursor.at : end])
+        cursor.at = end
         if scan.state is not State.OPEN:
             break
-        if not (yield from tape.more()):
+        if not (yield from cursor.more()):
             scan.finish()
             break
     return "".join(pieces)
@@ -116,15 +116,15 @@ class CallObjects:
     def watch(self) -> tuple[str, ...]:
         return (self.name_key, self.id_key) if self.id_key else (self.name_key,)
 
-    def read(self, talk: EventSink, ends: Ends) -> Steps[None]:
+    def read(self, out: EventSink, ends: Ends) -> Steps[None]:
         """Read a body whose opening mark was just read, and tell its calls."""
-        body = yield from read_body(talk.tape, ends, self.watch)
+        body = yield from read_body(out.cursor, ends, self.watch)
         for call in self.written(body):
-            if call.name not in self.not_calls or call.name in talk.tools:
-                talk.call(call)
-        talk.say(body.after)
+            if call.name not in self.not_calls or call.name in out.tools:
+                out.add_call(call)
+        out.add_text(body.after)
 
-    def written(self, body: Body) -> Iterator[CallWritten]:
+    def written(self, body: JsonBody) -> Iterator[CallWritten]:
         """The calls of a body. In a list each is judged by itself; what is cut off or broken is the last one."""
         scan = body.scan
         spoilt = body.flaw if scan.state is State.CLOSED else None
@@ -137,7 +137,7 @@ class CallObjects:
         if not scan.entries or (last_is_whole and body.flaw is Flaw.INVALID_JSON):
             yield CallWritten(None, flaw=body.flaw, from_text=True)
 
-    def one_written(self, entry: Entry, text: str, flaw: Flaw | None, *, repaired: bool = False) -> CallWritten:
+    def one_written(self, entry: JsonEntry, text: str, flaw: Flaw | None, *, repaired: bool = False) -> CallWritten:
         """One call object, as far as it came, from the text it lies in."""
         name = entry.member(self.name_key)
         id_member = entry.member(self.id_key) if self.id_key else None
@@ -154,7 +154,7 @@ class CallObjects:
         )
 
 
-def arguments_written(name: str | None, body: Body, *, id: str | None = None) -> CallWritten:
+def arguments_written(name: str | None, body: JsonBody, *, id: str | None = None) -> CallWritten:
     """A call whose name stood in a header and whose body is its arguments."""
     flaw = body.flaw or (Flaw.INVALID_JSON if body.scan.flawed else None)
     if body.is_blank:
@@ -169,7 +169,7 @@ def cut_off(name: str | None = None, *, flaw: Flaw = Flaw.TRUNCATED, id: str | N
     return CallWritten(name, id=id, flaw=flaw, from_text=True)
 
 
-def _flaw_of(entry: Entry, name: str | None, arguments: list[str]) -> Flaw | None:
+def _flaw_of(entry: JsonEntry, name: str | None, arguments: list[str]) -> Flaw | None:
     if entry.flawed or entry.repeats_a_key or len(set(arguments)) > 1:
         return Flaw.INVALID_JSON
     return Flaw.MISSING_NAME if name is None else None
@@ -181,39 +181,39 @@ def _slice(member: Member, text: str) -> str:
     return text[member.start : member.end if member.end >= 0 else len(text)]
 
 
-def _fence_opens(tape: TextCursor) -> Steps[bool]:
-    if (yield from tape.one_of((FENCE,))) is None:
+def _fence_opens(cursor: TextCursor) -> Steps[bool]:
+    if (yield from cursor.one_of((FENCE,))) is None:
         return False
-    yield from tape.run(_INFO, _INFO_LIMIT)
-    yield from tape.space()
+    yield from cursor.run(_INFO, _INFO_LIMIT)
+    yield from cursor.space()
     return True
 
 
-def _end(tape: TextCursor, ends: Ends, fenced: bool) -> Steps[tuple[bool, str | None]]:
+def _end(cursor: TextCursor, ends: Ends, fenced: bool) -> Steps[tuple[bool, str | None]]:
     """Whether a body ends here, and the end mark if it was read. The end of the text will do for a mark, also
     in the middle of one."""
-    mark = yield from tape.one_of(ends.marks + ends.others)
+    mark = yield from cursor.one_of(ends.marks + ends.others)
     if mark is not None:
         if mark in ends.marks:
             return True, mark
-        tape.back(mark)
+        cursor.back(mark)
         return True, mark
-    return tape.ends_within(*ends.marks, *ends.others, *((FENCE,) if fenced else ())), None
+    return cursor.ends_within(*ends.marks, *ends.others, *((FENCE,) if fenced else ())), None
 
 
-def _skip(tape: TextCursor, ends: Ends) -> Steps[str | None]:
+def _skip(cursor: TextCursor, ends: Ends) -> Steps[str | None]:
     """Leave a broken body: its end mark is read, the mark of what follows is not."""
     if not (ends.marks or ends.others):
-        yield from skip_all(tape)
+        yield from skip_all(cursor)
         return None
-    mark = yield from tape.until(finder(ends.marks + ends.others))
+    mark = yield from cursor.until(finder(ends.marks + ends.others))
     if mark is not None and mark in ends.others:
-        tape.back(mark)
+        cursor.back(mark)
     return mark
 
 
-def skip_all(tape: TextCursor) -> Steps[None]:
+def skip_all(cursor: TextCursor) -> Steps[None]:
     """Read the rest of the text; it means nothing."""
-    tape.at = len(tape.text)
-    while (yield from tape.more()):
-        tape.at = len(tape.text)
+    cursor.at = len(cursor.text)
+    while (yield from cursor.more()):
+        cursor.at = len(cursor.text)

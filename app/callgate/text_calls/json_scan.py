@@ -59,7 +59,7 @@ class Member:
 
 
 @dataclass(slots=True)
-class Entry:
+class JsonEntry:
     """What may be a call: the whole value, or one element of the list that the whole value is."""
 
     is_object: bool
@@ -92,7 +92,7 @@ class JsonScan:
         self.state = State.OPEN
         self.flawed = False
         self.length = 0
-        self.entries: list[Entry] = []
+        self.entries: list[JsonEntry] = []
         self.kind = ""
         """The first character of the value: `{`, `[`, `"`, or that of a number or word."""
         self._watch = watch
@@ -131,7 +131,7 @@ class JsonScan:
         return not flawed and (self._word is None or _may_become_word("".join(self._word)))
 
     @property
-    def entry(self) -> Entry | None:
+    def entry(self) -> JsonEntry | None:
         """The entry being read, or the last one read."""
         return self.entries[-1] if self.entries else None
 
@@ -283,7 +283,7 @@ class JsonScan:
         if not self.kind:
             self.kind = char
         if self._stack == ["["] or (not self._stack and char != "["):
-            self.entries.append(Entry(char == "{", at))
+            self.entries.append(JsonEntry(char == "{", at))
         elif self._level == 1 and self._stack[-1] == "{" and self.entries[-1].members:
             member = self.entries[-1].members[-1]
             if member.start < 0:

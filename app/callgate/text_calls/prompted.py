@@ -1,7 +1,7 @@
 """A model that is asked for its tool calls in a prompt, and whose text is read back: outside, a `Model` like any other.
 
 `PromptedModel` goes around any model. What it sends has no `tools`: they are described in the system prompt, and the
-conversation's earlier calls and results are told as text. What comes back is read, so that a call never shows as talk.
+conversation's earlier calls and results are written as text. What comes back is read, so that a call never shows as prose.
 
 With no tools on offer (also under `tool_choice: none`) there is nothing to describe. If the conversation has no calls
 either, question and answer pass untouched. If it has, as in the last turn of a chat that reached its limit, the model
@@ -20,12 +20,12 @@ import msgspec
 from msgspec.structs import replace
 
 from callgate.calls.states import Flaw
-from callgate.conversation import raw_json as late
+from callgate.conversation import raw_json
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import CallWritten, ModelEvent, PromptedCalling, TextDelta
 from callgate.conversation.ports import Model, ModelAnswer, ModelRequest
 from callgate.text_calls import prompts
-from callgate.text_calls.history import Retelling
+from callgate.text_calls.history import PromptedHistory
 from callgate.text_calls.listings import ToolSpec
 from callgate.text_calls.prompts import Style, style_for
 from callgate.text_calls.reader import Reader, reader_for
@@ -72,29 +72,23 @@ class PromptedModel:
         return self._style.format
 
     def ask(self, ask: ModelRequest) -> AbstractAsyncContextManager[ModelAnswer]:
-        wording = self._word(ask)
-        return self._ask_in_words(wording) if wording.readable else self._model.ask(wording.ask)
-
-    def describe_cost(self, ask: ModelRequest) -> PromptCost:
-        return self._word(ask).cost
+        prompted = _prompted_ask(ask, self._style, constrain=self._constrain)
+        return self._ask_prompted(prompted) if prompted.readable else self._model.ask(prompted.ask)
 
     @asynccontextmanager
-    async def _ask_in_words(self, wording: "_Wording") -> AsyncIterator["PromptedAnswer"]:
-        reader = reader_for(self._style.format, wording.readable, whole=not wording.ask.stream)
-        async with self._model.ask(wording.ask) as answer:
-            asked = PromptedCalling(self._style.format, wording.cost.tokens)
-            yield PromptedAnswer(answer, _Patient(reader, self._argument_bytes), asked)
-
-    def _word(self, ask: ModelRequest) -> "_Wording":
-        return _word(ask, self._style, constrain=self._constrain)
+    async def _ask_prompted(self, prompted: "_PromptedAsk") -> AsyncIterator["PromptedAnswer"]:
+        reader = reader_for(self._style.format, prompted.readable, whole=not prompted.ask.stream)
+        async with self._model.ask(prompted.ask) as answer:
+            asked = PromptedCalling(self._style.format, prompted.cost.tokens)
+            yield PromptedAnswer(answer, _BoundedReader(reader, self._argument_bytes), asked)
 
 
 # Asking ---------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _Wording:
-    """A question in words."""
+class _PromptedAsk:
+    """A request with its tools described in the prompt."""
 
     ask: ModelRequest
     readable: Sequence[str]
@@ -102,14 +96,14 @@ class _Wording:
     cost: PromptCost = PromptCost(0)
 
 
-def _word(ask: ModelRequest, style: Style, *, constrain: bool) -> _Wording:
+def _prompted_ask(ask: ModelRequest, style: Style, *, constrain: bool) -> _PromptedAsk:
     choice = _choice(ask.tool_choice)
     tools = _on_offer(ask, choice)
-    history = Retelling(style)
-    history.tell(ask.messages)
+    history = PromptedHistory(style)
+    history.add(ask.messages)
     if not tools and not history.called:
-        return _Wording(_without_tools(ask) if ask.tools else ask, ())
-    form = _form(ask) if tools else None
+        return _PromptedAsk(_without_tools(ask) if ask.tools else ask, ())
+    form = _answer_format(ask) if tools else None
     described, demand = _description(ask, style, tools, every_example=constrain), _demand(choice, tools)
     if form is not None and not constrain and not choice.is_demand:
         described += f"\n\n{prompts.answer_form(form.schema)}"
@@ -125,7 +119,7 @@ def _word(ask: ModelRequest, style: Style, *, constrain: bool) -> _Wording:
     if constrain and (shapes := _shapes(style, choice, tools, form)):
         sent = replace(sent, params={**sent.params, "response_format": shapes})
     readable = [tool.name for tool in tools] or list(history.called)
-    return _Wording(sent, readable, PromptCost(len(described) + len(demand)))
+    return _PromptedAsk(sent, readable, PromptCost(len(described) + len(demand)))
 
 
 def _without_tools(ask: ModelRequest) -> ModelRequest:
@@ -133,7 +127,7 @@ def _without_tools(ask: ModelRequest) -> ModelRequest:
     return replace(ask, tools=(), tool_choice=None, params=params)
 
 
-def _on_offer(ask: ModelRequest, choice: "_Choice") -> list[ToolSpec]:
+def _on_offer(ask: ModelRequest, choice: "_ToolChoice") -> list[ToolSpec]:
     tools = [_tool(schema) for schema in ask.tools]
     if choice.mode == "named" and choice.name not in {tool.name for tool in tools}:
         raise ChatError(400, "tool_choice names a tool that is not offered.", param="tool_choice")
@@ -162,7 +156,7 @@ def _description(ask: ModelRequest, style: Style, tools: Sequence[ToolSpec], *, 
     return f"{described}\n\n{prompts.ONE_AT_A_TIME}" if one_at_a_time else described
 
 
-def _demand(choice: "_Choice", tools: Sequence[ToolSpec]) -> str:
+def _demand(choice: "_ToolChoice", tools: Sequence[ToolSpec]) -> str:
     """What is asked of this turn alone. It is said last, so that everything before it stays the same from turn to turn."""
     if not tools:
         return prompts.NO_TOOLS_NOW
@@ -172,23 +166,25 @@ def _demand(choice: "_Choice", tools: Sequence[ToolSpec]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class _AnswerFormat:
     """The JSON that the client wants for an answer; no schema is any object."""
 
     schema: Mapping[str, Any] | None
 
 
-def _form(ask: ModelRequest) -> _Form | None:
+def _answer_format(ask: ModelRequest) -> _AnswerFormat | None:
     match _plain(ask.params.get("response_format")):
         case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
-            return _Form(schema)
+            return _AnswerFormat(schema)
         case {"type": "json_object" | "json_schema"}:
-            return _Form(None)
+            return _AnswerFormat(None)
         case _:
             return None
 
 
-def _shapes(style: Style, choice: "_Choice", tools: Sequence[ToolSpec], form: _Form | None) -> Mapping[str, Any] | None:
+def _shapes(
+    style: Style, choice: "_ToolChoice", tools: Sequence[ToolSpec], form: _AnswerFormat | None
+) -> Mapping[str, Any] | None:
     """What the server may let the model write: a call where one is demanded, or else a call or the client's form."""
     if choice.is_demand and tools:
         return prompts.call_schema(style, choice.among(tools))
@@ -196,11 +192,11 @@ def _shapes(style: Style, choice: "_Choice", tools: Sequence[ToolSpec], form: _F
 
 
 def _plain(value: Any) -> Any:
-    return late.read(value)
+    return raw_json.read(value)
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
+class _ToolChoice:
     """`tool_choice`, read."""
 
     mode: Literal["auto", "none", "required", "named"]
@@ -215,19 +211,19 @@ class _Choice:
         return [tool for tool in tools if self.mode != "named" or tool.name == self.name]
 
 
-def _choice(value: Any) -> _Choice:
+def _choice(value: Any) -> _ToolChoice:
     match _plain(value):
         case None | "auto":
-            return _Choice("auto")
+            return _ToolChoice("auto")
         case "none":
-            return _Choice("none")
+            return _ToolChoice("none")
         case "required" | "any":
-            return _Choice("required")
+            return _ToolChoice("required")
         case {"type": "function", "function": {"name": str(name)}}:
-            return _Choice("named", name)
+            return _ToolChoice("named", name)
         case {"type": "allowed_tools", "allowed_tools": {"tools": [*tools], **rest}}:
             allowed = frozenset(_tool(tool).name for tool in tools)
-            return _Choice("required" if rest.get("mode") == "required" else "auto", allowed=allowed)
+            return _ToolChoice("required" if rest.get("mode") == "required" else "auto", allowed=allowed)
         case _:
             raise ChatError(400, "tool_choice is not understood.", param="tool_choice")
 
@@ -241,14 +237,14 @@ class PromptedAnswer:
     Its first batch begins with the word that it was asked for in a prompt, and what that added to the question.
     """
 
-    def __init__(self, answer: ModelAnswer, reader: "_Patient", asked: PromptedCalling) -> None:
+    def __init__(self, answer: ModelAnswer, reader: "_BoundedReader", asked: PromptedCalling) -> None:
         self._asked: PromptedCalling | None = asked
         self.reason_is_raw = answer.reason_is_raw
         self.lane = answer.lane
         self._answer = answer
         self._batches = aiter(answer)
         self._reader = reader
-        self._layout = _Layout()
+        self._blank_filter = _BlankFilter()
         self._over = False
         self._broke_off: BrokenOff | None = None
 
@@ -276,15 +272,15 @@ class PromptedAnswer:
             return [read for event in batch for read in self._read(event)]
         self._over = True
         self.reason_is_raw = self._answer.reason_is_raw
-        return [*self._layout.laid_out(self._reader.finish()), *self._layout.rest()]
+        return [*self._blank_filter.filtered(self._reader.finish()), *self._blank_filter.rest()]
 
     def _read(self, event: ModelEvent) -> Sequence[ModelEvent]:
-        return self._layout.laid_out(self._reader.feed(event.text)) if isinstance(event, TextDelta) else (event,)
+        return self._blank_filter.filtered(self._reader.feed(event.text)) if isinstance(event, TextDelta) else (event,)
 
 
-class _Patient:
-    """A reader that is not fed for ever by one call. Past the limit the call is broken, and as nobody can tell any more
-    what in the rest of the text would be talk and what the inside of a call, the rest is let go."""
+class _BoundedReader:
+    """A reader with a limit on the size of one call. Past the limit the call is broken, and as it is not known any more
+    what in the rest of the text would be prose and what the inside of a call, the rest is dropped."""
 
     def __init__(self, reader: Reader, limit: int | None) -> None:
         self._reader: Reader | None = reader
@@ -312,20 +308,20 @@ def _too_large(event: ModelEvent) -> ModelEvent:
     return event
 
 
-class _Layout:
-    """Takes away the blanks that only set a call apart from the talk around it.
+class _BlankFilter:
+    """Drops the blanks that only set a call apart from the prose around it.
 
-    Without the call they would be blank lines at the beginning or end of what a user reads. EventSink that goes on behind
+    Without the call they would be blank lines at the beginning or end of what a user reads. Text that goes on behind
     a call begins a paragraph of its own.
     """
 
     def __init__(self) -> None:
         self._blanks = ""
-        """Blanks that count as talk only if more talk follows."""
-        self._has_talked = False
+        """Blanks that count as prose only if more prose follows."""
+        self._has_text = False
         self._after_call = False
 
-    def laid_out(self, events: Sequence[ModelEvent]) -> list[ModelEvent]:
+    def filtered(self, events: Sequence[ModelEvent]) -> list[ModelEvent]:
         return [kept for event in events for kept in self._kept(event)]
 
     def rest(self) -> list[ModelEvent]:
@@ -334,18 +330,18 @@ class _Layout:
 
     def _kept(self, event: ModelEvent) -> Sequence[ModelEvent]:
         if isinstance(event, TextDelta):
-            return self._talk(self._blanks + event.text)
+            return self._text(self._blanks + event.text)
         if isinstance(event, CallWritten):
             self._blanks = ""
             self._after_call = True
         return (event,)
 
-    def _talk(self, text: str) -> Sequence[ModelEvent]:
-        talk = text.rstrip()
-        self._blanks = text[len(talk) :]
-        if not talk:
+    def _text(self, text: str) -> Sequence[ModelEvent]:
+        kept = text.rstrip()
+        self._blanks = text[len(kept) :]
+        if not kept:
             return ()
         if self._after_call:
-            talk = f"{PARAGRAPH if self._has_talked else ''}{talk.lstrip()}"
-        self._has_talked, self._after_call = True, False
-        return (TextDelta(talk),)
+            kept = f"{PARAGRAPH if self._has_text else ''}{kept.lstrip()}"
+        self._has_text, self._after_call = True, False
+        return (TextDelta(kept),)

@@ -1,6 +1,6 @@
 """Calls written as a Python list, `[N(k=v, ...), ...]`: the whole text, or what stands between a pair of marks.
 
-A list that begins the text is held while it can still be one of calls to offered tools; any other list is talk.
+A list that begins the text is held while it can still be one of calls to offered tools; any other list is prose.
 """
 
 import re
@@ -43,97 +43,97 @@ class _List:
     """The text ended in the name of a call."""
 
 
-def read_pythonic(talk: EventSink) -> Steps[None]:
+def read_pythonic(out: EventSink) -> Steps[None]:
     """The whole grammar."""
-    tape = talk.tape
-    prose = talk.prose(*MARKS)
+    cursor = out.cursor
+    prose = out.prose(*MARKS)
     while True:
-        if talk.is_silent:
-            yield from tape.space(talk.say)
-            if (yield from tape.peek()) == "[":
-                yield from _whole_text(talk)
+        if out.is_silent:
+            yield from cursor.space(out.add_text)
+            if (yield from cursor.peek()) == "[":
+                yield from _whole_text(out)
         mark = yield from prose.step()
         if mark is None:
             return
         if mark:
-            yield from _between_marks(talk, mark)
+            yield from _between_marks(out, mark)
 
 
-def _whole_text(talk: EventSink) -> Steps[None]:
+def _whole_text(out: EventSink) -> Steps[None]:
     found = _List()
-    ending = yield from _read_list(talk.tape, found, talk.tools)
+    ending = yield from _read_list(out.cursor, found, out.tools)
     if ending is _Ending.CLOSED:
-        yield from talk.tape.space(found.pieces.append)
-        if talk.tape.ends_within(*END_MARKS) or (yield from talk.tape.one_of(END_MARKS)) is not None:
-            _tell(talk, found)
+        yield from out.cursor.space(found.pieces.append)
+        if out.cursor.ends_within(*END_MARKS) or (yield from out.cursor.one_of(END_MARKS)) is not None:
+            _emit_calls(out, found)
             return
     elif ending is _Ending.CUT and found.calls:
         if found.has_open_name:
             found.calls.append(cut_off())
-        _tell(talk, found)
+        _emit_calls(out, found)
         return
-    talk.say("".join(found.pieces))
+    out.add_text("".join(found.pieces))
 
 
-def _between_marks(talk: EventSink, mark: str) -> Steps[None]:
-    tape = talk.tape
+def _between_marks(out: EventSink, mark: str) -> Steps[None]:
+    cursor = out.cursor
     found = _List()
-    yield from tape.space(found.pieces.append)
-    if not (yield from tape.peek()):
-        talk.call(cut_off())
+    yield from cursor.space(found.pieces.append)
+    if not (yield from cursor.peek()):
+        out.add_call(cut_off())
         return
-    ending = yield from _read_list(tape, found, talk.tools)
+    ending = yield from _read_list(cursor, found, out.tools)
     if ending is _Ending.CUT:
         if found.has_open_name or not found.calls:
             found.calls.append(cut_off())
-        _tell(talk, found)
+        _emit_calls(out, found)
         return
     if ending is _Ending.CLOSED:
-        yield from tape.space(found.pieces.append)
-        end = yield from tape.one_of((MARKS[mark],))
-        if end is not None or tape.ends_within(MARKS[mark]):
-            _tell(talk, found)
+        yield from cursor.space(found.pieces.append)
+        end = yield from cursor.one_of((MARKS[mark],))
+        if end is not None or cursor.ends_within(MARKS[mark]):
+            _emit_calls(out, found)
             return
-    talk.say("".join(found.pieces))
+    out.add_text("".join(found.pieces))
 
 
-def _tell(talk: EventSink, found: _List) -> None:
+def _emit_calls(out: EventSink, found: _List) -> None:
     for call in found.calls:
-        talk.call(call)
+        out.add_call(call)
 
 
-def _read_list(tape: TextCursor, found: _List, tools: Collection[str]) -> Steps[_Ending]:
+def _read_list(cursor: TextCursor, found: _List, tools: Collection[str]) -> Steps[_Ending]:
     keep = found.pieces.append
-    if not (yield from _char(tape, "[", keep)):
+    if not (yield from _char(cursor, "[", keep)):
         return _Ending.NOT_CALLS
     while True:
-        yield from tape.space(keep)
-        if found.calls and (yield from _char(tape, "]", keep)):
+        yield from cursor.space(keep)
+        if found.calls and (yield from _char(cursor, "]", keep)):
             return _Ending.CLOSED
-        ending = yield from _read_call(tape, found, tools)
+        ending = yield from _read_call(cursor, found, tools)
         if ending is not _Ending.CLOSED:
             return ending
-        yield from tape.space(keep)
-        if not (yield from tape.peek()):
+        yield from cursor.space(keep)
+        if not (yield from cursor.peek()):
             return _Ending.CUT
-        if not (yield from _char(tape, ",", keep)) and (yield from tape.peek()) != "]":
+        if not (yield from _char(cursor, ",", keep)) and (yield from cursor.peek()) != "]":
             return _Ending.NOT_CALLS
 
 
-def _read_call(tape: TextCursor, found: _List, tools: Collection[str]) -> Steps[_Ending]:
+def _read_call(cursor: TextCursor, found: _List, tools: Collection[str]) -> Steps[_Ending]:
     keep = found.pieces.append
-    name = yield from tape.run(_NAME, _NAME_LIMIT)
+    name = yield from cursor.run(_NAME, _NAME_LIMIT)
     if name is None:
         return _Ending.NOT_CALLS
     keep(name)
-    yield from tape.space(keep, same_line=True)
-    if not (yield from tape.peek()):
+    yield from cursor.space(keep, same_line=True)
+    if not (yield from cursor.peek()):
         found.has_open_name = bool(name)
         return _Ending.CUT
-    if resolve_name(name, tools) is None or not (yield from _char(tape, "(", keep)):
+    if resolve_name(name, tools) is None or not (yield from _char(cursor, "(", keep)):
         return _Ending.NOT_CALLS
     arguments: list[str] = []
-    is_closed = yield from _parentheses(tape, arguments)
+    is_closed = yield from _parentheses(cursor, arguments)
     found.pieces += arguments
     if not is_closed:
         found.calls.append(cut_off(name))
@@ -149,52 +149,52 @@ def _call(name: str, arguments: str) -> CallWritten:
         return cut_off(name, flaw=Flaw.INVALID_MARKUP)
 
 
-def _parentheses(tape: TextCursor, pieces: list[str]) -> Steps[bool]:
+def _parentheses(cursor: TextCursor, pieces: list[str]) -> Steps[bool]:
     """Read up to the parenthesis that closes an open one, past strings and brackets; whether it came."""
     open_ones = [")"]
     while open_ones:
-        mark = yield from tape.until(_STRUCTURE, pieces.append)
+        mark = yield from cursor.until(_STRUCTURE, pieces.append)
         if mark is None:
             return False
         pieces.append(mark)
         if mark in _CLOSERS:
             open_ones.append(_CLOSERS[mark])
         elif mark in "'\"":
-            if not (yield from _string(tape, mark, pieces.append)):
+            if not (yield from _string(cursor, mark, pieces.append)):
                 return False
         elif mark == open_ones[-1]:
             open_ones.pop()
     return True
 
 
-def _string(tape: TextCursor, quote: str, keep: Sink) -> Steps[bool]:
+def _string(cursor: TextCursor, quote: str, keep: Sink) -> Steps[bool]:
     """Read to the end of a string that just opened; whether it came."""
-    second = yield from tape.peek()
-    third = (yield from tape.peek(1)) if second == quote else ""
+    second = yield from cursor.peek()
+    third = (yield from cursor.peek(1)) if second == quote else ""
     if second == quote and third != quote:
-        tape.at += 1
+        cursor.at += 1
         keep(quote)
         return True
     if third == quote:
-        tape.at += 2
+        cursor.at += 2
         keep(quote * 2)
         quote = quote * 3
     marks = finder((quote, "\\"))
     while True:
-        mark = yield from tape.until(marks, keep)
+        mark = yield from cursor.until(marks, keep)
         if mark is None:
             return False
         keep(mark)
         if mark == quote:
             return True
-        escaped = yield from tape.peek()
+        escaped = yield from cursor.peek()
         keep(escaped)
-        tape.at += len(escaped)
+        cursor.at += len(escaped)
 
 
-def _char(tape: TextCursor, char: str, keep: Sink) -> Steps[bool]:
-    if (yield from tape.peek()) != char:
+def _char(cursor: TextCursor, char: str, keep: Sink) -> Steps[bool]:
+    if (yield from cursor.peek()) != char:
         return False
-    tape.at += 1
+    cursor.at += 1
     keep(char)
     return True

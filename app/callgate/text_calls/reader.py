@@ -1,6 +1,6 @@
 """Reads tool calls that a model wrote as text, in the 22 formats of `tests/corpus/README.md`.
 
-`reader_for` gives the reader of a format; it is fed text as it comes and answers with model events: talk and
+`reader_for` gives the reader of a format; it is fed text as it comes and answers with model events: prose and
 reasoning go out at once, save for an end that may still become a mark, and a call comes when it has ended. How a
 format is written is said in `formats`; whether a call may run is decided by the gate (`callgate.calls`), not here.
 """
@@ -30,7 +30,7 @@ def reader_for(format: str, tools: Collection[str], *, whole: bool = False) -> R
     """The reader of a format. `tools` are the names of the tools on offer.
 
     `whole` is for a text that comes as one: a lone closing think tag then makes what precedes it reasoning, which
-    means that talk is held back until it is known whether there is one.
+    means that prose is held back until it is known whether there is one.
     """
     return TextReader(GRAMMARS[format], tools, whole=whole)
 
@@ -39,23 +39,23 @@ class TextReader:
     """Runs a grammar over text as it comes."""
 
     def __init__(self, grammar: Grammar, tools: Collection[str], *, whole: bool) -> None:
-        self._tape = TextCursor()
-        self._talk = EventSink(
-            self._tape, frozenset(tools), whole=whole, channels=grammar.channels, dropped=grammar.dropped
+        self._cursor = TextCursor()
+        self._out = EventSink(
+            self._cursor, frozenset(tools), whole=whole, channels=grammar.channels, dropped=grammar.dropped
         )
-        self._steps = grammar.read(self._talk)
+        self._steps = grammar.read(self._out)
         self._go_on()
 
     def feed(self, text: str) -> list[ModelEvent]:
-        self._tape.push(text)
+        self._cursor.push(text)
         self._go_on()
-        return self._talk.take()
+        return self._out.take()
 
     def finish(self) -> list[ModelEvent]:
-        self._tape.ended = True
+        self._cursor.ended = True
         self._go_on()
-        self._talk.settle()
-        return self._talk.take()
+        self._out.settle()
+        return self._out.take()
 
     def _go_on(self) -> None:
         next(self._steps, None)

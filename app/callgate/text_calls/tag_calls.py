@@ -37,7 +37,7 @@ _AFTER_EQUALS = re.compile(r"[^<>\r\n]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class TagHead:
     """The rest of an opening tag behind its name, as far as it could be read."""
 
     attributes: dict[str, str]
@@ -52,7 +52,7 @@ class Head:
         return self.attributes.get("name")
 
 
-HeadReader = Callable[[TextCursor], Steps[Head]]
+TagHeadReader = Callable[[TextCursor], Steps[TagHead]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,10 @@ class Vocabulary:
     call_end: str
     value: str
     value_end: str
-    head: HeadReader
+    head: TagHeadReader
     wrappers: dict[str, str] = field(default_factory=dict)
     """Wrapper tags and their ends."""
-    value_head: HeadReader | None = None
+    value_head: TagHeadReader | None = None
     """Where the head of a parameter is written otherwise than that of a call."""
     typed: bool = False
     """Parameters say with `string="true|false"` whether they are text or JSON, and a call may be one JSON object."""
@@ -86,137 +86,137 @@ class Tags:
 
     words: Vocabulary
 
-    def wrapped(self, talk: EventSink, wrapper: str) -> Steps[bool]:
+    def wrapped(self, out: EventSink, wrapper: str) -> Steps[bool]:
         """Read a wrapper that just opened. What is between its calls is ignored; its end may be missing."""
-        words, tape = self.words, talk.tape
+        words, cursor = self.words, out.cursor
         end = words.wrappers[wrapper]
         marks = finder((words.call, end, COMMENT))
         found_any = False
         while True:
             tail = Tail()
-            mark = yield from tape.until(marks, tail)
+            mark = yield from cursor.until(marks, tail)
             if mark == COMMENT:
-                yield from tape.until(finder((COMMENT_END,)))
+                yield from cursor.until(finder((COMMENT_END,)))
             elif mark == words.call:
-                found_any = (yield from self._wrapped_call(talk)) or found_any
+                found_any = (yield from self._wrapped_call(out)) or found_any
             elif mark == end:
                 return True
             else:
                 began_another = len(tail.text) > 1 and words.call.startswith(tail.text)
                 if began_another or not found_any:
-                    talk.call(cut_off())
+                    out.add_call(cut_off())
                 return True
 
-    def bare(self, talk: EventSink) -> Steps[bool]:
+    def bare(self, out: EventSink) -> Steps[bool]:
         """Read a call whose tag just opened in prose. False: it is no tag, and nothing more was read."""
-        start = yield from self.words.head(talk.tape)
+        start = yield from self.words.head(out.cursor)
         if not start.is_whole or start.name is None:
             return False
-        talk.call((yield from self.body(talk.tape, start.name)))
-        yield from self.swallow_strays(talk)
+        out.add_call((yield from self.body(out.cursor, start.name)))
+        yield from self.swallow_strays(out)
         return True
 
-    def bare_if_offered(self, talk: EventSink) -> Steps[bool]:
+    def bare_if_offered(self, out: EventSink) -> Steps[bool]:
         """The same where the tag alone is too common: only the name of a tool on offer makes it a call."""
-        start = yield from self.words.head(talk.tape)
+        start = yield from self.words.head(out.cursor)
         if not start.is_whole or start.name is None:
             return False
-        if resolve_name(start.name, talk.tools) is None:
-            talk.say(self.words.call + start.text)
+        if resolve_name(start.name, out.tools) is None:
+            out.add_text(self.words.call + start.text)
             return True
-        talk.call((yield from self.body(talk.tape, start.name)))
-        yield from self.swallow_strays(talk)
+        out.add_call((yield from self.body(out.cursor, start.name)))
+        yield from self.swallow_strays(out)
         return True
 
-    def in_row(self, talk: EventSink) -> Steps[bool]:
+    def in_row(self, out: EventSink) -> Steps[bool]:
         """Read a wrapper that just opened and has calls and nothing else in it."""
-        tape = talk.tape
-        yield from tape.space()
-        if (yield from tape.one_of((self.words.call,))) is None:
-            talk.call((yield from self._no_call(tape)))
+        cursor = out.cursor
+        yield from cursor.space()
+        if (yield from cursor.one_of((self.words.call,))) is None:
+            out.add_call((yield from self._no_call(cursor)))
             return True
         while True:
-            yield from self._wrapped_call(talk)
+            yield from self._wrapped_call(out)
             blanks: list[str] = []
-            yield from tape.space(blanks.append)
-            if (yield from tape.one_of((self.words.call,))) is None:
-                yield from self.swallow_strays(talk, *blanks)
+            yield from cursor.space(blanks.append)
+            if (yield from cursor.one_of((self.words.call,))) is None:
+                yield from self.swallow_strays(out, *blanks)
                 return True
 
-    def named_by_text(self, talk: EventSink) -> Steps[bool]:
+    def named_by_text(self, out: EventSink) -> Steps[bool]:
         """Read a call whose name is the text behind its tag, up to a blank or the next tag."""
-        tape = talk.tape
-        yield from tape.space()
-        name = yield from tape.run(_NAME, HEAD_LIMIT)
+        cursor = out.cursor
+        yield from cursor.space()
+        name = yield from cursor.run(_NAME, HEAD_LIMIT)
         if name is None:
-            talk.call((yield from self._broken(tape, None)))
-        elif not (yield from tape.peek()):
-            talk.call(cut_off())
+            out.add_call((yield from self._broken(cursor, None)))
+        elif not (yield from cursor.peek()):
+            out.add_call(cut_off())
         elif not name:
-            talk.call((yield from self._broken(tape, None, Flaw.MISSING_NAME)))
+            out.add_call((yield from self._broken(cursor, None, Flaw.MISSING_NAME)))
         else:
-            talk.call((yield from self.body(tape, name)))
+            out.add_call((yield from self.body(cursor, name)))
         return True
 
-    def body(self, tape: TextCursor, name: str) -> Steps[CallWritten]:
+    def body(self, cursor: TextCursor, name: str) -> Steps[CallWritten]:
         """The parameters of a call up to its end tag."""
         words = self.words
         values = Values(name)
         while True:
-            yield from tape.space()
-            mark = yield from tape.one_of((words.call_end, words.value))
+            yield from cursor.space()
+            mark = yield from cursor.one_of((words.call_end, words.value))
             if mark == words.call_end:
                 return values.written()
             if mark == words.value:
-                start = yield from (words.value_head or words.head)(tape)
+                start = yield from (words.value_head or words.head)(cursor)
                 if start.is_whole and start.name and start.name.strip():
-                    text = yield from read_text(tape, words.value_end)
+                    text = yield from read_text(cursor, words.value_end)
                     if text is None:
                         return cut_off(name)
                     values.add(start.name.strip(), text, start.attributes.get("string") if words.typed else None)
                     continue
-            elif words.typed and not values and (yield from tape.peek()) == "{":
-                return (yield from self._json_body(tape, name))
-            return (yield from self._broken(tape, name))
+            elif words.typed and not values and (yield from cursor.peek()) == "{":
+                return (yield from self._json_body(cursor, name))
+            return (yield from self._broken(cursor, name))
 
-    def swallow_strays(self, talk: EventSink, *blanks: str) -> Steps[None]:
-        """End tags of a wrapper that never opened (or closes twice) are no talk."""
+    def swallow_strays(self, out: EventSink, *blanks: str) -> Steps[None]:
+        """End tags of a wrapper that never opened (or closes twice) are no prose."""
         held = list(blanks)
         while True:
-            yield from talk.tape.space(held.append)
-            if (yield from talk.tape.one_of(self.words.strays)) is None:
-                talk.say("".join(held))
+            yield from out.cursor.space(held.append)
+            if (yield from out.cursor.one_of(self.words.strays)) is None:
+                out.add_text("".join(held))
                 return
             held.clear()
 
-    def _wrapped_call(self, talk: EventSink) -> Steps[bool]:
-        start = yield from self.words.head(talk.tape)
+    def _wrapped_call(self, out: EventSink) -> Steps[bool]:
+        start = yield from self.words.head(out.cursor)
         if start.is_whole and start.name is not None:
-            talk.call((yield from self.body(talk.tape, start.name)))
+            out.add_call((yield from self.body(out.cursor, start.name)))
             return True
         if start.is_cut:
-            talk.tape.at = len(talk.tape.text)
-            talk.call(cut_off())
+            out.cursor.at = len(out.cursor.text)
+            out.add_call(cut_off())
             return True
-        if not start.is_whole and (yield from talk.tape.peek()) not in _HEAD_STARTS:
+        if not start.is_whole and (yield from out.cursor.peek()) not in _HEAD_STARTS:
             return False  # stray text such as <invoker>
-        talk.call((yield from self._broken(talk.tape, None, Flaw.MISSING_NAME if start.is_whole else None)))
+        out.add_call((yield from self._broken(out.cursor, None, Flaw.MISSING_NAME if start.is_whole else None)))
         return True
 
-    def _no_call(self, tape: TextCursor) -> Steps[CallWritten]:
+    def _no_call(self, cursor: TextCursor) -> Steps[CallWritten]:
         """What a wrapper has in it that is no call; the wrapper's own end is where it stops."""
-        if tape.ends_within(self.words.call):
+        if cursor.ends_within(self.words.call):
             return cut_off()
-        ended = yield from tape.until(finder(self.words.strays))
+        ended = yield from cursor.until(finder(self.words.strays))
         return cut_off(flaw=Flaw.INVALID_MARKUP if ended else Flaw.TRUNCATED)
 
-    def _broken(self, tape: TextCursor, name: str | None, flaw: Flaw | None = None) -> Steps[CallWritten]:
+    def _broken(self, cursor: TextCursor, name: str | None, flaw: Flaw | None = None) -> Steps[CallWritten]:
         """A call with something in it that does not belong there ends at its next end tag."""
-        ended = yield from tape.until(finder((self.words.call_end,)))
+        ended = yield from cursor.until(finder((self.words.call_end,)))
         return cut_off(name, flaw=(flaw or Flaw.INVALID_MARKUP) if ended else Flaw.TRUNCATED)
 
-    def _json_body(self, tape: TextCursor, name: str) -> Steps[CallWritten]:
-        body = yield from read_body(tape, Ends((self.words.call_end,)))
+    def _json_body(self, cursor: TextCursor, name: str) -> Steps[CallWritten]:
+        body = yield from read_body(cursor, Ends((self.words.call_end,)))
         if body.mark is None:
             return cut_off(name)
         return arguments_written(name, body)
@@ -261,78 +261,80 @@ class Values:
         return "{" + ",".join(members) + "}"
 
 
-def read_text(tape: TextCursor, end: str) -> Steps[str | None]:
+def read_text(cursor: TextCursor, end: str) -> Steps[str | None]:
     """A raw value up to its closing tag, without one line break at either side; None if it is never closed.
     A value that is one CDATA section is its inside, untouched."""
     pieces: list[str] = []
-    yield from _line_break(tape, pieces.append)
-    if (yield from tape.one_of((CDATA,))) is not None:
+    yield from _line_break(cursor, pieces.append)
+    if (yield from cursor.one_of((CDATA,))) is not None:
         inside: list[str] = []
-        if (yield from tape.until(finder((CDATA_END,)), inside.append)) is None:
+        if (yield from cursor.until(finder((CDATA_END,)), inside.append)) is None:
             return None
         after: list[str] = []
-        yield from _line_break(tape, after.append)
-        if (yield from tape.one_of((end,))) is not None:
+        yield from _line_break(cursor, after.append)
+        if (yield from cursor.one_of((end,))) is not None:
             return "".join(inside)
         pieces += [CDATA, *inside, CDATA_END, *after]
-    if (yield from tape.until(finder((end,)), pieces.append)) is None:
+    if (yield from cursor.until(finder((end,)), pieces.append)) is None:
         return None
     return _without_wrapping_breaks("".join(pieces))
 
 
-def attributes(tape: TextCursor) -> Steps[Head]:
+def attributes(cursor: TextCursor) -> Steps[TagHead]:
     """` name="N" other='…'>`: quoted values, blanks around `=` allowed. Nothing is read unless all of it is."""
     found: dict[str, str] = {}
-    look = _Ahead(tape)
+    look = _Ahead(cursor)
     while True:
         blanks = yield from look.run(_BLANKS)
         char = yield from look.char()
         if char == ">":
-            return Head(found, is_whole=True, text=look.accept(1))
+            return TagHead(found, is_whole=True, text=look.accept(1))
         key = (yield from look.run(_ATTRIBUTE_NAME)) if blanks else ""
         if not key:
-            return Head(found, is_whole=False, is_cut=look.is_cut)
+            return TagHead(found, is_whole=False, is_cut=look.is_cut)
         yield from look.run(_BLANKS)
         if (yield from look.char()) != "=":
-            return Head(found, is_whole=False, is_cut=look.is_cut)
+            return TagHead(found, is_whole=False, is_cut=look.is_cut)
         look.skip(1)
         yield from look.run(_BLANKS)
         quote = yield from look.char()
         if quote not in ("'", '"') or not quote:
-            return Head(found, is_whole=False, is_cut=look.is_cut)
+            return TagHead(found, is_whole=False, is_cut=look.is_cut)
         look.skip(1)
         text = yield from look.run(_IN_DOUBLE if quote == '"' else _IN_SINGLE)
         if not (yield from look.char()):
-            return Head(found, is_whole=False, is_cut=look.is_cut)
+            return TagHead(found, is_whole=False, is_cut=look.is_cut)
         look.skip(1)
         found.setdefault(key, text)
 
 
-def after_equals(tape: TextCursor) -> Steps[Head]:
+def after_equals(cursor: TextCursor) -> Steps[TagHead]:
     """`N>` behind `<function=`. Nothing is read unless all of it is."""
-    look = _Ahead(tape)
+    look = _Ahead(cursor)
     name = yield from look.run(_AFTER_EQUALS)
     if (yield from look.char()) != ">":
-        return Head({}, is_whole=False, is_cut=look.is_cut)
-    return Head({"name": name.strip()}, is_whole=True, text=look.accept(1))
+        return TagHead({}, is_whole=False, is_cut=look.is_cut)
+    return TagHead({"name": name.strip()}, is_whole=True, text=look.accept(1))
 
 
-def arg_key(tape: TextCursor) -> Steps[Head]:
+def arg_key(cursor: TextCursor) -> Steps[TagHead]:
     """`K</arg_key><arg_value>` behind `<arg_key>`."""
     pieces: list[str] = []
-    if (yield from tape.until(finder(("</arg_key>",)), pieces.append)) is None:
-        return Head({}, is_whole=False, is_cut=True)
-    yield from tape.space()
-    opened = yield from tape.one_of(("<arg_value>",))
-    return Head({"name": "".join(pieces).strip()}, is_whole=opened is not None, is_cut=tape.ended and opened is None)
+    if (yield from cursor.until(finder(("</arg_key>",)), pieces.append)) is None:
+        return TagHead({}, is_whole=False, is_cut=True)
+    yield from cursor.space()
+    opened = yield from cursor.one_of(("<arg_value>",))
+    return TagHead(
+        {"name": "".join(pieces).strip()}, is_whole=opened is not None, is_cut=cursor.ended and opened is None
+    )
 
 
 class _Ahead:
-    """Looks ahead on a tape without reading, at most `HEAD_LIMIT` characters far, so that a head that turns out
+    """Looks ahead on a cursor without reading, at most `HEAD_LIMIT` characters far, so that a head that turns out
     to be none is still there to be read as something else."""
 
-    def __init__(self, tape: TextCursor) -> None:
-        self._tape = tape
+    def __init__(self, cursor: TextCursor) -> None:
+        self._cursor = cursor
         self._offset = 0
         self.is_cut = False
 
@@ -340,35 +342,35 @@ class _Ahead:
         """The next character; empty at the limit, and at the end of the text."""
         if self._offset >= HEAD_LIMIT:
             return ""
-        char = yield from self._tape.peek(self._offset)
+        char = yield from self._cursor.peek(self._offset)
         self.is_cut = not char
         return char
 
     def run(self, pattern: "re.Pattern[str]") -> Steps[str]:
         first = self._offset
         while (yield from self.char()):
-            start = self._tape.at + self._offset
-            limit = self._tape.at + HEAD_LIMIT
-            found = pattern.match(self._tape.text, start, limit)
+            start = self._cursor.at + self._offset
+            limit = self._cursor.at + HEAD_LIMIT
+            found = pattern.match(self._cursor.text, start, limit)
             assert found is not None, "a starred class matches anywhere"
             self._offset += found.end() - start
-            if found.end() < min(len(self._tape.text), limit):
+            if found.end() < min(len(self._cursor.text), limit):
                 break
-        at = self._tape.at
-        return self._tape.text[at + first : at + self._offset]
+        at = self._cursor.at
+        return self._cursor.text[at + first : at + self._offset]
 
     def skip(self, count: int) -> None:
         self._offset += count
 
     def accept(self, count: int) -> str:
         """Read all that was looked at, and `count` characters more."""
-        start = self._tape.at
-        self._tape.at += self._offset + count
-        return self._tape.text[start : self._tape.at]
+        start = self._cursor.at
+        self._cursor.at += self._offset + count
+        return self._cursor.text[start : self._cursor.at]
 
 
-def _line_break(tape: TextCursor, sink: Sink) -> Steps[None]:
-    mark = yield from tape.one_of(("\r\n", "\n"))
+def _line_break(cursor: TextCursor, sink: Sink) -> Steps[None]:
+    mark = yield from cursor.one_of(("\r\n", "\n"))
     if mark:
         sink(mark)
 

@@ -2,8 +2,8 @@
 
 A grammar is written as a generator that pauses where it needs more text (`Steps`). It reads straight down
 the page like any recursive-descent parser, and can be cut anywhere. What it has read is let go at once:
-the tape keeps only what may still turn out to be a mark, so that a feed costs what it brings and no more.
-What the text means is said elsewhere (`talk`, and the grammars).
+the cursor keeps only what may still turn out to be a mark, so that a feed costs what it brings and no more.
+What the text means is said elsewhere (`event_sink`, and the grammars).
 """
 
 import re

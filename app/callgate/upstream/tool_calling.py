@@ -11,7 +11,7 @@ from functools import partial
 from typing import TypeAlias
 
 from callgate.conversation.ports import Model
-from callgate.text_calls.calling_detection import Choice, ChosenModel, Way
+from callgate.text_calls.calling_detection import CallingDetector, CallingMode, DetectingModel
 from callgate.text_calls.families import NATIVE, format_for
 from callgate.text_calls.prompted import PromptedModel
 from callgate.text_calls.prompts import can_be_constrained
@@ -30,7 +30,7 @@ anything that no client asked."""
 REMEMBERED = 4096
 """Deployments whose way is remembered. Wildcards let clients choose names, so there must be a bound."""
 
-Told: TypeAlias = Callable[[ModelEntry, Choice], None]
+Told: TypeAlias = Callable[[ModelEntry, CallingMode], None]
 
 
 class ToolCalling:
@@ -39,43 +39,45 @@ class ToolCalling:
     def __init__(self, told: Told, argument_bytes: int | None = None) -> None:
         self._told = told
         self._argument_bytes = argument_bytes
-        self._ways: OrderedDict[tuple[str, str, str], Way] = OrderedDict()
+        self._ways: OrderedDict[tuple[str, str, str], CallingDetector] = OrderedDict()
 
     def wrap(self, model: Model, entry: ModelEntry) -> Model:
         """The deployment, asked as its entry says."""
         in_words = partial(_in_words, constrain=entry.constrain_calls, argument_bytes=self._argument_bytes)
         known = _known(entry)
         if known is None:
-            return ChosenModel(model, self._way(entry), in_words)
+            return DetectingModel(model, self._way(entry), in_words)
         return model if known.format == NATIVE else in_words(model, known.format)
 
-    def choice(self, entry: ModelEntry) -> Choice | None:
+    def choice(self, entry: ModelEntry) -> CallingMode | None:
         """What is known of a deployment by now; None while nobody had to find out."""
         known = _known(entry)
         way = self._ways.get(_key(entry))
         return known or (None if way is None else way.choice)
 
-    def _way(self, entry: ModelEntry) -> Way:
+    def _way(self, entry: ModelEntry) -> CallingDetector:
         # A fallback is built once more for each model that falls back to it, but it is one deployment.
         key = _key(entry)
         way = self._ways.get(key)
         if way is None:
             witness, told = partial(_litellms_word, entry), partial(self._told, entry)
             probed = _provider(entry) in LOCAL_RUNTIMES
-            way = self._ways[key] = Way(_name(entry), witness, told, format=_format(entry), may_be_probed=probed)
+            way = self._ways[key] = CallingDetector(
+                _name(entry), witness, told, format=_format(entry), may_be_probed=probed
+            )
             if len(self._ways) > REMEMBERED:
                 self._ways.popitem(last=False)
         return way
 
 
-def _known(entry: ModelEntry) -> Choice | None:
+def _known(entry: ModelEntry) -> CallingMode | None:
     """What needs no finding out."""
     if entry.tool_calling != AUTO:
-        return Choice(entry.tool_calling, "config")
+        return CallingMode(entry.tool_calling, "config")
     if is_demo(entry):
-        return Choice(NATIVE, "family")
+        return CallingMode(NATIVE, "family")
     if entry.calls_natively is not None:
-        return Choice(NATIVE if entry.calls_natively else _format(entry), "model_info")
+        return CallingMode(NATIVE if entry.calls_natively else _format(entry), "model_info")
     return None
 
 
