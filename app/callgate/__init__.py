@@ -1,3 +1,39 @@
-"""Callgate: an OpenAI-compatible HTTP proxy that runs your tools, and never runs half a call."""
+"""Callgate: an OpenAI-compatible HTTP proxy that runs your tools, and never runs half a call.
+
+For authors of Python tools, and for programs that gather tool calls themselves:
+`from callgate import tool, Context, ToolError, Image, ToolCallBuffer, ToolUseBuffer`. Each name is imported when it is first
+used, and none of them loads the server.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from callgate.calls.buffer import ToolCallBuffer
+    from callgate.calls.outcome import Image
+    from callgate.text_calls.blocks import ToolUseBuffer
+    from callgate.tools.authoring import Context, ToolError, tool
 
 __version__ = "0.1.0"
+__all__ = ["Context", "Image", "ToolCallBuffer", "ToolError", "ToolUseBuffer", "tool"]
+
+_MODULES = {
+    "Context": "callgate.tools.authoring",
+    "Image": "callgate.calls.outcome",
+    "ToolCallBuffer": "callgate.calls.buffer",
+    "ToolError": "callgate.tools.authoring",
+    "ToolUseBuffer": "callgate.text_calls.blocks",
+    "tool": "callgate.tools.authoring",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -376,7 +376,7 @@ async def test_progress_is_told() -> None:
 
 @pytest.mark.parametrize("sees", [True, False])
 async def test_images_are_shown_to_models_that_see_and_described_to_others(sees: bool) -> None:
-    picture = Returned("a cat", images=(Image("image/png", "aGk="),))
+    picture = Returned("a cat", images=(Image("aGk=", "image/png"),))
     model = ScriptedModel(calls(("draw", {})), says("Nice."))
     await carry(model, ShelfToolbox(draw=AnsweringTool(picture)), sees_images=sees)
     messages = model.asked[1].messages

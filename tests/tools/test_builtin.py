@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from callgate.tools.authoring import ToolError
 from callgate.tools.builtin import builtin_tools, calculate
 from callgate.tools.executor import Safety
-from callgate.tools.python_function import ToolError
 from callgate.tools.threads import ThreadPool
 from tests.tools.kinds import an_occasion, ready
 

@@ -256,7 +256,7 @@ async def test_text_with_a_few_bytes_that_are_none_is_text(written, read):
 @pytest.mark.anyio
 async def test_a_picture_is_shown():
     outcome = await outcome_of(*script(f"import sys; sys.stdout.buffer.write({PIXEL!r})"))
-    assert outcome == Returned("", images=(Image("image/png", base64.b64encode(PIXEL).decode()),))
+    assert outcome == Returned("", images=(Image(base64.b64encode(PIXEL).decode(), "image/png"),))
 
 
 @pytest.mark.anyio

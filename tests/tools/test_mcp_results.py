@@ -30,9 +30,9 @@ def test_structured_content_is_shown_where_nothing_was_said():
 
 def test_images_are_images():
     image = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
-    assert told(image, structuredContent={"a": 1}) == Returned("", images=(Image("image/png", "AAAA"),))
+    assert told(image, structuredContent={"a": 1}) == Returned("", images=(Image("AAAA", "image/png"),))
     blob = {"type": "resource", "resource": {"uri": "file:///a.png", "blob": "AAAA", "mimeType": "image/png"}}
-    assert told(blob) == Returned("[file:///a.png]", images=(Image("image/png", "AAAA"),))
+    assert told(blob) == Returned("[file:///a.png]", images=(Image("AAAA", "image/png"),))
 
 
 @pytest.mark.parametrize(

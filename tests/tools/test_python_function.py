@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field
 
+from callgate import Context, ToolError, tool
 from callgate.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
-from callgate.tools import Context, ToolError, image, tool
 from callgate.tools.executor import Policy, RunContext, Safety, Tool
 from callgate.tools.python_function import NotATool, functions_at, python_tool
 from callgate.tools.threads import ThreadPool
@@ -328,9 +328,9 @@ async def test_a_result_that_cannot_be_written_is_a_failure(threads):
 @pytest.mark.anyio
 async def test_images_come_as_images(threads):
     async def chart() -> Image:
-        return image(b"png", "image/png")
+        return Image(b"png", "image/png")
 
-    assert await run(python_tool(chart, threads)) == Returned("", (Image("image/png", "cG5n"),))
+    assert await run(python_tool(chart, threads)) == Returned("", (Image("cG5n", "image/png"),))
 
 
 @pytest.mark.anyio

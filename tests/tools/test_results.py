@@ -20,7 +20,6 @@ from callgate.tools.results import (
     bounded,
     cut,
     decoded,
-    image,
     returned,
     size_of,
 )
@@ -89,7 +88,7 @@ def test_what_cannot_be_written_is_named():
 
 
 def test_images_and_words_may_be_mixed():
-    picture = image(b"png", "image/png")
+    picture = Image(b"png", "image/png")
     assert returned(picture, 10) == Returned("", (picture,))
     assert returned(["a chart:", picture, {"n": 1}], 10) == Returned('a chart:\n{"n":1}', (picture,))
     assert json.loads(returned({"chart": picture}, 10).text) == {"chart": "[image/png, 3 bytes, not shown]"}
@@ -140,9 +139,9 @@ def test_lone_surrogates_do_not_get_out():
 
 
 def test_images_that_a_provider_would_refuse_are_described():
-    good = image(b"x", "image/png")
-    large = Image("image/png", "A" * (MAX_IMAGE_BYTES * 4 // 3 + 100))
-    odd = image(b"x", "image/x-icon")
+    good = Image(b"x", "image/png")
+    large = Image("A" * (MAX_IMAGE_BYTES * 4 // 3 + 100), "image/png")
+    odd = Image(b"x", "image/x-icon")
     outcome = bounded(Returned("look", (large, odd, *([good] * (MAX_IMAGES + 1)))), 1000)
     assert isinstance(outcome, Returned)
     assert outcome.images == (good,) * MAX_IMAGES

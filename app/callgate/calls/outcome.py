@@ -1,5 +1,6 @@
 """What came of running a call. A failure is an answer too: the model reads it and goes on."""
 
+import base64
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
@@ -20,12 +21,18 @@ class FailureKind(StrEnum):
     """Broken, or over a limit: it was never started."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Image:
-    """An image that a tool returned; data is base64 without a prefix."""
+    """An image that a tool returns, alone or in a list with text: `Image(png_bytes, "image/png")`."""
 
-    mime_type: str
     data: str
+    """Base64 without a prefix."""
+    mime_type: str
+
+    def __init__(self, data: bytes | str, mime_type: str) -> None:
+        """Takes the image's bytes, or base64 text as it is."""
+        object.__setattr__(self, "data", data if isinstance(data, str) else base64.b64encode(data).decode("ascii"))
+        object.__setattr__(self, "mime_type", mime_type)
 
 
 class Returned(msgspec.Struct, frozen=True, gc=False):

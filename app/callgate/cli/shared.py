@@ -3,6 +3,7 @@
 Each command imports what it needs when it runs, so that a health check does not cost a server.
 """
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,9 +33,19 @@ def read_config(path: Path | None, flags: dict[str, Any] | None = None) -> "Load
     from callgate.config.problems import ConfigError
 
     try:
-        return load(path, flags=flags or {})
+        loaded = load(path, flags=flags or {})
     except (ConfigError, OSError) as error:
         raise give_up(error) from None
+    make_importable(loaded.folder)
+    return loaded
+
+
+def make_importable(folder: Path) -> None:
+    """Put the config's folder first on the import path, then the current one: that is where an operator's own tools are."""
+    for each in (Path.cwd(), folder):
+        if str(each) in sys.path:
+            sys.path.remove(str(each))
+        sys.path.insert(0, str(each))
 
 
 def check_exposure(loaded: "Loaded") -> None:

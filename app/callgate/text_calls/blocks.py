@@ -15,8 +15,6 @@ from callgate.calls.offer import Check, OfferedTool
 from callgate.calls.states import BrokenCall, Flaw, FlawDetail, ReadyCall
 from callgate.conversation.events import CallWritten
 from callgate.conversation.turn import TurnBuilder
-from callgate.text_calls.reader import reader_for
-from callgate.text_calls.writers import ANTML
 
 Compile: TypeAlias = Callable[[Mapping[str, Any]], Check]
 """Makes a check of a JSON Schema."""
@@ -122,6 +120,10 @@ def _with_id(written: CallWritten, id: str | None) -> CallWritten:
 
 
 def _from_markup(text: str, tools: Collection[str]) -> CallWritten:
+    # The readers of all formats load longer than all else here, and blocks of JSON do without.
+    from callgate.text_calls.reader import reader_for
+    from callgate.text_calls.writers import ANTML
+
     reader = reader_for("antml" if f"<{ANTML}" in text else "xml", tools, whole=True)
     found = [event for event in (*reader.feed(text), *reader.finish()) if isinstance(event, CallWritten)]
     if len(found) == 1:

@@ -10,8 +10,9 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import Field
 
+from callgate.tools.authoring import ToolError, tool
 from callgate.tools.executor import Safety, Tool
-from callgate.tools.python_function import ToolError, python_tool, tool
+from callgate.tools.python_function import python_tool
 from callgate.tools.threads import ThreadPool
 
 Number: TypeAlias = int | float

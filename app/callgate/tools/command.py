@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned
+from callgate.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
 from callgate.calls.states import ReadyCall
 from callgate.tools.executor import RunContext
 from callgate.tools.launch import landlock_abi
@@ -29,7 +29,7 @@ from callgate.tools.process import (
     ProcessLimits,
     TooLong,
 )
-from callgate.tools.results import decoded, described, image
+from callgate.tools.results import decoded, described
 
 JSON = "json"
 """The word for `stdin` that stands for all arguments, as one JSON object."""
@@ -247,7 +247,7 @@ def _read(ended: CommandResult) -> Returned:
         if data.startswith(magic):
             if ended.missing:
                 return Returned(described(mime_type, size, "too large"), cut_bytes=ended.missing)
-            return Returned("", images=(image(data, mime_type),))
+            return Returned("", images=(Image(data, mime_type),))
     text = _as_text(data)
     if text is None:
         return Returned(described("application/octet-stream", size))

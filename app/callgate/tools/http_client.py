@@ -20,9 +20,9 @@ from typing import TypeAlias
 import httpcore2
 import httpx2
 
-from callgate.calls.outcome import Failed, FailureKind, Returned
+from callgate.calls.outcome import Failed, FailureKind, Image, Returned
 from callgate.tools.addresses import Address, AddressRules, Kind
-from callgate.tools.results import IMAGE_TYPES, decoded, described, image
+from callgate.tools.results import IMAGE_TYPES, decoded, described
 
 Resolver: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 """The addresses of a host, as text, in the order in which they should be tried."""
@@ -350,7 +350,7 @@ def _read(response: httpx2.Response, body: BoundedBody) -> Returned:
     if mime_type in IMAGE_TYPES:
         if body.missing:
             return Returned(described(mime_type, size, "too large"), cut_bytes=body.missing)
-        return Returned("", images=(image(body.data, mime_type),))
+        return Returned("", images=(Image(body.data, mime_type),))
     text = decoded(body.data, response.charset_encoding)
     if text is None and mime_type.startswith("text/"):
         text = decoded(body.data, "cp1252")  # what browsers take unlabelled text for

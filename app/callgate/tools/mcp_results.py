@@ -52,7 +52,7 @@ def _parts(piece: Content) -> Iterator[str | Image]:
         case Content(type="text"):
             yield piece.text or ""
         case Content(type="image", data=str(data)):
-            yield Image(piece.mime_type or "image", data)
+            yield Image(data, piece.mime_type or "image")
         case Content(type="audio", data=str(data)):
             yield described(piece.mime_type or "audio", _size(data))
         case Content(type="resource", resource=Resource() as resource):
@@ -69,7 +69,7 @@ def _resource(resource: Resource) -> Iterator[str | Image]:
     if resource.text is not None:
         yield resource.text
     elif resource.blob is not None and resource.mime_type in IMAGE_TYPES:
-        yield Image(resource.mime_type or "", resource.blob)
+        yield Image(resource.blob, resource.mime_type or "")
     elif resource.blob is not None:
         yield described(resource.mime_type or "application/octet-stream", _size(resource.blob))
 

@@ -8,14 +8,14 @@ import asyncio
 import dataclasses
 import functools
 import importlib
+import importlib.machinery
 import inspect
 import pkgutil
+import sys
 import typing
-from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Annotated, Any, TypeVar, cast, overload
+from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
@@ -24,121 +24,15 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from callgate.calls.outcome import Failed, FailureKind, Outcome
 from callgate.calls.states import ReadyCall
-from callgate.conversation.ports import Report
 from callgate.tools import docstrings
-from callgate.tools.executor import DEFAULT_POLICY, Policy, RunContext, Safety, Tool
+from callgate.tools.authoring import Context, Mark, ToolError, mark_of, progress_of
+from callgate.tools.executor import DEFAULT_POLICY, Policy, RunContext, Tool
 from callgate.tools.results import Unwritable, returned
 from callgate.tools.threads import NoThreadLeft, ThreadPool
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-_MARK = "__callgate_tool__"
-_PROGRESS_KEPT = 100
-"""Words of progress that wait to be told; a tool that talks faster loses the oldest."""
-
-
-class ToolError(Exception):
-    """Raised by a tool to tell the model something in its own words."""
-
-    def __init__(self, message: str, kind: FailureKind = FailureKind.RAISED) -> None:
-        super().__init__(message)
-        self.kind = kind
 
 
 class NotATool(Exception):
     """A function that cannot be offered to a model, and why. For whoever wrote it or named it in the config."""
-
-
-class Context:
-    """What a tool may know of its call. Asked for with a parameter annotated `Context`; the model does not see it."""
-
-    def __init__(self, call: ReadyCall, occasion: RunContext) -> None:
-        self.call_id = call.id
-        self.run_id = occasion.run_id
-        self.turn = occasion.turn
-        self.idempotency_key = occasion.key
-        """The same for every try of this call and different for any other."""
-        self._news: deque[tuple[str, float | None]] = deque(maxlen=_PROGRESS_KEPT)
-        self._loop = asyncio.get_running_loop()
-        self._there_is_news = asyncio.Event()
-        self._closed = False
-
-    def progress(self, message: str, fraction: float | None = None) -> None:
-        """Say how far the work is. May be called from any thread; never waits."""
-        if self._closed:
-            return
-        self._news.append((message, fraction))
-        try:
-            self._loop.call_soon_threadsafe(self._there_is_news.set)
-        except RuntimeError:
-            self._closed = True  # the loop is gone, and this is a thread that was let go long ago
-
-    async def _pass_on(self, report: Report) -> None:
-        while True:
-            await self._there_is_news.wait()
-            self._there_is_news.clear()
-            await self._pass_on_what_is_there(report)
-
-    async def _pass_on_what_is_there(self, report: Report) -> None:
-        while self._news:
-            message, fraction = self._news.popleft()
-            await report(message, fraction)
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """What `@tool` was told."""
-
-    name: str | None = None
-    description: str | None = None
-    policy: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `Policy`."""
-
-
-@overload
-def tool(function: Function, /) -> Function: ...
-
-
-@overload
-def tool(
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    safety: Safety | str | None = None,
-    timeout: float | None = None,
-    concurrency: int | None = None,
-    max_result_bytes: int | None = None,
-    require_approval: bool | None = None,
-    retries: int | None = None,
-) -> Callable[[Function], Function]: ...
-
-
-def tool(
-    function: Function | None = None,
-    /,
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    safety: Safety | str | None = None,
-    **policy: Any,
-) -> Function | Callable[[Function], Function]:
-    """Mark a function as a tool. The function itself stays as it is."""
-    unknown = policy.keys() - _POLICY_FIELDS
-    if unknown:
-        raise TypeError(f"tool() knows no {', '.join(sorted(unknown))}")
-    given = {key: value for key, value in policy.items() if value is not None}
-    if safety is not None:
-        given["safety"] = Safety(safety)
-    mark = Mark(name, description, given)
-
-    def marked(function: Function) -> Function:
-        setattr(function, _MARK, mark)
-        return function
-
-    return marked if function is None else marked(function)
-
-
-_POLICY_FIELDS = frozenset(each.name for each in dataclasses.fields(Policy))
 
 
 def python_tool(
@@ -150,9 +44,9 @@ def python_tool(
     defaults: Policy = DEFAULT_POLICY,
     overrides: Mapping[str, Any] | None = None,
 ) -> Tool:
-    """A tool out of a function. The config's word counts most, then the decorator's, then the house's defaults."""
+    """A tool out of a function. The config's settings count most, then the decorator's, then the defaults."""
     executor = PythonFunction(function, threads)
-    mark = _mark_of(function) or Mark()
+    mark = mark_of(function) or Mark()
     return Tool(
         name=name or mark.name or _name_of(function),
         description=description or mark.description or executor.description,
@@ -170,7 +64,7 @@ def functions_at(path: str) -> tuple[Callable[..., Any], ...]:
     if attribute:
         return (_function_at(path),)
     module = _module(module_name)
-    marked = [each for each in vars(module).values() if callable(each) and _mark_of(each) is not None]
+    marked = [each for each in vars(module).values() if callable(each) and mark_of(each) is not None]
     if not marked:
         raise NotATool(f"{module_name} has no function marked with @tool")
     return tuple(dict.fromkeys(marked))
@@ -200,13 +94,14 @@ class PythonFunction:
     async def _with_progress(
         self, context: Context, args: list[Any], kwargs: dict[str, Any], occasion: RunContext
     ) -> Outcome:
+        progress = progress_of(context)
         try:
-            async with _background(context._pass_on(occasion.report)):  # noqa: SLF001 - our own class, and not for tools
+            async with _background(progress.forward(occasion.report)):
                 outcome = await self._outcome(args, kwargs, occasion)
-            await context._pass_on_what_is_there(occasion.report)  # noqa: SLF001
+            await progress.flush(occasion.report)
             return outcome
         finally:
-            context._closed = True  # noqa: SLF001
+            progress.close()
 
     async def _outcome(self, args: list[Any], kwargs: dict[str, Any], occasion: RunContext) -> Outcome:
         try:
@@ -353,13 +248,24 @@ def _function_at(path: str) -> Callable[..., Any]:
 
 def _module(name: str) -> ModuleType:
     try:
-        return importlib.import_module(name)
+        module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise NotATool(f"there is no module {name}{_near_module(name)}") from error
         raise NotATool(f"{name} cannot be imported: {error}") from error
     except Exception as error:  # importing runs a stranger's code, which may fail in any way
         raise NotATool(f"{name} cannot be imported: {_said(error)}") from error
+    _check_not_hidden(name.partition(".")[0])
+    return module
+
+
+def _check_not_hidden(name: str) -> None:
+    """Refuse a module of the first folder of the import path that another one of its name was loaded in place of."""
+    spec = importlib.machinery.PathFinder.find_spec(name, sys.path[:1])
+    loaded = sys.modules[name].__spec__
+    if spec is None or spec.origin is None or loaded is None or loaded.origin == spec.origin:
+        return
+    raise NotATool(f"{spec.origin} is hidden by another module called {name} ({loaded.origin}); give it another name")
 
 
 def _near_module(name: str) -> str:
@@ -374,11 +280,6 @@ def _near_module(name: str) -> str:
             return ""
     near = difflib.get_close_matches(last, [each.name for each in pkgutil.iter_modules(paths)], n=1)
     return f"; is it {package + '.' if package else ''}{near[0]}?" if near else ""
-
-
-def _mark_of(function: Any) -> Mark | None:
-    mark = getattr(function, _MARK, None)
-    return mark if isinstance(mark, Mark) else None
 
 
 def _name_of(function: Callable[..., Any]) -> str:

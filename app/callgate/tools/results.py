@@ -5,7 +5,6 @@ says how much. Executors read from outside no further than `RunContext.max_bytes
 what the tool's policy lets a model see.
 """
 
-import base64
 import codecs
 import dataclasses
 import json
@@ -70,10 +69,6 @@ def as_json(value: Any) -> str:
         return json.dumps(value, default=_plain, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
         raise Unwritable(f"a {type(value).__name__} that cannot be written as JSON: {error}") from error
-
-
-def image(data: bytes, mime_type: str) -> Image:
-    return Image(mime_type=mime_type, data=base64.b64encode(data).decode("ascii"))
 
 
 def described(mime_type: str, size: int | None, note: str = "") -> str:

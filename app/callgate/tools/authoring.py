@@ -1,0 +1,147 @@
+"""What the author of a Python tool uses: `@tool`, `Context`, `ToolError`. Imports nothing heavy, so that tools load at once."""
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from callgate.calls.outcome import FailureKind
+from callgate.calls.states import ReadyCall
+from callgate.conversation.ports import Report
+from callgate.tools.executor import Policy, RunContext, Safety
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop, Event
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_MARK = "__callgate_tool__"
+_PROGRESS_KEPT = 100
+"""Progress messages that wait to be sent; a tool that reports faster loses the oldest."""
+
+
+class ToolError(Exception):
+    """Raised by a tool to tell the model something in its own words."""
+
+    def __init__(self, message: str, kind: FailureKind = FailureKind.RAISED) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class Context:
+    """What a tool may know of its call. Asked for with a parameter annotated `Context`; the model does not see it."""
+
+    def __init__(self, call: ReadyCall, occasion: RunContext) -> None:
+        import asyncio  # takes longer to load than all else here, and is there by the time that a tool runs
+
+        self.call_id = call.id
+        self.run_id = occasion.run_id
+        self.turn = occasion.turn
+        self.idempotency_key = occasion.key
+        """The same for every try of this call and different for any other."""
+        self._progress = _Progress(asyncio.get_running_loop(), asyncio.Event())
+
+    def progress(self, message: str, fraction: float | None = None) -> None:
+        """Say how far the work is. May be called from any thread; never waits."""
+        self._progress.add(message, fraction)
+
+
+class _Progress:
+    """Messages of a tool on their way to whoever watches its call."""
+
+    def __init__(self, loop: "AbstractEventLoop", there_is_some: "Event") -> None:
+        self._pending: deque[tuple[str, float | None]] = deque(maxlen=_PROGRESS_KEPT)
+        self._loop = loop
+        self._there_is_some = there_is_some
+        self._closed = False
+
+    def add(self, message: str, fraction: float | None) -> None:
+        if self._closed:
+            return
+        self._pending.append((message, fraction))
+        try:
+            self._loop.call_soon_threadsafe(self._there_is_some.set)
+        except RuntimeError:
+            self._closed = True  # the loop is gone, and this is a thread that was let go long ago
+
+    async def forward(self, report: Report) -> None:
+        """Report each message as it comes, until cancelled."""
+        while True:
+            await self._there_is_some.wait()
+            self._there_is_some.clear()
+            await self.flush(report)
+
+    async def flush(self, report: Report) -> None:
+        while self._pending:
+            message, fraction = self._pending.popleft()
+            await report(message, fraction)
+
+    def close(self) -> None:
+        self._closed = True
+
+
+def progress_of(context: Context) -> _Progress:
+    """What the executor forwards; no part of what tools see."""
+    return context._progress  # noqa: SLF001 - the same module
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The arguments of `@tool`."""
+
+    name: str | None = None
+    description: str | None = None
+    policy: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `Policy`."""
+
+
+@overload
+def tool(function: Function, /) -> Function: ...
+
+
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    safety: Safety | str | None = None,
+    timeout: float | None = None,
+    concurrency: int | None = None,
+    max_result_bytes: int | None = None,
+    require_approval: bool | None = None,
+    retries: int | None = None,
+) -> Callable[[Function], Function]: ...
+
+
+def tool(
+    function: Function | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    safety: Safety | str | None = None,
+    **policy: Any,
+) -> Function | Callable[[Function], Function]:
+    """Mark a function as a tool. The function itself stays as it is."""
+    unknown = policy.keys() - _POLICY_FIELDS
+    if unknown:
+        raise TypeError(f"tool() knows no {', '.join(sorted(unknown))}")
+    given = {key: value for key, value in policy.items() if value is not None}
+    if safety is not None:
+        given["safety"] = Safety(safety)
+    mark = Mark(name, description, given)
+
+    def marked(function: Function) -> Function:
+        setattr(function, _MARK, mark)
+        return function
+
+    return marked if function is None else marked(function)
+
+
+_POLICY_FIELDS = frozenset(each.name for each in dataclasses.fields(Policy))
+
+
+def mark_of(function: Any) -> Mark | None:
+    mark = getattr(function, _MARK, None)
+    return mark if isinstance(mark, Mark) else None
