@@ -86,14 +86,14 @@ async def child(
     arguments: Sequence[str],
     *,
     module: str = "callgate",
+    command: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> AsyncIterator[Child]:
-    """Runs `python -m callgate` with these arguments in a process group of its own, which is ended on leaving."""
+    """Runs `python -m callgate`, or another command, with these arguments in a process group of its own, which is ended
+    on leaving."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        module,
+        *(command or (sys.executable, "-m", module)),
         *arguments,
         cwd=folder or ROOT,
         env=_environment(environment or {}),
@@ -114,11 +114,15 @@ async def child(
 
 @contextlib.asynccontextmanager
 async def serving(
-    config: Path, *options: str, environment: Mapping[str, str] | None = None, folder: Path | None = None
+    config: Path,
+    *options: str,
+    command: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
 ) -> AsyncIterator[Child]:
     """`callgate serve` with a config file, on a free port; ready when it names its address in its log."""
     arguments = ["serve", "--config", str(config), "--host", "127.0.0.1", "--port", "0", *options]
-    async with child(arguments, environment=environment, folder=folder) as started:
+    async with child(arguments, command=command, environment=environment, folder=folder) as started:
         started.url = (await started.line(READY)).group(0)
         yield started
 

@@ -213,6 +213,20 @@ def test_a_module_that_fails_to_import_is_told_with_its_error(tmp_path, monkeypa
 # How they run -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["json", "math", "sys"])
+def test_a_file_that_the_standard_library_hides_is_refused_with_both_places(tmp_path, monkeypatch, name):
+    (tmp_path / f"{name}.py").write_text("def lookup(): ...")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(NotATool, match=rf"{name}\.py is hidden by another module called {name} .*rename the file"):
+        functions_at(f"{name}:lookup")
+
+
+def test_a_folder_of_data_called_like_a_package_hides_nothing(tmp_path, monkeypatch):
+    (tmp_path / "callgate").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert len(functions_at("callgate.tools.builtin")) == 2
+
+
 @pytest.mark.anyio
 async def test_arguments_become_what_the_hints_say(threads):
     seen: list[Any] = []

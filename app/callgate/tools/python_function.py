@@ -8,12 +8,12 @@ import asyncio
 import dataclasses
 import functools
 import importlib
-import importlib.machinery
 import inspect
 import pkgutil
 import sys
 import typing
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, cast
 
@@ -255,17 +255,18 @@ def _module(name: str) -> ModuleType:
         raise NotATool(f"{name} cannot be imported: {error}") from error
     except Exception as error:  # importing runs a stranger's code, which may fail in any way
         raise NotATool(f"{name} cannot be imported: {_said(error)}") from error
-    _check_not_hidden(name.partition(".")[0])
+    _check_not_hidden(module)
     return module
 
 
-def _check_not_hidden(name: str) -> None:
-    """Refuse a module of the first folder of the import path that another one of its name was loaded in place of."""
-    spec = importlib.machinery.PathFinder.find_spec(name, sys.path[:1])
-    loaded = sys.modules[name].__spec__
-    if spec is None or spec.origin is None or loaded is None or loaded.origin == spec.origin:
-        return
-    raise NotATool(f"{spec.origin} is hidden by another module called {name} ({loaded.origin}); give it another name")
+def _check_not_hidden(module: ModuleType) -> None:
+    """Refuse a file in the first folder of the import path that another module of its name was loaded in place of."""
+    start = Path(sys.path[0], *module.__name__.split("."))
+    for own in (start.with_name(f"{start.name}.py"), start / "__init__.py"):
+        origin = module.__spec__.origin if module.__spec__ else None
+        if own.is_file() and not (origin and Path(origin).exists() and own.samefile(origin)):
+            where = origin or "built in"
+            raise NotATool(f"{own} is hidden by another module called {module.__name__} ({where}): rename the file")
 
 
 def _near_module(name: str) -> str:
