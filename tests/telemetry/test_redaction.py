@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from callgate.telemetry.redaction import _HINTS, _PATTERNS, MASK, Redactor
+from callgate.telemetry.redaction import _PATTERNS, MASK, Redactor, _may_hold_a_secret
 
 SECRETS = st.text(st.characters(exclude_categories=["Cs"]), min_size=8, max_size=60)
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20)
@@ -142,7 +142,7 @@ def test_ordinary_text_is_left_alone(text):
 @pytest.mark.parametrize("pattern", [pattern for pattern, _ in _PATTERNS], ids=lambda it: it.pattern[:24])
 @given(st.data())
 def test_the_first_quick_look_misses_nothing_that_a_pattern_would_find(pattern, data):
-    assert _HINTS.search(data.draw(st.from_regex(pattern))) is not None
+    assert _may_hold_a_secret(data.draw(st.from_regex(pattern)))
 
 
 def test_a_value_that_holds_itself_ends():

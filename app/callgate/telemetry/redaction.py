@@ -45,11 +45,12 @@ _PATTERNS: Final = (
 )
 
 
-_HINTS: Final = re.compile(
-    r"-----begin|[kgi]-|gh[pousr]_|pat[_-]|hf_|xox|a[ks]ia|aiza|eyj|bearer|basic|://|key|token|secret|passw|authorization",
-    re.IGNORECASE,
-)
-"""One of these stands in whatever a pattern matches; most texts have none and are done after one look."""
+_HINTS: Final = (
+    "-----begin", "k-", "g-", "i-", "ghp_", "gho_", "ghu_", "ghr_", "ghs_", "pat_", "pat-", "hf_", "xox", "akia", "asia", "aiza",
+    "eyj", "bearer", "basic", "://", "key", "token", "secret", "passw", "authorization",
+)  # fmt: skip
+"""One of these stands, in lower case, in whatever a pattern matches; most texts have none. Looking for each in turn takes
+an eightieth of the time of one pattern with alternatives."""
 
 _MIN_MATCH: Final = len("://:x@")
 
@@ -110,7 +111,7 @@ class Redactor:
     def _masked(self, text: str) -> str:
         if self._pattern is not None and len(text) >= MIN_SECRET_LENGTH:
             text = self._pattern.sub(MASK, text)
-        if _HINTS.search(text) is None:
+        if not _may_hold_a_secret(text):
             return text
         for pattern, replacement in _PATTERNS:
             text = pattern.sub(replacement, text)
@@ -143,6 +144,11 @@ class Redactor:
             if isinstance(value, list | tuple | AbstractSet):
                 return [self._clean(inner, name, depth + 1) for inner in value]
         return self.text(repr(value))
+
+
+def _may_hold_a_secret(text: str) -> bool:
+    folded = text.casefold().replace("ı", "i")  # the one letter that patterns fold and `casefold` does not
+    return any(hint in folded for hint in _HINTS)
 
 
 def _forms(secret: str) -> set[str]:
