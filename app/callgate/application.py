@@ -1,4 +1,4 @@
-"""Where everybody is introduced to everybody: the application that a server runs."""
+"""The ASGI application: the runtime, its routes, and the middleware around them."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -10,16 +10,17 @@ from callgate import __version__
 from callgate.api.middleware import Middleware
 from callgate.api.routes import add_routes
 from callgate.config.schema import Config
-from callgate.runtime.runtime import Reading, RuntimeManager
+from callgate.runtime.manager import RuntimeManager
+from callgate.runtime.reload import ConfigSource
 
 
-def create_app(config: Config, reading: Reading | None = None) -> FastAPI:
-    """The application for one config; `reading` says how it can be read again while the application runs."""
-    house = RuntimeManager(config, reading)
+def create_app(config: Config, source: ConfigSource | None = None) -> FastAPI:
+    """The application for one config; `source` says how it can be read again while the application runs."""
+    manager = RuntimeManager(config, source)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with house:
+        async with manager:
             yield
 
     app = _Callgate(
@@ -31,19 +32,19 @@ def create_app(config: Config, reading: Reading | None = None) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
     )
-    straight = add_routes(app, house)
-    app.state.house = house
-    app.door = Middleware(app.inside, house, straight)
+    straight = add_routes(app, manager)
+    app.state.manager = manager
+    app.outermost = Middleware(app.inside, manager, straight)
     return app
 
 
 class _Callgate(FastAPI):
-    """FastAPI with the door outside even of the framework's own middleware."""
+    """FastAPI with our middleware around even the framework's own."""
 
-    door: Middleware
+    outermost: Middleware
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.door(scope, receive, send)
+        await self.outermost(scope, receive, send)
 
     async def inside(self, scope: Scope, receive: Receive, send: Send) -> None:
         await super().__call__(scope, receive, send)

@@ -22,7 +22,7 @@ from callgate.application import create_app
 from callgate.auth.keys import mint_key
 from callgate.auth.limits import MemoryLimiter
 from callgate.ledger.sqlite import FILE
-from callgate.runtime.runtime import RuntimeManager
+from callgate.runtime.manager import RuntimeManager
 from tests.chaos.load import asking
 from tests.chaos.scale import LONG, report, scaled
 from tests.harness.configs import make_config
@@ -128,8 +128,8 @@ async def opened(upstream: Upstream, folder: Path) -> AsyncIterator[tuple[FastAP
         upstream={"retries": 0},
     )
     app = create_app(config)
-    async with app.state.house:
-        yield app, app.state.house
+    async with app.state.manager:
+        yield app, app.state.manager
 
 
 @pytest.mark.parametrize(("shape", "mode", "way"), SCENARIOS, ids=["-".join(scenario) for scenario in SCENARIOS])
@@ -139,13 +139,13 @@ async def test_nothing_is_left_wherever_a_request_ends(
     # each event by itself, so that there are places between them
     upstream.script("m", by_turn([replace(reply, pace=Pace(between=0.001)) for reply in SHAPES[shape]]))
     body = json.dumps(asking("hello", stream=mode == "streamed")).encode()
-    async with opened(upstream, tmp_path) as (app, house):
+    async with opened(upstream, tmp_path) as (app, manager):
         with counting():
-            # once to its end: then there are connections and threads, as in a house that has been open for a while
-            whole = await _end_at(app, house, upstream, body, NEVER, way)
+            # once to its end: then there are connections and threads, as in a server that has run for a while
+            whole = await _end_at(app, manager, upstream, body, NEVER, way)
             first = 1 if LONG else 1 + SCENARIOS.index((shape, mode, way)) % STRIDE
             for k in itertools.count(first, STRIDE):
-                if not (await _end_at(app, house, upstream, body, k, way)).reached:
+                if not (await _end_at(app, manager, upstream, body, k, way)).reached:
                     break
     with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
         states = dict(database.execute("SELECT state, count(*) FROM runs GROUP BY state"))
@@ -154,7 +154,7 @@ async def test_nothing_is_left_wherever_a_request_ends(
     assert whole.count >= 5
 
 
-async def _end_at(app: FastAPI, house: RuntimeManager, upstream: Upstream, body: bytes, k: int, way: str) -> Steps:
+async def _end_at(app: FastAPI, manager: RuntimeManager, upstream: Upstream, body: bytes, k: int, way: str) -> Steps:
     """Runs one request and ends it at its k-th suspension, if it comes so far."""
     client = Client(body)
     steps = Steps(k)
@@ -164,12 +164,12 @@ async def _end_at(app: FastAPI, house: RuntimeManager, upstream: Upstream, body:
     assert done, f"still running {ENDS_WITHIN} s after it was {way} at {k}"
     if not task.cancelled():
         assert task.exception() is None, f"{way} at {k}"
-    await _nothing_left(house, upstream, steps, f"{way} at {k}")
+    await _nothing_left(manager, upstream, steps, f"{way} at {k}")
     return steps
 
 
-async def _nothing_left(house: RuntimeManager, upstream: Upstream, steps: Steps, when: str) -> None:
-    lasting = house.lasting
+async def _nothing_left(manager: RuntimeManager, upstream: Upstream, steps: Steps, when: str) -> None:
+    lasting = manager.shared
     assert isinstance(lasting.limiter, MemoryLimiter)
     account = lasting.limiter._account("alice")
 
@@ -180,7 +180,7 @@ async def _nothing_left(house: RuntimeManager, upstream: Upstream, steps: Steps,
             "places of the key": sum(each.running for each in lasting.admission._keys.values()),
             "places of the model": sum(each.running for each in lasting.admission._models.values()),
             "reservations": account.running,
-            "leases": house._tenancy._tenants if house._tenancy else 0,
+            "leases": manager._open.leases if manager._open else 0,
             "asked of the model": [one.outcome for one in upstream.requests if not one.closed.is_set()],
         }
         return {name: value for name, value in found.items() if value}

@@ -35,7 +35,7 @@ async def test_a_waiting_call_is_listed_and_decided(upstream: Upstream, words: l
     app = create_app(make_config(upstream.url, tools=["echo"], require_approval="always"))
     async with serve(app) as url, http_client(url) as client:
         asking = asyncio.create_task(client.post("/v1/chat/completions", json=QUESTION))
-        approvals = app.state.house.lasting.approvals
+        approvals = app.state.manager.shared.approvals
         while not approvals.waiting():
             await approvals.changed()
         code, out, _ = await callgate("list", url=url)

@@ -36,8 +36,8 @@ def test_every_command_that_is_shown_exists_and_takes_what_it_is_given(line):
 
 
 def test_settings_that_need_a_restart_are_all_named():
-    from callgate.runtime.runtime import OF_THE_HOUSE, OF_THE_SERVER
+    from callgate.runtime.reload import OF_THE_SERVER, OPENED_ONCE
 
     page = (ROOT / "docs" / "reload.md").read_text()
-    for name in (*OF_THE_HOUSE, *OF_THE_SERVER):
+    for name in (*OPENED_ONCE, *OF_THE_SERVER):
         assert name in page or (name.startswith("header_") and "header_*" in page)

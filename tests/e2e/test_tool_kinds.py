@@ -11,7 +11,8 @@ import pytest
 from fastapi import FastAPI, HTTPException
 
 from callgate.application import create_app
-from callgate.runtime.builders import BadTool, registry_of
+from callgate.runtime.builders.errors import BadTool
+from callgate.runtime.builders.tools import registry_of
 from callgate.tools.http_client import Web
 from callgate.tools.process import Processes
 from callgate.tools.threads import ThreadPool

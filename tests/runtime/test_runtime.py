@@ -14,9 +14,10 @@ from callgate.config.load import Loaded, load
 from callgate.config.problems import ConfigError
 from callgate.config.schema import Config
 from callgate.conversation.errors import ChatError
-from callgate.runtime import builders
-from callgate.runtime.builders import BadEntry
-from callgate.runtime.runtime import Reading, RuntimeManager
+from callgate.runtime.builders.errors import BadEntry
+from callgate.runtime.builders.models import model_entries
+from callgate.runtime.manager import RuntimeManager
+from callgate.runtime.reload import ConfigSource
 from callgate.tools.process import Command
 
 pytestmark = pytest.mark.anyio
@@ -29,8 +30,8 @@ def config(**sections: Any) -> Config:
     return Config.model_validate({"model_list": [DEMO], **sections})
 
 
-def tool_names(house: RuntimeManager) -> list[str]:
-    return [each.name for each in house.current.registry.tools()]
+def tool_names(manager: RuntimeManager) -> list[str]:
+    return [each.name for each in manager.current.registry.tools()]
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -40,32 +41,45 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def test_a_request_keeps_what_it_leased_and_the_next_one_has_the_new():
-    async with RuntimeManager(config()) as house:
-        with house.lease() as before:
-            await house.move(config(tools=[BUILTIN]))
+    async with RuntimeManager(config()) as manager:
+        with manager.lease() as before:
+            await manager.apply(config(tools=[BUILTIN]))
             assert [each.name for each in before.registry.tools()] == []
-            assert house.current is not before
-            assert tool_names(house) == ["calculator", "clock"]
-        with house.lease() as now:
-            assert now is house.current
+            assert manager.current is not before
+            assert tool_names(manager) == ["calculator", "clock"]
+        with manager.lease() as now:
+            assert now is manager.current
 
 
 async def test_a_runtime_is_closed_when_the_last_request_has_left_it_and_not_before():
-    async with RuntimeManager(config()) as house:
-        with house.lease() as old:
+    order: list[str] = []
+    async with RuntimeManager(config()) as manager:
+        with manager.lease() as old:
             closed = asyncio.Event()
             close = old.close
 
-            async def seen() -> None:
+            async def noted() -> None:
+                order.append("closed")
                 await close()
                 closed.set()
 
-            old.close = seen  # type: ignore[method-assign]
-            await house.move(config(tools=[BUILTIN]))
-            await asyncio.sleep(0)
-            assert not closed.is_set()
+            old.close = noted  # type: ignore[method-assign]
+            with manager.lease() as same:
+                assert same is old
+                await manager.apply(config(tools=[BUILTIN]))
+                await settled()
+            order.append("one of two left")
+            await settled()
+            order.append("both left")
         async with asyncio.timeout(5):
             await closed.wait()
+    assert order == ["one of two left", "both left", "closed"]
+
+
+async def settled() -> None:
+    """Lets everything run that can run without an event from outside."""
+    for _ in range(50):
+        await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize(
@@ -76,24 +90,24 @@ async def test_a_runtime_is_closed_when_the_last_request_has_left_it_and_not_bef
     ],
 )
 async def test_a_config_from_which_nothing_can_be_made_changes_nothing(sections):
-    async with RuntimeManager(config(tools=[BUILTIN])) as house:
-        before = house.current
+    async with RuntimeManager(config(tools=[BUILTIN])) as manager:
+        before = manager.current
         with pytest.raises(BadEntry):
-            await house.move(Config.model_validate({"model_list": [DEMO], **sections}))
-        assert house.current is before
-        assert tool_names(house) == ["calculator", "clock"]
+            await manager.apply(Config.model_validate({"model_list": [DEMO], **sections}))
+        assert manager.current is before
+        assert tool_names(manager) == ["calculator", "clock"]
 
 
 async def test_two_moves_at_once_come_one_after_the_other():
-    async with RuntimeManager(config()) as house:
-        await asyncio.gather(*(house.move(config(tools=[BUILTIN])) for _ in range(5)))
-        assert tool_names(house) == ["calculator", "clock"]
+    async with RuntimeManager(config()) as manager:
+        await asyncio.gather(*(manager.apply(config(tools=[BUILTIN])) for _ in range(5)))
+        assert tool_names(manager) == ["calculator", "clock"]
 
 
 async def test_an_old_runtime_is_forgotten():
-    async with RuntimeManager(config()) as house:
-        old = weakref.ref(house.current)
-        await house.move(config(tools=[BUILTIN]))
+    async with RuntimeManager(config()) as manager:
+        old = weakref.ref(manager.current)
+        await manager.apply(config(tools=[BUILTIN]))
 
         def is_gone() -> bool:
             gc.collect()
@@ -103,46 +117,46 @@ async def test_an_old_runtime_is_forgotten():
 
 
 async def test_what_counts_and_waits_survives_a_move():
-    async with RuntimeManager(config()) as house:
-        house.metrics.reloads.of("done").inc()
-        approvals, metrics = house.current.approvals, house.current.metrics
-        await house.move(config(tools=[BUILTIN]))
-        assert house.current.approvals is approvals
-        assert house.current.metrics is metrics
+    async with RuntimeManager(config()) as manager:
+        manager.metrics.reloads.of("done").inc()
+        approvals, metrics = manager.current.approvals, manager.current.metrics
+        await manager.apply(config(tools=[BUILTIN]))
+        assert manager.current.approvals is approvals
+        assert manager.current.metrics is metrics
 
 
 async def test_calls_under_way_count_in_the_new_runtime_where_the_limit_is_the_same():
-    async with RuntimeManager(config(tools=[{**BUILTIN, "concurrency": 1}])) as house:
-        with house.lease() as old:
+    async with RuntimeManager(config(tools=[{**BUILTIN, "concurrency": 1}])) as manager:
+        with manager.lease() as old:
             [gate] = old.registry.limits.on_the_way_to("clock", "")
             await gate.enter()
-            await house.move(config(tools=[{**BUILTIN, "concurrency": 1, "timeout": 5}]))
-            assert house.current.registry.limits.on_the_way_to("clock", "") == [gate]
-            await house.move(config(tools=[{**BUILTIN, "concurrency": 2}]))
-            [wider] = house.current.registry.limits.on_the_way_to("clock", "")
+            await manager.apply(config(tools=[{**BUILTIN, "concurrency": 1, "timeout": 5}]))
+            assert manager.current.registry.limits.on_the_way_to("clock", "") == [gate]
+            await manager.apply(config(tools=[{**BUILTIN, "concurrency": 2}]))
+            [wider] = manager.current.registry.limits.on_the_way_to("clock", "")
             assert wider is not gate
             gate.leave()
-        await house.move(config(tools=[BUILTIN]))
-        assert house.current.registry.limits.on_the_way_to("clock", "") == []
+        await manager.apply(config(tools=[BUILTIN]))
+        assert manager.current.registry.limits.on_the_way_to("clock", "") == []
 
 
 async def test_what_has_changed_is_told_and_what_needs_a_restart():
-    async with RuntimeManager(config()) as house:
-        moved = await house.move(config(tools=[BUILTIN], server={"port": 9001, "heartbeat_seconds": 3}))
+    async with RuntimeManager(config()) as manager:
+        moved = await manager.apply(config(tools=[BUILTIN], server={"port": 9001, "heartbeat_seconds": 3}))
         assert moved.changed == ("server", "tools")
         assert moved.needs_restart == ("server.port",)
-        assert house.current.config.server.heartbeat_seconds == 3
+        assert manager.current.config.server.heartbeat_seconds == 3
 
 
 async def test_new_sizes_of_pools_need_a_restart():
-    async with RuntimeManager(config(limits={"tool_threads": 3})) as house:
-        moved = await house.move(config(limits={"tool_threads": 4, "child_processes": 2, "calls_per_turn": 5}))
+    async with RuntimeManager(config(limits={"tool_threads": 3})) as manager:
+        moved = await manager.apply(config(limits={"tool_threads": 4, "child_processes": 2, "calls_per_turn": 5}))
         assert moved.needs_restart == ("limits.tool_threads", "limits.child_processes")
 
 
 async def test_no_more_threads_run_tools_than_the_limit_says():
-    async with RuntimeManager(config(limits={"tool_threads": 2})) as house:
-        threads, release, running = house.lasting.threads, threading.Event(), asyncio.Semaphore(0)
+    async with RuntimeManager(config(limits={"tool_threads": 2})) as manager:
+        threads, release, running = manager.shared.threads, threading.Event(), asyncio.Semaphore(0)
         loop = asyncio.get_running_loop()
 
         def work():
@@ -161,8 +175,8 @@ async def test_no_more_threads_run_tools_than_the_limit_says():
 
 
 async def test_no_more_commands_run_than_the_limit_says():
-    async with RuntimeManager(config(limits={"child_processes": 1})) as house:
-        processes = house.lasting.processes
+    async with RuntimeManager(config(limits={"child_processes": 1})) as manager:
+        processes = manager.shared.processes
         sleeping = Command("/bin/sleep", ("30",), "/", {})
         tasks = [asyncio.create_task(processes.run(sleeping, 100)) for _ in range(2)]
         await until(lambda: processes.running)
@@ -176,7 +190,7 @@ async def test_no_more_commands_run_than_the_limit_says():
 
 
 def test_a_models_answers_are_as_long_as_the_limit_says():
-    assert {entry.answer_bytes for entry in builders.model_entries(config(limits={"answer_bytes": 5000}))} == {5000}
+    assert {entry.answer_bytes for entry in model_entries(config(limits={"answer_bytes": 5000}))} == {5000}
 
 
 # Reading again --------------------------------------------------------------------------------------------------------
@@ -187,8 +201,8 @@ class AFile:
     """A config file, and who reads it again."""
 
     path: Path
-    learned: list[Loaded] = field(default_factory=list)
-    heeded: list[Loaded] = field(default_factory=list)
+    read_configs: list[Loaded] = field(default_factory=list)
+    applied: list[Loaded] = field(default_factory=list)
     before_reading: Callable[[], None] = lambda: None
 
     def write(self, text: str) -> None:
@@ -198,8 +212,8 @@ class AFile:
         self.before_reading()
         return load(self.path, environ={"TOKEN": "a-new-secret"})
 
-    def house(self) -> RuntimeManager:
-        reading = Reading(self.read, lambda: (), self.learned.append, self.heeded.append)
+    def manager(self) -> RuntimeManager:
+        reading = ConfigSource(self.read, lambda: (), self.read_configs.append, self.applied.append)
         return RuntimeManager(load(self.path, environ={"TOKEN": "x"}).config, reading)
 
 
@@ -220,12 +234,12 @@ def file(tmp_path) -> AFile:
 
 
 async def test_the_file_is_read_again_on_request(file):
-    async with file.house() as house:
+    async with file.manager() as manager:
         file.write(WITH_TOOLS)
-        moved = await house.reload()
+        moved = await manager.reload()
         assert moved.changed == ("tools",)
-        assert tool_names(house) == ["calculator", "clock"]
-        assert [it.config for it in file.heeded] == [house.current.config]
+        assert tool_names(manager) == ["calculator", "clock"]
+        assert [it.config for it in file.applied] == [manager.current.config]
 
 
 @pytest.mark.parametrize(
@@ -239,73 +253,73 @@ async def test_the_file_is_read_again_on_request(file):
     ],
 )
 async def test_a_bad_file_changes_nothing_and_says_where_it_is_bad(file, text, place):
-    async with file.house() as house:
-        before = house.current
+    async with file.manager() as manager:
+        before = manager.current
         file.write(text)
         with pytest.raises(ConfigError) as mistakes:
-            await house.reload()
+            await manager.reload()
         assert place in str(mistakes.value)
-        assert house.current is before
-        assert file.heeded == []
+        assert manager.current is before
+        assert file.applied == []
         file.write(WITH_TOOLS)
-        await house.reload()
-        assert tool_names(house) == ["calculator", "clock"]
+        await manager.reload()
+        assert tool_names(manager) == ["calculator", "clock"]
 
 
 async def test_new_secrets_are_known_before_anything_is_built_from_them(file):
-    async with file.house() as house:
+    async with file.manager() as manager:
         header = "    headers: {A: '${TOKEN}'}\n"
         http = "tools:\n  - kind: http\n    name: x\n    description: d\n    url: https://x.example\n"
         file.write(FILE + http + header + "  - kind: python\n    module: no_such_module\n")
         with pytest.raises(ConfigError):
-            await house.reload()
-        assert [loaded.secrets for loaded in file.learned] == [{"a-new-secret"}]
+            await manager.reload()
+        assert [loaded.secrets for loaded in file.read_configs] == [{"a-new-secret"}]
 
 
 async def test_asking_from_outside_the_loop_reloads_too(file):
-    async with file.house() as house:
+    async with file.manager() as manager:
         file.write(WITH_TOOLS)
-        await asyncio.to_thread(house.ask_to_reload)
-        await until(lambda: file.heeded)
-        assert tool_names(house) == ["calculator", "clock"]
+        await asyncio.to_thread(manager.ask_to_reload)
+        await until(lambda: file.applied)
+        assert tool_names(manager) == ["calculator", "clock"]
 
 
 async def test_asking_for_a_bad_file_is_survived_and_the_next_asking_is_heard(file):
-    async with file.house() as house:
+    async with file.manager() as manager:
         file.write("not: [a config")
-        house.ask_to_reload()
-        await until(lambda: b'config_reloads_total{result="refused"} 1' in house.metrics.exposition("")[0])
+        manager.ask_to_reload()
+        await until(lambda: b'config_reloads_total{result="refused"} 1' in manager.metrics.exposition("")[0])
         file.write(WITH_TOOLS)
-        house.ask_to_reload()
-        await until(lambda: file.heeded)
+        manager.ask_to_reload()
+        await until(lambda: file.applied)
 
 
 async def test_who_asked_and_left_does_not_stop_the_reload(file):
-    async with file.house() as house:
+    async with file.manager() as manager:
         file.write(WITH_TOOLS)
-        asking = asyncio.create_task(house.reload())
+        asking = asyncio.create_task(manager.reload())
         await asyncio.sleep(0)
         asking.cancel()
         await asyncio.wait([asking])
-        await until(lambda: file.heeded)
-        assert tool_names(house) == ["calculator", "clock"]
+        await until(lambda: file.applied)
+        assert tool_names(manager) == ["calculator", "clock"]
 
 
 async def test_a_reload_does_not_take_the_last_key_from_what_others_can_reach(file):
     keys = f"server: {{host: 0.0.0.0}}\nkeys:\n  - name: ann\n    hash: sha256:{'0' * 64}\n"
     file.write(FILE + keys)
-    async with file.house() as house:
+    async with file.manager() as manager:
         file.write(FILE + "server: {host: 127.0.0.1}\n")
         with pytest.raises(ConfigError, match="there are no keys"):
-            await house.reload()
+            await manager.reload()
         with pytest.raises(ChatError):
-            house.current.admit({})
+            manager.current.admit({})
 
 
-async def test_a_house_that_was_not_read_from_anywhere_says_so():
-    async with RuntimeManager(config()) as house:
+async def test_a_config_that_was_not_read_from_anywhere_says_so():
+    async with RuntimeManager(config()) as manager:
         with pytest.raises(ConfigError):
-            await house.reload()
-        assert house.current.may_administer(ANONYMOUS)
-    async with RuntimeManager(config(server={"host": "0.0.0.0"}, auth="off")) as open_house:
-        assert not open_house.current.may_administer(ANONYMOUS)
+            await manager.reload()
+        assert manager.current.may_administer(ANONYMOUS)
+    async with RuntimeManager(config(server={"host": "0.0.0.0"}, auth="off")) as open_manager:
+        assert not open_manager.current.may_administer(ANONYMOUS)

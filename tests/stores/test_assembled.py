@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from callgate.runtime import builders
+from callgate.runtime.builders.errors import BadEntry
+from callgate.runtime.builders.stores import store_of
 from callgate.stores.memory import MemoryStore
 from callgate.stores.redis import RedisStore
 from tests.harness.configs import make_config
@@ -19,13 +20,13 @@ def config(**store: Any) -> Any:
 
 
 async def test_without_an_address_everything_is_kept_in_memory() -> None:
-    assert isinstance(builders.store_of(config()), MemoryStore)
+    assert isinstance(store_of(config()), MemoryStore)
 
 
 @needs("module:redis")
 @pytest.mark.parametrize("url", ["redis://127.0.0.1:6379/0", "rediss://:pw@cache:6380", "unix:///run/redis.sock"])
 async def test_an_address_is_a_redis_that_is_asked_when_it_is_needed(url: str) -> None:
-    store = builders.store_of(config(redis_url=url))
+    store = store_of(config(redis_url=url))
     assert isinstance(store, RedisStore)
     await store.close()
 
@@ -40,7 +41,7 @@ async def test_another_address_is_refused_by_the_config(url: str) -> None:
 
 @needs("module:redis")
 async def test_a_port_that_is_none_is_said_without_the_password() -> None:
-    with pytest.raises(builders.BadEntry) as caught:
-        builders.store_of(config(redis_url="redis://:hunter2@cache:port"))
+    with pytest.raises(BadEntry) as caught:
+        store_of(config(redis_url="redis://:hunter2@cache:port"))
     assert caught.value.path == ("store", "redis_url")
     assert "hunter2" not in str(caught.value)

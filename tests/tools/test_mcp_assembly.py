@@ -11,7 +11,7 @@ import pytest
 
 from callgate.application import create_app
 from callgate.config.schema import Config
-from callgate.runtime.runtime import RuntimeManager
+from callgate.runtime.manager import RuntimeManager
 from callgate.tools.executor import Safety
 from callgate.tools.registry import RegisteredTool, Registry
 from callgate.tools.source_supervisor import SourceState
@@ -33,7 +33,7 @@ def config(servers: dict[str, Any], **more: Any) -> Config:
 
 
 @contextlib.asynccontextmanager
-async def house(servers: dict[str, Any], **more: Any) -> AsyncIterator[RuntimeManager]:
+async def opened_manager(servers: dict[str, Any], **more: Any) -> AsyncIterator[RuntimeManager]:
     async with asyncio.timeout(40), RuntimeManager(config(servers, **more)) as opened:
         yield opened
 
@@ -53,7 +53,9 @@ def counted(opened: RuntimeManager, metric: str) -> list[str]:
 
 async def test_what_an_entry_says_of_its_tools_is_their_policy() -> None:
     said = {**RAW, "timeout": 9, "max_result_bytes": 500, "retries": 2, "safety": "read_only", "concurrency": 3}
-    async with house({"one": said, "two": {**RAW, "prefix": ""}, "three": {**RAW, "disabled": True}}) as opened:
+    async with opened_manager(
+        {"one": said, "two": {**RAW, "prefix": ""}, "three": {**RAW, "disabled": True}}
+    ) as opened:
         found = tools(opened)
         one, two = found["one_echo"].tool.policy, found["echo"].tool.policy
         assert (one.timeout, one.max_result_bytes, one.retries, one.safety) == (9, 500, 2, Safety.READ_ONLY)
@@ -65,16 +67,16 @@ async def test_what_an_entry_says_of_its_tools_is_their_policy() -> None:
 
 async def test_approval_is_asked_for_by_a_servers_own_names_and_by_those_models_know() -> None:
     asked = {"always": ["ec*", "raw_pid", "safety:destructive"]}
-    async with house({"raw": {**RAW, "require_approval": asked}}) as opened:
+    async with opened_manager({"raw": {**RAW, "require_approval": asked}}) as opened:
         waiting = {tool.original for tool in tools(opened).values() if tool.tool.policy.require_approval}
         assert waiting == {"echo", "pid", "dies"}
-    async with house({"raw": {**RAW, "require_approval": {"always": ["*"], "never": ["echo"]}}}) as opened:
+    async with opened_manager({"raw": {**RAW, "require_approval": {"always": ["*"], "never": ["echo"]}}}) as opened:
         free = {tool.original for tool in tools(opened).values() if not tool.tool.policy.require_approval}
         assert free == {"echo"}
 
 
 async def test_names_of_servers_that_are_no_names_of_tools_are_made_legal() -> None:
-    async with house({"io.github/my server": {**RAW, "allowed_tools": ["echo"]}}) as opened:
+    async with opened_manager({"io.github/my server": {**RAW, "allowed_tools": ["echo"]}}) as opened:
         assert list(tools(opened)) == ["io_github_my_server_echo"]
         assert [tool.name for tool in opened.current.registry.select(["io.github/my server/echo"])] == [
             "io_github_my_server_echo"
@@ -83,7 +85,7 @@ async def test_names_of_servers_that_are_no_names_of_tools_are_made_legal() -> N
 
 async def test_a_server_that_fails_and_a_tool_that_changes_are_counted(tmp_path: Path) -> None:
     servers = {"good": RAW, "bad": {"command": "no-such-server-anywhere"}}
-    async with house(servers, data_dir=str(tmp_path)) as opened:
+    async with opened_manager(servers, data_dir=str(tmp_path)) as opened:
         registry = opened.current.registry
         await call(registry, "good_changes")
         await everything(lambda: "good_fresh" in tools(opened))
@@ -93,14 +95,14 @@ async def test_a_server_that_fails_and_a_tool_that_changes_are_counted(tmp_path:
         states = {status.name: status.state for status in registry.sources()}
         assert states["good"] is SourceState.READY
         assert states["bad"] in {SourceState.DOWN, SourceState.OPENING}
-    async with house({"good": RAW}, data_dir=str(tmp_path)) as opened:
+    async with opened_manager({"good": RAW}, data_dir=str(tmp_path)) as opened:
         assert counted(opened, "callgate_tool_changes_total") == ['callgate_tool_changes_total{server="good"} 1.0']
 
 
 async def test_a_secret_of_a_server_is_in_nobodys_repr() -> None:
     said = config({"a": {"url": "https://mcp.example.com/?key=s3cret", "headers": {"Authorization": "Bearer s3cret"}}})
     assert "s3cret" not in repr(said)
-    async with house({"raw": {**RAW, "env": {"TOKEN": "s3cret"}}}) as opened:
+    async with opened_manager({"raw": {**RAW, "env": {"TOKEN": "s3cret"}}}) as opened:
         assert "s3cret" not in repr(opened.current.registry.tools())
 
 

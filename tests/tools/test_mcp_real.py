@@ -133,7 +133,7 @@ async def test_a_model_calls_real_servers_and_gets_their_answers(
     )
     app = create_app(config)
     async with asyncio.timeout(60), serve(app) as url, openai_client(url) as client:
-        registry = app.state.house.current.registry
+        registry = app.state.manager.current.registry
         await everything(lambda: all(status.state is SourceState.READY for status in registry.sources()))
         question: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "4 + 38?"}]}
         if stream:

@@ -10,7 +10,7 @@ import pytest
 from callgate.calls.outcome import Outcome, Returned
 from callgate.config.load import load
 from callgate.config.schema import CommandLimits, ToolSection
-from callgate.runtime.builders import registry_of
+from callgate.runtime.builders.tools import registry_of
 from callgate.tools.http_client import Web
 from callgate.tools.launch import GRACE_SECONDS, landlock_abi
 from callgate.tools.process import DEFAULT_SIZE, Processes, ProcessLimits

@@ -7,7 +7,7 @@ from callgate.api.errors import encode, envelope_schema
 from callgate.api.middleware import context_of
 from callgate.config.problems import ConfigError
 from callgate.conversation.errors import ChatError
-from callgate.runtime.runtime import RuntimeManager
+from callgate.runtime.manager import RuntimeManager
 
 
 def admin_routes(house: RuntimeManager) -> APIRouter:

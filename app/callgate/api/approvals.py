@@ -11,7 +11,7 @@ from callgate.api.middleware import context_of
 from callgate.api.requests import read_body
 from callgate.auth.keys import Caller
 from callgate.conversation.errors import ChatError
-from callgate.runtime.runtime import RuntimeManager
+from callgate.runtime.manager import RuntimeManager
 
 BODY_BYTES = 65_536
 
@@ -38,7 +38,7 @@ def approval_routes(house: RuntimeManager) -> APIRouter:
     @router.get("/v1/approvals", summary="The calls that wait for approval", responses={403: wrong[403]})
     async def list_waiting(request: Request) -> Response:
         _decider(request)
-        return _json({"object": "list", "data": [asked.facts() for asked in house.lasting.approvals.waiting()]})
+        return _json({"object": "list", "data": [asked.facts() for asked in house.shared.approvals.waiting()]})
 
     @router.post(
         "/v1/approvals/{id}",  # noqa: FAST003 - read from the request, see `in_path`
@@ -49,7 +49,7 @@ def approval_routes(house: RuntimeManager) -> APIRouter:
     async def decide(request: Request) -> Response:
         caller = _decider(request)
         given = _read(await read_body(request.receive, BODY_BYTES))
-        settled = house.lasting.approvals.decide(
+        settled = house.shared.approvals.decide(
             request.path_params["id"],
             approve=given.decision == "approve",
             by=caller.name,

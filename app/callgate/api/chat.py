@@ -40,7 +40,8 @@ from callgate.conversation.ids import new_id
 from callgate.conversation.listeners import Handlers, Listener, handlers_of
 from callgate.conversation.loop import Rules, converse
 from callgate.conversation.ports import CannotPassOn, Emit, Message, ModelRequest
-from callgate.runtime.runtime import Runtime, RuntimeManager, new_call_id
+from callgate.runtime.manager import RuntimeManager, new_call_id
+from callgate.runtime.runtime import Runtime
 from callgate.stores.conversations import Conversations
 
 Keep: TypeAlias = Callable[[CallsHandedBack], Awaitable[CallsHandedBack]]
@@ -273,7 +274,7 @@ class Conversation:
         """The chat from its question to its end, heard by all listeners."""
         request, engaged = self._request, self._engaged
         messages: Sequence[Message] = request.messages
-        if engaged.has_house_tools:
+        if engaged.has_server_tools:
             messages = await self._conversations.made_whole(
                 caller_key(self._caller), messages, request.hints, engaged.toolbox
             )
@@ -282,7 +283,7 @@ class Conversation:
             ModelRequest(messages, (), self._tool_choice(), request.params, request.stream),
             engaged.model,
             engaged.toolbox,
-            emit_to_listeners(self.listeners, emit, self._kept if engaged.has_house_tools else None),
+            emit_to_listeners(self.listeners, emit, self._kept if engaged.has_server_tools else None),
             new_id=new_call_id,
             rules=self._rules(),
             sees_images=engaged.sees_images,
@@ -292,7 +293,7 @@ class Conversation:
     def _tool_choice(self) -> Any:
         """Where tools of ours are on offer the list is already cut down to what is allowed; only the mode is left."""
         request = self._request
-        return request.mode if request.mode is not None and self._engaged.has_house_tools else request.tool_choice
+        return request.mode if request.mode is not None and self._engaged.has_server_tools else request.tool_choice
 
     async def _kept(self, handed: CallsHandedBack) -> CallsHandedBack:
         """Keep what the client is not shown before it is told of its calls: it may return at once."""

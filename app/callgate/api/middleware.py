@@ -18,7 +18,7 @@ from callgate.api.errors import as_chat_error, encode
 from callgate.auth.keys import Caller
 from callgate.conversation.errors import ChatError
 from callgate.conversation.ids import new_id
-from callgate.runtime.runtime import RuntimeManager
+from callgate.runtime.manager import RuntimeManager
 from callgate.telemetry.logs import Log, masked, stand_on_every_line
 
 OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/health"})

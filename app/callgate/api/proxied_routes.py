@@ -16,7 +16,8 @@ from callgate.api.strict_json import read_fields
 from callgate.auth.keys import Caller
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import ChatEnded, Ending, EndingKind, TurnStarted
-from callgate.runtime.runtime import Runtime, RuntimeManager
+from callgate.runtime.manager import RuntimeManager
+from callgate.runtime.runtime import Runtime
 
 PATHS = (
     "/embeddings",

@@ -23,7 +23,8 @@ from callgate.api.middleware import context_of
 from callgate.api.proxied_routes import PATHS, PassingEndpoint
 from callgate.api.tools import tool_routes
 from callgate.conversation.errors import ChatError
-from callgate.runtime.runtime import Runtime, RuntimeManager
+from callgate.runtime.manager import RuntimeManager
+from callgate.runtime.runtime import Runtime
 
 CHAT_PATHS = ("/v1/chat/completions", "/chat/completions")
 

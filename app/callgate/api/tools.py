@@ -5,7 +5,7 @@ from fastapi.responses import Response
 
 from callgate.api.errors import encode
 from callgate.api.middleware import context_of
-from callgate.runtime.runtime import RuntimeManager
+from callgate.runtime.manager import RuntimeManager
 
 
 def tool_routes(house: RuntimeManager) -> APIRouter:

@@ -20,16 +20,19 @@ def check(config: ConfigOption = None) -> None:
     loaded = read_config(config)
     check_exposure(loaded)
     from callgate.cli.own_tools import built_tools, keep_quiet
-    from callgate.runtime import builders
+    from callgate.runtime.builders.errors import BadEntry
+    from callgate.runtime.builders.limits import processes_of, threads_of
+    from callgate.runtime.builders.models import model_entries
+    from callgate.runtime.builders.stores import store_of
     from callgate.tools.http_client import Web
 
     keep_quiet(loaded)
     try:
-        models = builders.model_entries(loaded.config)
-        builders.store_of(loaded.config)
-    except builders.BadEntry as error:
+        models = model_entries(loaded.config)
+        store_of(loaded.config)
+    except BadEntry as error:
         raise give_up(loaded.complaint(error.path, error.reason)) from None
-    threads, processes = builders.threads_of(loaded.config), builders.processes_of(loaded.config)
+    threads, processes = threads_of(loaded.config), processes_of(loaded.config)
     registry = built_tools(loaded, Web(), threads, processes)
     tools, sources, broken = registry.tools(), registry.sources(), registry.quarantined()
     for it in broken:
@@ -45,7 +48,7 @@ def check(config: ConfigOption = None) -> None:
 
 def _losses(models: "Iterable[ModelEntry]", tools: "Iterable[RegisteredTool]") -> Iterator[str]:
     """What models are not told of the schemas of their tools. The gate checks all of it all the same."""
-    from callgate.runtime.runtime import dialect_for
+    from callgate.runtime.models import dialect_for
     from callgate.schemas.dialects import portable
     from callgate.tools.tool_filter import ToolFilter, narrowed
 

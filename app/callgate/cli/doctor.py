@@ -50,7 +50,7 @@ async def _examined(loaded: "Loaded") -> list[Check]:
     from callgate.cli.models import entries_of
     from callgate.cli.own_tools import keep_quiet, opened_tools
     from callgate.cli.tools import OPEN_SECONDS
-    from callgate.runtime.builders import client_of
+    from callgate.runtime.builders.models import client_of
     from callgate.upstream import litellm_model
 
     keep_quiet(loaded)

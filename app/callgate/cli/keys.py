@@ -64,11 +64,11 @@ def create(
         typer.echo(f"key (shown this once): {secret}\n\nfor config.yaml:\n\nkeys:\n{_as_yaml(key)}")
         return
     from callgate.auth.key_store import NameTaken
-    from callgate.runtime import builders
+    from callgate.runtime.builders.access import key_entry
 
     store = _store(loaded.data_dir)
     try:
-        store.add(builders.key_entry(key))
+        store.add(key_entry(key))
     except NameTaken:
         raise give_up(f"`{name}` is the name of another key, perhaps of a revoked one") from None
     finally:
@@ -79,10 +79,10 @@ def create(
 @keys.command("list")
 def list_keys(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Every key, of the config and of the store. The keys themselves are nowhere."""
-    from callgate.runtime import builders
+    from callgate.runtime.builders.access import key_entry
 
     loaded = read_config(config).config
-    rows = [_row(builders.key_entry(key), "config") for key in loaded.keys]
+    rows = [_row(key_entry(key), "config") for key in loaded.keys]
     if loaded.data_dir is not None:
         store = _store(loaded.data_dir)
         rows += [_row(stored.entry, "store", stored) for stored in store.all()]

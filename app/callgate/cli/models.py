@@ -28,11 +28,12 @@ def models(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 def entries_of(loaded: "Loaded") -> "list[ModelEntry]":
     """The models, or the end of the command with the place of the mistake."""
-    from callgate.runtime import builders
+    from callgate.runtime.builders.errors import BadEntry
+    from callgate.runtime.builders.models import model_entries
 
     try:
-        return builders.model_entries(loaded.config)
-    except builders.BadEntry as error:
+        return model_entries(loaded.config)
+    except BadEntry as error:
         raise give_up(loaded.complaint(error.path, error.reason)) from None
 
 

@@ -5,7 +5,9 @@ from contextlib import asynccontextmanager
 
 from callgate.cli.shared import give_up
 from callgate.config.load import Loaded
-from callgate.runtime import builders
+from callgate.runtime.builders.errors import BadEntry
+from callgate.runtime.builders.limits import processes_of, threads_of
+from callgate.runtime.builders.tools import registry_of
 from callgate.telemetry import logs
 from callgate.telemetry.redaction import Redactor
 from callgate.tools.http_client import Web
@@ -23,7 +25,7 @@ def keep_quiet(loaded: Loaded) -> None:
 async def opened_tools(loaded: Loaded, wait: float) -> AsyncIterator[Registry]:
     """All tools, their sources given `wait` seconds to open."""
     web = Web()
-    threads, processes = builders.threads_of(loaded.config), builders.processes_of(loaded.config)
+    threads, processes = threads_of(loaded.config), processes_of(loaded.config)
     try:
         registry = built_tools(loaded, web, threads, processes)
         try:
@@ -40,6 +42,6 @@ async def opened_tools(loaded: Loaded, wait: float) -> AsyncIterator[Registry]:
 def built_tools(loaded: Loaded, web: Web, threads: ThreadPool, processes: Processes) -> Registry:
     """All tools that can be made without asking anybody, or the end of the command with the place of the mistake."""
     try:
-        return builders.registry_of(loaded.config, web, threads, processes)
-    except builders.BadEntry as error:
+        return registry_of(loaded.config, web, threads, processes)
+    except BadEntry as error:
         raise give_up(loaded.complaint(error.path, error.reason)) from None

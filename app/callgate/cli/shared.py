@@ -73,7 +73,10 @@ def count_keys(config: "Config") -> int:
 
 def check_makeable(loaded: "Loaded") -> None:
     """Refuse what can be read but not made: a module that is not there, a model that could never be asked."""
-    from callgate.runtime import builders
+    from callgate.runtime.builders.errors import BadEntry
+    from callgate.runtime.builders.limits import processes_of, threads_of
+    from callgate.runtime.builders.models import model_entries
+    from callgate.runtime.builders.tools import registry_of
 
     def web() -> "Web":
         from callgate.tools.http_client import Web
@@ -81,10 +84,10 @@ def check_makeable(loaded: "Loaded") -> None:
         return Web()
 
     try:
-        builders.model_entries(loaded.config)
+        model_entries(loaded.config)
         config = loaded.config
-        builders.registry_of(config, web, builders.threads_of(config), builders.processes_of(config))
-    except builders.BadEntry as error:
+        registry_of(config, web, threads_of(config), processes_of(config))
+    except BadEntry as error:
         raise give_up(loaded.complaint(error.path, error.reason)) from None
 
 

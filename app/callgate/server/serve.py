@@ -19,7 +19,7 @@ from callgate.application import create_app
 from callgate.auth.key_store import stored_keys
 from callgate.config.load import Loaded
 from callgate.config.schema import Server as ServerSection
-from callgate.runtime.runtime import Reading
+from callgate.runtime.reload import ConfigSource
 from callgate.server import ConnectionLimits, ProtocolFactory
 from callgate.telemetry import logs
 from callgate.telemetry.redaction import Redactor
@@ -55,13 +55,13 @@ def serve(loaded: Loaded, read: Callable[[], Loaded] | None = None) -> int:
     listening = _listen(config.server.host, config.server.port)
     if listening is None:
         return 1
-    app = create_app(config, None if read is None else _reading(loaded, read, redactor))
+    app = create_app(config, None if read is None else _source(loaded, read, redactor))
     if read is not None:
-        signal.signal(signal.SIGHUP, lambda *_: app.state.house.ask_to_reload())
+        signal.signal(signal.SIGHUP, lambda *_: app.state.manager.ask_to_reload())
     edge = ProtocolFactory(_edge_rules(config.server))
 
     def close_the_door() -> None:
-        app.state.house.is_ready = False
+        app.state.manager.is_ready = False
         edge.draining = True
 
     server = DrainingServer(
@@ -170,22 +170,22 @@ def _leave(code: int) -> None:
     os._exit(code)
 
 
-def _reading(loaded: Loaded, read: Callable[[], Loaded], redactor: Redactor) -> Reading:
+def _source(loaded: Loaded, read: Callable[[], Loaded], redactor: Redactor) -> ConfigSource:
     """How the config is read again. What was masked once stays masked: old secrets are still in old requests."""
     newest = loaded
 
     def files() -> tuple[Path, ...]:
         return newest.files
 
-    def learn(loaded: Loaded) -> None:
+    def on_read(loaded: Loaded) -> None:
         redactor.add(*loaded.secrets)
 
-    def heed(loaded: Loaded) -> None:
+    def on_applied(loaded: Loaded) -> None:
         nonlocal newest
         newest = loaded
         logs.configure(redactor, level=loaded.config.logging.level, format=loaded.config.logging.format)
 
-    return Reading(read, files, learn, heed)
+    return ConfigSource(read, files, on_read, on_applied)
 
 
 def _edge_rules(server: ServerSection) -> ConnectionLimits:

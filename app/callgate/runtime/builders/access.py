@@ -1,0 +1,54 @@
+"""Who may ask, and how much: keys, limits, admission, and which Host and Origin headers are accepted."""
+
+from pathlib import Path
+
+from callgate.auth.admission import Admission
+from callgate.auth.key_store import KeyStore
+from callgate.auth.keys import KeyEntry, Keyring, KeySource
+from callgate.auth.limits import Allowance, Limiter, MemoryLimiter
+from callgate.auth.origin_guard import OriginGuard, origin_guard
+from callgate.auth.redis_limits import RedisLimiter
+from callgate.config.schema import Config, Key
+from callgate.ledger.sqlite import SqliteLedger
+
+
+def keyring_of(config: Config, source: KeySource | None = None) -> Keyring:
+    return Keyring(map(key_entry, config.keys), off=config.auth == "off", source=source)
+
+
+def key_entry(key: Key) -> KeyEntry:
+    allowance = Allowance(
+        requests_per_minute=key.requests_per_minute,
+        tokens_per_minute=key.tokens_per_minute,
+        parallel=key.parallel,
+        budget_per_day=key.budget_per_day,
+        budget_per_month=key.budget_per_month,
+    )
+    return KeyEntry(
+        key.name, key.hash, key.models, key.tools, approve=key.approve, admin=key.admin, allowance=allowance
+    )
+
+
+def key_store_of(config: Config) -> KeyStore | None:
+    return None if config.data_dir is None else KeyStore(Path(config.data_dir))
+
+
+def admission_of(config: Config) -> Admission:
+    return Admission(config.limits.concurrent_requests, config.limits.queue_seconds)
+
+
+def limiter_of(config: Config, ledger: SqliteLedger | None) -> Limiter:
+    """Redis counts for all processes where there is one; else this process does, and the ledger remembers the money."""
+    store = config.store
+    if store.redis_url is not None:
+        return RedisLimiter(store.redis_url.get_secret_value(), down=config.limits.redis_down, prefix=store.prefix)
+    if ledger is None:
+        return MemoryLimiter()
+    return MemoryLimiter(ledger.spent, ledger.remember_spending)
+
+
+def origin_guard_of(config: Config, keyring: Keyring) -> OriginGuard:
+    server = config.server
+    return origin_guard(
+        server.host, keyless=keyring.open, public_url=server.public_url, cors_origins=server.cors_origins
+    )

@@ -1,0 +1,28 @@
+"""The bounds of one request, and the places that all tools of the process share."""
+
+from callgate.config.schema import Config
+from callgate.conversation.loop import Rules
+from callgate.tools.process import Processes
+from callgate.tools.threads import ThreadPool
+
+
+def rules_of(config: Config) -> Rules:
+    return Rules(
+        max_iterations=config.loop.max_iterations,
+        max_failed_turns=config.loop.max_failed_turns,
+        max_repeats=config.loop.max_repeats,
+        max_tokens=config.limits.request_tokens,
+        max_parallel_calls=config.loop.max_parallel_calls,
+        max_calls_per_turn=config.limits.calls_per_turn,
+        argument_bytes=config.limits.argument_bytes,
+    )
+
+
+def threads_of(config: Config) -> ThreadPool:
+    """The threads of all tools that are Python functions."""
+    return ThreadPool(config.limits.tool_threads)
+
+
+def processes_of(config: Config) -> Processes:
+    """The places for commands, of all tools together."""
+    return Processes(config.limits.child_processes)

@@ -1,0 +1,71 @@
+"""Models: their entries, how they are reached, and how they are asked again."""
+
+from typing import Any
+
+from callgate.config.schema import Config
+from callgate.config.schema import ModelEntry as ModelSection
+from callgate.http.client import HttpClient
+from callgate.http.interface import Client, Deadlines
+from callgate.runtime.builders.errors import BadModel
+from callgate.upstream.resolve import LaneError, ModelEntry, check
+from callgate.upstream.retry import RetryPolicy
+
+
+def retry_policy_of(config: Config) -> RetryPolicy:
+    return RetryPolicy(tries=config.upstream.retries + 1)
+
+
+def model_entries(config: Config) -> list[ModelEntry]:
+    """The models. One that could never be asked is the operator's mistake and fails the start."""
+    entries = [model_entry(section, config) for section in config.model_list]
+    for index, entry in enumerate(entries):
+        try:
+            check(entry)
+        except LaneError as error:
+            raise BadModel(("model_list", index), entry.model_name, str(error)) from error
+    return entries
+
+
+def model_entry(section: ModelSection, config: Config) -> ModelEntry:
+    upstream = config.upstream
+    return ModelEntry(
+        model_name=section.model_name,
+        litellm_params=section.litellm_params.reveal(),
+        tools=section.tools,
+        fallbacks=section.fallbacks,
+        tool_calling=section.tool_calling,
+        calls_natively=_yes_or_no(section.model_info.get("supports_function_calling")),
+        constrain_calls=section.constrain_calls,
+        lane=section.lane,
+        schema_dialect=section.schema_dialect,
+        sees_images=_yes_or_no(section.model_info.get("supports_vision")),
+        format_with_tools=section.response_format_with_tools,
+        answer_bytes=config.limits.answer_bytes,
+        deadlines=Deadlines(
+            connect=upstream.connect_seconds,
+            first_byte=upstream.first_byte_seconds,
+            idle=section.stream_timeout or upstream.idle_seconds,
+            total=section.timeout or upstream.total_seconds,
+        ),
+    )
+
+
+def _yes_or_no(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def concurrency_of(config: Config) -> dict[str, int]:
+    """How many requests may be under way with each model that has a limit. Entries that share a name add up."""
+    found: dict[str, list[int | None]] = {}
+    for section in config.model_list:
+        found.setdefault(section.model_name, []).append(section.concurrency)
+    return {name: sum(filter(None, places)) for name, places in found.items() if None not in places}
+
+
+def client_of(config: Config) -> Client:
+    """What carries requests to models. aiohttp is loaded only where it is wanted."""
+    if config.upstream.client == "lean":
+        return HttpClient()
+    from callgate.http.aiohttp_client import AiohttpClient
+
+    return AiohttpClient(proxies_from_env=True)

@@ -1,0 +1,35 @@
+"""What outlives a request: the store of conversations, the ledger, the pinned descriptions of tools."""
+
+from pathlib import Path
+
+from callgate.config.schema import Config
+from callgate.ledger.sqlite import SqliteLedger
+from callgate.runtime.builders.errors import BadEntry
+from callgate.stores.memory import MemoryStore
+from callgate.stores.redis import RedisStore
+from callgate.stores.store import Store
+from callgate.telemetry.tool_servers import ToolServers
+from callgate.tools.mcp_descriptors import Pins
+
+
+def store_of(config: Config) -> Store:
+    section = config.store
+    if section.redis_url is not None:
+        try:
+            return RedisStore(section.redis_url.get_secret_value(), section.prefix)
+        except ModuleNotFoundError:
+            why = "Redis needs a package that is not installed: pip install 'callgate[redis]'"
+            raise BadEntry(("store", "redis_url"), None, why) from None
+        except ValueError:  # its text repeats the address, which may hold a password
+            raise BadEntry(("store", "redis_url"), None, "is no address that Redis can be reached at") from None
+    return MemoryStore(section.entries, section.bytes)
+
+
+def ledger_of(config: Config) -> SqliteLedger | None:
+    """The ledger; to be called inside the event loop that will write to it."""
+    return None if config.data_dir is None else SqliteLedger(Path(config.data_dir))
+
+
+def pins_of(config: Config, servers: ToolServers) -> Pins:
+    file = None if config.data_dir is None else Path(config.data_dir) / "tool_pins.json"
+    return Pins(servers.changed, file)

@@ -1,0 +1,107 @@
+"""What one chat is given: its model, and a toolbox around the tools on offer."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from callgate.auth.keys import Caller
+from callgate.calls.outcome import Failed
+from callgate.calls.states import ReadyCall
+from callgate.config.schema import Config
+from callgate.conversation.ports import Message, Model, Report, Toolbox
+from callgate.ledger.entry import NoLedger
+from callgate.ledger.recorded import RecordedToolbox
+from callgate.runtime.route import Route
+from callgate.runtime.shared import SharedResources
+from callgate.telemetry import logs
+from callgate.tools.clients_only import ClientsOnly
+from callgate.tools.executor import Tool
+from callgate.tools.read_more import PagedToolbox, ResultPages
+from callgate.tools.registry import Registry
+from callgate.tools.toolbox import Approve, RequestToolbox, only_named
+from callgate.upstream.catalogue import Catalogue
+from callgate.upstream.vision import sees_images
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSetup:
+    """What one chat was given: a model and a toolbox."""
+
+    model: Model
+    toolbox: Toolbox
+    has_server_tools: bool
+    sees_images: bool
+    recall: Callable[[Sequence[Message]], None]
+    """To be called with the history that was put back, which may name results that are kept."""
+    format_with_tools: bool = True
+
+
+class Toolboxes:
+    """Makes the toolbox of each chat: tools that are recorded, approved, and read on page by page."""
+
+    def __init__(self, config: Config, shared: SharedResources, registry: Registry, catalogue: Catalogue) -> None:
+        self._limits = registry.limits
+        self._result_bytes = config.limits.tool_result_bytes
+        self._rules = config.approvals
+        self._log_content = config.logging.content
+        self._approvals = shared.approvals
+        self._ledger = shared.ledger
+        self._kept_results = shared.kept_results
+        self._catalogue = catalogue
+
+    def engage(
+        self,
+        route: Route,
+        caller: Caller,
+        run_id: str,
+        client_tools: Sequence[msgspec.Raw],
+        allowed: frozenset[str] | None,
+    ) -> ChatSetup:
+        server_tools = route.server_tools
+        toolbox: Toolbox
+        pages = ResultPages(self._kept_results, caller.name, run_id)
+        if server_tools:
+            toolbox = RequestToolbox(
+                server_tools,
+                only_named(client_tools, allowed),
+                run_id=run_id,
+                limits=self._limits,
+                approve=self._approver(caller, run_id),
+                on_cut=pages.keep,
+            )
+            toolbox = PagedToolbox(self._recorded(toolbox, caller, run_id), pages, self._result_bytes)
+        else:
+            toolbox = ClientsOnly(client_tools)
+        return ChatSetup(
+            model=route.model,
+            toolbox=toolbox,
+            has_server_tools=bool(server_tools),
+            recall=pages.recall,
+            sees_images=bool(server_tools) and all(map(sees_images, self._catalogue.entries(route.model.name))),
+            format_with_tools=route.entry.format_with_tools or not server_tools,
+        )
+
+    def _recorded(self, toolbox: Toolbox, caller: Caller, run_id: str) -> Toolbox:
+        """Write whatever is run into the ledger, if there is one."""
+        if isinstance(self._ledger, NoLedger):
+            return toolbox
+        mask = logs.masked if self._log_content else None
+        return RecordedToolbox(toolbox, self._ledger, run_id=run_id, key_name=caller.name, mask=mask)
+
+    def _approver(self, caller: Caller, run_id: str) -> Approve:
+        """How the tools of this run ask for approval."""
+        rules = self._rules
+
+        async def approve(tool: Tool, call: ReadyCall, report: Report) -> Failed | None:
+            return await self._approvals.ask(
+                tool,
+                call,
+                report,
+                run_id=run_id,
+                caller=caller.name,
+                seconds=rules.timeout_seconds,
+                max_waiting=rules.max_waiting,
+            )
+
+        return approve

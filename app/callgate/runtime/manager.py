@@ -1,0 +1,192 @@
+"""The current runtime, and moving from one reading of the config to the next.
+
+A request leases the `Runtime` it began with and keeps it to its end. On a change of the config the new runtime is built and
+opened first, and if that fails the old one simply stays.
+"""
+
+import asyncio
+import contextlib
+import time
+from typing import Any, Self
+
+import structlog
+
+from callgate.auth.keys import check_exposure
+from callgate.config.load import Loaded
+from callgate.config.problems import ConfigError, Problem, Spot
+from callgate.config.schema import Config
+from callgate.config.watch import changes
+from callgate.conversation.ids import new_id
+from callgate.runtime.builders.errors import BadEntry
+from callgate.runtime.builders.stores import store_of
+from callgate.runtime.builders.tools import import_tools
+from callgate.runtime.lease import Lease, OpenRuntime
+from callgate.runtime.reload import ConfigSource, ReloadResult, changed_blocks, needs_restart, reads_otherwise
+from callgate.runtime.runtime import Runtime
+from callgate.runtime.shared import SharedResources
+from callgate.stores.conversations import Conversations
+from callgate.upstream import litellm_model
+
+audit = structlog.get_logger("callgate.audit")
+
+
+class RuntimeManager:
+    """The current runtime, and the requests that still live in older ones."""
+
+    def __init__(self, config: Config, source: ConfigSource | None = None) -> None:
+        """`source` says how the config can be read again; without it nothing changes while it runs."""
+        self._config = config
+        self._first = config
+        self._source = source
+        self._applying = asyncio.Lock()
+        self._reloading = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._asked_to_reload = asyncio.Event()
+        self._background: set[asyncio.Task[Any]] = set()
+        self.shared = SharedResources(config)
+        self.metrics = self.shared.metrics
+        self.opened_at = int(time.time())
+        self.is_ready = False
+        self.store = store_of(config)
+        self.conversations = Conversations(self.store, config.store.conversation_seconds, new_call_id)
+        self._open: OpenRuntime | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def current(self) -> Runtime:
+        assert self._open is not None, "it is not open"
+        return self._open.runtime
+
+    async def __aenter__(self) -> Self:
+        await self.shared.open()
+        self._open = await OpenRuntime.begin(Runtime(self._config, self.shared))
+        if self._source is not None:
+            self._loop = asyncio.get_running_loop()
+            self._tasks = [asyncio.create_task(self._reload_when_asked(self._source), name="reloading")]
+            if self._config.reload.watch and self._source.files():
+                self._tasks.append(asyncio.create_task(self._watch(self._source), name="watching the config"))
+        self.is_ready = True
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.is_ready = False
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        if self._open is not None:
+            await self._open.end()
+        if self._background:
+            await asyncio.wait(self._background)
+        await self.shared.close()
+        await self.store.close()
+        await litellm_model.close()
+
+    def lease(self) -> Lease:
+        """The current runtime, to be used until the block ends even if another one becomes current meanwhile."""
+        assert self._open is not None, "it is not open"
+        return Lease(self._open)
+
+    def ask_to_reload(self) -> None:
+        """Have the config read again, soon. May be called from a signal handler or another thread."""
+        if self._loop is None:  # not open yet; it is looked at once it is
+            self._asked_to_reload.set()
+        else:
+            self._loop.call_soon_threadsafe(self._asked_to_reload.set)
+
+    async def reload(self) -> ReloadResult:
+        """Read the config again and apply it. Raises `ConfigError`, and then nothing has changed."""
+        if self._source is None:
+            raise ConfigError([Problem(Spot("config"), "", "it was not read from anywhere that could be read again")])
+        # In a task of its own: whoever asked may leave half way.
+        task = asyncio.create_task(self._reload(self._source), name="reload")
+        self._background.add(task)
+        task.add_done_callback(self._is_done)
+        return await asyncio.shield(task)
+
+    async def apply(self, config: Config) -> ReloadResult:
+        """Use another config from now on. What was leased before stays as it was until it is given back.
+
+        The new runtime is built and opened first; where that fails the error is raised, and nothing has changed.
+        """
+        async with self._applying:
+            assert self._open is not None, "it is not open"
+            await asyncio.to_thread(import_tools, config)  # modules of others may take their time
+            runtime = Runtime(config, self.shared, self._open.runtime)
+            kept = runtime.registry.handed_over()
+            opened = await OpenRuntime.begin(runtime)
+            old, self._open = self._open, opened
+            leaving = asyncio.create_task(old.end(), name="leaving a runtime")
+            self._background.add(leaving)
+            leaving.add_done_callback(self._is_done)
+            result = ReloadResult(
+                changed=changed_blocks(self._config, config),
+                kept=kept,
+                opened=tuple(sorted(it.name for it in runtime.registry.sources() if it.name not in kept)),
+                needs_restart=needs_restart(self._first, config),
+            )
+            self._config = config
+            return result
+
+    async def _reload(self, source: ConfigSource) -> ReloadResult:
+        async with self._reloading:  # what is read last is what counts in the end
+            return await self._reloaded(source)
+
+    async def _reloaded(self, source: ConfigSource) -> ReloadResult:
+        try:
+            loaded = await asyncio.to_thread(source.read)
+            source.on_read(loaded)  # before anything is built from it: what goes wrong then is logged
+            self._check_exposure(loaded)
+            try:
+                result = await self.apply(loaded.config)
+            except BadEntry as error:
+                raise loaded.complaint(error.path, error.reason) from error
+        except ConfigError as error:
+            self.metrics.reloads.of("refused").inc()
+            audit.error("config_not_reloaded", problems=[str(problem) for problem in error.problems])
+            raise
+        except Exception:
+            self.metrics.reloads.of("failed").inc()
+            audit.exception("config_not_reloaded")
+            raise
+        source.on_applied(loaded)
+        self.metrics.reloads.of("done").inc()
+        audit.info("config_reloaded", **result.facts())
+        return result
+
+    def _is_done(self, task: "asyncio.Task[Any]") -> None:
+        self._background.discard(task)
+        if not task.cancelled() and task.exception() is not None and task.get_name() != "reload":
+            audit.error("runtime_not_closed", exc_info=task.exception())
+
+    def _check_exposure(self, loaded: Loaded) -> None:
+        """A reload must not open to everyone what others can reach."""
+        keys = len(loaded.config.keys) + (self.shared.keys is not None and self.shared.keys.in_use)
+        mistake = check_exposure(self._first.server.host, loaded.config.auth, keys)
+        if mistake is not None:
+            raise loaded.complaint(("keys",), mistake)
+
+    async def _reload_when_asked(self, source: ConfigSource) -> None:
+        while True:
+            await self._asked_to_reload.wait()
+            self._asked_to_reload.clear()
+            # It is logged where it happens, and the old runtime goes on; the next change is another chance.
+            with contextlib.suppress(Exception):
+                await self._reload(source)
+
+    async def _watch(self, source: ConfigSource) -> None:
+        try:
+            await self._watch_files(source)
+        except Exception:  # noqa: BLE001 - whatever the system's way of watching files fails with, requests go on
+            audit.exception("config_not_watched", advice="SIGHUP still has it read again")
+
+    async def _watch_files(self, source: ConfigSource) -> None:
+        if await asyncio.to_thread(reads_otherwise, source, self._config):
+            self._asked_to_reload.set()  # it changed while we were starting
+        async for _ in changes(source.files):
+            if self._config.reload.watch:
+                self._asked_to_reload.set()
+
+
+def new_call_id() -> str:
+    return new_id("call")

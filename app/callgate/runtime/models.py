@@ -1,0 +1,59 @@
+"""The models of one config, each asked in the way that its provider understands."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import structlog
+
+from callgate.config.schema import Config
+from callgate.conversation.ports import Model
+from callgate.runtime.builders.models import client_of, model_entries, retry_policy_of
+from callgate.schemas.adapted_model import AdaptedModel
+from callgate.schemas.dialects import Dialect, dialect_of
+from callgate.telemetry.models import write_choice
+from callgate.text_calls.calling_detection import CallingMode
+from callgate.tools.adapted_schemas import AdaptedSchemas
+from callgate.upstream.catalogue import Catalogue
+from callgate.upstream.resolve import ModelEntry
+from callgate.upstream.tool_calling import ToolCalling
+
+audit = structlog.get_logger("callgate.audit")
+
+
+class Models:
+    """The catalogue, each of its deployments wrapped."""
+
+    def __init__(self, config: Config, has_schema: Callable[[Any], bool]) -> None:
+        self.client = client_of(config)
+        self._schemas = AdaptedSchemas(has_schema, _log_losses)
+        self._tool_calling = ToolCalling(_log_choice, config.limits.argument_bytes)
+        self.catalogue = Catalogue(
+            model_entries(config), self.client, wrap=self._wrapped, policy=retry_policy_of(config)
+        )
+
+    def calling(self, entry: ModelEntry) -> CallingMode | None:
+        """How a deployment is asked for its calls; None where nobody had to find out yet."""
+        return self._tool_calling.choice(entry)
+
+    def _wrapped(self, model: Model, entry: ModelEntry) -> Model:
+        """A deployment with schemas that its provider takes, asked for calls as it can write them."""
+        dialect = dialect_for(entry)
+        if dialect != "full":
+            model = AdaptedModel(model, self._schemas.into(dialect))
+        return self._tool_calling.wrap(model, entry)
+
+
+def dialect_for(entry: ModelEntry) -> Dialect:
+    """What the provider of a model takes of JSON Schema."""
+    if entry.schema_dialect != "auto":
+        return entry.schema_dialect
+    base = entry.litellm_params.get("api_base") or entry.litellm_params.get("base_url")
+    return dialect_of(str(entry.litellm_params["model"]), str(base) if base else None)
+
+
+def _log_losses(tool: str, dialect: Dialect, losses: Sequence[str]) -> None:
+    audit.info("schema_adapted", tool=tool, dialect=dialect, losses=list(losses))
+
+
+def _log_choice(entry: ModelEntry, choice: CallingMode) -> None:
+    write_choice(entry.model_name, entry.tool_calling, choice.format, choice.decided_by, choice.detail)

@@ -1,0 +1,76 @@
+"""Where a config comes from, and what changes between one reading of it and the next."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from callgate.config.load import Loaded
+from callgate.config.problems import ConfigError
+from callgate.config.schema import Config
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigSource:
+    """How the config can be read again."""
+
+    read: Callable[[], Loaded]
+    files: Callable[[], Sequence[Path]] = tuple
+    """The files whose change is a reason to."""
+    on_read: Callable[[Loaded], None] = lambda loaded: None
+    """Called with every config that was read, before it is used: its secrets must be masked."""
+    on_applied: Callable[[Loaded], None] = lambda loaded: None
+    """Called with a config that is in use from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadResult:
+    """What changing to another config came to."""
+
+    changed: tuple[str, ...]
+    """The blocks of the config that are not as they were."""
+    kept: tuple[str, ...]
+    """Tool servers and documents that went on as they were."""
+    opened: tuple[str, ...]
+    needs_restart: tuple[str, ...]
+
+    def facts(self) -> dict[str, list[str]]:
+        return {
+            "changed": list(self.changed),
+            "kept": list(self.kept),
+            "opened": list(self.opened),
+            "needs_restart": list(self.needs_restart),
+        }
+
+
+def reads_otherwise(source: ConfigSource, config: Config) -> bool:
+    try:
+        return source.read().config != config
+    except ConfigError:
+        return True
+
+
+def changed_blocks(old: Config, new: Config) -> tuple[str, ...]:
+    return tuple(name for name in Config.model_fields if getattr(old, name) != getattr(new, name))
+
+
+OF_THE_SERVER = (
+    "host",
+    "port",
+    "drain_seconds",
+    "connections",
+    "header_bytes",
+    "header_seconds",
+    "body_seconds",
+    "idle_seconds",
+)
+OPENED_ONCE = ("data_dir", "store")
+"""What is opened once, for the life of the process."""
+OF_THE_POOLS = ("tool_threads", "child_processes")
+"""Limits of what is made once and in use all the time."""
+
+
+def needs_restart(running: Config, wanted: Config) -> tuple[str, ...]:
+    """Settings that were read and will only count after a restart."""
+    of_server = (f"server.{it}" for it in OF_THE_SERVER if getattr(running.server, it) != getattr(wanted.server, it))
+    of_pools = (f"limits.{it}" for it in OF_THE_POOLS if getattr(running.limits, it) != getattr(wanted.limits, it))
+    return (*of_server, *of_pools, *(it for it in OPENED_ONCE if getattr(running, it) != getattr(wanted, it)))

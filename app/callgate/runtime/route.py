@@ -1,0 +1,26 @@
+"""Where a request goes: the model that answers it, and the tools it is offered."""
+
+from dataclasses import dataclass
+
+from callgate.conversation.ports import Relay
+from callgate.tools.toolbox import ToolSet
+from callgate.upstream.resolve import ModelEntry
+from callgate.upstream.retry import RetryingModel
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Who is asked, and with which of our tools: known before anything is made for one request."""
+
+    name: str
+    """What may be counted under: the configured name."""
+    entry: ModelEntry
+    model: RetryingModel
+    server_tools: ToolSet | None
+    """Those on offer, if any."""
+    places: int | None
+    """How many requests the model takes at once; None is any number."""
+
+    def relay(self, *, with_tools: bool) -> Relay | None:
+        """Where the request may pass straight through: no tool of ours is on offer, and nothing has to be read."""
+        return self.model if not self.server_tools and self.model.can_pass_on(with_tools=with_tools) else None

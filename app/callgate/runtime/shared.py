@@ -1,0 +1,100 @@
+"""What outlives any one runtime."""
+
+import functools
+from typing import TYPE_CHECKING
+
+import structlog
+
+from callgate.auth.key_store import KeyStore
+from callgate.auth.limits import Limiter, MemoryLimiter
+from callgate.config.schema import Config
+from callgate.ledger.entry import Ledger, NoLedger
+from callgate.runtime.builders.access import admission_of, key_store_of, limiter_of
+from callgate.runtime.builders.limits import processes_of, threads_of
+from callgate.runtime.builders.stores import ledger_of, pins_of
+from callgate.telemetry.metrics import Metrics
+from callgate.telemetry.tool_servers import ToolServers
+from callgate.tools.approvals import ApprovalQueue, SettledApproval
+from callgate.tools.read_more import KeptResults
+from callgate.tools.source_pool import SourcePool
+from callgate.tools.source_supervisor import SourceState, SourceStatus
+
+if TYPE_CHECKING:
+    from callgate.tools.http_client import Web
+
+audit = structlog.get_logger("callgate.audit")
+
+
+class SharedResources:
+    """What outlives any one runtime: what waits, counts or remembers goes on across a reload."""
+
+    def __init__(self, config: Config) -> None:
+        self.metrics = Metrics()
+        self.approvals = ApprovalQueue(audit=_log_approval)
+        self.admission = admission_of(config)
+        self.metrics.in_flight.set_function(lambda: self.admission.all.running)
+        self.keys: KeyStore | None = None
+        self.ledger: Ledger = NoLedger()
+        self.limiter: Limiter = MemoryLimiter()
+        self.servers = ToolServers(self.metrics)
+        self.pins = pins_of(config, self.servers)
+        self.sources = SourcePool(functools.partial(_report_source, self.servers))
+        self.kept_results = KeptResults()
+        self._web: Web | None = None
+        self.threads = threads_of(config)
+        self.processes = processes_of(config)
+        self._config = config
+
+    def web(self) -> "Web":
+        """The HTTP clients of tools, made when the first tool wants one."""
+        if self._web is None:
+            from callgate.tools.http_client import Web
+
+            self._web = Web()
+        return self._web
+
+    async def open(self) -> None:
+        """Open what lies in files. Where that fails nothing is served: what was promised could not be kept."""
+        ledger = ledger_of(self._config)
+        self.ledger = ledger or NoLedger()
+        self.limiter = limiter_of(self._config, ledger)
+        self.keys = key_store_of(self._config)
+        if ledger is not None and ledger.found_unknown:
+            audit.warning("tool_runs_unfinished", count=ledger.found_unknown)
+
+    async def close(self) -> None:
+        if self._web is not None:
+            await self._web.close()
+        await self.processes.close()
+        self.threads.close()
+        await self.limiter.close()
+        await self.ledger.close()
+        if self.keys is not None:
+            self.keys.close()
+
+
+def _report_source(servers: ToolServers, status: SourceStatus) -> None:
+    match status.state:
+        case SourceState.READY:
+            servers.ready(status.name, status.kind)
+        case SourceState.DOWN:
+            servers.down(status.name, status.kind, status.error, status.failures)
+        case _:
+            return
+
+
+def _log_approval(settled: SettledApproval) -> None:
+    """One line for each call that waited for approval, whatever came of it. Its arguments are there as their hash."""
+    asked = settled.asked
+    audit.info(
+        "approval_settled",
+        decision=str(settled.decision),
+        by=settled.by or None,
+        reason=settled.reason or None,
+        approval=asked.id,
+        tool=asked.tool.name,
+        hash=asked.hash,
+        caller=asked.caller,
+        run_id=asked.run_id,
+        call_id=asked.call.id,
+    )
