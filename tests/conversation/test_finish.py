@@ -30,7 +30,7 @@ def findings(*reasons: str, calls: bool = True, from_text: bool = False, **rest:
         ("MALFORMED_FUNCTION_CALL", FinishClass.ERROR),
         ("network-error", FinishClass.ERROR),
         ("done_ok", FinishClass.STOP),
-        ("lengthy", FinishClass.STOP),
+        ("plenty", FinishClass.STOP),
     ],
 )
 def test_reasons_are_put_into_classes_whatever_their_spelling(reason, kind):

@@ -51,6 +51,8 @@ class Arguments(msgspec.Struct, frozen=True, gc=False):
 
     value: dict[str, Any]
     repaired: bool = False
+    absent: bool = False
+    """Nothing was written, or `null`. Whether that means `{}` depends on how the turn ended."""
 
 
 class ArgumentsError(ValueError):
@@ -97,6 +99,7 @@ class Fragments:
         "_room",
         "_seen",
         "_snapshots",
+        "_snapshots_proven",
         "_watch",
         "too_large",
     )
@@ -113,6 +116,7 @@ class Fragments:
         self._last: str | None = None
         self._snapshots = 0
         """How many fragments that are not blank began with the one before; -1 once one did not."""
+        self._snapshots_proven = False
         self._watch: _Watch | None = None
         self._seen: Arguments | None = None
         self._looks = MAX_LOOKS
@@ -136,6 +140,10 @@ class Fragments:
             self._join_pieces()
         if self._watch is not None or self._seen is not None:
             self._watched(fragment)
+
+    def is_blank(self) -> bool:
+        """Whether nothing but blanks or `null` was written."""
+        return not self._others and "".join(self._all()).strip() in ("", "null")
 
     def text(self) -> str:
         """All of it as the model wrote it; an object that came in the place of text, as JSON."""
@@ -162,7 +170,16 @@ class Fragments:
         """The last fragment alone, where each repeats what came before. Reading it costs no more than sending it did."""
         if self._others or self._last is None or self._snapshots < MIN_SNAPSHOTS:
             return None
-        value = _object_in(join_halves(self._last)) if self._last.rstrip().endswith("}") else None
+        if not self._last.rstrip().endswith("}"):
+            return None
+        if not self._snapshots_proven:
+            try:
+                read_json("".join(self._all()))
+            except JsonFault as fault:
+                self._snapshots_proven = not fault.cut
+            if not self._snapshots_proven:
+                return None
+        value = _object_in(join_halves(self._last))
         return None if value is None else Arguments(value, repaired=True)
 
     def _closed(self) -> Arguments | None:
@@ -252,7 +269,7 @@ def _size(text: str) -> int:
 
 def _read_text(text: str, last_snapshot: str | None = None) -> Arguments:
     if not text or text.isspace():
-        return Arguments({})
+        return Arguments({}, absent=True)
     try:
         value = read_json(text)
     except JsonFault as fault:
@@ -261,7 +278,7 @@ def _read_text(text: str, last_snapshot: str | None = None) -> Arguments:
             raise _unreadable(text, fault) from None
         return Arguments(repaired, repaired=True)
     if value is None:
-        return Arguments({})
+        return Arguments({}, absent=True)
     if isinstance(value, dict):
         return Arguments(value)
     if isinstance(value, str):
@@ -291,8 +308,11 @@ def _inside_strings(text: str) -> dict[str, Any]:
 
 def _repaired(text: str, fault: JsonFault, last_snapshot: str | None) -> dict[str, Any] | None:
     """The object that was meant, if exactly one slip explains the text. One repair is made, never two."""
-    if last_snapshot is not None and (snapshot := _object_in(join_halves(last_snapshot))) is not None:
-        return snapshot
+    # Where all fragments together are the beginning of a JSON text, each object that begins like the text stands inside it.
+    if last_snapshot is not None and not fault.cut:
+        snapshot = _object_in(join_halves(last_snapshot))
+        if snapshot is not None:
+            return snapshot
     if fault.expected == NOTHING_MORE:
         return _repeated(text)
     if fenced := _FENCE.fullmatch(text):

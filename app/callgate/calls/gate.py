@@ -33,6 +33,12 @@ class FoundCall(msgspec.Struct, frozen=True, gc=False):
     repaired: bool = False
     only_text: bool = False
     from_text: bool = False
+    in_order: bool = True
+    """The body of the answer ended with its end mark."""
+    ended: bool = True
+    """It did, and the provider had said `stop` or `tool_calls` with the call's last fragment or after it."""
+    reason_came_before: bool = False
+    """The provider had given a finish reason before the call's last fragment, so that one proves nothing."""
     unwrapped: bool = False
     """It was one of several inside a wrapper, where names always carry a namespace."""
     extras: Mapping[str, Any] = msgspec.field(default_factory=dict)
@@ -80,7 +86,7 @@ def _settled(call: FoundCall, offer: Offer, failure: Flaw | None, *, being_writt
         arguments = call.read()
     except ArgumentsError as error:
         return _broken(call, known.name, error.flaw, error.problem)
-    if being_written and (problem := _was_cut(arguments.value, tool)):
+    if problem := _was_cut(call, arguments, tool, being_written=being_written):
         return _broken(call, known.name, Flaw.TRUNCATED, problem)
     value = _as_declared(arguments.value, tool, only_text=call.only_text)
     if tool.check is not None and (problem := tool.check(value)) is not None:
@@ -99,7 +105,7 @@ def _settled(call: FoundCall, offer: Offer, failure: Flaw | None, *, being_writt
 
 def _settled_custom(call: FoundCall, name: str, *, being_written: bool) -> Call:
     """Free text is whole unless the answer was cut off in it; what it means is for the client whose tool it is."""
-    if being_written:
+    if being_written or not call.in_order or (not call.ended and not call.text().strip()):
         return _broken(call, name, Flaw.TRUNCATED)
     return ReadyCall(call.id, name, {}, sound_text(call.text()), call.findings, call.extras, custom=True)
 
@@ -130,10 +136,21 @@ def _told_by_arguments(call: FoundCall) -> FlawDetail | None:
     return None
 
 
-def _was_cut(value: dict[str, Any], tool: OfferedTool) -> FlawDetail | None:
-    """Some servers close what the length limit cut, so a healed object shows only by what it lacks."""
+def _was_cut(call: FoundCall, arguments: Arguments, tool: OfferedTool, *, being_written: bool) -> FlawDetail | None:
+    """What shows that a call was cut off although what came of its arguments makes an object.
+
+    Nothing written is `{}` only where the provider ended the turn in order. Where it gives a reason with every chunk and
+    the body broke off, more may have been to follow. Under the length limit some servers close what it cut, so that a
+    healed object shows only by what it lacks.
+    """
+    value, declared = arguments.value, tool.parameters.get("properties")
+    if not call.ended:
+        may_go_on = arguments.repaired or (not value and declared)
+        if arguments.absent or (call.reason_came_before and not call.in_order and may_go_on):
+            return FlawDetail(expected="arguments", got="none", note="the answer was cut off before they came")
+    if not being_written:
+        return None
     note = "the answer had become too long while this call was being written"
-    declared = tool.parameters.get("properties")
     if not value and declared:
         return FlawDetail(expected="arguments", got="{}", note=note)
     required = tool.parameters.get("required")
@@ -166,6 +183,9 @@ def _unwrapped(call: FoundCall, offer: Offer, new_id: Callable[[], str]) -> Sequ
             kept,
             repaired=wrapper.repaired,
             from_text=call.from_text,
+            in_order=call.in_order,
+            ended=call.ended,
+            reason_came_before=call.reason_came_before,
             unwrapped=True,
             extras={} if place else call.extras,
         )

@@ -4,7 +4,7 @@ Providers leave out, repeat, renumber and rename what tells calls apart; rules I
 what is made of it. Whether a call that was gathered is whole is `callgate.calls.gate`'s business.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from callgate.calls.arguments import ArgumentsError, Fragments, read_arguments
 from callgate.calls.gate import FoundCall
 from callgate.calls.json_text import canonical, same_json, sound_text
+from callgate.calls.names import resolve_name
 from callgate.calls.offer import Offer
 from callgate.calls.states import Finding, Flaw
 from callgate.conversation.events import CallDelta, CallWritten
@@ -45,9 +46,18 @@ class CallAssembler:
         self._written: dict[tuple[str, str | None], dict[str | None, Fragments]] = {}
         self._legacy: Fragments | None = None
         self._legacy_names: list[str] = []
+        self._legacy_reasons_before = 0
         self._taken: set[str] = set()
+        self._reasons = self._last_orderly = 0
+        """How many finish reasons have come, and which of them was the last of class stop or tool_calls."""
         self.read_from_text = False
         """A call was written in the model's text."""
+
+    def note_reason(self, *, orderly: bool) -> None:
+        """Note that a finish reason came, and whether it says that the turn ended in order."""
+        self._reasons += 1
+        if orderly:
+            self._last_orderly = self._reasons
 
     # -- fragments
 
@@ -59,6 +69,7 @@ class CallAssembler:
                 return
             call = self._candidate(None, delta.index) or self._open(delta, _Given())
             call.arguments.add(arguments)
+            call.reasons_before = self._reasons
         elif delta.legacy:
             self._legacy_piece(delta.name, arguments)
         else:
@@ -71,9 +82,12 @@ class CallAssembler:
         fate = _Fate.OPENS if candidate is None else self._fate(candidate, delta, given, arguments)
         if candidate is None or fate is _Fate.OPENS:
             call = self._open(delta, given)
+            if candidate is not None:
+                self._relate(call, candidate, both_indexes=delta.index is not None and candidate.index is not None)
         else:
             call = candidate
             self._identify(call, given)
+        call.reasons_before = self._reasons
         if arguments is not None and fate is not _Fate.RESENT:
             call.arguments.add(arguments)
         if delta.extras:
@@ -97,6 +111,15 @@ class CallAssembler:
             self._by_index[call.index] = call
         self._identify(call, given)
         return call
+
+    def _relate(self, call: "_Gathering", before: "_Gathering", *, both_indexes: bool) -> None:
+        """Note what a call may have to do with the one it was told apart from: the same sent once more, or the same again where ids change, or names grow, with every piece."""
+        call.may_be_resent = call.id is not None and call.id == before.id
+        name, known = call.name or "", before.name or ""
+        if both_indexes and call.index != before.index:
+            return
+        if name.startswith(known) or any(tool.startswith(known + name) for tool in self._offer):
+            call.may_continue = before
 
     def _identify(self, call: "_Gathering", given: "_Given") -> None:
         """A call takes the first id that comes for it; any other after that makes its id doubtful."""
@@ -166,10 +189,11 @@ class CallAssembler:
             name=call.name or None, id=given.id, id_usable=given.usable, extras=call.extras, custom=call.custom
         )
         gathering.arguments.add(call.arguments)
+        gathering.reasons_before = self._reasons
         gathering.written = replace(call, arguments=None) if gathering.arguments.too_large else call
         if call.from_text:
             self.read_from_text = True
-        elif given.id is not None and self._was_written(given.id, call.name, gathering.arguments):
+        elif given.id is not None and self._was_written(given.id, self._meant(call.name), gathering.arguments):
             self._noticed[Finding.DUPLICATE_CALL_DROPPED] = None
             return
         self._calls.append(gathering)
@@ -195,16 +219,68 @@ class CallAssembler:
         if name:
             self._legacy_names.append(name)
         self._legacy.add(arguments)
+        self._legacy_reasons_before = self._reasons
 
     # -- the calls that were found
 
-    def found(self) -> list[FoundCall]:
+    def found(self, *, in_order: bool = True) -> list[FoundCall]:
+        """The calls that came. `in_order` says that the body of the answer ended with its end mark."""
         if not self._calls and self._legacy is not None:
             name = "".join(self._legacy_names) or None
-            return [FoundCall(self.new_id(), name, self._legacy, (Finding.LEGACY_FUNCTION_CALL,))]
-        return [self._found_call(call) for call in self._calls]
+            legacy = _Gathering(name, arguments=self._legacy, reasons_before=self._legacy_reasons_before)
+            return [replace(self._found_call(legacy, in_order), findings=(Finding.LEGACY_FUNCTION_CALL,))]
+        self._doubt_unwritten()
+        return [self._found_call(call, in_order) for call in self._without_resent(self._one_origin())]
 
-    def _found_call(self, call: "_Gathering") -> FoundCall:
+    def _one_origin(self) -> Sequence["_Gathering"]:
+        """The calls without those read from text where others came natively: a server that reads its model's text sends
+        both, and no call may run twice."""
+        native = [call for call in self._calls if call.written is None or not call.written.from_text]
+        if self.read_from_text and native:
+            self._noticed[Finding.DUPLICATE_CALL_DROPPED] = None
+            return native
+        return self._calls
+
+    def _without_resent(self, calls: Sequence["_Gathering"]) -> Sequence["_Gathering"]:
+        """The calls without those that came before with the same id, name and arguments."""
+        if not any(call.may_be_resent for call in calls):
+            return calls
+        kept: list[_Gathering] = []
+        spellings: dict[tuple[str | None, str | None], set[str]] = {}
+        for call in calls:
+            known = spellings.setdefault((call.id, self._meant(call.name)), set())
+            spelling = _told_apart_by(call.arguments)
+            if call.may_be_resent and spelling in known:
+                self._noticed[Finding.DUPLICATE_CALL_DROPPED] = None
+            else:
+                known.add(spelling)
+                kept.append(call)
+        return kept
+
+    def _meant(self, name: str | None) -> str | None:
+        known = resolve_name(name, self._offer) if name else None
+        return known.name if known else name
+
+    def _doubt_unwritten(self) -> None:
+        """Where one call may be the next piece of another, those without arguments are not run: what they lack may be
+        what the others have."""
+        written: set[int] = set()
+        """Those with arguments, and those that may continue one that has them."""
+        for call in self._calls:
+            before = call.may_continue
+            if before is None:
+                if not call.arguments.is_blank():
+                    written.add(id(call))
+                continue
+            if before.arguments.is_blank():
+                before.doubtful = True
+            if not call.arguments.is_blank():
+                written.add(id(call))
+            elif id(before) in written:
+                call.doubtful = True
+                written.add(id(call))
+
+    def _found_call(self, call: "_Gathering", in_order: bool) -> FoundCall:
         written = call.written
         from_text = written is not None and written.from_text
         id_, repaired = self._free_id(call)
@@ -219,6 +295,9 @@ class CallAssembler:
             repaired=written is not None and written.repaired,
             only_text=written is not None and written.only_text,
             from_text=from_text,
+            in_order=in_order,
+            ended=from_text or (in_order and self._last_orderly > call.reasons_before),
+            reason_came_before=call.reasons_before > 0 and not from_text,
             extras=call.extras,
             custom=call.custom,
         )
@@ -274,12 +353,21 @@ class _Gathering:
     written: CallWritten | None = None
     """Where it came in one piece."""
     custom: bool = False
+    reasons_before: int = 0
+    """How many finish reasons had come before its last fragment."""
+    may_be_resent: bool = False
+    """Its id came before."""
+    may_continue: "_Gathering | None" = None
+    """A call of which it may be the next piece, though its name or id says that it is another."""
+    doubtful: bool = False
 
 
 def _flaw_of(call: _Gathering) -> Flaw | None:
     """What is wrong with a call whatever its arguments say: of too large ones there is only the beginning left."""
     if call.arguments.too_large:
         return Flaw.ARGUMENTS_TOO_LARGE
+    if call.doubtful:
+        return Flaw.TRUNCATED
     return call.written.flaw if call.written else None
 
 

@@ -4,6 +4,7 @@ A finish reason is a witness, not a gate. It is put into one of five classes, co
 and every disagreement is a finding. Only a turn that the provider did not finish is a failure, and runs nothing.
 """
 
+import re
 from collections.abc import Sequence
 from enum import IntEnum
 
@@ -38,15 +39,31 @@ _WORDS = {
     ),
 }
 _CLASSES = {word: kind for kind, words in _WORDS.items() for word in words.split()}
+_SUBJECTS = [
+    (
+        FinishClass.ERROR,
+        re.compile("error|fail|malform|invalid|abort|cancel|timeout|interrupt|insufficient|overload|unavailable"),
+    ),
+    (
+        FinishClass.CONTENT_FILTER,
+        re.compile("safety|spii|block|prohibit|filter|recitation|refus|toxic|sensitive|guardrail|policy"),
+    ),
+    (FinishClass.LENGTH, re.compile("max|length|limit|truncat|context")),
+]
+"""What the words that are in no list speak of, the gravest first."""
 _STANDARD = frozenset({"stop", "length", "tool_calls", "content_filter", "function_call"})
 
 
 def classify(reason: str) -> FinishClass:
-    """The class of a finish reason as a provider wrote it; one that nobody has heard of counts as stop."""
+    """The class of a finish reason as a provider wrote it. An unknown word counts by what it speaks of, else as stop."""
     known = _CLASSES.get(reason)
-    if known is not None:
-        return known
-    return _CLASSES.get(reason.lower().replace("-", "_"), FinishClass.STOP)
+    if known is None:
+        word = reason.lower().replace("-", "_")
+        known = _CLASSES.get(word)
+        if known is None:
+            word = re.sub(r"[\W_]+", "", word)
+            known = next((kind for kind, subject in _SUBJECTS if subject.search(word)), FinishClass.STOP)
+    return known
 
 
 class Finish(msgspec.Struct, frozen=True, gc=False):

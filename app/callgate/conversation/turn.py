@@ -33,7 +33,7 @@ from callgate.conversation.events import (
     ThinkingBlock,
     Usage,
 )
-from callgate.conversation.finish import FinishClass, finish_findings, judge_finish
+from callgate.conversation.finish import FinishClass, classify, finish_findings, judge_finish
 
 MAX_NAME = 64
 """What providers allow for a function name in the history."""
@@ -106,7 +106,7 @@ class TurnBuilder:
         """The turn, its calls settled. `end` is how the body of the answer ended."""
         finish = judge_finish(self._reasons, end, error=self._error is not None)
         calls = settle(
-            self._calls.found(),
+            self._calls.found(in_order=end is StreamEnd.DONE),
             self._offer,
             failure=finish.failure,
             at_length=finish.winner is FinishClass.LENGTH,
@@ -152,8 +152,11 @@ class TurnBuilder:
         return sound_text(native + told.get("text", ""))
 
     def _finished(self, event: Finished) -> None:
-        if event.reason and event.reason not in self._reasons:
+        if not event.reason:
+            return
+        if event.reason not in self._reasons:
             self._reasons.append(event.reason)
+        self._calls.note_reason(orderly=classify(event.reason) <= FinishClass.TOOL_CALLS)
 
     def _used(self, event: Usage) -> None:
         self._usage = event.counts
