@@ -275,11 +275,19 @@ async def test_a_stream_that_breaks_off_in_a_call_runs_nothing(upstream, lanes, 
     assert all(isinstance(call, BrokenCall) for call in turn.calls)
 
 
-async def test_a_stream_that_ends_behind_its_reason_is_whole(upstream, lanes):
-    everything = stream_of(begun("now"), *stopped("tool_use"))
+@pytest.mark.parametrize(
+    "call, kind",
+    [
+        (begun("fs_write", {"path": "/a", "mode": "w"}), ReadyCall),
+        (begun("now"), BrokenCall),
+    ],
+    ids=["written", "without arguments"],
+)
+async def test_of_a_stream_that_ends_behind_its_reason_the_written_calls_are_whole(upstream, lanes, call, kind):
+    everything = stream_of(call, *stopped("tool_use"))
     upstream.script(MODEL, [replace(everything, chunks=everything.chunks[:-1])])
     turn, broke, _ = await heard(lanes()[0], asked(True))
-    assert [type(call) for call in turn.calls] == [ReadyCall]
+    assert [type(call) for call in turn.calls] == [kind]
     assert broke is not None
     assert not broke.transport_error
 

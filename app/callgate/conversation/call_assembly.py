@@ -52,6 +52,8 @@ class CallAssembler:
         """How many finish reasons have come, and which of them was the last of class stop or tool_calls."""
         self.read_from_text = False
         """A call was written in the model's text."""
+        self.text_is_damaged = False
+        """Some of the text could not be read and stands in it as U+FFFD."""
 
     def note_reason(self, *, orderly: bool) -> None:
         """Note that a finish reason came, and whether it says that the turn ended in order."""
@@ -291,7 +293,7 @@ class CallAssembler:
             call.name,
             written.arguments if from_text and written and isinstance(written.arguments, dict) else call.arguments,
             (Finding.ID_REPAIRED,) if repaired else (),
-            flaw=_flaw_of(call),
+            flaw=_flaw_of(call, text_is_damaged=self.text_is_damaged),
             repaired=written is not None and written.repaired,
             only_text=written is not None and written.only_text,
             from_text=from_text,
@@ -362,13 +364,17 @@ class _Gathering:
     doubtful: bool = False
 
 
-def _flaw_of(call: _Gathering) -> Flaw | None:
+def _flaw_of(call: _Gathering, *, text_is_damaged: bool) -> Flaw | None:
     """What is wrong with a call whatever its arguments say: of too large ones there is only the beginning left."""
     if call.arguments.too_large:
         return Flaw.ARGUMENTS_TOO_LARGE
     if call.doubtful:
         return Flaw.TRUNCATED
-    return call.written.flaw if call.written else None
+    if call.written is None:
+        return None
+    if text_is_damaged and call.written.from_text and "\ufffd" in f"{call.name}{call.arguments.text()}":
+        return call.written.flaw or Flaw.INVALID_JSON
+    return call.written.flaw
 
 
 def _told_apart_by(arguments: Fragments) -> str:

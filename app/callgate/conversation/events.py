@@ -39,6 +39,10 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
     text: str
 
 
+class CharactersLost(msgspec.Struct, frozen=True, gc=False):
+    """Some of the text that came before this could not be read, and stands in it as U+FFFD. No part of the answer itself."""
+
+
 class ReasoningDelta(msgspec.Struct, frozen=True, gc=False):
     text: str
     source: Literal["reasoning_content", "reasoning", "thinking", "text"] = "reasoning_content"
@@ -126,6 +130,7 @@ ModelEvent: TypeAlias = (
     ProviderHead
     | PromptedCalling
     | TextDelta
+    | CharactersLost
     | ReasoningDelta
     | CallDelta
     | CallWritten

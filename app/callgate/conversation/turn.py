@@ -19,6 +19,7 @@ from callgate.conversation.call_assembly import CallAssembler
 from callgate.conversation.events import (
     CallDelta,
     CallWritten,
+    CharactersLost,
     ChoiceIgnored,
     ExtraField,
     Finished,
@@ -139,6 +140,9 @@ class TurnBuilder:
     def _written(self, event: CallWritten) -> None:
         self._calls.add_written(event)
 
+    def _lost(self, event: CharactersLost) -> None:
+        self._calls.text_is_damaged = True
+
     def _reason(self, event: ReasoningDelta) -> None:
         self._reasoning.setdefault(event.source, []).append(event.text)
 
@@ -193,6 +197,7 @@ class TurnBuilder:
 _TAKEN: dict[type, Callable[[TurnBuilder, Any], None]] = {
     ReasoningDelta: TurnBuilder._reason,  # noqa: SLF001 - the rest of the class
     CallWritten: TurnBuilder._written,  # noqa: SLF001
+    CharactersLost: TurnBuilder._lost,  # noqa: SLF001
     Finished: TurnBuilder._finished,  # noqa: SLF001
     Usage: TurnBuilder._used,  # noqa: SLF001
     ProviderHead: TurnBuilder._answer_head,  # noqa: SLF001

@@ -4,6 +4,7 @@ Bytes go in as the network cuts them. Out come the events that have ended: as th
 retry times (`events`), or as the bytes they came in (`whole`). One reader is read in one of these ways.
 """
 
+import re
 from dataclasses import dataclass
 
 BOM = b"\xef\xbb\xbf"
@@ -27,6 +28,12 @@ class Event:
     data: bytes = b""
     id: str | None = None
     retry: int | None = None
+
+
+class ErrorEvent(bytes):
+    """The data of an event that says by its name that it reports an error."""
+
+    __slots__ = ()
 
 
 class EventStreamReader:
@@ -158,7 +165,10 @@ def payloads_in(events: bytes) -> list[bytes]:
 
 
 def payload_of(event: bytes) -> bytes | None:
-    """The data of one event; None where it has none, as a comment has none. Empty lines before the first word are dropped."""
+    """The data of one event; None where it has none, as a comment has none. Empty lines before the first word are dropped.
+
+    The data of an event that calls itself an error (`event: error`) is an `ErrorEvent`.
+    """
     if event.startswith(b"data: ") and b"\n" not in event:
         return event[6:] or None
     values = [
@@ -166,7 +176,13 @@ def payload_of(event: bytes) -> bytes | None:
     ]
     while values and not values[0]:
         del values[0]
-    return b"\n".join(values) if values else None
+    if not values:
+        return None
+    is_error = b"event" in event and _ERROR_EVENT.search(event) is not None
+    return (ErrorEvent if is_error else bytes)(b"\n".join(values))
+
+
+_ERROR_EVENT = re.compile(rb"^event: ?[^\n]*(?:error|exception|fail)", re.MULTILINE | re.IGNORECASE)
 
 
 def looks_like_keep_alive(payload: bytes) -> bool:

@@ -4,12 +4,15 @@ Whatever comes is read as far as it makes sense: keys may be missing or null, li
 where a delta should. Nothing raises here, and nothing is made up; what is wrong with a call is the gate's business.
 """
 
+import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from callgate.conversation.events import (
     CallDelta,
     CallWritten,
+    CharactersLost,
     ChoiceIgnored,
     ExtraField,
     Finished,
@@ -22,18 +25,19 @@ from callgate.conversation.events import (
     ThinkingBlock,
     Usage,
 )
+from callgate.conversation.finish import FinishClass, classify
 
 EXTRAS = frozenset({"extra_content", "provider_specific_fields"})
 """Fields of a call that hold signatures and must go back on it."""
 
 
 class ChunkReader:
-    """Reads the chunks of one stream. It keeps what a chunk cannot say alone: whether the head was told, and half a
+    """Reads the chunks of one stream. It keeps what a chunk cannot say alone: whether the head was sent, and half a
     character that a proxy cut off at the end of a chunk."""
 
     def __init__(self, choice: int = 0) -> None:
         self._choice = choice
-        self._head_told = False
+        self._head_sent = False
         self._half = ""
 
     @property
@@ -45,17 +49,20 @@ class ChunkReader:
         """What one chunk brought, in order."""
         events: list[ModelEvent] = []
         if not isinstance(chunk, dict):
-            return events
-        if not self._head_told and (head := _head(chunk)) is not None:
-            self._head_told = True
+            return _no_object(chunk)
+        if not self._head_sent and (head := _head(chunk)) is not None:
+            self._head_sent = True
             events.append(head)
         choices = chunk.get("choices")
         if isinstance(choices, list):
             for place, choice in enumerate(choices):
                 if isinstance(choice, dict):
                     self._read_choice(choice, place, events)
-        if chunk.get("error"):
-            events.append(_error(chunk["error"]))
+            if len(choices) > 1:
+                # A reason ends what stands in its chunk, in whichever of its entries.
+                events.sort(key=lambda event: type(event) is Finished)
+        if (error := _error_in(chunk)) is not None:
+            events.append(error)
         if usage := chunk.get("usage"):
             events += _usage(usage)
         return events
@@ -63,12 +70,14 @@ class ChunkReader:
     def finish(self) -> list[ModelEvent]:
         """What was held back when the stream ended: half a character that never got its other half."""
         held, self._half = self._half, ""
-        return [TextDelta("\ufffd")] if held else []
+        return [TextDelta("\ufffd"), CharactersLost()] if held else []
 
     def _read_choice(self, choice: dict[str, Any], place: int, events: list[ModelEvent]) -> None:
         index = choice.get("index")
         if type(index) is not int:
-            index = place
+            index = _whole_number(index)
+            if index is None:
+                index = place
         if index != self._choice:
             events.append(ChoiceIgnored(index))
             return
@@ -84,9 +93,12 @@ class ChunkReader:
             if not value:
                 continue
             if key == "content" and isinstance(value, str):
-                text = self._sound(value) if self._half or not value.isascii() else value
-                if text:
+                if value.isascii() and not self._half:
+                    events.append(TextDelta(value))
+                elif text := self._sound(value):
                     events.append(TextDelta(text))
+                    if text.count("\ufffd") > value.count("\ufffd"):
+                        events.append(CharactersLost())
             elif key == "tool_calls":
                 events += map(_call_delta, _entries(value))
             elif key == "function_call":
@@ -96,7 +108,7 @@ class ChunkReader:
                     )
             elif key == "reasoning" and delta.get("reasoning_content"):
                 continue  # the same words under two names
-            elif key != "role":
+            elif key not in ("role", "error"):
                 _read_field(key, value, events)
 
     def _sound(self, text: str) -> str:
@@ -118,23 +130,23 @@ def read_completion(body: object, choice: int = 0) -> list[ModelEvent]:
     """What a whole answer brought: a `chat.completion` body, or one of its choices alone."""
     events: list[ModelEvent] = []
     if not isinstance(body, dict):
-        return events
+        return _no_object(body)
     if (head := _head(body)) is not None:
         events.append(head)
     choices = body.get("choices") if "choices" in body else [body]
     for place, one in enumerate(choices if isinstance(choices, list) else ()):
         if isinstance(one, dict):
             _read_whole_choice(one, place, choice, events)
-    if body.get("error") and "choices" in body:
-        events.append(_error(body["error"]))
+    if ("choices" in body or not body.get("error")) and (error := _error_in(body)) is not None:
+        events.append(error)
     if (usage := body.get("usage")) and "choices" in body:
         events += _usage(usage)
     return events
 
 
 def _read_whole_choice(one: dict[str, Any], place: int, wanted: int, events: list[ModelEvent]) -> None:
-    index = one.get("index")
-    if type(index) is not int:
+    index = _whole_number(one.get("index"))
+    if index is None:
         index = place
     if index != wanted:
         events.append(ChoiceIgnored(index))
@@ -158,7 +170,7 @@ def _read_message(message: dict[str, Any], events: list[ModelEvent]) -> None:
                 events.append(CallWritten(_text(value.get("name")), value.get("arguments"), legacy=True))
         elif key == "reasoning" and message.get("reasoning_content"):
             continue
-        elif key != "role":
+        elif key not in ("role", "error"):
             _read_field(key, value, events)
 
 
@@ -213,8 +225,9 @@ _FIELDS: Final[dict[str, Callable[[Any], Iterator[ModelEvent]]]] = {
 
 
 def _call_delta(entry: dict[str, Any]) -> CallDelta:
-    function, index = entry.get("function"), entry.get("index")
-    place = index if type(index) is int else None
+    function, place = entry.get("function"), entry.get("index")
+    if place is not None and type(place) is not int:
+        place = _whole_number(place)
     if not isinstance(function, dict):
         custom = entry.get("custom")
         if isinstance(custom, dict):
@@ -236,6 +249,20 @@ def _written(entry: dict[str, Any]) -> CallWritten:
         function = {}
     name, arguments = _text(function.get("name")), function.get("arguments")
     return CallWritten(name, arguments, _id(entry.get("id")), extras=_extras(entry))
+
+
+def _whole_number(value: Any) -> int | None:
+    """The number that an index is; some write it as a string, or with a fraction of nought."""
+    if type(value) is int:
+        return value
+    if isinstance(value, str) and len(value) <= MAX_INDEX and _WHOLE.fullmatch(value):
+        return int(float(value))
+    return int(value) if isinstance(value, float) and value.is_integer() else None
+
+
+_WHOLE = re.compile(r"\s*[+-]?[0-9]+(?:\.0*)?\s*", re.ASCII)
+MAX_INDEX = 20
+"""Characters of an index; one that is longer counts nothing."""
 
 
 def _id(value: Any) -> str | int | float | None:
@@ -266,19 +293,32 @@ def _read_rest(choice: dict[str, Any], events: list[ModelEvent]) -> None:
     """What stands beside the message, in an order that lets calls come before the reason they finished for."""
     if isinstance(logprobs := choice.get("logprobs"), dict) and logprobs:
         events.append(Logprobs(logprobs))
-    if reason := _reason(choice):
-        events.append(Finished(reason))
-    if choice.get("error"):
-        events.append(_error(choice["error"]))
+    events += map(Finished, _reasons(choice))
+    if error := choice.get("error"):
+        events.append(_error(error))
+    for said in (choice.get("delta"), choice.get("message")):
+        if isinstance(said, dict) and (error := said.get("error")):
+            events.append(_error(error))
     if usage := choice.get("usage"):
         events += _usage(usage)
 
 
-def _reason(choice: dict[str, Any]) -> str | None:
-    """The finish reason as the provider wrote it; litellm keeps that aside where it put another in its place."""
+def _reasons(choice: dict[str, Any]) -> list[str]:
+    """The finish reason as the provider wrote it; litellm keeps that aside where it put another in its place. A router may
+    give the reason of the provider behind it beside its own: it counts where it is the graver one."""
     aside = choice.get("provider_specific_fields")
-    native = _text(aside.get("native_finish_reason")) if isinstance(aside, dict) else None
-    return native or _text(choice.get("finish_reason"))
+    reason = (_text(aside.get("native_finish_reason")) if isinstance(aside, dict) else None) or _word(
+        choice.get("finish_reason")
+    )
+    native = _text(choice.get("native_finish_reason"))
+    if native and (kind := classify(native)) >= FinishClass.LENGTH and (not reason or kind > classify(reason)):
+        return [reason, native] if reason else [native]
+    return [reason] if reason else []
+
+
+def _word(value: Any) -> str | None:
+    """A reason is a word; an object or a list in its place is read for what it speaks of."""
+    return json.dumps(value) if value and isinstance(value, dict | list) else _text(value)
 
 
 def _head(body: dict[str, Any]) -> ProviderHead | None:
@@ -286,6 +326,39 @@ def _head(body: dict[str, Any]) -> ProviderHead | None:
     if id_ is None and model is None:
         return None
     return ProviderHead(id_, model, _text(body.get("system_fingerprint")), _text(body.get("service_tier")))
+
+
+def _error_in(body: dict[str, Any]) -> ProviderError | None:
+    """The error that a chunk or a body reports, in whichever of the shapes that servers have for it."""
+    if error := body.get("error"):
+        return _error(error)
+    if body.get("object") == "chat.completion.chunk" and body.get("choices"):
+        return None
+    status = body.get("base_resp")  # MiniMax
+    if isinstance(status, dict) and status.get("status_code"):
+        return _error({"message": status.get("status_msg"), **status})
+    kind = body.get("object") or body.get("type")
+    if isinstance(kind, str) and "error" in kind.lower():
+        return _error(body)
+    if body.get("choices") or isinstance(body.get("message"), dict) or isinstance(body.get("delta"), dict):
+        return None
+    for name in ERRORS:
+        if said := body.get(name):
+            return _error(said if isinstance(said, dict) else {**body, "message": body.get("message") or said})
+    return _error(body) if "message" in body and ("code" in body or body["message"]) else None
+
+
+ERRORS: Final = ("detail", "details", "errors", "fault", "exception", "error_message", "error_code", "error_msg")
+"""Fields that are there only in bodies that report an error. Apart from `error` they count where no answer is beside them."""
+
+
+def _no_object(value: object) -> list[ModelEvent]:
+    """Something else than an object where an answer, or a chunk of one, was due."""
+    if isinstance(value, list):  # Google writes errors so
+        return [error for one in value if isinstance(one, dict) and (error := _error_in(one)) is not None]
+    if isinstance(value, str) and classify(value) is FinishClass.ERROR:
+        return [_error(value)]
+    return []
 
 
 def _error(error: Any) -> ProviderError:

@@ -3,6 +3,7 @@
 The request's messages and tools go on as the bytes they came as; of the answer every chunk is read once, by `chunks`.
 """
 
+import codecs
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -16,7 +17,7 @@ from callgate.conversation import raw_json as late
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import ModelEvent, ProviderError, ProviderHead
 from callgate.conversation.ports import Message, ModelAnswer, ModelRequest
-from callgate.http.event_stream import BOM, EventStreamReader, EventTooLarge, looks_like_keep_alive
+from callgate.http.event_stream import BOM, ErrorEvent, EventStreamReader, EventTooLarge, looks_like_keep_alive
 from callgate.http.interface import Client, Deadlines, Response, TransportError
 from callgate.upstream import errors
 from callgate.upstream.chunks import ChunkReader, read_completion
@@ -268,6 +269,9 @@ class _StreamedBody:
             if framed is not None and not self._chunks.holds_half:
                 events += framed
                 continue
+            if type(payload) is ErrorEvent:
+                events += reported(payload)
+                continue
             if payload == DONE or payload.strip() == DONE:
                 self.done = True
                 events += self._chunks.finish()
@@ -285,6 +289,16 @@ class _StreamedBody:
                 self._frame.learn(payload, found, _read_alone)
                 events.extend(found)
         return events
+
+
+def reported(payload: bytes) -> Sequence[ModelEvent]:
+    """What an event says that calls itself an error, whatever its shape."""
+    try:
+        body = read_json(payload)
+    except ValueError:
+        body = payload.decode("utf-8", "replace")
+    found = [event for event in ChunkReader().read(body) if isinstance(event, ProviderError)]
+    return found or ChunkReader().read({"error": body or "the provider reported an error"})
 
 
 def _read_alone(payload: bytes) -> Sequence[ModelEvent]:
@@ -326,9 +340,22 @@ def read_json(text: bytes) -> Any:
     if len(text) > JSON_BYTES:
         raise ValueError("too long to be read tolerantly")
     try:
-        return json.loads(text.decode("utf-8", "replace"))
+        return json.loads(text.decode("utf-8", UNREADABLE))
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def _half_pair(error: UnicodeError) -> tuple[str, int]:
+    """Half a surrogate pair for bytes that are no UTF-8: nothing takes it for a character, and a call with it is broken.
+    Two halves where the first could find its other half in what stands before it."""
+    assert isinstance(error, UnicodeDecodeError)
+    before = error.object[max(error.start - 6, 0) : error.start]
+    alone = not (before.endswith(b'"') or before[:2] in (b"\\u", b"\\U"))
+    return ("\udfff" if alone else "\udfff\udfff"), error.end
+
+
+UNREADABLE = "callgate.unreadable"
+codecs.register_error(UNREADABLE, _half_pair)
 
 
 def recognised(start: bytes, response: Response) -> _StreamedBody | WholeBody | None:

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from callgate.conversation.events import ChoiceIgnored, ModelEvent, PromptedCalling, ProviderHead, Usage
+from callgate.conversation.events import CharactersLost, ChoiceIgnored, ModelEvent, PromptedCalling, ProviderHead, Usage
 
-_NO_PART = frozenset({ProviderHead, PromptedCalling, Usage, ChoiceIgnored})
+_NO_PART = frozenset({ProviderHead, PromptedCalling, Usage, ChoiceIgnored, CharactersLost})
 """No part of an answer: an id, a role or a count may come before a failure and mean nothing."""
 
 

@@ -13,9 +13,9 @@ import msgspec
 
 from callgate.conversation.events import ModelEvent
 from callgate.conversation.ports import Message, ModelRequest
-from callgate.http.event_stream import EventStreamReader, EventTooLarge, looks_like_keep_alive
+from callgate.http.event_stream import ErrorEvent, EventStreamReader, EventTooLarge, looks_like_keep_alive
 from callgate.upstream.chunks import ChunkReader
-from callgate.upstream.direct_model import Body, WholeBody, read_json
+from callgate.upstream.direct_model import Body, WholeBody, read_json, reported
 from callgate.upstream.litellm_model import COMMON_EXTRAS, decoded
 from callgate.upstream.params import for_litellm
 from callgate.upstream.resolve import ThroughLiteLLM
@@ -138,7 +138,9 @@ class EventsBody:
                     continue
                 self.fault = "an event of the stream is not JSON"
                 break
-            if isinstance(event, dict):
+            if type(payload) is ErrorEvent and not (isinstance(event, dict) and event.get("error")):
+                events += reported(payload)
+            elif isinstance(event, dict):
                 events += self._told(event)
             if self.done or self.fault is not None:
                 break
