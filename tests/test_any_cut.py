@@ -10,7 +10,7 @@ import json
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -22,6 +22,7 @@ from callgate.conversation.errors import BrokenOff
 from callgate.conversation.events import StreamEnd
 from callgate.conversation.ports import Model, ModelAnswer, ModelRequest
 from callgate.conversation.turn import Turn, TurnBuilder
+from callgate.http.client import HttpClient
 from callgate.http.interface import Deadlines
 from callgate.text_calls.prompted import PromptedModel
 from callgate.text_calls.prompts import FORMATS
@@ -79,7 +80,9 @@ class Network:
 
 
 def direct(reads: Iterable[bytes]) -> Model:
-    return DirectModel("m", Endpoint("http://127.0.0.1/v1/chat/completions", "m"), Network(reads), Deadlines())
+    return DirectModel(
+        "m", Endpoint("http://127.0.0.1/v1/chat/completions", "m"), cast(HttpClient, Network(reads)), Deadlines()
+    )
 
 
 def turn_of(model: Model, tools: Sequence[Mapping[str, Any]], *, stream: bool = True) -> Turn:

@@ -160,6 +160,13 @@ loop: 5
     ]
 
 
+def test_a_setting_that_is_gone_says_what_to_do_instead(refused):
+    [problem] = refused("upstream:\n  client: aiohttp\n")
+    assert problem.startswith("2:3: upstream.client: `client` is no setting any more")
+    assert "HTTPS_PROXY" in problem
+    assert problem.endswith("take this line out")
+
+
 def test_parts_that_do_not_fit_together_are_told_where_they_stand(refused):
     text = """\
 keys:

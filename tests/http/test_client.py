@@ -1,16 +1,12 @@
-"""The HTTP clients under the models, over real sockets. What is promised is promised by both."""
+"""The HTTP client under models and tool servers, over real sockets."""
 
 import asyncio
 import contextlib
-import contextvars
-import datetime as dt
-import ipaddress
 import socket
 import ssl
 
 import pytest
 
-from callgate.http.aiohttp_client import AiohttpClient
 from callgate.http.client import HttpClient
 from callgate.http.interface import Broken, ConnectFailed, Deadlines, TimedOut, TooLarge
 from tests.upstream.wire import QUICK, closing, serving
@@ -18,21 +14,17 @@ from tests.upstream.wire import QUICK, closing, serving
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(params=[AiohttpClient, HttpClient])
-async def client(request):
-    client = request.param()
+@pytest.fixture
+async def client():
+    client = HttpClient()
     yield client
     await client.close()
 
 
 async def until_drained(client):
     """Wait until what was left of a settled answer has been read aside."""
-    if isinstance(client, AiohttpClient):
-        while client._draining:
-            await asyncio.wait(client._draining)
-    else:
-        while any(connection._draining for connection in client._all):  # noqa: ASYNC110 -- a state, not an event
-            await asyncio.sleep(0)
+    while any(connection._draining for connection in client._all):  # noqa: ASYNC110 -- a state, not an event
+        await asyncio.sleep(0)
 
 
 async def read_all(client, url, deadlines=QUICK):
@@ -299,274 +291,6 @@ async def test_a_server_is_made_to_wait_while_nobody_reads(client):
         assert len(await response.read(size)) == size
 
 
-# Carrying ---------------------------------------------------------------------------------------------------------------
-
-
-async def test_what_is_carried_is_every_read_in_order(client):
-    handed_on = asyncio.Event()
-    got: list[bytes] = []
-
-    async def each(data):
-        got.append(data)
-        handed_on.set()
-        return False
-
-    async def serve(request, wire):
-        await wire.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-        for number in range(20):
-            handed_on.clear()
-            await wire.send(f"3\r\n{number:3}\r\n")
-            await handed_on.wait()
-        await wire.send("0\r\n\r\n")
-
-    async with serving(serve) as server, asyncio.timeout(5):
-        for _ in range(2):
-            got.clear()
-            async with client.post(server.url, {}, b"", QUICK) as response:
-                await response.carry(each)
-            assert got == [b"%3d" % number for number in range(20)]
-    assert server.connections == 1
-
-
-async def test_who_has_enough_is_carried_no_more(client):
-    async def each(data):
-        return data.endswith(b"enough")
-
-    async def serve(request, wire):
-        await wire.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n")
-        await asyncio.sleep(0.01)
-        await wire.send("6\r\nenough\r\n")
-        await wire.peer_left()
-
-    async with serving(serve) as server, asyncio.timeout(5), client.post(server.url, {}, b"", QUICK) as response:
-        await response.carry(each)
-
-
-async def test_who_has_to_wait_is_waited_for_and_misses_nothing(client):
-    begun, waits, go_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
-    got: list[bytes] = []
-
-    async def each(data):
-        got.append(data)
-        begun.set()
-        if data == b"two":
-            waits.set()
-            await go_on.wait()
-            await asyncio.sleep(0)  # and more than once
-        got.append(b"|")
-        return False
-
-    async def serve(request, wire):
-        await wire.head()
-        await wire.send("one")
-        await begun.wait()
-        await wire.send("two")
-        await waits.wait()
-        await wire.send("three")
-        await asyncio.sleep(0.3)  # longer than the idle deadline: that time is ours, and not the upstream's
-        go_on.set()
-
-    idle = Deadlines(2, 5, 0.2, 5)
-    async with (
-        serving(closing(serve)) as server,
-        asyncio.timeout(5),
-        client.post(server.url, {}, b"", idle) as response,
-    ):
-        await response.carry(each)
-    assert b"".join(got) == b"one|two|three|"
-
-
-async def test_a_server_is_made_to_wait_while_each_does(client):
-    size = 20_000_000
-    blocked = asyncio.Event()
-    got = 0
-
-    async def each(data):
-        nonlocal got
-        got += len(data)
-        await blocked.wait()
-        return False
-
-    async def serve(request, wire):
-        await wire.send(f"HTTP/1.1 200 OK\r\nContent-Length: {size}\r\n\r\n")
-        for _ in range(size // 1_000_000):
-            wire.writer.write(b"x" * 1_000_000)
-            try:
-                async with asyncio.timeout(0.2):
-                    await wire.writer.drain()
-            except TimeoutError:
-                blocked.set()
-                await wire.writer.drain()
-
-    async with serving(serve) as server, asyncio.timeout(10), client.post(server.url, {}, b"", QUICK) as response:
-        await response.carry(each)
-    assert got == size
-
-
-async def test_what_each_raises_is_raised_where_it_is_carried(client):
-    waits = asyncio.Event()
-
-    async def each(data):
-        if data == b"two":
-            raise LookupError(data)
-        waits.set()
-        return False
-
-    async def serve(request, wire):
-        await wire.head()
-        await wire.send("one")
-        await waits.wait()
-        await wire.send("two")
-        await wire.peer_left()
-
-    async with serving(serve) as server, asyncio.timeout(5):
-        with pytest.raises(LookupError):
-            async with client.post(server.url, {}, b"", QUICK) as response:
-                await response.carry(each)
-
-
-@pytest.mark.parametrize(
-    ("deadlines", "which"), [(Deadlines(2, 0.2, 5, 5), "first_byte"), (Deadlines(2, 5, 5, 0.3), "total")]
-)
-@pytest.mark.parametrize("drops", [True, False])
-async def test_deadlines_hold_while_carrying(client, deadlines, which, drops):
-    async def each(data):
-        return False
-
-    async def serve(request, wire):
-        await wire.head()
-        while drops and which == "total":
-            await wire.send("x")
-            await asyncio.sleep(0.02)
-        await wire.peer_left()
-
-    async with serving(serve) as server, asyncio.timeout(5):
-        with pytest.raises(TimedOut) as caught:
-            async with client.post(server.url, {}, b"", deadlines) as response:
-                await response.carry(each)
-    assert caught.value.which == which
-
-
-async def test_silence_between_two_reads_that_are_carried_is_the_idle_deadline(client):
-    got: list[bytes] = []
-
-    async def each(data):
-        got.append(data)
-        return False
-
-    async def serve(request, wire):
-        await wire.head()
-        for drop in "abcdefgh":  # together longer than the deadline
-            await wire.send(drop)
-            await asyncio.sleep(0.05)
-        await wire.peer_left()
-
-    async with serving(serve) as server, asyncio.timeout(5):
-        with pytest.raises(TimedOut) as caught:
-            async with client.post(server.url, {}, b"", Deadlines(2, 5, 0.2, 5)) as response:
-                await response.carry(each)
-    assert caught.value.which == "idle"
-    assert b"".join(got) == b"abcdefgh"
-
-
-async def test_a_body_that_is_cut_off_while_it_is_carried_is_broken(client):
-    begun = asyncio.Event()
-    got: list[bytes] = []
-
-    async def each(data):
-        got.append(data)
-        begun.set()
-        return False
-
-    async def serve(request, wire):
-        await wire.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n")
-        await begun.wait()
-        await wire.send("5\r\nsec")
-
-    async with serving(closing(serve)) as server, asyncio.timeout(5):
-        with pytest.raises(Broken):
-            async with client.post(server.url, {}, b"", QUICK) as response:
-                await response.carry(each)
-    assert b"".join(got) == b"firstsec"
-
-
-@pytest.mark.parametrize("waiting", [True, False])
-async def test_cancelling_while_carrying_closes_the_connection_and_ends_each(client, waiting):
-    first, second, left, ended = (asyncio.Event() for _ in range(4))
-
-    async def each(data):
-        (first if data == b"x" else second).set()
-        if waiting and data == b"y":
-            try:
-                await asyncio.Event().wait()
-            finally:
-                ended.set()
-        return False
-
-    async def carried(url):
-        async with client.post(url, {}, b"", QUICK) as response:
-            await response.carry(each)
-
-    async def serve(request, wire):
-        await wire.head()
-        await wire.send("x")
-        await first.wait()
-        await wire.send("y")
-        await wire.peer_left()
-        left.set()
-
-    async with serving(serve) as server, asyncio.timeout(5):
-        task = asyncio.create_task(carried(server.url))
-        await second.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await left.wait()
-    assert ended.is_set() == waiting
-
-
-async def test_each_runs_in_the_context_of_who_carries(client):
-    whose = contextvars.ContextVar("whose", default="nobody's")
-    seen: list[str] = []
-    handed_on = asyncio.Event()
-
-    async def each(data):
-        seen.append(whose.get())
-        handed_on.set()
-        return False
-
-    async def serve(request, wire):
-        await wire.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-        for _ in range(3):
-            handed_on.clear()
-            await wire.send("1\r\nx\r\n")
-            await handed_on.wait()
-        await wire.send("0\r\n\r\n")
-
-    async def carried(name):
-        whose.set(name)
-        async with client.post(server.url, {}, b"", QUICK) as response:
-            await response.carry(each)
-
-    async with serving(serve) as server, asyncio.timeout(5):
-        for name in ("first", "second"):
-            await asyncio.create_task(carried(name))
-    assert server.connections == 1
-    assert seen == ["first"] * 3 + ["second"] * 3
-
-
-async def test_a_compressed_body_is_not_carried(client):
-    async def each(data):
-        raise AssertionError("nothing can be made of it")
-
-    async def serve(request, wire):
-        await wire.send("HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 1\r\n\r\nx")
-
-    async with serving(closing(serve)) as server, client.post(server.url, {}, b"", QUICK) as response:
-        with pytest.raises(Broken):
-            await response.carry(each)
-
-
 # Odd answers ------------------------------------------------------------------------------------------------------------
 
 
@@ -636,6 +360,84 @@ async def test_nor_is_the_beginning_of_one_that_came_with_the_rest_of_a_settled_
         assert await read_all(client, server.url) == b"right"
         await client.close()
     assert server.connections == 2
+
+
+async def test_a_server_that_answers_twice_is_not_given_a_kept_connection_again(client, capsys):
+    """The second answer comes when the connection is idle, or when the next request is already on its way."""
+    came = asyncio.Event()
+
+    async def serve(request, wire):
+        said = request.target.removeprefix("/")
+        await wire.whole(said)
+        if said == "first":
+            await wire.whole(said)
+            await wire.peer_left()
+            came.set()
+
+    async with serving(serve) as server, asyncio.timeout(5):
+        assert await read_all(client, f"{server.url}/first") == b"first"
+        await came.wait()
+        for number in range(20):
+            assert await read_all(client, f"{server.url}/{number}") == b"%d" % number
+    assert server.connections == 21
+    assert client._idle == {}
+
+
+async def test_a_server_that_doubles_every_answer_answers_only_its_own_question_once_it_is_known(client):
+    async def serve(request, wire):
+        await wire.whole(request.target)
+        await wire.whole(request.target)
+
+    async def ask(path):
+        return await read_all(client, f"{server.url}{path}") == path.encode()
+
+    async with serving(serve) as server:
+        assert await ask("/first")
+        async with asyncio.timeout(5):
+            while client._all:  # noqa: ASYNC110 -- until the second answer was seen
+                await asyncio.sleep(0)
+        assert all(await asyncio.gather(*(ask(f"/{number}") for number in range(200))))
+        assert all([await ask(f"/{number}") for number in range(200)])
+
+
+@pytest.mark.parametrize("said", ["\r\n", "HTTP/1.1 408 Request Timeout\r\nConnection: close\r\n\r\n"])
+async def test_a_goodbye_on_an_idle_connection_is_no_reason_to_distrust_a_server(client, said):
+    async def serve(request, wire):
+        await wire.whole("x")
+        if len(server.requests) == 1:
+            await wire.send(said)
+            await wire.peer_left()
+
+    async with serving(closing(serve), serve) as server, asyncio.timeout(5):
+        assert await read_all(client, server.url) == b"x"
+        while client._all:  # noqa: ASYNC110 -- until it was closed
+            await asyncio.sleep(0)
+        for _ in range(3):
+            assert await read_all(client, server.url) == b"x"
+    assert server.connections == 2
+
+
+@pytest.mark.parametrize("size", [10, 30_000_000])
+async def test_a_connection_with_an_unsent_request_is_not_kept(client, size):
+    """The server answers without having read the request. What is left of it would go out before the next one."""
+    answered = asyncio.Event()
+
+    async def accept(reader, writer):
+        accepted.append(writer)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx")
+        await answered.wait()
+
+    accepted: list[asyncio.StreamWriter] = []
+    listener = await asyncio.start_server(accept, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/"
+    async with asyncio.timeout(10), client.post(url, {}, b"b" * size, QUICK) as response:
+        assert await response.read(10) == b"x"
+    assert len([one for idle in client._idle.values() for one in idle]) == (1 if size == 10 else 0)
+    answered.set()
+    listener.close()
+    for writer in accepted:
+        writer.close()
 
 
 async def test_a_trailer_is_no_header(client):
@@ -791,51 +593,6 @@ async def test_cookies_of_one_answer_do_not_go_out_with_the_next_request(client)
     assert all("cookie" not in request.headers for request in server.requests)
 
 
-async def test_proxies_of_the_environment_are_used_only_if_asked_for(monkeypatch):
-    async def serve(request, wire):
-        await wire.whole("x")
-
-    async with serving(serve) as server, serving(serve) as proxy:
-        monkeypatch.setenv("http_proxy", proxy.url)
-        for wanted in (False, True):
-            client = AiohttpClient(proxies_from_env=wanted)
-            try:
-                await read_all(client, server.url)
-            finally:
-                await client.close()
-    assert len(server.requests) == 1
-    assert len(proxy.requests) == 1
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
-    """A certificate for 127.0.0.1 that nobody but its holder has signed."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
-    now = dt.datetime.now(dt.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    path = tmp_path_factory.mktemp("tls") / "both.pem"
-    path.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-        + made.public_bytes(serialization.Encoding.PEM)
-    )
-    return path
-
-
 @pytest.mark.needs("module:cryptography")
 async def test_over_tls_a_server_must_be_trusted(client, certificate):
     async def serve(request, wire):
@@ -843,7 +600,7 @@ async def test_over_tls_a_server_must_be_trusted(client, certificate):
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
-    trusting = type(client)(tls=ssl.create_default_context(cafile=certificate))
+    trusting = HttpClient(tls=ssl.create_default_context(cafile=certificate))
     async with serving(serve, tls=context) as server:
         with pytest.raises(ConnectFailed):
             await read_all(client, server.url)

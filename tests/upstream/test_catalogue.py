@@ -8,7 +8,7 @@ from pydantic import SecretStr
 
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import TextDelta
-from callgate.http.aiohttp_client import AiohttpClient
+from callgate.http.client import HttpClient
 from callgate.upstream import resolve
 from callgate.upstream.catalogue import Catalogue
 from callgate.upstream.resolve import LaneError, ModelEntry
@@ -27,7 +27,7 @@ async def catalogue():
     made = []
 
     def make(*entries, **more):
-        made.append(Catalogue(entries, AiohttpClient(), **more))
+        made.append(Catalogue(entries, HttpClient(), **more))
         return made[-1]
 
     yield make
@@ -148,7 +148,7 @@ async def test_a_failing_deployment_gives_way_to_another_and_then_to_the_fallbac
 
 async def test_a_fallback_that_does_not_exist_is_refused_at_load():
     with pytest.raises(LaneError, match="nobody"):
-        Catalogue([entry("m", fallbacks=("nobody",))], AiohttpClient())
+        Catalogue([entry("m", fallbacks=("nobody",))], HttpClient())
 
 
 async def test_each_deployment_is_wrapped_with_its_own_entry(catalogue):
@@ -262,8 +262,8 @@ def test_no_repr_shows_a_key():
 def test_reading_the_room_and_building_a_catalogue_does_not_load_litellm():
     code = (
         "import sys; from callgate.upstream.catalogue import Catalogue; from callgate.upstream.resolve import ModelEntry;"
-        "from callgate.http.aiohttp_client import AiohttpClient;"
-        "c = Catalogue([ModelEntry('a', {'model': 'anthropic/x'}), ModelEntry('d', {'model': 'demo'})], AiohttpClient());"
+        "from callgate.http.client import HttpClient;"
+        "c = Catalogue([ModelEntry('a', {'model': 'anthropic/x'}), ModelEntry('d', {'model': 'demo'})], HttpClient());"
         "c.model('a'); c.model('d'); print('litellm' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

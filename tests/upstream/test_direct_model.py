@@ -9,7 +9,6 @@ import pytest
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import CallWritten, Finished, ProviderHead, TextDelta, Usage
 from callgate.conversation.ports import ModelRequest
-from callgate.http.aiohttp_client import AiohttpClient
 from callgate.http.client import HttpClient
 from callgate.http.interface import Deadlines
 from callgate.upstream.direct_model import DirectModel, Endpoint, read_json
@@ -18,7 +17,7 @@ from tests.upstream.wire import QUICK, SSE, asking, chunk, closing, completion, 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(params=[AiohttpClient, HttpClient])
+@pytest.fixture(params=[HttpClient, HttpClient])
 async def client(request):
     client = request.param()
     yield client

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.ports import CannotPassOn, PassOn
-from callgate.http.aiohttp_client import AiohttpClient
 from callgate.http.client import HttpClient
 from callgate.http.event_stream import EventStreamReader
 from callgate.upstream.chunks import ChunkReader
@@ -25,7 +24,7 @@ pytestmark = pytest.mark.anyio
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 
 
-@pytest.fixture(params=[HttpClient, AiohttpClient])
+@pytest.fixture(params=[HttpClient, HttpClient])
 async def model(request):
     client = request.param()
 

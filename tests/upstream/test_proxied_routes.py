@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from callgate.http.aiohttp_client import AiohttpClient
+from callgate.http.client import HttpClient
 from callgate.upstream.proxied_routes import model_in, passage_for, with_model
 from callgate.upstream.resolve import ModelEntry
 
@@ -68,7 +68,7 @@ def test_a_form_without_one_has_none(form: bytes, content_type: str) -> None:
     ],
 )
 async def test_there_is_a_way_where_the_provider_speaks_openais_api(params: Any, lane: Any, url: str | None) -> None:
-    client = AiohttpClient()
+    client = HttpClient()
     passage = await passage_for(ModelEntry("m", params, lane=lane), client)
     await client.close()
     assert (passage and passage.endpoint.url) == url
@@ -77,7 +77,7 @@ async def test_there_is_a_way_where_the_provider_speaks_openais_api(params: Any,
 @pytest.mark.anyio
 @pytest.mark.leaves("litellm", why="litellm keeps its thread for logging")
 async def test_there_is_none_where_it_does_not() -> None:
-    client = AiohttpClient()
+    client = HttpClient()
     entry = ModelEntry("m", {"model": "anthropic/claude-sonnet-4-5", "api_key": "sk-ant-x"})
     assert await passage_for(entry, client) is None
     await client.close()

@@ -16,7 +16,7 @@ from callgate.cli.shared import WRONG, ConfigOption, JsonOption, check_exposure,
 if TYPE_CHECKING:
     from callgate.config.load import Loaded
     from callgate.config.schema import Config
-    from callgate.http.interface import Client
+    from callgate.http.client import HttpClient
     from callgate.tools.registry import Registry
     from callgate.tools.source_supervisor import SourceStatus
     from callgate.upstream.resolve import ModelEntry
@@ -50,13 +50,13 @@ async def _examined(loaded: "Loaded") -> list[Check]:
     from callgate.cli.models import entries_of
     from callgate.cli.own_tools import keep_quiet, opened_tools
     from callgate.cli.tools import OPEN_SECONDS
-    from callgate.runtime.builders.models import client_of
+    from callgate.runtime.builders.models import model_client
     from callgate.upstream import litellm_model
 
     keep_quiet(loaded)
     entries = entries_of(loaded)
     checks = [_check("config", "ok", str(loaded.path or "built in")), _port(loaded.config)]
-    client = client_of(loaded.config)
+    client = model_client()
     places = asyncio.Semaphore(SIDE_BY_SIDE)
     try:
         checks += await asyncio.gather(*(_model(entry, client, places) for entry in entries))
@@ -94,7 +94,7 @@ def _is_callgate(host: str, port: int) -> bool:
         return False
 
 
-async def _model(entry: "ModelEntry", client: "Client", places: asyncio.Semaphore) -> Check:
+async def _model(entry: "ModelEntry", client: "HttpClient", places: asyncio.Semaphore) -> Check:
     from callgate.cli.models import row_of
     from callgate.upstream.inspection import look
 

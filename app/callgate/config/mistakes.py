@@ -112,8 +112,22 @@ def _listed(choices: list[str]) -> str:
 _OF_LITELLM_PROXY = frozenset({"litellm_settings", "router_settings", "general_settings", "environment_variables"})
 
 
+_REMOVED: Final[Mapping[Path, str]] = MappingProxyType(
+    {
+        (
+            "upstream",
+            "client",
+        ): "there is one client for models by now, and it takes HTTP_PROXY, HTTPS_PROXY, ALL_PROXY "
+        "and NO_PROXY from the environment; take this line out"
+    }
+)
+"""Settings of earlier versions, and what to do about them."""
+
+
 def _unknown_key(path: Path, loc: Path) -> str:
     key = str(path[-1])
+    if path in _REMOVED:
+        return f"`{key}` is no setting any more: {_REMOVED[path]}"
     if len(path) == 1 and key in _OF_LITELLM_PROXY:
         return f"unknown key `{key}`; of a litellm proxy's file only `model_list` is read"
     known = _known_keys(Config, loc[:-1])

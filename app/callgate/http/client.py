@@ -1,8 +1,7 @@
-"""The HTTP client on httptools and bare transports: a keep-alive pool, four deadlines, nothing followed,
-nothing inflated, nothing kept. It costs a fifth of what a general client costs, because it can do one thing.
+"""The HTTP client on httptools and bare transports: a keep-alive pool, four deadlines, the environment's proxies.
 
-It speaks HTTP/1.1 and knows no proxies; where one is needed, `aiohttp_client` stands in. What is here are the
-connections there are; what happens over one of them is in `lean_connection`.
+It speaks HTTP/1.1, follows nothing, inflates nothing, and keeps no cookies. It costs a fifth of what a general client
+costs, because it does no more than this. Here are its connections; `connection` is what happens over one of them.
 """
 
 import asyncio
@@ -10,23 +9,30 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from http import HTTPStatus
 from types import TracebackType
 from typing import Any, TypeAlias
 
 import aiohappyeyeballs
+import structlog
 
-from callgate.http.connection import Connection
-from callgate.http.interface import KEEP_ALIVE_SECONDS, ConnectFailed, Deadlines, TimedOut, reason
-from callgate.http.request_head import Where, prepared
+from callgate.http.connection import ClientConnection
+from callgate.http.interface import ConnectFailed, Deadlines, TimedOut, reason
+from callgate.http.proxies import Proxies, Proxy
+from callgate.http.request_head import Origin, request_head
+from callgate.http.tunnel import Tunnel, refused_by, tls_through
 
+KEEP_ALIVE_SECONDS = 30.0
+"""Less than what servers allow an idle connection: one that they are about to close must not be used again."""
 SECOND_ADDRESS_SECONDS = 0.25
 """How long one address of a host is tried before the next is tried beside it."""
-
 
 AddressInfo: TypeAlias = tuple[int, int, int, str, Any]
 """A line of `getaddrinfo`."""
 Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[AddressInfo]]]
-"""The addresses of a host, by name or literal, that may be dialled. What else it raises than `OSError` goes through."""
+"""The addresses of a host, by name or literal, that may be dialled. What it raises beside `OSError` goes through."""
+
+log = structlog.get_logger("callgate.http")
 
 
 async def resolved(host: str, port: int) -> Sequence[AddressInfo]:
@@ -34,7 +40,7 @@ async def resolved(host: str, port: int) -> Sequence[AddressInfo]:
 
 
 class HttpClient:
-    """All that is asked through one shares its connections: one per runtime for the models, one for each tool server."""
+    """Requests through the same client share its connections: one per runtime for the models, one for each tool server."""
 
     def __init__(
         self,
@@ -42,70 +48,95 @@ class HttpClient:
         tls: ssl.SSLContext | None = None,
         resolve: Resolve = resolved,
         keep_alive: float = KEEP_ALIVE_SECONDS,
+        proxies: Proxies | None = None,
     ) -> None:
         self._tls = tls
         self._resolve = resolve
         self._keep_alive = keep_alive
-        self._free: dict[Where, deque[Connection]] = {}
-        self._all: set[Connection] = set()
-        self._gone = asyncio.Event()
+        self.proxies = proxies
+        self._idle: dict[Origin, deque[ClientConnection]] = {}
+        self._all: set[ClientConnection] = set()
+        self._distrusted: set[Origin] = set()
+        self._emptied = asyncio.Event()
         self._sweeping: asyncio.TimerHandle | None = None
         self._closed = False
 
-    def post(self, url: str, headers: Mapping[str, str], body: bytes, deadlines: Deadlines) -> "_Exchange":
-        return _Exchange(self, "POST", url, headers, body, deadlines)
+    def post(self, url: str, headers: Mapping[str, str], body: bytes, deadlines: Deadlines) -> "Exchange":
+        return Exchange(self, "POST", url, headers, body, deadlines)
 
-    def get(self, url: str, headers: Mapping[str, str], deadlines: Deadlines) -> "_Exchange":
-        return _Exchange(self, "GET", url, headers, b"", deadlines)
+    def get(self, url: str, headers: Mapping[str, str], deadlines: Deadlines) -> "Exchange":
+        return Exchange(self, "GET", url, headers, b"", deadlines)
 
     async def close(self) -> None:
         self._closed = True
         if self._sweeping is not None:
             self._sweeping.cancel()
-        self._free.clear()
+        self._idle.clear()
         for connection in list(self._all):
             connection.abort()
         while self._all:
-            self._gone.clear()
-            await self._gone.wait()
+            self._emptied.clear()
+            await self._emptied.wait()
 
     # -- for the exchange
 
-    def take(self, where: Where) -> Connection | None:
-        """A free connection to there. The one used last comes first, so that those of a rush may grow old and go."""
-        free = self._free.get(where)
-        while free:
-            connection = free.pop()
-            if connection.is_open and connection.loop.time() - connection.free_since < self._keep_alive:
+    def take(self, origin: Origin) -> ClientConnection | None:
+        """An idle connection to there. The one used last comes first, so that those of a rush may grow old and be closed."""
+        idle = self._idle.get(origin)
+        while idle:
+            connection = idle.pop()
+            if connection.is_open and connection.loop.time() - connection.idle_since < self._keep_alive:
                 return connection
             connection.abort()
         return None
 
-    async def connect(self, where: Where, deadlines: Deadlines) -> Connection:
+    async def connect(self, origin: Origin, deadlines: Deadlines) -> ClientConnection:
         if self._closed:
             raise ConnectFailed("the client was closed")
         limit = min(deadlines.connect, deadlines.first_byte, deadlines.total)
         waiting = asyncio.timeout(limit)
         try:
             async with waiting:
-                return await self._connected(where)
+                connection = await self._connected(origin)
         except TimeoutError as error:
             if not waiting.expired():
-                raise ConnectFailed(reason(error)) from error
+                raise ConnectFailed(_where(origin) + reason(error)) from error
             raise TimedOut("connect" if limit == deadlines.connect else "first_byte", limit) from None
         except (OSError, UnicodeError) as error:  # TLS and name lookup fail with kinds of OSError
-            raise ConnectFailed(reason(error)) from error
+            raise ConnectFailed(_where(origin) + reason(error)) from error
+        self._all.add(connection)
+        if not connection.is_open:
+            self.discard(connection)
+            raise ConnectFailed("the connection was closed as soon as it was made")
+        return connection
 
-    async def _connected(self, where: Where) -> Connection:
-        host, port, secure = where
+    async def _connected(self, origin: Origin) -> ClientConnection:
+        loop = asyncio.get_running_loop()
+        connection = ClientConnection(self, origin, loop)
+        proxy = origin.proxy
+        if proxy is None:
+            await self._dial(connection, origin.host, origin.port, secure=origin.secure)
+        elif not origin.secure:
+            await self._dial(connection, proxy.host, proxy.port, secure=proxy.secure)
+        else:
+            tunnel = Tunnel(origin, proxy)
+            transport = await self._dial(tunnel, proxy.host, proxy.port, secure=proxy.secure)
+            try:
+                await tls_through(await tunnel.open(), connection, self._context(), origin.host)
+            except BaseException:
+                transport.abort()
+                raise
+        return connection
+
+    async def _dial(self, protocol: asyncio.Protocol, host: str, port: int, *, secure: bool) -> asyncio.Transport:
         loop = asyncio.get_running_loop()
         addresses = await self._resolve(host, port)
         delay = SECOND_ADDRESS_SECONDS if len(addresses) > 1 else None
         sock = await aiohappyeyeballs.start_connection(addresses, happy_eyeballs_delay=delay, loop=loop)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _, connection = await loop.create_connection(
-                lambda: Connection(self, where, loop),
+            transport, _ = await loop.create_connection(
+                lambda: protocol,
                 sock=sock,
                 ssl=self._context() if secure else None,
                 server_hostname=host if secure else None,
@@ -113,11 +144,7 @@ class HttpClient:
         except BaseException:
             sock.close()
             raise
-        self._all.add(connection)
-        if not connection.is_open:
-            self.lost(connection)
-            raise ConnectionResetError("closed as soon as it was made")
-        return connection
+        return transport
 
     def _context(self) -> ssl.SSLContext:
         if self._tls is None:
@@ -126,39 +153,50 @@ class HttpClient:
 
     # -- for its connections
 
-    def give_back(self, connection: Connection) -> None:
-        if self._closed:
+    def release(self, connection: ClientConnection) -> None:
+        if self._closed or connection.origin in self._distrusted:
             connection.abort()
             return
-        connection.free_since = connection.loop.time()
-        free = self._free.get(connection.where)
-        if free is None:
-            free = self._free[connection.where] = deque()
-        free.append(connection)
+        connection.idle_since = connection.loop.time()
+        idle = self._idle.get(connection.origin)
+        if idle is None:
+            idle = self._idle[connection.origin] = deque()
+        idle.append(connection)
         if self._sweeping is None:
             self._sweeping = connection.loop.call_later(self._keep_alive, self._sweep, connection.loop)
 
-    def lost(self, connection: Connection) -> None:
+    def discard(self, connection: ClientConnection) -> None:
         self._all.discard(connection)
         if not self._all:
-            self._gone.set()
-        free = self._free.get(connection.where)
-        if free and connection in free:
-            free.remove(connection)
+            self._emptied.set()
+        idle = self._idle.get(connection.origin)
+        if idle and connection in idle:
+            idle.remove(connection)
+
+    def distrust(self, origin: Origin) -> None:
+        """Use no connection to there twice: what comes unasked could be taken for the response to another request."""
+        if origin not in self._distrusted:
+            self._distrusted.add(origin)
+            log.warning("upstream_distrusted", host=str(origin), why="it sent bytes that belong to no request")
+        for connection in self._idle.pop(origin, ()):
+            connection.abort()
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Close what has been free for too long."""
+        """Close what has been idle for too long."""
         oldest = loop.time() - self._keep_alive
-        for free in self._free.values():
-            while free and free[0].free_since <= oldest:
-                free.popleft().abort()
+        for idle in self._idle.values():
+            while idle and idle[0].idle_since <= oldest:
+                idle.popleft().abort()
         self._sweeping = None
-        if any(self._free.values()):
+        if any(self._idle.values()):
             self._sweeping = loop.call_later(self._keep_alive / 2, self._sweep, loop)
 
 
-class _Exchange:
-    """The context of one request. A class and not a generator: this is entered for every turn of every chat."""
+class Exchange:
+    """The context of one request; leaving it before the end of the response, or being cancelled, closes the connection.
+
+    A class and not a generator: this is entered for every turn of every chat.
+    """
 
     __slots__ = ("_body", "_client", "_connection", "_deadlines", "_headers", "_method", "_url")
 
@@ -178,16 +216,19 @@ class _Exchange:
         self._body = body
         self._deadlines = deadlines
 
-    async def __aenter__(self) -> Connection:
-        where, head = prepared(self._method, self._url, tuple(self._headers.items()))
-        connection = self._client.take(where)
+    async def __aenter__(self) -> ClientConnection:
+        client = self._client
+        origin, head = request_head(self._method, self._url, tuple(self._headers.items()), client.proxies)
+        connection = client.take(origin)
         if connection is not None:
-            asked_at = connection.loop.time()  # its own loop: to ask which one runs is a system call
+            began_at = connection.loop.time()  # its own loop: to ask which one runs is a system call
         else:
-            asked_at = asyncio.get_running_loop().time()
-            connection = await self._client.connect(where, self._deadlines)
+            began_at = asyncio.get_running_loop().time()
+            connection = await client.connect(origin, self._deadlines)
         try:
-            await connection.ask(head, self._body, self._deadlines, asked_at)
+            await connection.send(head, self._body, self._deadlines, began_at)
+            if origin.proxy is not None and connection.status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
+                raise ConnectFailed(refused_by(origin.proxy, connection.status))
         except BaseException:
             connection.abort()
             raise
@@ -198,3 +239,9 @@ class _Exchange:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._connection.leave()
+
+
+def _where(origin: Origin) -> str:
+    """Whom an error speaks of, where that is not plain."""
+    proxy: Proxy | None = origin.proxy
+    return "" if proxy is None else f"through {proxy}: "

@@ -1,31 +1,18 @@
-"""One connection of the lean client, and the answer that is coming over it; to whoever asked, it is that answer.
+"""One connection of the client and, once a request was sent over it, the response that comes back.
 
-Everything that happens to it is one of four things: bytes have come, it was lost, a deadline passed, it was left. Each
-changes its state and wakes the one who waits, who looks at the state again.
+Four things happen to it: bytes come, it is lost, a deadline passes, its user leaves. Each changes the state and wakes
+whoever waits, who looks at the state again.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
-from contextvars import copy_context
+from collections.abc import Mapping
 from math import inf
-from types import coroutine
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Protocol, cast
 
 import httptools
 
-from callgate.http.interface import (
-    COMPRESSED,
-    DRAIN_BYTES,
-    DRAIN_SECONDS,
-    Broken,
-    Deadlines,
-    TimedOut,
-    TransportError,
-    Which,
-    read_whole,
-    reason,
-)
-from callgate.http.request_head import Where
+from callgate.http.interface import Broken, Deadlines, TimedOut, TooLarge, TransportError, Which, reason
+from callgate.http.request_head import Origin
 
 HEAD_BYTES = 65_536
 """Some gateways send long policy headers; no honest head comes near this."""
@@ -33,32 +20,35 @@ HELD_BYTES = 256 * 1024
 """Of a body that nobody reads. Beyond it the server is made to wait."""
 JOINED_BYTES = 16_384
 """Up to here one write of head and body together is cheaper than two."""
-
-Each: TypeAlias = Callable[[bytes], Coroutine[Any, Any, bool]]
-
-
-class Keeper(Protocol):
-    """Who has made a connection, and takes it back."""
-
-    def give_back(self, connection: "Connection", /) -> None: ...
-
-    def lost(self, connection: "Connection", /) -> None: ...
+DRAIN_SECONDS = 0.5
+DRAIN_BYTES = 65_536
+"""After the end mark a server owes no more than a chunk terminator; one that lingers loses its connection."""
+COMPRESSED = "the body is compressed although that was not asked for"
 
 
-class Connection(asyncio.Protocol):
+class ConnectionOwner(Protocol):
+    """The pool that made a connection and takes it back."""
+
+    def release(self, connection: "ClientConnection", /) -> None: ...
+
+    def discard(self, connection: "ClientConnection", /) -> None: ...
+
+    def distrust(self, origin: Origin, /) -> None:
+        """Bytes came from there that belong to no request, so its connections are not used twice."""
+
+
+class ClientConnection(asyncio.Protocol):
     __slots__ = (
-        "_context",
         "_deadlines",
         "_draining",
         "_due",
-        "_each",
         "_end",
         "_fault",
         "_head_bytes",
         "_headers",
         "_held",
         "_keep",
-        "_keeper",
+        "_owner",
         "_parser",
         "_parts",
         "_paused",
@@ -69,68 +59,73 @@ class Connection(asyncio.Protocol):
         "_timer_at",
         "_transport",
         "_waiter",
-        "free_since",
+        "idle_since",
         "is_open",
         "loop",
+        "origin",
         "status",
-        "where",
     )
 
-    def __init__(self, keeper: Keeper, where: Where, loop: asyncio.AbstractEventLoop) -> None:
-        self._keeper = keeper
-        self.where = where
+    def __init__(self, owner: ConnectionOwner, origin: Origin, loop: asyncio.AbstractEventLoop) -> None:
+        self._owner = owner
+        self.origin = origin
         self.loop = loop
         self.is_open = False
-        self.free_since = 0.0
-        self._state = _FREE
+        self.idle_since = -inf
+        self._state = _IDLE
         self._fault: TransportError | None = None
         self._headers: dict[bytes, bytes] = {}
         self._head_bytes = 0
         self._quiet: Which = "first_byte"
-        self._waiter: asyncio.Future[bool | Awaitable[bool]] | None = None
+        self._waiter: asyncio.Future[None] | None = None
         self._parts: list[bytes] = []
         self._held = 0
         self._paused = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf
         self._draining: asyncio.TimerHandle | None = None
-        self._each: Each | None = None
 
-    # -- for the exchange
+    # -- for the client
 
-    async def ask(self, head: bytes, body: bytes, deadlines: Deadlines, asked_at: float) -> None:
-        """Send a request and wait for the head of its answer. `head` ends where the length of the body belongs."""
-        self._begin(deadlines, asked_at)
+    async def send(self, head: bytes, body: bytes, deadlines: Deadlines, began_at: float) -> None:
+        """Send a request and wait for the head of its response. `head` ends where the length of the body belongs."""
+        self._begin(deadlines, began_at)
         if len(body) <= JOINED_BYTES:
             self._transport.write(b"%b%d\r\n\r\n%b" % (head, len(body), body))
         else:
             self._transport.writelines((b"%b%d\r\n\r\n" % (head, len(body)), body))
         while self._state < _BODY and self._fault is None:
-            await self._news()
+            await self._change()
         if self._fault is not None and not self._parts:
             raise self._fault
 
     def leave(self) -> None:
-        """The exchange is over. What was not read to its end is cut off, unless it is only the little after an end mark."""
-        if self._fault is None and self._state == _WHOLE:
+        """The exchange is over. What was not read to its end is cut off, unless it is the little after an end mark."""
+        if self._fault is None and self._state == _COMPLETE:
             self._release()
         elif self._fault is None and self._state == _BODY and self._settled:
-            self._drain()
+            self._state = _DRAINING
+            self._forget_parts()
+            self._draining = self.loop.call_later(DRAIN_SECONDS, self.abort)
         else:
             self.abort()
 
     def abort(self) -> None:
-        self._state = _FREE
+        self._state = _IDLE
         self._fail(Broken("the connection was given up"))
 
     # -- as a response
 
     @property
     def headers(self) -> Mapping[str, str]:
+        """Names in lower case."""
         return {name.decode("latin-1"): value.decode("latin-1") for name, value in self._headers.items()}
 
-    def chunks(self) -> "Connection":
-        """Itself, as an iterator and not a generator: one that is left half-way leaves nothing suspended behind."""
+    def chunks(self) -> "ClientConnection":
+        """The body as it arrives, one read at a time; only one reader.
+
+        Itself, as an iterator and not a generator: one that is left half-way leaves nothing suspended behind.
+        """
         headers = self._headers
         content, transfer = headers.get(b"content-encoding"), headers.get(b"transfer-encoding")
         if content and content.strip().lower() not in (b"", b"identity"):
@@ -139,7 +134,7 @@ class Connection(asyncio.Protocol):
             raise Broken(COMPRESSED)
         return self
 
-    def __aiter__(self) -> "Connection":
+    def __aiter__(self) -> "ClientConnection":
         return self
 
     async def __anext__(self) -> bytes:
@@ -148,39 +143,25 @@ class Connection(asyncio.Protocol):
                 raise self._fault
             if self._state != _BODY:
                 raise StopAsyncIteration
-            await self._news()
+            await self._change()
         return self._taken()
 
-    async def carry(self, each: Each) -> None:
-        self.chunks()
-        self._context = copy_context()
-        enough = False
-        while not enough:
-            if self._parts:
-                enough = await each(self._taken())
-            elif self._fault is not None:
-                raise self._fault
-            elif self._state != _BODY:
-                return
-            else:
-                enough = await self._while_handed_on(each)
-
-    async def _while_handed_on(self, each: Each) -> bool:
-        """Sleep until there is something that `each` cannot do where the bytes arrive; whether it has enough."""
-        self._each = each
-        try:
-            said = await self._news()
-        finally:
-            self._each = None
-        return said if isinstance(said, bool) else await said
-
     async def read(self, limit: int) -> bytes:
+        """The whole body, or `TooLarge` when it is longer than `limit`."""
         chunks = self.chunks()
-        if self._state == _WHOLE and self._fault is None and self._held <= limit:
+        if self._state == _COMPLETE and self._fault is None and self._held <= limit:
             return self._taken()  # a short body comes with its head
-        return await read_whole(chunks, limit)
+        parts: list[bytes] = []
+        size = 0
+        async for part in chunks:
+            size += len(part)
+            if size > limit:
+                raise TooLarge(limit)
+            parts.append(part)
+        return b"".join(parts)
 
     def settle(self) -> None:
+        """What was wanted has been read. What little may follow is drained aside, so that the connection can be kept."""
         self._settled = True
 
     # -- the transport's side
@@ -191,75 +172,60 @@ class Connection(asyncio.Protocol):
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:
-        if self._state == _FREE:
-            self.abort()  # nobody asked for it
+        if self._state == _IDLE:
+            if self.is_open and data.strip(b"\r\n") and not data.startswith(_IDLE_TIMEOUTS):
+                self._owner.distrust(self.origin)
+            self.abort()
             return
-        if self._state == _ASKED:
+        if self._state == _AWAITED:
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            if self._state != _WHOLE:
+            if self._state == _COMPLETE:
+                self._owner.distrust(self.origin)
+            else:
                 self._fail(Broken(reason(error)))
             self._keep = False
-        if self._state == _ASKED and self._head_bytes > HEAD_BYTES:
+        if self._state == _AWAITED and self._head_bytes > HEAD_BYTES:
             self._fail(_head_too_long())
-        if self._each is not None and self._parts:
-            self._hand_on(self._each)
-        else:
-            self._wake()
-
-    def _hand_on(self, each: Each) -> None:
-        """Begin `each` with what has come. The task is woken to go on with it, or for what is not its business."""
-        waiter = self._waiter
-        if waiter is None or waiter.done():
-            return  # cancelled, and about to leave
-        self._due = self.loop.time() + self._deadlines.idle
-        step = each(self._taken())
-        try:
-            waits_for = self._context.run(step.send, None)
-        except StopIteration as done:
-            if done.value or self._state != _BODY:
-                self._wake(bool(done.value))
-        except Exception as error:  # noqa: BLE001 -- not swallowed: it is raised where `each` was given
-            waiter.set_exception(error)
-        else:
-            self._wake(_rest_of(step, waits_for))
+        self._wake()
 
     def eof_received(self) -> None:
-        """The transport closes itself, and `connection_lost` says how the answer ended."""
+        """The transport closes itself, and `connection_lost` says how the response ended."""
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_open = False
         self._stop_timers()
         if self._state == _BODY and error is None and self._headers.keys().isdisjoint(_SIZED):
-            self._state = _WHOLE
+            self._state = _COMPLETE
             self._keep = False
-        elif self._state in (_ASKED, _BODY) and self._fault is None:
+        elif self._state in (_AWAITED, _BODY) and self._fault is None:
             self._fault = Broken(
                 "the connection was closed in the middle of the answer" if error is None else reason(error)
             )
-        self._keeper.lost(self)
+        self._owner.discard(self)
         self._wake()
 
     # -- the parser's side
 
     def on_message_begin(self) -> None:
-        """A second answer to one question makes the connection worthless."""
-        if self._state == _WHOLE:
+        if self._state == _COMPLETE:
             self._keep = False
-        elif self._state == _FREE:  # since a moment ago: the rest of a settled answer came in this very read
+            self._owner.distrust(self.origin)
+        elif self._state == _IDLE:  # since a moment ago: the rest of a settled response came in this very read
+            self._owner.distrust(self.origin)
             self.abort()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._state == _ASKED:  # later ones are trailers
+        if self._state == _AWAITED:  # later ones are trailers
             name = name.lower()
             before = self._headers.get(name)
             self._headers[name] = value if before is None else before + b", " + value
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if status < _FINAL_STATUS or self._state != _ASKED:
+        if status < _FINAL_STATUS or self._state != _AWAITED:
             return
         self.status = status
         self._state = _BODY
@@ -276,35 +242,35 @@ class Connection(asyncio.Protocol):
             if self._held > HELD_BYTES and not self._paused:
                 self._paused = True
                 self._transport.pause_reading()
-        elif self._state == _REST:
+        elif self._state == _DRAINING:
             self._held += len(data)
             if self._held > DRAIN_BYTES:
                 self.abort()
 
     def on_message_complete(self) -> None:
-        if self._state == _ASKED:
-            self._headers.clear()  # an interim answer (100, 103); the real one follows
+        if self._state == _AWAITED:
+            self._headers.clear()  # an interim response (100, 103); the real one follows
         elif self._state == _BODY:
-            self._state = _WHOLE
+            self._state = _COMPLETE
             self._keep = self._keep and self._parser.should_keep_alive()
-        elif self._state == _REST:
+        elif self._state == _DRAINING:
             self._keep = self._keep and self._parser.should_keep_alive()
             self._release()
 
     # -- waiting
 
-    def _begin(self, deadlines: Deadlines, asked_at: float) -> None:
-        self._state = _ASKED
+    def _begin(self, deadlines: Deadlines, began_at: float) -> None:
+        self._state = _AWAITED
         self._keep = True
         self._settled = False
         self._headers = {}
         self._head_bytes = 0
         self._deadlines = deadlines
         self._quiet = "first_byte"
-        self._due = asked_at + deadlines.first_byte
-        self._end = asked_at + deadlines.total
+        self._due = began_at + deadlines.first_byte
+        self._end = began_at + deadlines.total
 
-    def _news(self) -> "asyncio.Future[bool | Awaitable[bool]]":
+    def _change(self) -> "asyncio.Future[None]":
         """Done when something has come. The wait counts from here: the time our own side takes is not the upstream's."""
         if self._quiet == "idle":
             self._due = self.loop.time() + self._deadlines.idle
@@ -313,15 +279,15 @@ class Connection(asyncio.Protocol):
         self._waiter = waiter = self.loop.create_future()
         return waiter
 
-    def _wake(self, said: bool | Awaitable[bool] = False) -> None:
+    def _wake(self) -> None:
         waiter = self._waiter
         if waiter is not None:
-            self._waiter = self._each = None
+            self._waiter = None
             if not waiter.done():
-                waiter.set_result(said)
+                waiter.set_result(None)
 
     def _taken(self) -> bytes:
-        """What has come of the body since it was last asked for."""
+        """What has come of the body since the last time."""
         self._quiet = "idle"
         parts = self._parts
         data = parts[0] if len(parts) == 1 else b"".join(parts)
@@ -342,11 +308,11 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = min(self._due, self._end)
-        self._timer = self.loop.call_at(self._timer_at, self._look)
+        self._timer = self.loop.call_at(self._timer_at, self._check_deadlines)
 
-    def _look(self) -> None:
+    def _check_deadlines(self) -> None:
         self._timer, self._timer_at = None, inf
-        if self._state not in (_ASKED, _BODY):
+        if self._state not in (_AWAITED, _BODY):
             return
         now = self.loop.time()
         if now >= self._end:
@@ -370,20 +336,15 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
         self._wake()
 
-    def _drain(self) -> None:
-        self._state = _REST
-        self._forget_parts()
-        self._draining = self.loop.call_later(DRAIN_SECONDS, self.abort)
-
     def _release(self) -> None:
         if self._draining is not None:
             self._draining.cancel()
             self._draining = None
         self._forget_parts()
-        # An answer that came before its question had gone out leaves the rest of the question in the buffer.
+        # A response that came before its request had gone out leaves the rest of the request in the buffer.
         if self._keep and self.is_open and not self._transport.get_write_buffer_size():
-            self._state = _FREE
-            self._keeper.give_back(self)
+            self._state = _IDLE
+            self._owner.release(self)
         else:
             self.abort()
 
@@ -396,27 +357,15 @@ class Connection(asyncio.Protocol):
             self._draining = None
 
 
-_FREE, _ASKED, _BODY, _REST, _WHOLE = range(5)
-"""Where a connection stands: with nobody; asked; answering; giving the rest of what nobody wants; its answer whole."""
+_IDLE, _AWAITED, _BODY, _DRAINING, _COMPLETE = range(5)
+"""Where a connection stands: in the pool; a response is awaited; its body comes; the rest of a body that nobody wants
+comes; the response is complete."""
 _FINAL_STATUS = 200
+_IDLE_TIMEOUTS = (b"HTTP/1.1 408", b"HTTP/1.0 408")
+"""What HAProxy and others say before they close a connection that was idle for too long."""
 _SIZED = frozenset({b"content-length", b"transfer-encoding"})
 """With one of these a body that ends with its connection was cut off."""
 
 
 def _head_too_long() -> Broken:
     return Broken(f"the headers are longer than {HEAD_BYTES} bytes")
-
-
-@coroutine
-def _rest_of(step: Coroutine[Any, Any, bool], waits_for: Any) -> Generator[Any, Any, bool]:
-    """What is left of a coroutine that was begun elsewhere and waits for a future."""
-    try:
-        while True:
-            try:
-                yield waits_for
-            except BaseException as error:  # noqa: BLE001 -- not swallowed: what is thrown in is meant for the step
-                waits_for = step.throw(error)
-            else:
-                waits_for = step.send(None)
-    except StopIteration as done:
-        return bool(done.value)

@@ -1,12 +1,8 @@
-"""What the house needs of an HTTP client, and the ways it can fail. No library's types appear here.
+"""What users of the HTTP client see of an exchange: its deadlines, the response, and the ways in which it fails."""
 
-The interface is small on purpose: one verb, a status, headers, bytes. Another implementation takes a page.
-"""
-
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 Which: TypeAlias = Literal["connect", "first_byte", "idle", "total"]
 
@@ -26,7 +22,7 @@ class Deadlines:
 
 
 class Response(Protocol):
-    """An answer whose body has not been read yet."""
+    """A response whose body has not been read yet."""
 
     @property
     def status(self) -> int: ...
@@ -40,14 +36,6 @@ class Response(Protocol):
         """The body as it arrives, one read at a time. Only one reader."""
         ...
 
-    async def carry(self, each: Callable[[bytes], Coroutine[Any, Any, bool]]) -> None:
-        """Await `each` for one read of the body after the other, to its end or until `each` says that it has enough.
-
-        What `each` does without having to wait for it may be done where the bytes arrive, outside of the task that
-        carries: for thousands of small reads, waking that task is most of what they cost.
-        """
-        ...
-
     async def read(self, limit: int) -> bytes:
         """The whole body, or `TooLarge` when it is longer than `limit`."""
         ...
@@ -57,18 +45,8 @@ class Response(Protocol):
         ...
 
 
-class Client(Protocol):
-    def post(
-        self, url: str, headers: Mapping[str, str], body: bytes, deadlines: Deadlines
-    ) -> AbstractAsyncContextManager[Response]:
-        """Leaving the context before the body's end, or being cancelled anywhere, closes the connection at once."""
-        ...
-
-    async def close(self) -> None: ...
-
-
 class TransportError(Exception):
-    """The exchange failed below HTTP. The text is ours and names no secret."""
+    """The exchange failed below HTTP. The text holds no secret."""
 
 
 class ConnectFailed(TransportError):
@@ -82,33 +60,12 @@ class TimedOut(TransportError):
 
 
 class Broken(TransportError):
-    """The connection was lost, or what came over it was not HTTP that we can read."""
+    """The connection was lost, or what came over it is not HTTP that can be read."""
 
 
 class TooLarge(TransportError):
     def __init__(self, limit: int) -> None:
         super().__init__(f"body is longer than {limit} bytes")
-
-
-# What every implementation goes by ------------------------------------------------------------------------------------
-
-KEEP_ALIVE_SECONDS = 30.0
-"""Less than what servers allow a silent connection: one that they are about to close must not be asked again."""
-DRAIN_SECONDS = 0.5
-DRAIN_BYTES = 65_536
-"""After the end mark a server owes us no more than a chunk terminator; one that lingers loses its connection."""
-COMPRESSED = "the body is compressed although that was not asked for"
-
-
-async def read_whole(chunks: AsyncIterator[bytes], limit: int) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    async for part in chunks:
-        size += len(part)
-        if size > limit:
-            raise TooLarge(limit)
-        parts.append(part)
-    return b"".join(parts)
 
 
 def reason(error: BaseException) -> str:

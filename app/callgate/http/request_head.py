@@ -1,82 +1,85 @@
 """Where a request goes, and its head: what of a request is the same whenever a server is asked."""
 
-import base64
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import TypeAlias
-from urllib.parse import quote, unquote, urlsplit
+from typing import Final, NamedTuple, TypeAlias
+from urllib.parse import quote, urlsplit
 
 from callgate.http.interface import ConnectFailed
+from callgate.http.proxies import USUAL_PORTS, Proxies, Proxy, basic_credentials
 
-Where: TypeAlias = tuple[str, int, bool]
-"""Host, port and whether TLS is spoken."""
+Headers: TypeAlias = tuple[tuple[str, str], ...]
 
-SAFE_IN_TARGET = "/%:@!$&'()*+,;=~-._?"
-
-
-@lru_cache(maxsize=1024)
-def prepared(method: str, url: str, headers: tuple[tuple[str, str], ...]) -> tuple[Where, bytes]:
-    """Where a request goes and its head up to the length of the body."""
-    address = _address(url)
-    lines = [f"{method} {address.target} HTTP/1.1", *_lines(address, headers), "Content-Length: "]
-    for line in lines:
-        if "\r" in line or "\n" in line or "\0" in line:
-            raise ConnectFailed("a header holds a line break")
-    try:
-        return address.where, "\r\n".join(lines).encode("latin-1")
-    except UnicodeEncodeError:
-        raise ConnectFailed("a header holds a character that no header can hold") from None
+SAFE_IN_TARGET: Final = "/%:@!$&'()*+,;=~-._?"
+MAX_HEADS: Final = 512
+MAX_HEAD_BYTES: Final = 4096
+"""Heads that are remembered, two megabytes at most. Callers' words get into some of them; what is longer is written anew."""
+FRAMING: Final = frozenset({"content-length", "transfer-encoding", "connection", "proxy-authorization"})
+"""How this message is sent and through whom: the client's own to say."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Address:
-    where: Where
-    target: str
+class Origin(NamedTuple):
+    """What a connection leads to. Connections to the same origin are interchangeable."""
+
     host: str
-    authorization: str | None
+    port: int
+    secure: bool
+    proxy: Proxy | None
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def _lines(address: _Address, headers: tuple[tuple[str, str], ...]) -> Iterator[str]:
-    given = {name.lower() for name, _ in headers}
-    if "host" not in given:
-        yield f"Host: {address.host}"
-    if "user-agent" not in given:
-        yield "User-Agent: callgate"
-    if "accept" not in given:
-        yield "Accept: */*"
-    if "accept-encoding" not in given:
-        yield "Accept-Encoding: identity"
-    if address.authorization is not None and "authorization" not in given:
-        yield f"Authorization: {address.authorization}"
-    for name, value in headers:
-        if name.lower() not in ("content-length", "transfer-encoding", "connection"):
-            yield f"{name}: {value}"
+_heads: dict[tuple[str, str, Headers, Proxies | None], tuple[Origin, bytes]] = {}
 
 
-def _address(url: str) -> _Address:
+def request_head(method: str, url: str, headers: Headers, proxies: Proxies | None) -> tuple[Origin, bytes]:
+    """Where a request goes, and its head up to the value of `Content-Length`, which is its last header."""
+    key = (method, url, headers, proxies)
+    found = _heads.get(key)
+    if found is None:
+        found = _written(method, url, headers, proxies)
+        if len(found[1]) <= MAX_HEAD_BYTES:
+            if len(_heads) >= MAX_HEADS:
+                _heads.clear()
+            _heads[key] = found
+    return found
+
+
+def _written(method: str, url: str, headers: Headers, proxies: Proxies | None) -> tuple[Origin, bytes]:
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as error:
         raise ConnectFailed(f"not an address: {error}") from None
-    if parts.scheme not in ("http", "https") or not host:
+    if parts.scheme not in USUAL_PORTS or not host:
         raise ConnectFailed("not an http address")
-    secure = parts.scheme == "https"
     if not host.isascii():
         try:
             host = host.encode("idna").decode()
         except UnicodeError:
             raise ConnectFailed("not the name of a host") from None
-    usual = 443 if secure else 80
-    shown = f"[{host}]" if ":" in host else host
-    authorization = None
+    secure = parts.scheme == "https"
+    usual = USUAL_PORTS[parts.scheme]
+    port = port or usual
+    proxy = None if proxies is None else proxies.proxy_for(host, port, secure=secure)
+    origin = Origin(host, port, secure, proxy)
+    authority = str(origin).removesuffix(f":{usual}")
+    target = quote(parts.path or "/", safe=SAFE_IN_TARGET)
+    if parts.query:
+        target += f"?{quote(parts.query, safe=SAFE_IN_TARGET)}"
+    own: dict[str, str] = {"Host": authority, "User-Agent": "callgate", "Accept": "*/*", "Accept-Encoding": "identity"}
     if parts.username is not None:
-        user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-        authorization = f"Basic {base64.b64encode(user.encode()).decode()}"
-    target = quote(parts.path or "/", safe=SAFE_IN_TARGET) + (
-        f"?{quote(parts.query, safe=SAFE_IN_TARGET)}" if parts.query else ""
-    )
-    return _Address(
-        (host, port or usual, secure), target, shown if port in (None, usual) else f"{shown}:{port}", authorization
-    )
+        own["Authorization"] = basic_credentials(parts.username, parts.password)
+    given = {name.lower(): f"{name}: {value}" for name, value in headers}
+    lines = [f"{name}: {value}" for name, value in own.items() if name.lower() not in given]
+    lines += [line for name, line in given.items() if name not in FRAMING]
+    if proxy is not None and not secure:  # for the proxy, which asks for us; through a tunnel it sees nothing of this
+        target = f"http://{authority}{target}"
+        if proxy.authorization is not None:
+            lines.append(f"Proxy-Authorization: {proxy.authorization}")
+    lines = [f"{method} {target} HTTP/1.1", *lines, "Content-Length: "]
+    if any("\r" in line or "\n" in line or "\0" in line for line in lines):
+        raise ConnectFailed("a header holds a line break")
+    try:
+        return origin, "\r\n".join(lines).encode("latin-1")
+    except UnicodeEncodeError:
+        raise ConnectFailed("a header holds a character that no header can hold") from None

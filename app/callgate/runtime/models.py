@@ -7,7 +7,7 @@ import structlog
 
 from callgate.config.schema import Config
 from callgate.conversation.ports import Model
-from callgate.runtime.builders.models import client_of, model_entries, retry_policy_of
+from callgate.runtime.builders.models import model_client, model_entries, retry_policy_of
 from callgate.schemas.adapted_model import AdaptedModel
 from callgate.schemas.dialects import Dialect, dialect_of
 from callgate.telemetry.models import write_choice
@@ -24,7 +24,7 @@ class Models:
     """The catalogue, each of its deployments wrapped."""
 
     def __init__(self, config: Config, has_schema: Callable[[Any], bool]) -> None:
-        self.client = client_of(config)
+        self.client = model_client()
         self._schemas = AdaptedSchemas(has_schema, _log_losses)
         self._tool_calling = ToolCalling(_log_choice, config.limits.argument_bytes)
         self.catalogue = Catalogue(

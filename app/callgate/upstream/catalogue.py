@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from callgate.conversation.errors import ChatError
 from callgate.conversation.ports import Model, ModelAnswer, ModelRequest, Passage, PassOn
-from callgate.http.interface import Client
+from callgate.http.client import HttpClient
 from callgate.upstream import litellm_model, resolve
 from callgate.upstream.demo_model import DemoModel
 from callgate.upstream.direct_model import Endpoint
@@ -34,7 +34,7 @@ class Catalogue:
     def __init__(
         self,
         entries: Sequence[ModelEntry],
-        client: Client,
+        client: HttpClient,
         *,
         wrap: Wrap | None = None,
         policy: RetryPolicy | None = None,
@@ -132,7 +132,7 @@ class _Ready:
 class _Undecided:
     """A deployment whose lane needs litellm to be told. The first ask settles it."""
 
-    def __init__(self, entry: ModelEntry, client: Client) -> None:
+    def __init__(self, entry: ModelEntry, client: HttpClient) -> None:
         self.name = entry.model_name
         self._entry = entry
         self._client = client
@@ -167,7 +167,7 @@ class _Undecided:
         return through
 
 
-def _relay(entry: ModelEntry, endpoint: Endpoint, client: Client) -> RelayModel:
+def _relay(entry: ModelEntry, endpoint: Endpoint, client: HttpClient) -> RelayModel:
     return RelayModel(entry.model_name, endpoint, client, entry.deadlines, answer_bytes=entry.answer_bytes)
 
 

@@ -17,8 +17,9 @@ from callgate.conversation import raw_json as late
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import ModelEvent, ProviderError, ProviderHead
 from callgate.conversation.ports import Message, ModelAnswer, ModelRequest
+from callgate.http.client import HttpClient
 from callgate.http.event_stream import BOM, ErrorEvent, EventStreamReader, EventTooLarge, looks_like_keep_alive
-from callgate.http.interface import Client, Deadlines, Response, TransportError
+from callgate.http.interface import Deadlines, Response, TransportError
 from callgate.upstream import errors
 from callgate.upstream.chunks import ChunkReader, read_completion
 from callgate.upstream.delta_template import Frame
@@ -61,7 +62,7 @@ class DirectModel:
         self,
         name: str,
         endpoint: Endpoint,
-        client: Client,
+        client: HttpClient,
         deadlines: Deadlines,
         *,
         answer_bytes: int = ANSWER_BYTES,

@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-import httpx2
+import msgspec
 
 from callgate.conversation.errors import ChatError
 from callgate.conversation.ports import ModelRequest
-from callgate.http.interface import Client, Deadlines
+from callgate.http.client import HttpClient
+from callgate.http.interface import Deadlines, TransportError
 from callgate.upstream import errors, litellm_model, resolve
 from callgate.upstream.catalogue import Catalogue, is_demo
 from callgate.upstream.direct_model import Endpoint
@@ -27,6 +28,7 @@ SECONDS = 15.0
 NO_LIST = frozenset({404, 405, 501})
 """What servers without a list of models answer. They are asked for one token instead."""
 LIST_BYTES = 8_000_000
+_PATIENCE = Deadlines(connect=SECONDS, first_byte=SECONDS, idle=SECONDS, total=SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ async def whereabouts(entry: ModelEntry) -> Whereabouts:
     return Whereabouts("translated" if why is None else "litellm", host, why=why)
 
 
-async def look(entry: ModelEntry, client: Client) -> Found:
+async def look(entry: ModelEntry, client: HttpClient) -> Found:
     """Whether the provider is there, takes the key and has the model."""
     if is_demo(entry):
         return Found("ok", "built in")
@@ -75,7 +77,7 @@ async def look(entry: ModelEntry, client: Client) -> Found:
     try:
         async with asyncio.timeout(SECONDS):
             place = await whereabouts(entry)
-            found = await (_listed(place.endpoint) if place.endpoint else _asked(entry, client))
+            found = await (_listed(place.endpoint, client) if place.endpoint else _asked(entry, client))
             if found is None:
                 found = await _asked(entry, client)
     except TimeoutError:
@@ -83,24 +85,22 @@ async def look(entry: ModelEntry, client: Client) -> Found:
     return replace(found, seconds=time.perf_counter() - began)
 
 
-async def _listed(endpoint: Endpoint) -> Found | None:
+async def _listed(endpoint: Endpoint, client: HttpClient) -> Found | None:
     """What the provider's list of models says; None where it has none."""
     address = endpoint.url.removesuffix("/chat/completions") + "/models"
     try:
-        async with httpx2.AsyncClient(timeout=SECONDS, trust_env=True, follow_redirects=False) as web:
-            answer = await web.get(address, headers=dict(endpoint.headers))
-    except httpx2.HTTPError as error:
-        return Found(
-            "fail",
-            errors.redact(f"cannot be reached: {error}" if str(error) else "cannot be reached", endpoint.secrets),
-        )
-    if answer.status_code in NO_LIST:
+        async with client.get(address, endpoint.headers, _PATIENCE) as response:
+            status = response.status
+            body = await response.read(LIST_BYTES) if status == 200 else b""
+    except TransportError as error:
+        return Found("fail", errors.redact(f"cannot be reached: {error}", endpoint.secrets))
+    if status in NO_LIST:
         return None
-    if answer.status_code in {401, 403}:
-        return Found("fail", f"the provider refuses the key ({answer.status_code})")
-    if answer.status_code != 200:
-        return Found("fail", f"the provider's list of models answers {answer.status_code}")
-    names = _names_in(answer)
+    if status in {401, 403}:
+        return Found("fail", f"the provider refuses the key ({status})")
+    if status != 200:
+        return Found("fail", f"the provider's list of models answers {status}")
+    names = _names_in(body)
     if not names:
         return None
     if "*" in endpoint.model or endpoint.model in names:
@@ -108,21 +108,20 @@ async def _listed(endpoint: Endpoint) -> Found | None:
     return Found("warn", f"reached, but the provider does not list {endpoint.model!r}")
 
 
-def _names_in(answer: httpx2.Response) -> set[str]:
+def _names_in(body: bytes) -> set[str]:
     try:
-        listed = answer.json() if len(answer.content) <= LIST_BYTES else None
-    except ValueError:
+        listed = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return set()
     data = listed.get("data") if isinstance(listed, Mapping) else None
     return {str(it["id"]) for it in data if isinstance(it, Mapping) and "id" in it} if isinstance(data, list) else set()
 
 
-async def _asked(entry: ModelEntry, client: Client) -> Found:
+async def _asked(entry: ModelEntry, client: HttpClient) -> Found:
     """One token of an answer."""
     if "*" in entry.model_name or "*" in str(entry.litellm_params["model"]):
         return Found("warn", "not asked: a wildcard stands for no one model")
-    patient = Deadlines(connect=SECONDS, first_byte=SECONDS, idle=SECONDS, total=SECONDS)
-    alone = replace(entry, fallbacks=(), deadlines=patient)
+    alone = replace(entry, fallbacks=(), deadlines=_PATIENCE)
     model = Catalogue([alone], client, policy=RetryPolicy(tries=1)).model(entry.model_name)
     params: dict[str, Any] = {"max_tokens": 1}
     try:

@@ -190,7 +190,9 @@ class StreamPassage:
         self._emit = emit
         if not await self._carry_on(self._ready):
             try:
-                await self._response.carry(self._carry_on)
+                async for data in self._response.chunks():
+                    if await self._carry_on(data):
+                        break
             except TransportError as error:
                 if not self.reasons:
                     raise BrokenOff(str(error), transport_error=True) from error

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from callgate.conversation.errors import ChatError
-from callgate.http.interface import Client, Deadlines, Response, TransportError
+from callgate.http.client import HttpClient
+from callgate.http.interface import Deadlines, Response, TransportError
 from callgate.upstream import errors, litellm_model, resolve
 from callgate.upstream.catalogue import is_demo
 from callgate.upstream.direct_model import ERROR_BYTES, Endpoint
@@ -50,7 +51,7 @@ class Passage:
     """The way to one model's provider."""
 
     endpoint: Endpoint
-    client: Client
+    client: HttpClient
     deadlines: Deadlines
 
     @asynccontextmanager
@@ -92,7 +93,7 @@ class Passage:
         return errors.from_status(response.status, response.headers, body, secrets=self.endpoint.secrets)
 
 
-async def passage_for(entry: ModelEntry, client: Client) -> Passage | None:
+async def passage_for(entry: ModelEntry, client: HttpClient) -> Passage | None:
     """The way to an entry's model, or None when its provider has no API of this shape."""
     if is_demo(entry):
         return None

@@ -14,8 +14,9 @@ import structlog
 
 from callgate.conversation.errors import ChatError
 from callgate.conversation.ports import ModelAnswer, ModelRequest
+from callgate.http.client import HttpClient
 from callgate.http.event_stream import BOM
-from callgate.http.interface import Client, Deadlines, Response, TransportError
+from callgate.http.interface import Deadlines, Response, TransportError
 from callgate.upstream import claude, errors, gemini, resolve
 from callgate.upstream.direct_model import ANSWER_BYTES, Body, HttpAnswer, opened
 from callgate.upstream.litellm_model import LiteLLMModel, loaded
@@ -33,7 +34,7 @@ class TranslatedModel:
         self,
         name: str,
         way: ThroughLiteLLM,
-        client: Client,
+        client: HttpClient,
         deadlines: Deadlines,
         otherwise: LiteLLMModel,
         *,

@@ -70,5 +70,3 @@ class Upstream(Section):
     """For one whole answer."""
     retries: Retries = 2
     """Further tries of a turn of which nothing was passed on yet."""
-    client: Literal["lean", "aiohttp"] = "lean"
-    """What carries the requests: `lean` is our own and fast; `aiohttp` takes `HTTP_PROXY` and `HTTPS_PROXY` from the environment."""

@@ -5,7 +5,8 @@ from typing import Any
 from callgate.config.schema import Config
 from callgate.config.schema import ModelEntry as ModelSection
 from callgate.http.client import HttpClient
-from callgate.http.interface import Client, Deadlines
+from callgate.http.interface import Deadlines
+from callgate.http.proxies import Proxies
 from callgate.runtime.builders.errors import BadModel
 from callgate.upstream.resolve import LaneError, ModelEntry, check
 from callgate.upstream.retry import RetryPolicy
@@ -62,10 +63,6 @@ def concurrency_of(config: Config) -> dict[str, int]:
     return {name: sum(filter(None, places)) for name, places in found.items() if None not in places}
 
 
-def client_of(config: Config) -> Client:
-    """What carries requests to models. aiohttp is loaded only where it is wanted."""
-    if config.upstream.client == "lean":
-        return HttpClient()
-    from callgate.http.aiohttp_client import AiohttpClient
-
-    return AiohttpClient(proxies_from_env=True)
+def model_client() -> HttpClient:
+    """What carries requests to models, through the proxies that the environment names."""
+    return HttpClient(proxies=Proxies.from_environment())

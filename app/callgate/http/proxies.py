@@ -1,0 +1,113 @@
+"""The proxies that the environment names: `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`, in either case."""
+
+import base64
+import ipaddress
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+from urllib.parse import unquote, urlsplit
+
+from callgate.http.interface import ConnectFailed
+
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+USUAL_PORTS = {"http": 80, "https": 443}
+_PORT = re.compile(r":(\d{1,5})$")
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    host: str
+    port: int
+    secure: bool = False
+    """Whether TLS is spoken with the proxy itself."""
+    authorization: str | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        return f"the proxy {f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Proxies:
+    """Which proxy a request goes through. A name in lower case wins over the same in upper case, even if it is empty."""
+
+    http: str = field(default="", repr=False)
+    https: str = field(default="", repr=False)
+    no_proxy: str = ""
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "Proxies | None":
+        """None where the environment names no proxy."""
+
+        def value(name: str) -> str:
+            return environ.get(name.lower(), environ.get(name.upper(), "")).strip()
+
+        every = value("all_proxy")
+        found = cls(value("http_proxy") or every, value("https_proxy") or every, value("no_proxy"))
+        return found if found.http or found.https else None
+
+    def proxy_for(self, host: str, port: int, *, secure: bool) -> Proxy | None:
+        address = self.https if secure else self.http
+        if not address or self._is_exempt(host.lower().rstrip("."), port):
+            return None
+        return _proxy_at(address, "HTTPS_PROXY" if secure else "HTTP_PROXY")
+
+    def _is_exempt(self, host: str, port: int) -> bool:
+        """Whether `NO_PROXY` names the host: by `*`, its name or a suffix of it, its address or network, with a port or without."""
+        address = _ip(host)
+        for entry in re.split(r"[,\s]+", self.no_proxy.lower()):
+            name = entry
+            if (found := _PORT.search(entry)) and _ip(entry) is None:
+                if int(found[1]) != port:
+                    continue
+                name = entry[: found.start()]
+            if name == "*":
+                return True
+            name = name.strip("[]").removeprefix("*").strip(".")
+            if not name:
+                continue
+            if address is None:
+                if host == name or host.endswith(f".{name}"):
+                    return True
+            elif (network := _network(name)) is not None and address in network:
+                return True
+        return False
+
+
+def _proxy_at(address: str, variable: str) -> Proxy:
+    """The proxy that a variable names. One that cannot be used fails the request: going past it was not asked for."""
+    try:
+        parts = urlsplit(address if "://" in address else f"http://{address}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise ConnectFailed(f"{variable} (or ALL_PROXY) is not an address") from None
+    if parts.scheme not in USUAL_PORTS or not host:
+        raise ConnectFailed(
+            f"{variable} (or ALL_PROXY) names a {parts.scheme} proxy, which cannot be used: "
+            "name an HTTP proxy, or exempt the host in NO_PROXY"
+        )
+    authorization = None if parts.username is None else basic_credentials(parts.username, parts.password)
+    return Proxy(host, port or USUAL_PORTS[parts.scheme], parts.scheme == "https", authorization)
+
+
+def basic_credentials(username: str, password: str | None) -> str:
+    """The credentials of an address as the value of a header."""
+    user = f"{unquote(username)}:{unquote(password or '')}"
+    return f"Basic {base64.b64encode(user.encode()).decode()}"
+
+
+def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        address = ipaddress.ip_address(text.strip("[]"))
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def _network(text: str) -> Network | None:
+    try:
+        return ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        return None
