@@ -127,6 +127,57 @@ def test_a_model_that_could_never_be_asked_is_told_with_its_place(tmp_path):
     assert "model_list.0: lane is direct" in ran.stderr
 
 
+@pytest.mark.parametrize(
+    ("sections", "place", "near"),
+    [
+        ({"model_list": [{**MODELS[0], "tools": ["ad"]}]}, "model_list.0.tools", "did you mean 'add'"),
+        ({"require_approval": {"always": ["send_mial"]}}, "require_approval", "did you mean 'send_mail'"),
+        ({"keys": [{"name": "k", "hash": "sha256:" + 64 * "0", "tools": ["serch"]}]}, "keys.0.tools", "names no tool"),
+    ],
+)
+def test_a_name_that_is_no_tool_s_is_an_error_with_its_place_and_a_near_name(tmp_path, sections, place, near):
+    config = {"tools": [tool_entry("add"), tool_entry("send_mail")], **sections}
+    ran = callgate("check", config=config, folder=tmp_path)
+    assert ran.returncode == 2
+    assert place in ran.stderr
+    assert near in ran.stderr
+
+
+def test_a_source_that_is_not_there_cannot_be_named(tmp_path):
+    server = {"command": sys.executable, "args": ["-S", str(RAW_MCP)]}
+    models = [{**MODELS[0], "tools": ["ghithub/*"]}]
+    ran = callgate("check", config={"model_list": models, "mcp_servers": {"github": server}}, folder=tmp_path)
+    assert ran.returncode == 2
+    assert "did you mean 'github/*'" in ran.stderr
+
+
+def test_names_that_may_be_those_of_a_server_are_noted_until_it_was_asked(tmp_path):
+    server = {
+        "command": sys.executable,
+        "args": ["-S", str(RAW_MCP)],
+        "prefix": "raw",
+        "allowed_tools": ["echo", "ecko"],
+    }
+    models = [{**MODELS[0], "tools": ["raw_ehco"]}]
+    config = {"model_list": models, "mcp_servers": {"raw": server}}
+    ran = callgate("check", config=config, folder=tmp_path)
+    assert ran.returncode == 0
+    assert "note: model_list.0.tools (demo): 'raw_ehco' names no tool" in ran.stderr
+    ran = callgate("doctor", "--json", config=config, folder=tmp_path)
+    warned = [check["detail"] for check in json.loads(ran.stdout)["checks"] if check["status"] == "warn"]
+    assert any("'raw_ehco' names no tool; did you mean 'raw_echo'?" in detail for detail in warned)
+    assert any("allowed_tools: 'ecko' names no tool; did you mean 'echo'?" in detail for detail in warned)
+
+
+def test_two_tools_of_one_name_are_shown_with_what_each_is_called(tmp_path):
+    server = {"command": sys.executable, "args": ["-S", str(RAW_MCP)], "prefix": "", "allowed_tools": ["echo"]}
+    config = {"mcp_servers": {"one": server, "two": server}, "tools": [tool_entry("add")]}
+    ran = callgate("tools", "list", config=config, folder=tmp_path)
+    assert "name clash echo: one/echo is echo_" in ran.stdout
+    ran = callgate("doctor", config=config, folder=tmp_path)
+    assert "warn  name echo: " in ran.stdout
+
+
 def test_a_schema_that_cannot_be_compiled_is_told(tmp_path):
     ran = callgate("check", config={"tools": [http_tool(parameters=BROKEN)]}, folder=tmp_path)
     assert ran.returncode == 1

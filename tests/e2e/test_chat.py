@@ -9,7 +9,7 @@ from typing import Any
 
 import openai
 import pytest
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, BadRequestError
 
 from callgate.application import create_app
 from tests.harness import toolshed
@@ -87,6 +87,25 @@ async def test_a_chain_of_two_tools(upstream: Upstream, stream: bool) -> None:
     assert heard.finish_reason == "stop"
     results = [m["content"] for m in upstream.requests[2].body["messages"] if m["role"] == "tool"]
     assert results == ["4 C in Oslo", "42"]
+
+
+@BOTH
+async def test_a_request_that_names_a_tool_that_is_none_is_sent_a_near_name(upstream: Upstream, stream: bool) -> None:
+    upstream.script("m", [Reply(text="Hello."), Reply(text="Hello.")])
+    async with serving(upstream) as served:
+        output = await ask(served, stream=stream, extra_headers={"X-Callgate-Tools": "ad, echo"})
+        assert output.diagnostics["warnings"] == ["'ad' names no tool; did you mean 'add'?"]
+        asking: dict[str, Any] = {"model": "m", "messages": ASKING, "metadata": {"tools": "ehco\u00e4"}}
+        answer = await served.client.chat.completions.with_raw_response.create(**asking)
+    assert answer.headers["x-callgate-warning"] == "'ehco\\xe4' names no tool; did you mean 'echo'?"
+
+
+@BOTH
+async def test_a_request_that_names_more_tools_than_there_could_be_is_refused(upstream: Upstream, stream: bool) -> None:
+    async with serving(upstream) as served:
+        with pytest.raises(BadRequestError) as refused:
+            await ask(served, stream=stream, metadata={"tools": ",".join(f"tool_{at}*" for at in range(100_000))})
+    assert refused.value.code == "too_many_tool_names"
 
 
 @BOTH

@@ -128,16 +128,16 @@ async def test_what_counts_and_waits_survives_a_move():
 async def test_calls_under_way_count_in_the_new_runtime_where_the_limit_is_the_same():
     async with RuntimeManager(config(tools=[{**BUILTIN, "concurrency": 1}])) as manager:
         with manager.lease() as old:
-            [gate] = old.registry.limits.on_the_way_to("clock", "")
+            [gate] = old.registry.limits.on_the_way_to("config/clock", "")
             await gate.enter()
             await manager.apply(config(tools=[{**BUILTIN, "concurrency": 1, "timeout": 5}]))
-            assert manager.current.registry.limits.on_the_way_to("clock", "") == [gate]
+            assert manager.current.registry.limits.on_the_way_to("config/clock", "") == [gate]
             await manager.apply(config(tools=[{**BUILTIN, "concurrency": 2}]))
-            [wider] = manager.current.registry.limits.on_the_way_to("clock", "")
+            [wider] = manager.current.registry.limits.on_the_way_to("config/clock", "")
             assert wider is not gate
             gate.leave()
         await manager.apply(config(tools=[BUILTIN]))
-        assert manager.current.registry.limits.on_the_way_to("clock", "") == []
+        assert manager.current.registry.limits.on_the_way_to("config/clock", "") == []
 
 
 async def test_what_has_changed_is_told_and_what_needs_a_restart():

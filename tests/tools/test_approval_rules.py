@@ -13,6 +13,10 @@ class A:
     name: str
     address: str = "config/x"
 
+    @property
+    def claimed(self) -> str:
+        return self.name
+
 
 @pytest.mark.parametrize(
     ("always", "never", "waits"),

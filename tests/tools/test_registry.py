@@ -182,7 +182,7 @@ async def test_a_server_that_invents_names_for_ever_does_not_fill_the_memory(mon
         source.there = (a_tool(f"tool_{n}", concurrency=1),)
         assert names(registry) == [f"tool_{n}"]
     assert len(registry._claims) <= 51
-    assert list(registry.limits._of_tools) == ["tool_59"]
+    assert list(registry.limits._of_tools) == ["s/tool_59"]
     await registry.close()
 
 

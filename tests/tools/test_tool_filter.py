@@ -1,10 +1,13 @@
+import fnmatch
+import time
 from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callgate.tools.tool_filter import ToolFilter, narrowed, tool_filter
+from callgate.conversation.errors import ChatError
+from callgate.tools.tool_filter import MAX_REQUEST_BYTES, ToolFilter, glob_matches, narrowed, requested_filter
 
 
 @dataclass
@@ -12,12 +15,16 @@ class Thing:
     name: str
     address: str
 
+    @property
+    def claimed(self) -> str:
+        return self.name
+
 
 THINGS = [Thing("clock", "config/clock"), Thing("search_1", "github/search"), Thing("issue", "github/issue")]
 
 
 def kept(*texts: str | None) -> list[str]:
-    return [thing.name for thing in narrowed(THINGS, [tool_filter(text) for text in texts])]
+    return [thing.name for thing in narrowed(THINGS, [requested_filter(text) for text in texts])]
 
 
 @pytest.mark.parametrize(
@@ -50,5 +57,34 @@ def test_every_filter_has_to_agree():
 @given(st.lists(st.text(max_size=10)))
 def test_a_filter_never_adds_anything(texts):
     before = narrowed(THINGS, [ToolFilter(("issue",))])
-    after = narrowed(THINGS, [ToolFilter(("issue",)), *(tool_filter(text) for text in texts)])
+    after = narrowed(THINGS, [ToolFilter(("issue",)), *(requested_filter(text) for text in texts)])
     assert {thing.name for thing in after} <= {thing.name for thing in before}
+
+
+@given(st.text("ab*?[]!-", max_size=8), st.text("ab-]!", max_size=6))
+def test_a_pattern_means_what_it_means_in_a_shell(pattern, text):
+    assert glob_matches(pattern, text) == fnmatch.fnmatchcase(text, pattern)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x" * 100_000,
+        ",".join(f"tool_{number}" for number in range(5_000)),
+        ",".join("a*" for _ in range(100)),
+        "*a" * 500,
+    ],
+)
+def test_a_request_that_names_more_tools_than_there_could_be_is_refused(text):
+    with pytest.raises(ChatError) as refused:
+        requested_filter(text)
+    assert (refused.value.status, refused.value.code) == (400, "too_many_tool_names")
+
+
+def test_the_worst_patterns_of_a_request_are_over_in_no_time():
+    tools = [Thing(f"tool_{'a' * 50}_{number}", f"server/{'a' * 200}{number}") for number in range(1000)]
+    worst = ",".join("*a" * 100 + f"*{number}x" for number in range(32))
+    assert len(worst) < MAX_REQUEST_BYTES
+    began = time.process_time()
+    assert narrowed(tools, [requested_filter(worst)]) == ()
+    assert time.process_time() - began < 1.0

@@ -282,7 +282,7 @@ async def test_calls_beyond_what_may_wait_are_turned_away_at_once():
     toolbox = box(house(a_tool("busy", crowd, concurrency=1)))
     async with asyncio.timeout(10):
         running = [asyncio.create_task(toolbox.run(call("busy"), silent)) for _ in range(MAX_WAITING + 1)]
-        await everything(lambda: toolbox._limits.on_the_way_to("busy", "")[0].waiting == MAX_WAITING)
+        await everything(lambda: toolbox._limits.on_the_way_to("config/busy", "")[0].waiting == MAX_WAITING)
         outcome = await toolbox.run(call("busy"), silent)
         assert isinstance(outcome, Failed)
         assert outcome.kind is FailureKind.REFUSED
@@ -389,7 +389,7 @@ async def test_a_tool_that_does_not_stop_is_let_go_and_keeps_its_place_until_it_
         return Returned("too late")
 
     toolbox = box(house(a_tool("stubborn", stubborn, concurrency=1, timeout=20)))
-    limiter = toolbox._limits.on_the_way_to("stubborn", "")[0]
+    limiter = toolbox._limits.on_the_way_to("config/stubborn", "")[0]
     async with asyncio.timeout(10):
         running = asyncio.create_task(toolbox.run(call("stubborn"), silent))
         await begun.wait()
@@ -429,7 +429,7 @@ async def test_cancelling_between_two_limiters_gives_the_first_back():
         first = asyncio.create_task(toolbox.run(call("a"), silent))
         await everything(lambda: crowd.inside == 1)
         second = asyncio.create_task(toolbox.run(call("b"), silent))
-        await everything(lambda: registry.limits.on_the_way_to("b", "")[1].waiting == 1)
+        await everything(lambda: registry.limits.on_the_way_to("config/b", "")[1].waiting == 1)
         second.cancel()
         await asyncio.wait([second])
         crowd.limiter.set()

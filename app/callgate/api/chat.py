@@ -229,6 +229,8 @@ class Run:
 
     def _headers(self, error: ChatError | None = None) -> Mapping[str, str]:
         headers = {"x-callgate-run": self.id, **self._limit_headers}
+        if self.chosen.warnings:
+            headers["x-callgate-warning"] = "; ".join(self.chosen.warnings)
         if self._visit.wrote:
             # Clients repeat a failed request by themselves. What a tool has written must not be written twice.
             headers["x-should-retry"] = "false"
@@ -264,7 +266,7 @@ class Conversation:
         self._engaged = runtime.engage(
             run.chosen, run.caller, run_id=run.id, client_tools=request.tools, allowed=request.allowed
         )
-        self.diagnosis = Diagnosis(run.id)
+        self.diagnosis = Diagnosis(run.id, run.chosen.warnings)
         self.listeners: Sequence[Listener] = (run.notes, self.diagnosis, *runtime.listeners(run.chosen.name, run.id))
 
     def add_listener(self, listener: Listener) -> None:

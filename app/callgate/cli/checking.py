@@ -24,6 +24,7 @@ def check(config: ConfigOption = None) -> None:
     from callgate.runtime.builders.limits import processes_of, threads_of
     from callgate.runtime.builders.models import model_entries
     from callgate.runtime.builders.stores import store_of
+    from callgate.runtime.tool_patterns import check_patterns, pattern_problems
     from callgate.tools.http_client import Web
 
     keep_quiet(loaded)
@@ -34,12 +35,21 @@ def check(config: ConfigOption = None) -> None:
         raise give_up(loaded.complaint(error.path, error.reason)) from None
     threads, processes = threads_of(loaded.config), processes_of(loaded.config)
     registry = built_tools(loaded, Web(), threads, processes)
+    try:
+        check_patterns(loaded.config, registry)
+    except BadEntry as error:
+        raise give_up(loaded.complaint(error.path, error.reason)) from None
     tools, sources, broken = registry.tools(), registry.sources(), registry.quarantined()
     for it in broken:
         typer.echo(f"tool {it.name} cannot be used: {it.reason}", err=True)
     names = len({entry.model_name for entry in models})
     counts = f"{names} model(s), {len(tools)} tool(s), {len(sources)} source(s) of tools that were not asked"
     typer.echo(f"{loaded.path or 'the built-in config'}: {'fine' if not broken else 'not fine'}; {counts}")
+    for clash in registry.clashes():
+        typer.echo(f"warning: {clash}", err=True)
+    unknown = " among the tools of the config, and its sources were not asked" if sources else ""
+    for problem in pattern_problems(loaded.config, registry):
+        typer.echo(f"{'note' if sources else 'warning'}: {problem}{unknown}", err=True)
     for note in dict.fromkeys(_losses(models, tools)):
         typer.echo(note)
     if broken:

@@ -64,7 +64,7 @@ async def _examined(loaded: "Loaded") -> list[Check]:
         await client.close()
         await litellm_model.close()
     async with opened_tools(loaded, OPEN_SECONDS) as registry:
-        checks += _tools(registry)
+        checks += _tools(loaded.config, registry)
     return checks
 
 
@@ -106,11 +106,17 @@ async def _model(entry: "ModelEntry", client: "HttpClient", places: asyncio.Sema
     return _check(f"model {entry.model_name}", found.verdict, f"{found.detail}; {how}", found.seconds, **row)
 
 
-def _tools(registry: "Registry") -> Iterator[Check]:
+def _tools(config: "Config", registry: "Registry") -> Iterator[Check]:
+    from callgate.runtime.tool_patterns import pattern_problems
+
     for status in registry.sources():
         yield _source(status)
     for broken in registry.quarantined():
         yield _check(f"tool {broken.name}", "fail", f"cannot be used: {broken.reason}")
+    for clash in registry.clashes():
+        yield _check(f"name {clash.claimed}", "warn", str(clash))
+    for problem in pattern_problems(config, registry):
+        yield _check("pattern", "warn", str(problem))
     tools = registry.tools()
     yield _check("tools", "ok", f"{len(tools)} can be used")
 

@@ -55,13 +55,14 @@ def call_tool(
 
 async def _found(loaded: "Loaded") -> dict[str, Any]:
     from callgate.cli.own_tools import keep_quiet, opened_tools
-    from callgate.tools.listing import operators_facts, quarantined_facts, source_facts
+    from callgate.tools.listing import clash_facts, operators_facts, quarantined_facts, source_facts
 
     keep_quiet(loaded)
     async with opened_tools(loaded, OPEN_SECONDS) as registry:
         return {
             "tools": [operators_facts(tool) for tool in registry.tools()],
             "quarantined": [quarantined_facts(broken) for broken in registry.quarantined()],
+            "clashes": [clash_facts(clash) for clash in registry.clashes()],
             "sources": [source_facts(status) for status in registry.sources()],
         }
 
@@ -81,6 +82,9 @@ def _lines(found: dict[str, Any]) -> list[str]:
         took = "" if source["open_ms"] is None else f", opened in {source['open_ms']:g} ms"
         why = f": {source['error']}" if source["error"] else ""
         lines.append(f"source {source['name']} ({source['kind']}): {source['state']}{took}{why}")
+    for clash in found["clashes"]:
+        named = ", ".join(f"{origin} is {name or 'not there now'}" for origin, name in clash["tools"].items())
+        lines.append(f"name clash {clash['name']}: {named}")
     lines += [f"quarantined {it['name']} ({it['source']}): {it['reason']}" for it in found["quarantined"]]
     return lines
 

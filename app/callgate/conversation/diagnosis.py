@@ -3,6 +3,7 @@
 A listener like any other. It keeps previews only of what broken calls said, because those are seen nowhere else.
 """
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from callgate.calls.outcome import Failed
@@ -24,8 +25,9 @@ PREVIEW_CHARS = 200
 class Diagnosis(Listener):
     """Hears a chat and can be asked at any time what is known of it."""
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, warnings: Sequence[str] = ()) -> None:
         self.run_id = run_id
+        self._warnings = warnings
         self._turns: list[dict[str, Any]] = []
         self._calls: dict[tuple[int, str], dict[str, Any]] = {}
         self._retries: list[dict[str, Any]] = []
@@ -54,6 +56,8 @@ class Diagnosis(Listener):
 
     def report(self) -> dict[str, Any]:
         told: dict[str, Any] = {"run": self.run_id, "turns": self._turns}
+        if self._warnings:
+            told["warnings"] = list(self._warnings)
         if self._retries:
             told["retries"] = self._retries
         if self._ending is not None:

@@ -2,13 +2,17 @@
 
 from typing import Any
 
-from callgate.tools.listing import quarantined_facts, tool_facts
+from callgate.tools.listing import clash_facts, quarantined_facts, tool_facts
 from callgate.tools.registry import RegisteredTool, Registry
-from callgate.tools.tool_filter import ToolFilter, allowed_filter, narrowed, tool_filter
+from callgate.tools.tool_filter import NameFilter, ToolFilter, Unmatched, narrowed, requested_filter, unmatched
 from callgate.tools.toolbox import ToolSet
 
 REMEMBERED_SELECTIONS = 1024
 """Clients may ask for any names, so there must be a bound."""
+REMEMBERED_CHARS = 512
+"""Of the tools that a request names. What is longer is worked out again, and not kept."""
+MAX_UNMATCHED = 5
+"""Of the names in one request that are no tool's: those that its client and the log are sent."""
 
 
 class OfferedTools:
@@ -39,18 +43,35 @@ class OfferedTools:
     ) -> ToolSet:
         """The tools that the model's entry, the caller's key and the request all leave on offer."""
         tools = self.all()
+        if allowed is not None:
+            allowed &= self.names  # the client may have made up any number of others
         asked = (by_entry, by_key, wanted, allowed)
         found = self._narrowed.get(asked)
         if found is None:
             if len(self._narrowed) >= REMEMBERED_SELECTIONS:
                 self._narrowed.clear()
-            filters = [ToolFilter(by_entry), ToolFilter(by_key), tool_filter(wanted), allowed_filter(allowed)]
-            found = self._narrowed[asked] = ToolSet(narrowed(tools, filters))
+            named = None if allowed is None else NameFilter(allowed)
+            found = ToolSet(
+                narrowed(tools, [ToolFilter(by_entry), ToolFilter(by_key), requested_filter(wanted), named])
+            )
+            if len(wanted or "") <= REMEMBERED_CHARS:
+                self._narrowed[asked] = found
         return found
+
+    def unmatched(
+        self, by_entry: tuple[str, ...], by_key: tuple[str, ...], wanted: str | None
+    ) -> tuple[Unmatched, ...]:
+        """The names in a request that are no tool's, of those that its caller may know of."""
+        asked = requested_filter(wanted)
+        if asked is None or not asked.patterns:
+            return ()
+        known = narrowed(self.all(), [ToolFilter(by_entry), ToolFilter(by_key)])
+        return unmatched(asked.patterns, known, by_given_name=True)[:MAX_UNMATCHED]
 
     def listed(self, by_key: tuple[str, ...], *, with_quarantined: bool) -> list[dict[str, Any]]:
         """For people: what stands in a list of tools."""
         found = [tool_facts(tool) for tool in narrowed(self._registry.tools(), [ToolFilter(by_key)])]
         if with_quarantined:
             found += map(quarantined_facts, self._registry.quarantined())
+            found += map(clash_facts, self._registry.clashes())
         return found

@@ -20,6 +20,8 @@ class Route:
     """Those on offer, if any."""
     places: int | None
     """How many requests the model takes at once; None is any number."""
+    warnings: tuple[str, ...] = ()
+    """What the caller is to know of its request: names of tools in it that are none. Plain ASCII."""
 
     def relay(self, *, with_tools: bool) -> Relay | None:
         """Where the request may pass straight through: no tool of ours is on offer, and nothing has to be read."""

@@ -23,6 +23,7 @@ from callgate.runtime.models import Models
 from callgate.runtime.offered_tools import OfferedTools
 from callgate.runtime.route import Route
 from callgate.runtime.shared import SharedResources
+from callgate.runtime.tool_patterns import check_patterns, pattern_problems
 from callgate.telemetry.listeners import LogListener, MetricsListener, write_down_passage
 from callgate.text_calls.calling_detection import CallingMode
 from callgate.tools.registry import Registry
@@ -35,6 +36,8 @@ audit = structlog.get_logger("callgate.audit")
 
 REMEMBERED_ROUTES = 1024
 """Clients may ask for any names, so there must be a bound."""
+REMEMBERED_CHARS = 512
+"""Of a model's name and of the tools that a request names. What is longer is worked out again, and not kept."""
 WILDCARD = "wildcard"
 """What is counted for a model that only a wildcard names: the rest of the name is the client's."""
 
@@ -63,6 +66,7 @@ class Runtime:
             pool=shared.sources,
             limits=None if before is None else before.registry.limits.handed_on(),
         )
+        check_patterns(config, self.registry)
         self._models = Models(config, self.registry.has_schema)
         self.catalogue = self._models.catalogue
         self._exact = frozenset(self.catalogue.names())
@@ -70,12 +74,14 @@ class Runtime:
         self._toolboxes = Toolboxes(config, shared, self.registry, self.catalogue)
         self._routes: dict[Any, Route] = {}
         self._routed_tools: object = None
+        self._patterns_checked = False
         self._places = concurrency_of(config)
         self._prices: dict[str, Price] = {}
         self._infos = {section.model_name: section.model_info for section in config.model_list}
 
     async def open(self) -> None:
         await self.registry.open()
+        self._check_patterns()
         self._admission.change(self.limits.concurrent_requests, self.limits.queue_seconds)
 
     async def close(self) -> None:
@@ -160,6 +166,9 @@ class Runtime:
         if tools is not self._routed_tools:
             self._routed_tools = tools
             self._routes = {}
+            self._check_patterns()
+        if allowed is not None:
+            allowed &= self._tools.names  # the client may have made up any number of others
         asked = (model, caller.models, caller.tools, wanted_tools, tool_choice == "none", allowed)
         route = self._routes.get(asked)
         if route is None:
@@ -170,8 +179,26 @@ class Runtime:
             if tool_choice != "none" and entry.tools:
                 server_tools = self._tools.narrowed(entry.tools, caller.tools, wanted_tools, allowed)
             name, places = self.counted_name(model), self._places.get(entry.model_name)
-            route = self._routes[asked] = Route(name, entry, self.catalogue.model(model), server_tools, places)
+            warnings = self._warnings(entry, caller, wanted_tools)
+            route = Route(name, entry, self.catalogue.model(model), server_tools, places, warnings)
+            if len(model) + len(wanted_tools or "") <= REMEMBERED_CHARS:
+                self._routes[asked] = route
         return route
+
+    def _warnings(self, entry: ModelEntry, caller: Caller, wanted: str | None) -> tuple[str, ...]:
+        found = self._tools.unmatched(entry.tools, caller.tools, wanted)
+        for each in found:
+            audit.warning("tool_pattern_unmatched", where="request", model=entry.model_name, detail=str(each))
+        return tuple(map(str, found))
+
+    def _check_patterns(self) -> None:
+        """Say once, as soon as all sources are open, which patterns of the config name no tool of any of them."""
+        if not self._patterns_checked and self.registry.is_complete:
+            self._patterns_checked = True
+            for problem in pattern_problems(self.config, self.registry):
+                audit.warning(
+                    "tool_pattern_unmatched", where=".".join(map(str, problem.path)), detail=str(problem.found)
+                )
 
     def engage(
         self,

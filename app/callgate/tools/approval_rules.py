@@ -1,9 +1,9 @@
-"""Which tools' calls wait for a person's word: patterns from the config, held against a tool's name and its safety."""
+"""Which tools' calls wait for a person's approval: patterns of the config, held against a tool's origin and its safety."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from callgate.tools.tool_filter import Named, ToolFilter
+from callgate.tools.tool_filter import Named, names_exactly, names_loosely
 
 SAFETY_PREFIX = "safety:"
 """`safety:destructive` names all tools of a class. No tool's name can have a colon."""
@@ -13,7 +13,11 @@ _OF_A_CLASS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ApprovalRule:
-    """What one place of the config says. Of the patterns that name a tool, the one that spells out most counts."""
+    """The patterns of one place of the config. Of those that name a tool, the one that spells out most counts.
+
+    A pattern under `always` holds for everything that asks for the name it spells, one under `never` only where no
+    other source asks for it: a name that is claimed twice makes nothing less guarded.
+    """
 
     always: tuple[str, ...] = ()
     never: tuple[str, ...] = ()
@@ -21,22 +25,33 @@ class ApprovalRule:
     def opinion(self, tool: Named, safety: str, *also: Named) -> bool | None:
         """Whether calls of the tool wait; None where nothing is said of it. In a tie a person is asked.
 
-        `also` are other names of the tool, and count as much.
+        `also` is the tool under the names that its own entry in the config knows, which count as much.
         """
         known = (tool, *also)
-        asked = max((_weight(pattern) for pattern in self.always if _names(pattern, known, safety)), default=-1.0)
-        free = max((_weight(pattern) for pattern in self.never if _names(pattern, known, safety)), default=-1.0)
+        asked = max((_weight(it) for it in self.always if _guards(it, known, safety)), default=-1.0)
+        free = max((_weight(it) for it in self.never if _frees(it, known, safety)), default=-1.0)
         return None if asked == free == -1.0 else asked >= free
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The patterns that are held against names."""
+        return tuple(each for each in (*self.always, *self.never) if not each.startswith(SAFETY_PREFIX))
 
 
 NO_RULE = ApprovalRule()
 """The rule of a place that says nothing."""
 
 
-def _names(pattern: str, known: Iterable[Named], safety: str) -> bool:
+def _guards(pattern: str, known: Sequence[Named], safety: str) -> bool:
     if pattern.startswith(SAFETY_PREFIX):
         return pattern.removeprefix(SAFETY_PREFIX) == safety
-    return any(ToolFilter((pattern,)).admits(tool) for tool in known)
+    return any(names_loosely(pattern, tool) for tool in known)
+
+
+def _frees(pattern: str, known: Sequence[Named], safety: str) -> bool:
+    if pattern.startswith(SAFETY_PREFIX):
+        return pattern.removeprefix(SAFETY_PREFIX) == safety
+    return any(names_exactly(pattern, tool) for tool in known)
 
 
 def _weight(pattern: str) -> float:

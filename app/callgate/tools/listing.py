@@ -1,9 +1,8 @@
-"""The tools of a house as lists for people: what there is, what it costs a prompt, and what cannot be used and why."""
+"""The server tools as lists for people: what there is, what it costs a prompt, and what cannot be used and why."""
 
-from collections.abc import Iterable
 from typing import Any
 
-from callgate.tools.registry import CONFIG, Quarantined, RegisteredTool
+from callgate.tools.registry import NameClash, Quarantined, RegisteredTool
 from callgate.tools.source_supervisor import SourceStatus
 
 CHARS_PER_TOKEN = 4
@@ -20,6 +19,7 @@ def tool_facts(tool: RegisteredTool) -> dict[str, Any]:
         "parameters": tool.tool.parameters,
         "kind": tool.tool.kind,
         "source": tool.source or "config",
+        "origin": tool.address,
         "safety": str(policy.safety),
         "require_approval": policy.require_approval,
         "state": "ready",
@@ -42,6 +42,10 @@ def prompt_tokens(tool: RegisteredTool) -> int:
     return -(-len(bytes(tool.schema)) // CHARS_PER_TOKEN)
 
 
+def clash_facts(clash: NameClash) -> dict[str, Any]:
+    return {"name": clash.claimed, "object": "tool_name_clash", "tools": dict(clash.names)}
+
+
 def source_facts(status: SourceStatus) -> dict[str, Any]:
     return {
         "name": status.name,
@@ -60,8 +64,3 @@ def quarantined_facts(broken: Quarantined) -> dict[str, Any]:
         "state": "quarantined",
         "reason": broken.reason,
     }
-
-
-def sources_of(tools: Iterable[RegisteredTool]) -> set[str]:
-    """The sources these tools come from; the config is none."""
-    return {tool.source for tool in tools} - {CONFIG}

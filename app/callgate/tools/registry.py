@@ -1,7 +1,10 @@
-"""All tools of the house: those of the config and those that sources have, under names that are legal and unique.
+"""All server tools: those of the config and those that sources have, under names that are legal and unique.
 
 Schemas are compiled and encoded here, once. A tool that cannot be used is listed with the reason and does not
 touch the others; a source that cannot be opened is listed, tried again, and its tools appear when it is back.
+
+Rules about a tool (approval, filters, limits) belong to its origin, which is its source and its name there. Where two
+sources ask for one name neither gets it, the clash is logged and listed, and the rules of both go on holding.
 """
 
 import asyncio
@@ -11,6 +14,7 @@ from typing import Any
 
 import msgspec
 import orjson
+import structlog
 
 from callgate.calls.offer import Check, OfferedTool
 from callgate.tools.approval_rules import NO_RULE, ApprovalRule
@@ -30,11 +34,27 @@ MAX_CLAIMS = 10_000
 """Names that are remembered after their tools are gone. A server that invents new ones for ever is not remembered."""
 CONFIG = ""
 """The source of tools that stand in the config by themselves."""
+CONFIG_ADDRESS = "config"
+"""What stands for it in addresses, and so is no source's name."""
+
+log = structlog.get_logger("callgate.tools")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolAtSource:
+    """A tool under the name its source has for it, which is the one that its entry in the config knows."""
+
+    name: str
+    address: str
+
+    @property
+    def claimed(self) -> str:
+        return self.name
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredTool:
-    """A tool with its place in the house."""
+    """A tool with its name and its origin."""
 
     tool: Tool
     """Under its final name and with its compiled schema."""
@@ -45,6 +65,8 @@ class RegisteredTool:
     schema: msgspec.Raw
     """`{"type":"function",…}`, encoded."""
     offered: OfferedTool
+    claimed: str
+    """The name it asks for, and has unless another source asks for it too."""
 
     @property
     def name(self) -> str:
@@ -52,7 +74,10 @@ class RegisteredTool:
 
     @property
     def address(self) -> str:
-        return f"{self.source or 'config'}/{self.original}"
+        return address(self.source, self.original)
+
+    def at_source(self) -> "ToolAtSource":
+        return ToolAtSource(self.original, self.address)
 
     def under(self, name: str) -> "RegisteredTool":
         """The same tool, offered under another name."""
@@ -67,6 +92,19 @@ class Quarantined:
     name: str
     source: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NameClash:
+    """A name that not everything that asks for it can have, and what each is called."""
+
+    claimed: str
+    names: tuple[tuple[str, str], ...]
+    """The address of each, and its name; empty for one that is not there at present."""
+
+    def __str__(self) -> str:
+        named = ", ".join(f"{origin} is {f'called {name}' if name else 'not there now'}" for origin, name in self.names)
+        return f"the name {self.claimed} is not given to all that ask for it: {named}"
 
 
 class Registry:
@@ -98,6 +136,7 @@ class Registry:
         self._tools: tuple[RegisteredTool, ...] = ()
         self._quarantined: tuple[Quarantined, ...] = ()
         self._by_name: dict[str, RegisteredTool] = {}
+        self._clashes: tuple[NameClash, ...] = ()
         self._schemas: frozenset[bytes] = frozenset()
         self._claims: dict[str, set[tuple[str, str]]] = {}
         self._compiled: dict[bytes, Check] = {}
@@ -123,8 +162,13 @@ class Registry:
 
         Where the pool has a source with the same `identity` open, that one is used and `source` never opened.
         """
-        if source.name in self._wanted or source.name == CONFIG:
+        if source.name in self._wanted:
             raise ValueError(f"two sources are called {source.name!r}")
+        if source.name in (CONFIG, CONFIG_ADDRESS):
+            raise ValueError(f"{source.name!r} is no name for a source: it stands for the config's own tools")
+        for other in self._wanted:
+            if f"{other}/".startswith(f"{source.name}/") or f"{source.name}/".startswith(f"{other}/"):
+                raise ValueError(f"the sources {other!r} and {source.name!r} cannot be told apart in `source/tool`")
         self._wanted[source.name] = (object() if identity is None else identity, source)
         self._approval_of[source.name] = approval
         self.limits.limit_source(source.name, concurrency)
@@ -155,6 +199,17 @@ class Registry:
         self._look()
         return self._tools
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether every source is open, so that what is not there now is not only late."""
+        return len(self._supervisors) == len(self._wanted) and all(
+            each.status.state is SourceState.READY for each in self._supervisors.values()
+        )
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        return tuple(self._wanted)
+
     def has_schema(self, schema: bytes) -> bool:
         """Whether an encoded schema is that of one of these tools, under its own name."""
         return schema in self._schemas
@@ -166,6 +221,11 @@ class Registry:
     def select(self, patterns: Sequence[str]) -> tuple[RegisteredTool, ...]:
         """The tools that one of the patterns names. A pattern with a slash is for `source/name`."""
         return narrowed(self.tools(), [ToolFilter(tuple(patterns))])
+
+    def clashes(self) -> tuple[NameClash, ...]:
+        """The names that several tools ask for."""
+        self._look()
+        return self._clashes
 
     def quarantined(self) -> tuple[Quarantined, ...]:
         """What cannot be offered: tools that we cannot use, and what sources themselves leave out."""
@@ -204,7 +264,7 @@ class Registry:
         names, twice = self._named(there)
         for (source, original), (name, tool) in names.items():
             try:
-                usable.append(self._taken_in(source, original, name, tool, compiled))
+                usable.append(self._registered(source, original, name, tool, compiled))
             except SchemaError as error:
                 broken.append(Quarantined(name, source, str(error)))
         broken += [Quarantined(tool.name, source, "the source has two tools of this name") for source, tool in twice]
@@ -213,11 +273,26 @@ class Registry:
         self._quarantined = tuple(sorted(broken, key=lambda each: (each.name, each.source)))
         self._by_name = {each.name: each for each in self._tools}
         self._schemas = frozenset(bytes(each.schema) for each in self._tools)
-        self.limits.forget_tools_except(self._by_name)
+        self._note_clashes(names)
+        self.limits.forget_tools_except({each.address for each in self._tools})
         for each in self._tools:
-            self.limits.limit_tool(each.name, each.tool.policy.concurrency)
+            self.limits.limit_tool(each.address, each.tool.policy.concurrency)
 
-    def _taken_in(
+    def _note_clashes(self, names: Mapping[tuple[str, str], tuple[str, Tool]]) -> None:
+        """Log each clash once, and again when it has become another."""
+        clashes = tuple(
+            NameClash(
+                claimed, tuple((address(*each), names[each][0] if each in names else "") for each in sorted(claims))
+            )
+            for claimed, claims in sorted(self._claims.items())
+            if any(each in names and names[each][0] != claimed for each in claims)
+        )
+        for clash in clashes:
+            if clash not in self._clashes:
+                log.warning("tool_name_clash", name=clash.claimed, tools=dict(clash.names))
+        self._clashes = clashes
+
+    def _registered(
         self, source: str, original: str, name: str, tool: Tool, compiled: dict[bytes, Check]
     ) -> RegisteredTool:
         parameters = whole_schema(tool.parameters)
@@ -226,7 +301,7 @@ class Registry:
         check = self._compiled.get(text) or compile_schema(parameters)
         compiled[text] = check
         final = replace(tool, name=name, parameters=parameters, check=check)
-        taken = RegisteredTool(final, source, original, schema, OfferedTool(name, parameters, check))
+        taken = RegisteredTool(final, source, original, schema, OfferedTool(name, parameters, check), _wanted(tool))
         waits = self._waits(taken)
         if waits == tool.policy.require_approval:
             return taken
@@ -236,7 +311,7 @@ class Registry:
         """Whether its calls wait for approval: its entry says, else the tool itself, else the rule for all."""
         policy = taken.tool.policy
         of_entry = self._approval_of.get((taken.source, taken.original)) or self._approval_of.get(taken.source, NO_RULE)
-        said = of_entry.opinion(taken, policy.safety, _AtHome(taken.original, taken.address))
+        said = of_entry.opinion(taken, policy.safety, taken.at_source())
         if said is None:
             said = policy.require_approval or self._approval.opinion(taken, policy.safety)
         return bool(said)
@@ -259,21 +334,24 @@ class Registry:
             for identity, tool in found.items():
                 self._claims.setdefault(_wanted(tool), set()).add(identity)
         bare = {owner: name for name, claims in self._claims.items() if (owner := _owner(claims)) is not None}
-        taken = set(bare.values())
         names: dict[tuple[str, str], tuple[str, Tool]] = {}
+        kept = {name for owner, name in bare.items() if owner[0] == CONFIG}
         for identity in sorted(found):
-            name = bare.get(identity) or _another(identity, found[identity], taken)
-            taken.add(name)
+            if identity not in bare:
+                names[identity] = (_another(identity, found[identity], kept), found[identity])
+                kept.add(names[identity][0])
+        for identity in sorted(found.keys() & bare.keys()):
+            # A name that was made for another tool is not to be had, even by who asks for no other.
+            free = bare[identity] not in kept or identity[0] == CONFIG
+            name = bare[identity] if free else _another(identity, found[identity], kept | set(bare.values()))
+            kept.add(name)
             names[identity] = (name, found[identity])
         return names, twice
 
 
-@dataclass(frozen=True, slots=True)
-class _AtHome:
-    """A tool under the name its source has for it, which is the one that its entry in the config knows."""
-
-    name: str
-    address: str
+def address(source: str, original: str) -> str:
+    """The origin of a tool, in the form in which patterns of the config name it."""
+    return f"{source or CONFIG_ADDRESS}/{original}"
 
 
 def whole_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -143,7 +143,7 @@ class RequestToolbox:
             call = replace(call, name=entry.tool.name)
         run = _CallRun(entry.tool, call, self._occasion(entry.tool, report), self._delay)
         began = monotonic()
-        places = Slots(self._limits.on_the_way_to(entry.tool.name, entry.source))
+        places = Slots(self._limits.on_the_way_to(entry.address, entry.source))
         refusal = await self._admitted(run, places)
         entered = monotonic()
         try:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 
 from callgate.config.schema import CommandTool, Config, HttpTool, OpenApiTool, PythonTool
-from callgate.runtime.builders.errors import BadTool
+from callgate.runtime.builders.errors import BadEntry, BadTool
 from callgate.runtime.builders.policies import approval_rule, fingerprint, in_clear, policy_of, stamp_of
 from callgate.runtime.builders.sources import open_api_source, server_spec
 from callgate.tools.addresses import AddressRules
@@ -50,19 +50,21 @@ def registry_of(
                 continue
             for tool in _tools(entry, defaults, web, threads, processes):
                 registry.add(tool, approval=approval)
-                registry.limits.limit_tool(tool.name, tool.policy.concurrency)
         except (ValueError, NotATool) as error:
             raise BadTool(("tools", index), entry.name, str(error)) from error
     for name, server in config.mcp_servers.items():
         if not server.disabled:
             from callgate.tools.mcp_server import McpSource
 
-            registry.add_source(
-                McpSource(server_spec(name, server, defaults), _opened(web), pins),
-                concurrency=server.concurrency,
-                approval=approval_rule(server.require_approval),
-                identity=(name, fingerprint(server), defaults),
-            )
+            try:
+                registry.add_source(
+                    McpSource(server_spec(name, server, defaults), _opened(web), pins),
+                    concurrency=server.concurrency,
+                    approval=approval_rule(server.require_approval),
+                    identity=(name, fingerprint(server), defaults),
+                )
+            except ValueError as error:
+                raise BadEntry(("mcp_servers", name), None, str(error)) from error
     return registry
 
 

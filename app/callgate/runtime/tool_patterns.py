@@ -1,0 +1,82 @@
+"""Patterns of the config that name no tool: an error where that is certain, else a warning once every source is open."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from callgate.config.schema import ApprovalLists, Config, OpenApiTool
+from callgate.runtime.builders.errors import BadEntry
+from callgate.tools.approval_rules import ApprovalRule
+from callgate.tools.registry import CONFIG_ADDRESS, Registry
+from callgate.tools.tool_filter import Unmatched, is_glob, nearest, unmatched
+
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PatternProblem:
+    """A pattern that names nothing, and where it stands."""
+
+    path: Path
+    entry: str | None
+    found: Unmatched
+
+    def __str__(self) -> str:
+        return f"{'.'.join(map(str, self.path))}{f' ({self.entry})' if self.entry else ''}: {self.found}"
+
+
+def check_patterns(config: Config, registry: Registry) -> None:
+    """Raise `BadEntry` for the first name that cannot be a tool's, whatever sources that are not open yet may have."""
+    for path, entry, patterns in _places(config):
+        for pattern in patterns:
+            wrong = _certainly_wrong(pattern, registry)
+            if wrong is not None:
+                raise BadEntry(path, entry, str(wrong))
+
+
+def pattern_problems(config: Config, registry: Registry) -> list[PatternProblem]:
+    """What names nothing among the tools there are. Worth saying when all sources are open, or to whoever asks."""
+    tools = registry.tools()
+    problems = [
+        PatternProblem(path, entry, each)
+        for path, entry, patterns in _places(config)
+        for each in unmatched(patterns, tools)
+    ]
+    for path, source, patterns in _places_of_sources(config):
+        own = [each.at_source() for each in tools if each.source == source]
+        if own:
+            problems += [PatternProblem(path, None, each) for each in unmatched(patterns, own)]
+    return problems
+
+
+def _places(config: Config) -> Iterator[tuple[Path, str | None, tuple[str, ...]]]:
+    """Every place of the config that holds patterns for tools of all sources."""
+    yield ("require_approval",), None, _names(config.require_approval)
+    for index, model in enumerate(config.model_list):
+        yield ("model_list", index, "tools"), model.model_name, model.tools
+    for index, key in enumerate(config.keys):
+        yield ("keys", index, "tools"), key.name, key.tools
+
+
+def _places_of_sources(config: Config) -> Iterator[tuple[Path, str, tuple[str, ...]]]:
+    """Those that hold patterns for the tools of one source, under the names they have there."""
+    for name, server in config.mcp_servers.items():
+        yield ("mcp_servers", name, "require_approval"), name, _names(server.require_approval)
+        yield ("mcp_servers", name, "allowed_tools"), name, server.allowed_tools or ()
+    for index, tool in enumerate(config.tools):
+        if isinstance(tool, OpenApiTool):
+            yield ("tools", index, "require_approval"), tool.name, _names(tool.require_approval)
+
+
+def _names(lists: ApprovalLists | None) -> tuple[str, ...]:
+    return () if lists is None else ApprovalRule(lists.always, lists.never).names
+
+
+def _certainly_wrong(pattern: str, registry: Registry) -> Unmatched | None:
+    source, slash, _ = pattern.rpartition("/")
+    sources = (*registry.source_names, CONFIG_ADDRESS)
+    if slash and not is_glob(source) and not any(f"{pattern}/".startswith(f"{each}/") for each in sources):
+        near = nearest(source, sources)
+        return Unmatched(pattern, near and f"{near}/{pattern.rpartition('/')[2]}")
+    if is_glob(pattern) or registry.source_names:
+        return None
+    return next(iter(unmatched((pattern,), registry.tools())), None)
