@@ -156,7 +156,7 @@ async def test_money_held_back_for_a_chat_that_cost_nothing_comes_free(limiter: 
 @pytest.mark.anyio
 async def test_the_requests_of_a_minute_ago_no_longer_count() -> None:
     clock = Clock()
-    limiter = MemoryLimiter(clock=clock)
+    limiter = MemoryLimiter(monotonic=clock)
     allowance = Allowance(requests_per_minute=1)
     limiter.settle(await limiter.reserve("alice", allowance, Amount()), Amount())
     clock.now += WINDOW
@@ -170,7 +170,7 @@ async def test_the_requests_of_a_minute_ago_no_longer_count() -> None:
 @given(st.lists(st.tuples(st.floats(0, 5), st.integers(1, 3)), max_size=200), st.integers(1, 10))
 def test_no_minute_wherever_it_begins_holds_more_than_is_allowed(arrivals: list[tuple[float, int]], limit: int) -> None:
     clock = Clock()
-    limiter = MemoryLimiter(clock=clock)
+    limiter = MemoryLimiter(monotonic=clock)
     granted: list[float] = []
     for pause, times in arrivals:
         clock.now += pause
@@ -182,9 +182,30 @@ def test_no_minute_wherever_it_begins_holds_more_than_is_allowed(arrivals: list[
         assert sum(at <= other < at + WINDOW for other in granted) <= limit
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize("step", [-345_600.0, -1.0, 345_600.0])
+async def test_a_clock_that_is_set_right_locks_nobody_out_and_forgets_no_spending(step: float) -> None:
+    clock, monotonic = Clock(), Clock(5.0)
+    limiter = MemoryLimiter(clock=clock, monotonic=monotonic)
+    allowance = Allowance(requests_per_minute=1, budget_per_day=1)
+    limiter.settle(await limiter.reserve("alice", allowance, Amount()), Amount(nano=NANO))
+    clock.now += step
+    with pytest.raises(OverLimit, match="per minute") as refused:
+        await limiter.reserve("alice", allowance, Amount())
+    assert refused.value.retry_after is not None
+    assert refused.value.retry_after <= WINDOW + 1
+    monotonic.now += refused.value.retry_after
+    if abs(step) > 86_400:
+        limiter.settle(await limiter.reserve("alice", allowance, Amount()), Amount(nano=1))
+    clock.now -= step
+    monotonic.now += WINDOW + 1
+    with pytest.raises(OverLimit, match="today"):
+        await limiter.reserve("alice", allowance, Amount())
+
+
 def test_under_constant_pressure_nearly_all_that_is_allowed_is_granted() -> None:
     clock = Clock()
-    limiter = MemoryLimiter(clock=clock)
+    limiter = MemoryLimiter(monotonic=clock)
     granted = 0
     for _ in range(60 * 100):
         clock.now += 0.1

@@ -10,6 +10,7 @@ import sqlite3
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -68,7 +69,7 @@ class KeyStore:
         self._entries: tuple[KeyEntry, ...] = ()
         self._in_use = False
         self._version = -1
-        self._look_at = 0.0
+        self._look_at = -inf
         self._look(time.monotonic())
 
     def close(self) -> None:

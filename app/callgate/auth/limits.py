@@ -15,6 +15,8 @@ from typing import Final, Protocol
 from callgate.conversation.errors import ChatError
 
 WINDOW: Final = 60
+KEPT_PERIODS: Final = 8
+"""Days and months of which is known what was spent: more than one of each, because a clock that was set wrong comes back."""
 NANO: Final = 1_000_000_000
 """Money is counted in whole billionths of a dollar: the cheapest token costs some fifty of them, and sums stay exact."""
 
@@ -60,11 +62,13 @@ class Reservation:
     key: str
     amount: Amount
     second: int
-    """When it was made, as the limiter counts."""
+    """When it was made, as the limiter counts minutes."""
     headers: Mapping[str, str] = field(default_factory=dict)
     slot: str = ""
     local: "Reservation | None" = None
     """Set where another limiter stood in."""
+    made_at: float = 0.0
+    """When it was made by the wall clock, which days and months go by."""
 
 
 class OverLimit(ChatError):
@@ -252,10 +256,12 @@ class MemoryLimiter:
         spent: Mapping[tuple[str, str], int] | None = None,
         remember: Remember = forget,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Days and months go by `clock`. Minutes go by `monotonic`, so that a clock that is set back locks nobody out."""
         self._accounts: dict[str, _Account] = {}
         self._remember = remember
-        self._clock = clock
+        self._clock, self._monotonic = clock, monotonic
         for (key, period), nano in (spent or {}).items():
             self._account(key).spent[period] = nano
 
@@ -263,28 +269,28 @@ class MemoryLimiter:
         return self.reserve_now(key, allowance, estimate)
 
     def reserve_now(self, key: str, allowance: Allowance, estimate: Amount) -> Reservation:
-        now = self._clock()
+        now, moment = self._clock(), self._monotonic()
+        second = int(moment)
         account = self._account(key)
-        account.requests.move_to(int(now))
-        account.tokens.move_to(int(now))
-        standing = self._standing(account, allowance, estimate, now)
+        account.requests.move_to(second)
+        account.tokens.move_to(second)
+        standing = self._standing(account, allowance, estimate, now, moment)
         refused = refusal(allowance, standing, estimate)
         if refused is not None:
             raise refused
-        account.requests.add(int(now), 1)
-        account.tokens.add(int(now), estimate.tokens)
+        account.requests.add(second, 1)
+        account.tokens.add(second, estimate.tokens)
         account.running += 1
         self._spend(key, account, estimate.nano, now)
-        after = self._standing(account, allowance, Amount(), now)
-        return Reservation(key, estimate, int(now), headers_of(allowance, after))
+        after = self._standing(account, allowance, Amount(), now, moment)
+        return Reservation(key, estimate, second, headers_of(allowance, after), made_at=now)
 
     def settle(self, reservation: Reservation, used: Amount) -> None:
-        now = self._clock()
         account = self._account(reservation.key)
         account.running -= 1
         account.tokens.correct(reservation.second, used.tokens - reservation.amount.tokens)
         # Booked where the estimate stood: a chat over midnight belongs to the day it began in.
-        self._spend(reservation.key, account, used.nano - reservation.amount.nano, reservation.second, now)
+        self._spend(reservation.key, account, used.nano - reservation.amount.nano, reservation.made_at)
 
     async def close(self) -> None:
         """Nothing is open."""
@@ -295,7 +301,9 @@ class MemoryLimiter:
             account = self._accounts[key] = _Account()
         return account
 
-    def _standing(self, account: _Account, allowance: Allowance, estimate: Amount, now: float) -> Standing:
+    def _standing(
+        self, account: _Account, allowance: Allowance, estimate: Amount, now: float, moment: float
+    ) -> Standing:
         requests, tokens = allowance.requests_per_minute, allowance.tokens_per_minute
         return Standing(
             now=now,
@@ -304,16 +312,18 @@ class MemoryLimiter:
             day=account.spent.get(day_of(now), 0),
             month=account.spent.get(month_of(now), 0),
             running=account.running,
-            requests_free_in=0.0 if requests is None else account.requests.free_in(now, 1, requests),
-            tokens_free_in=0.0 if tokens is None else account.tokens.free_in(now, estimate.tokens, tokens),
+            requests_free_in=0.0 if requests is None else account.requests.free_in(moment, 1, requests),
+            tokens_free_in=0.0 if tokens is None else account.tokens.free_in(moment, estimate.tokens, tokens),
         )
 
-    def _spend(self, key: str, account: _Account, nano: int, at: float, now: float | None = None) -> None:
+    def _spend(self, key: str, account: _Account, nano: int, at: float) -> None:
         if not nano:
             return
-        current = {day_of(at), month_of(at), *(() if now is None else (day_of(now), month_of(now)))}
+        spent = account.spent
         for period in (day_of(at), month_of(at)):
-            account.spent[period] = max(0, account.spent.get(period, 0) + nano)
+            spent[period] = max(0, spent.get(period, 0) + nano)
             self._remember(key, period, nano)
-        for period in account.spent.keys() - current:
-            del account.spent[period]
+        if len(spent) > KEPT_PERIODS:
+            latest = {*sorted(spent)[-KEPT_PERIODS:], day_of(at), month_of(at)}
+            for period in spent.keys() - latest:
+                del spent[period]

@@ -9,6 +9,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Coroutine
+from math import inf
 from typing import Any, Final, Literal
 
 import structlog
@@ -82,7 +83,7 @@ for i = 1, #fields, 2 do
   local amount = tonumber(fields[i + 1])
   if kind == 'r' or kind == 't' then
     local when = tonumber(at)
-    if when < second - window then
+    if when < second - window or when > second + window then -- the clock was set back
       old[#old + 1] = fields[i]
     elseif kind == 'r' then
       requests[#requests + 1] = {when, amount}
@@ -110,7 +111,7 @@ local function free_in(amounts, total, need, limit)
     over = over - each[2]
     last = each[1] + window + 1 - now
   end
-  return math.max(0, last)
+  return math.max(0, math.min(last, window + 1))
 end
 
 local function spent_out(budget, spent)
@@ -178,7 +179,7 @@ class RedisLimiter:
         self._settle = self._client.register_script(SETTLE)
         self._prefix = prefix
         self._stands_in: Limiter | None = MemoryLimiter() if down == "open" else None
-        self._away_until = 0.0
+        self._away_until = -inf
         self._settling: set[asyncio.Task[None]] = set()
 
     async def reserve(self, key: str, allowance: Allowance, estimate: Amount) -> Reservation:

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -220,7 +221,7 @@ class SqliteLedger:
 
     def _write_all(self) -> None:
         database = _opened(self._path)
-        pruned_at = 0.0
+        pruned_at = -inf
         try:
             open_ = True
             while open_:

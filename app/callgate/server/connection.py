@@ -102,7 +102,7 @@ class Connection(asyncio.Protocol):
         """When the time is up for what the connection is at."""
         self.stalled = NEVER
         """When it is up for a client that does not take what it is sent."""
-        self.unheard_since = 0.0
+        self.unheard_since = -math.inf
         self.full: asyncio.Event | None = None
         """While the client does not take what it is sent: set when there is room again."""
         self.is_holding_back = False
@@ -124,7 +124,7 @@ class Connection(asyncio.Protocol):
         self._template: dict[str, Any] = {}
         self._headers: list[tuple[bytes, bytes]] = []
         self._read_bytes = self._spent_bytes = self._head_bytes = self.body_bytes = self._framing_bytes = 0
-        self._body_began = self._last_data = self._wrote_at = 0.0
+        self._body_began = self._last_data = self._wrote_at = -math.inf
 
     # -- the transport's side
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Container
 from contextvars import ContextVar
+from math import inf
 from typing import Any, Final, TextIO
 
 import orjson
@@ -283,7 +284,7 @@ class _Lines:
     """The loop that will write what waits. Another one cannot rely on it."""
     _due_in = 0
     """The thread of that loop."""
-    _written_at = 0.0
+    _written_at = -inf
 
     def __init__(self, name: str | None, stream: TextIO | None) -> None:
         self.name = name

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from math import inf
 from typing import Any
 
 from callgate.conversation import raw_json as late
@@ -221,7 +222,7 @@ class _Clock:
         self._first = self._now() + deadlines.first_byte
         self._task: asyncio.Task[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._due = 0.0
+        self._due = inf
         self._waits = False
         self._gave_up = False
 

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from math import inf
 from typing import Any
 
 import msgspec
@@ -51,7 +52,7 @@ _outline = msgspec.json.Decoder(_Outline)
 class RelayModel(DirectModel):
     """A model of the direct lane that can also be passed a request through."""
 
-    _read_until = 0.0
+    _read_until = -inf
 
     def can_pass_on(self, *, with_tools: bool) -> bool:
         return time.monotonic() >= self._read_until
