@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from callgate.auth.admission import Admission, Turnstile
+from callgate.auth.admission import Admission, CapacityLimiter
 from callgate.conversation.errors import ChatError
 
 pytestmark = pytest.mark.anyio
@@ -18,102 +18,102 @@ async def settle() -> None:
 
 
 async def test_a_free_place_is_taken_without_waiting() -> None:
-    turnstile = Turnstile(1)
-    coroutine = turnstile.enter(LONG)
+    limiter = CapacityLimiter(1)
+    coroutine = limiter.enter(LONG)
     with pytest.raises(StopIteration) as ended:
         coroutine.send(None)
     assert ended.value.value is True
 
 
 async def test_whoever_waits_gets_the_place_of_whoever_leaves_in_the_order_of_arrival() -> None:
-    turnstile = Turnstile(2)
-    assert await turnstile.enter(LONG)
-    assert await turnstile.enter(LONG)
+    limiter = CapacityLimiter(2)
+    assert await limiter.enter(LONG)
+    assert await limiter.enter(LONG)
     came: list[int] = []
 
     async def come(number: int) -> None:
-        assert await turnstile.enter(LONG)
+        assert await limiter.enter(LONG)
         came.append(number)
 
     waiting = [asyncio.create_task(come(number)) for number in range(2)]
     await settle()
-    assert (turnstile.running, turnstile.waiting, came) == (2, 2, [])
-    turnstile.leave()
+    assert (limiter.running, limiter.waiting, came) == (2, 2, [])
+    limiter.leave()
     await settle()
     assert came == [0]
-    turnstile.leave()
+    limiter.leave()
     await asyncio.gather(*waiting)
-    assert (came, turnstile.running) == ([0, 1], 2)
+    assert (came, limiter.running) == ([0, 1], 2)
 
 
 async def test_patience_ends_and_the_queue_forgets() -> None:
-    turnstile = Turnstile(1)
-    await turnstile.enter(0)
-    assert not await turnstile.enter(SHORT)
-    assert turnstile.waiting == 0
-    turnstile.leave()
-    assert turnstile.running == 0
-    assert await turnstile.enter(0)
+    limiter = CapacityLimiter(1)
+    await limiter.enter(0)
+    assert not await limiter.enter(SHORT)
+    assert limiter.waiting == 0
+    limiter.leave()
+    assert limiter.running == 0
+    assert await limiter.enter(0)
 
 
 async def test_the_queue_is_no_longer_than_there_are_places() -> None:
-    turnstile = Turnstile(1)
-    await turnstile.enter(0)
-    waiting = asyncio.create_task(turnstile.enter(LONG))
+    limiter = CapacityLimiter(1)
+    await limiter.enter(0)
+    waiting = asyncio.create_task(limiter.enter(LONG))
     await settle()
     async with asyncio.timeout(1):
-        assert not await turnstile.enter(LONG)
-    turnstile.leave()
+        assert not await limiter.enter(LONG)
+    limiter.leave()
     assert await waiting
 
 
 async def test_nobody_overtakes_the_queue() -> None:
-    turnstile = Turnstile(1)
-    await turnstile.enter(0)
-    waiting = asyncio.create_task(turnstile.enter(LONG))
+    limiter = CapacityLimiter(1)
+    await limiter.enter(0)
+    waiting = asyncio.create_task(limiter.enter(LONG))
     await settle()
-    turnstile.leave()
-    assert not await turnstile.enter(0), "the place was handed to the one who waited"
+    limiter.leave()
+    assert not await limiter.enter(0), "the place was handed to the one who waited"
     assert await waiting
 
 
 async def test_a_cancelled_waiter_leaves_the_queue() -> None:
-    turnstile = Turnstile(1)
-    await turnstile.enter(0)
-    waiting = asyncio.create_task(turnstile.enter(LONG))
+    limiter = CapacityLimiter(1)
+    await limiter.enter(0)
+    waiting = asyncio.create_task(limiter.enter(LONG))
     await settle()
     waiting.cancel()
     await asyncio.wait([waiting])
-    assert turnstile.waiting == 0
-    turnstile.leave()
-    assert turnstile.running == 0
+    assert limiter.waiting == 0
+    limiter.leave()
+    assert limiter.running == 0
 
 
 async def test_a_place_handed_to_one_who_has_just_left_goes_on_to_the_next() -> None:
-    turnstile = Turnstile(2)
-    await turnstile.enter(0)
-    await turnstile.enter(0)
-    leaving, staying = (asyncio.create_task(turnstile.enter(LONG)) for _ in range(2))
+    limiter = CapacityLimiter(2)
+    await limiter.enter(0)
+    await limiter.enter(0)
+    leaving, staying = (asyncio.create_task(limiter.enter(LONG)) for _ in range(2))
     await settle()
-    turnstile.leave()
+    limiter.leave()
     leaving.cancel()  # after the place was handed over, before the task has run again
     await asyncio.wait([leaving])
     assert leaving.cancelled()
     assert await staying
-    assert turnstile.running == 2
+    assert limiter.running == 2
 
 
 async def test_more_places_let_the_waiting_in_and_fewer_drive_nobody_out() -> None:
-    turnstile = Turnstile(1)
-    await turnstile.enter(0)
-    waiting = asyncio.create_task(turnstile.enter(LONG))
+    limiter = CapacityLimiter(1)
+    await limiter.enter(0)
+    waiting = asyncio.create_task(limiter.enter(LONG))
     await settle()
-    turnstile.resize(2)
+    limiter.resize(2)
     assert await waiting
-    turnstile.resize(1)
-    assert turnstile.running == 2
-    turnstile.leave()
-    assert not await turnstile.enter(0)
+    limiter.resize(1)
+    assert limiter.running == 2
+    limiter.leave()
+    assert not await limiter.enter(0)
 
 
 async def test_a_key_with_too_many_requests_gets_a_429_and_a_full_house_a_503() -> None:

@@ -18,7 +18,7 @@ from tests.scripted_upstream.records import RequestRecord, text_of
 KEY = "cg-clients-of-the-matrix"
 WRONG_KEY = "cg-somebody-else"
 BARE = "bare"
-"""A model without tools of the house: what it is asked and what it says passes through."""
+"""A model without server-side tools: what it is asked and what it says passes through."""
 TEXTUAL = "agent-xml"
 """A model without function calling, which writes its calls as XML; what it says follows directives in the prompt."""
 MODELS = ("m", "org/second", "gpt-5", BARE, TEXTUAL)
@@ -86,19 +86,19 @@ COLUMNS = {
     "streamed": "the same in pieces, through the client's own stream helper where it has one.",
     "usage": "tokens of all turns added up, whole and streamed.",
     "own tools": "the client's tool loop: it is handed its call, runs it, and comes back; whole and streamed.",
-    "house tools": "tools that run here: the client sees text and no call; alone, and before a call of its own.",
-    "mixed": "a tool of the house and one of the client in one turn of the model; whole and streamed.",
+    "server tools": "tools that run here: the client sees text and no call; alone, and before a call of its own.",
+    "mixed": "a server-side tool and one of the client in one turn of the model; whole and streamed.",
     "reasoning": "tools of both sides with a model that thinks aloud (`reasoning_content`) between them.",
     "progress": "the same answer when progress of tools is asked for (`X-Callgate-Events: x` or `reasoning`).",
     "odd providers": "its tools, while the provider leaves out indexes and ids, and says `stop` where it calls.",
     "text calls": "tools of both sides with a model that cannot call functions and writes its calls as XML.",
     "half calls": "a call of its own that the model cut off is asked for again, and seen only once it is whole.",
-    "pass-through": "all of that on a model without tools of the house, whose answers go through as they are.",
-    "slow tools": "a tool of the house that outlasts the heartbeat of a stream.",
+    "pass-through": "all of that on a model without server-side tools, whose answers go through as they are.",
+    "slow tools": "a server-side tool that outlasts the heartbeat of a stream.",
     "errors": "401, 404, 400 and 429 as the client's own exceptions, and an error in the middle of a stream.",
     "written once": "a failure after a tool has written is not repeated by the client's own retries.",
     "models": "the list of models, and one of them.",
-    "structured": "a typed answer, whole, streamed, and after a tool of the house.",
+    "structured": "a typed answer, whole, streamed, and after a server-side tool.",
     "cancel": "leaving a stream, or giving up on a whole answer, ends the model's answer and the running tools.",
 }
 """The columns of the table, and what a `yes` in them means."""
@@ -252,7 +252,7 @@ async def half_a_call_streamed(scene: Scene) -> None:
     await _half_a_call(scene, stream=True)
 
 
-async def _house_tool(scene: Scene, *, stream: bool) -> None:
+async def _server_tool(scene: Scene, *, stream: bool) -> None:
     """The client has its tool loop ready, and must find nothing to run."""
     scene.say(Reply(text="Let me see.", calls=[WEATHER]), Reply(text="It is 4 C."))
     said = await scene.ask("tools", stream=stream)
@@ -261,14 +261,14 @@ async def _house_tool(scene: Scene, *, stream: bool) -> None:
     assert list(scene.provider.requests[-1].tool_results.values()) == ["4 C in Oslo"]
 
 
-@behaviour("house tools")
-async def house_tool(scene: Scene) -> None:
-    await _house_tool(scene, stream=False)
+@behaviour("server tools")
+async def server_tool(scene: Scene) -> None:
+    await _server_tool(scene, stream=False)
 
 
-@behaviour("house tools")
-async def house_tool_streamed(scene: Scene) -> None:
-    await _house_tool(scene, stream=True)
+@behaviour("server tools")
+async def server_tool_streamed(scene: Scene) -> None:
+    await _server_tool(scene, stream=True)
 
 
 async def _told_of_progress(scene: Scene, dialect: str) -> None:
@@ -314,13 +314,13 @@ async def _house_then_own(scene: Scene, *, stream: bool) -> None:
     assert (said.text, said.seen, said.ran) == ("4 C, and a bird.", ["lookup_word"], RAN)
 
 
-@behaviour("house tools")
-async def house_tool_then_own(scene: Scene) -> None:
+@behaviour("server tools")
+async def server_tool_then_own(scene: Scene) -> None:
     await _house_then_own(scene, stream=False)
 
 
-@behaviour("house tools")
-async def house_tool_then_own_streamed(scene: Scene) -> None:
+@behaviour("server tools")
+async def server_tool_then_own_streamed(scene: Scene) -> None:
     await _house_then_own(scene, stream=True)
 
 
@@ -367,7 +367,7 @@ async def mixed_twice_streamed(scene: Scene) -> None:
     await _mixed_twice(scene, stream=True)
 
 
-async def _slow_house_tool(scene: Scene, *, stream: bool) -> None:
+async def _slow_server_tool(scene: Scene, *, stream: bool) -> None:
     """The tool takes longer than the heartbeat, so that a stream carries chunks which say nothing."""
     scene.say(Reply(text="Let me see.", calls=[Call("wait_for_gate")]), Reply(text="Seen."))
     async with toolshed.held() as running, raw_connection(scene.url) as beside:
@@ -389,13 +389,13 @@ async def _slow_house_tool(scene: Scene, *, stream: bool) -> None:
 
 
 @behaviour("slow tools")
-async def slow_house_tool(scene: Scene) -> None:
-    await _slow_house_tool(scene, stream=False)
+async def slow_server_tool(scene: Scene) -> None:
+    await _slow_server_tool(scene, stream=False)
 
 
 @behaviour("slow tools")
-async def slow_house_tool_streamed(scene: Scene) -> None:
-    await _slow_house_tool(scene, stream=True)
+async def slow_server_tool_streamed(scene: Scene) -> None:
+    await _slow_server_tool(scene, stream=True)
 
 
 # Passed through -------------------------------------------------------------------------------------------------------
@@ -585,7 +585,7 @@ async def structured_streamed(scene: Scene) -> None:
 
 
 @behaviour("structured")
-async def structured_after_a_house_tool(scene: Scene) -> None:
+async def structured_after_a_server_tool(scene: Scene) -> None:
     def answer(request: RequestRecord) -> Reply:
         forced = isinstance(request.body.get("tool_choice"), dict)
         return _person(request) if forced or request.tool_results else Reply(calls=[WEATHER])
@@ -603,7 +603,7 @@ async def leaving_while_the_model_speaks(scene: Scene) -> None:
 
 
 @behaviour("cancel")
-async def leaving_while_a_house_tool_runs(scene: Scene) -> None:
+async def leaving_while_a_server_tool_runs(scene: Scene) -> None:
     scene.say(Reply(text=FIRST_WORDS, calls=[Call("wait_for_gate")]))
     async with toolshed.held() as running:
         await scene.ask("leave", stream=True)
@@ -624,7 +624,7 @@ async def _until(event: asyncio.Event) -> None:
 
 
 def _by_results(replies: Sequence[Reply]) -> Callable[[RequestRecord], Reply]:
-    """The reply after which the results that are there were given: rounds of the house may not come back to us."""
+    """The reply after which the results that are there were given: rounds that run here may not come back to us."""
 
     def choose(request: RequestRecord) -> Reply:
         known = " ".join(request.tool_results.values())

@@ -8,7 +8,7 @@ from tests.clients import environment
 from tests.clients.behaviours import Behaviour
 from tests.clients.clients import Client
 from tests.clients.driver import Driver
-from tests.clients.house import RuntimeManager, commanded, opened
+from tests.clients.served import Served, commanded, opened
 from tests.clients.table import RESULTS, Results
 
 CLIENT = "client:"
@@ -46,20 +46,20 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 @pytest.fixture(scope="module")
-async def house() -> AsyncIterator[RuntimeManager]:
-    async with opened() as house:
-        yield house
+async def served() -> AsyncIterator[Served]:
+    async with opened() as served:
+        yield served
 
 
 @pytest.fixture(scope="module")
-async def command(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RuntimeManager]:
-    async with commanded(tmp_path_factory.mktemp("command")) as house:
-        yield house
+async def command(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    async with commanded(tmp_path_factory.mktemp("command")) as served:
+        yield served
 
 
 @pytest.fixture
 def _no_task_left() -> None:
-    """Stands in for the look after each test: here the house outlives them, with the connections it keeps."""
+    """Stands in for the look after each test: here the server outlives them, with the connections it keeps."""
 
 
 @pytest.fixture(scope="session")

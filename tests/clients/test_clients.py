@@ -5,7 +5,7 @@ import pytest
 from tests.clients.behaviours import BEHAVIOURS, Behaviour, Scene
 from tests.clients.clients import CLIENTS, Client
 from tests.clients.driver import Driver
-from tests.clients.house import RuntimeManager
+from tests.clients.served import Served
 from tests.harness.needs import needs
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -28,14 +28,14 @@ every_behaviour = pytest.mark.parametrize("behaviour", BEHAVIOURS, ids=lambda be
 
 @every_behaviour
 @every_client
-async def test_client(driver: Driver, behaviour: Behaviour, house: RuntimeManager) -> None:
-    async with house.free() as provider:
-        await behaviour.play(Scene(driver, provider, house.url))
+async def test_client(driver: Driver, behaviour: Behaviour, served: Served) -> None:
+    async with served.free() as provider:
+        await behaviour.play(Scene(driver, provider, served.url))
 
 
 @pytest.mark.parametrize("behaviour", COMMANDED, ids=lambda behaviour: behaviour.name)
 @every_client
-async def test_client_of_the_command(driver: Driver, behaviour: Behaviour, command: RuntimeManager) -> None:
+async def test_client_of_the_command(driver: Driver, behaviour: Behaviour, command: Served) -> None:
     async with command.free() as provider:
         await behaviour.play(Scene(driver, provider, command.url))
 

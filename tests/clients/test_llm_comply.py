@@ -8,7 +8,7 @@ import pytest
 
 from tests.clients.behaviours import KEY
 from tests.clients.environment import Environment
-from tests.clients.house import RuntimeManager
+from tests.clients.served import Served
 from tests.harness.needs import needs
 from tests.scripted_upstream import Call, Reply
 from tests.scripted_upstream.records import RequestRecord
@@ -27,10 +27,10 @@ USAGE = {
 PATIENCE = 30.0
 
 
-async def test_its_chat_checks_run_clean(house: RuntimeManager) -> None:
-    async with house.free() as provider:
+async def test_its_chat_checks_run_clean(served: Served) -> None:
+    async with served.free() as provider:
         provider.script(MODEL, _answer)
-        report = await _checked(house.url)
+        report = await _checked(served.url)
     notes = {
         f"{result['name']}: {note}"
         for result in report["results"]

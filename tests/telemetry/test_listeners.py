@@ -81,10 +81,10 @@ def logged(*, content=False):
 
 
 def test_findings_are_logged_once_a_turn_with_the_run_and_what_the_model_claimed():
-    [line] = [line for line in logged() if line["event"] == "turn with findings"]
+    [line] = [line for line in logged() if line["event"] == "turn_findings"]
 
     assert line == {
-        "event": "turn with findings",
+        "event": "turn_findings",
         "log_level": "warning",
         "run_id": "run_1",
         "turn": 0,
@@ -102,10 +102,10 @@ def test_a_call_is_logged_when_it_starts_and_when_it_ends():
     lines = [line for line in logged() if line["event"].startswith("call ")]
 
     assert [(line["event"], line["log_level"], line.get("outcome"), line.get("cut_bytes")) for line in lines] == [
-        ("call started", "debug", None, None),
-        ("call ended", "info", "returned", 7),
-        ("call started", "debug", None, None),
-        ("call ended", "warning", "timeout", None),
+        ("call_started", "debug", None, None),
+        ("call_ended", "info", "returned", 7),
+        ("call_started", "debug", None, None),
+        ("call_ended", "warning", "timeout", None),
     ]
     assert {line["tool"] for line in lines} == {"clock"}
     assert {line["run_id"] for line in logged()} == {"run_1"}
@@ -118,15 +118,15 @@ def test_content_is_logged_only_when_asked_for():
 
     assert [line["arguments"] for line in told if "arguments" in line] == [CLOCK.arguments] * 2
     assert [line["result"] for line in told if "result" in line] == ["private words"] * 2
-    assert "private wo" in repr([line for line in told if line["event"] == "turn with findings"])
+    assert "private wo" in repr([line for line in told if line["event"] == "turn_findings"])
 
 
 def test_a_retry_and_the_end_are_logged():
     lines = {line["event"]: line for line in logged()}
 
-    assert lines["model asked again"]["reason"] == "429"
-    assert lines["chat ended"]["ending"] == "handed_back"
-    assert lines["chat ended"]["finish_reason"] == "tool_calls"
+    assert lines["model_retried"]["reason"] == "429"
+    assert lines["chat_ended"]["ending"] == "handed_back"
+    assert lines["chat_ended"]["finish_reason"] == "tool_calls"
 
 
 @pytest.fixture
@@ -183,7 +183,7 @@ def test_what_asking_in_a_prompt_added_is_logged_once_and_counted():
             listener.handle(turn)
             listener.handle(TurnEnded(1, account()))
     [line] = lines
-    assert (line["event"], line["format"], line["extra_tokens"]) == ("tools described in the prompt", "xml", 120)
+    assert (line["event"], line["format"], line["extra_tokens"]) == ("tools_in_prompt", "xml", 120)
     exposed = metrics.exposition()[0].decode()
     assert 'callgate_prompt_tokens_added_total{format="xml",model="m"} 120.0' in exposed
 

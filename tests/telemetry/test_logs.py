@@ -140,7 +140,7 @@ def test_a_record_that_does_not_fit_its_arguments_is_told_without_them(lines, ca
     logging.getLogger("somebody").error("%d", SECRET)
 
     [line] = lines()
-    assert line["event"] == "a log record does not fit its arguments"
+    assert line["event"] == "log_record_malformed"
     assert "test_logs.py:" in line["at"]
     assert "planted" not in json.dumps(line) + "".join(capsys.readouterr())
 

@@ -12,10 +12,10 @@ from typing import Final, Self
 from callgate.conversation.errors import ChatError
 
 RETRY_SECONDS: Final = 1.0
-"""What those who are turned away are told. Places come free all the time; a longer wait would only leave them empty."""
+"""The `retry-after` of a refusal. Places come free all the time; a longer wait would only leave them empty."""
 
 
-class Turnstile:
+class CapacityLimiter:
     """A number of places, and a short queue for them."""
 
     __slots__ = ("_queue", "places", "running")
@@ -36,16 +36,16 @@ class Turnstile:
         self.running += 1
         return True
 
-    async def enter(self, patience: float) -> bool:
+    async def enter(self, wait_seconds: float) -> bool:
         """Whether there was a place within so many seconds. The queue is no longer than there are places."""
         if self.enter_now():
             return True
-        if patience <= 0 or len(self._queue) >= self.places:
+        if wait_seconds <= 0 or len(self._queue) >= self.places:
             return False
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[bool] = loop.create_future()
         self._queue.append(turn)
-        timer = loop.call_later(patience, self._give_up, turn)
+        timer = loop.call_later(wait_seconds, self._give_up, turn)
         try:
             return await turn
         except asyncio.CancelledError:
@@ -83,11 +83,11 @@ class Turnstile:
 
 
 class Place:
-    """A place behind some turnstiles, given back when the block ends."""
+    """A place in some limiters, given back when the block ends."""
 
     __slots__ = ("_held",)
 
-    def __init__(self, *held: Turnstile) -> None:
+    def __init__(self, *held: CapacityLimiter) -> None:
         self._held = held
 
     def __enter__(self) -> Self:
@@ -97,34 +97,34 @@ class Place:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         held, self._held = self._held, ()
-        for turnstile in held:
-            turnstile.leave()
+        for limiter in held:
+            limiter.leave()
 
 
 class Admission:
-    """The turnstiles of a house. They outlive a change of the config; what it says of places counts from then on."""
+    """The limiters of the process. They outlive a change of the config, whose numbers of places count from then on."""
 
-    def __init__(self, places: int, patience: float) -> None:
-        self._patience = patience
-        self.all = Turnstile(places)
-        self._keys: dict[str, Turnstile] = {}
-        self._models: dict[str, Turnstile] = {}
+    def __init__(self, places: int, wait_seconds: float) -> None:
+        self._wait_seconds = wait_seconds
+        self.all = CapacityLimiter(places)
+        self._keys: dict[str, CapacityLimiter] = {}
+        self._models: dict[str, CapacityLimiter] = {}
 
-    def change(self, places: int, patience: float) -> None:
-        self._patience = patience
+    def change(self, places: int, wait_seconds: float) -> None:
+        self._wait_seconds = wait_seconds
         self.all.resize(places)
 
     async def request(self, key: str, parallel: int | None) -> Place:
         """A place for one request of this key's, or a `ChatError`: 429 when the key has too many, 503 when all have."""
         if parallel is None:
-            if not self.all.enter_now() and not await self.all.enter(self._patience):
+            if not self.all.enter_now() and not await self.all.enter(self._wait_seconds):
                 raise _over_capacity()
             return Place(self.all)
         own = _sized(self._keys, key, parallel)
-        if not await own.enter(self._patience):
+        if not await own.enter(self._wait_seconds):
             raise _too_many(parallel)
         try:
-            inside = await self.all.enter(self._patience)
+            inside = await self.all.enter(self._wait_seconds)
         except BaseException:
             own.leave()
             raise
@@ -137,8 +137,8 @@ class Admission:
         """A place for one chat with this model, or a `ChatError` 503."""
         if places is None:
             return Place()
-        turnstile = _sized(self._models, name, places)
-        if not await turnstile.enter(self._patience):
+        limiter = _sized(self._models, name, places)
+        if not await limiter.enter(self._wait_seconds):
             raise ChatError(
                 503,
                 f"The model `{name}` is answering as many requests as it may. Try again in a moment.",
@@ -147,16 +147,16 @@ class Admission:
                 retry_after=RETRY_SECONDS,
                 retryable=True,
             )
-        return Place(turnstile)
+        return Place(limiter)
 
 
-def _sized(turnstiles: dict[str, Turnstile], name: str, places: int) -> Turnstile:
-    turnstile = turnstiles.get(name)
-    if turnstile is None:
-        turnstile = turnstiles[name] = Turnstile(places)
-    elif turnstile.places != places:
-        turnstile.resize(places)
-    return turnstile
+def _sized(limiters: dict[str, CapacityLimiter], name: str, places: int) -> CapacityLimiter:
+    limiter = limiters.get(name)
+    if limiter is None:
+        limiter = limiters[name] = CapacityLimiter(places)
+    elif limiter.places != places:
+        limiter.resize(places)
+    return limiter
 
 
 def _over_capacity() -> ChatError:

@@ -99,7 +99,7 @@ class KeyStore:
             if self._version < 0:
                 raise
             # What was read last still holds: a disk that fails for a moment must not turn everyone away.
-            log.exception("the key store cannot be read", error=str(failure))
+            log.exception("key_store_unreadable", error=str(failure))
 
     def _read(self) -> None:
         stored = self.all()

@@ -70,7 +70,7 @@ ANONYMOUS: Final = Caller("anonymous", anonymous=True)
 
 
 class KeySource(Protocol):
-    """Keys that come and go while the house stands."""
+    """Keys that come and go while the server runs."""
 
     def entries(self) -> Sequence[KeyEntry]:
         """The keys as they are now; the very same object for as long as nothing has changed."""

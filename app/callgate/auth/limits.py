@@ -72,7 +72,7 @@ class Reservation:
 
 
 class OverLimit(ChatError):
-    """A 429, with the headers that tell a client how it stands."""
+    """A 429, with the headers that say what is left."""
 
     def __init__(self, what: str, message: str, retry_after: float, headers: Mapping[str, str]) -> None:
         money = what == "budget"
@@ -231,7 +231,7 @@ class Window:
 
 
 Remember = Callable[[str, str, int], None]
-"""Told by how much what a key has spent in a period (`2026-11-18`, `2026-11`) changes, in nanodollars."""
+"""Called with the amount by which what a key has spent in a period (`2026-11-18`, `2026-11`) changes, in nanodollars."""
 
 
 def forget(key: str, period: str, nano: int) -> None:
@@ -249,7 +249,7 @@ class _Account:
 
 
 class MemoryLimiter:
-    """Counts in this process. What was spent is told to `remember`, and given back at the next start as `spent`."""
+    """Counts in this process. What was spent is passed to `remember`, and comes back at the next start as `spent`."""
 
     def __init__(
         self,

@@ -41,7 +41,7 @@ FREE: Final = Price()
 
 
 class Tally(Listener):
-    """Hears what one chat uses."""
+    """Counts what one chat uses."""
 
     __slots__ = ("_asked", "_usages")
 
@@ -130,7 +130,7 @@ class Meter:
             self._limiter.settle(self._reservation, total)
 
     def _used(self, tally: Tally) -> Amount:
-        """What was counted. A turn that nobody heard the end of was paid for all the same: it counts as estimated."""
+        """What was counted. A turn without an end was paid for all the same: it counts as estimated."""
         usage = tally.usage
         prompt, completion = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
         details = usage.get("prompt_tokens_details")

@@ -1,6 +1,6 @@
 """Which web pages may reach Callgate. Pure: headers in, a refusal or nothing out.
 
-A page on the web can make a browser send requests to this machine. Without keys nothing else tells such a request from
+A page on the web can make a browser send requests to this machine. Without keys nothing else distinguishes such a request from
 the user's own, so two things are looked at. The Host header: a page that points its own name at 127.0.0.1 (DNS
 rebinding) is same-origin to itself, yet its requests carry that name. And the Origin header, which browsers add to
 whatever a page sends elsewhere.
@@ -20,7 +20,7 @@ _FROM_CONTAINERS: Final = frozenset({"host.docker.internal", "host.containers.in
 
 @dataclass(frozen=True, slots=True)
 class OriginGuard:
-    """What is let through the door, before anybody asks who it is."""
+    """Which Host and Origin headers are accepted, before the caller is identified."""
 
     keyless: bool
     """Nobody needs a key, so a page needs leave. With keys a stranger's page has nothing to come in with."""

@@ -249,8 +249,8 @@ class RedisLimiter:
                 return await script(keys=names, args=arguments)
         except (redis.RedisError, OSError, TimeoutError) as failure:
             if time.monotonic() >= self._away_until:
-                log.error(  # noqa: TRY400 - a traceback of the client's inner parts tells nobody more
-                    "redis is away", error=type(failure).__name__, counting="alone" if self._stands_in else "refused"
+                log.error(  # noqa: TRY400 - a traceback of the client's inner parts says nothing more
+                    "redis_unavailable", error=type(failure).__name__, counting="alone" if self._stands_in else "refused"
                 )
             self._away_until = time.monotonic() + AWAY_SECONDS
             return None

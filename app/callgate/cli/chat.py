@@ -32,7 +32,7 @@ def chat(
     key: KeyOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """EventSink to a model, and see what its tools do."""
+    """Talk to a model, and see what its tools do."""
     with contextlib.ExitStack() as stack:
         address = url or stack.enter_context(_own_server(config))
         names = [each["id"] for each in asked("GET", "/v1/models", address, key)["data"]]
@@ -40,10 +40,10 @@ def chat(
         if chosen is None:
             raise failed("the server lists no model; name one with --model")
         _note(f"{chosen} at {address}. {HELP}")
-        _Talk(address, key, chosen).go_on()
+        _Conversation(address, key, chosen).go_on()
 
 
-class _Talk:
+class _Conversation:
     """One conversation."""
 
     def __init__(self, url: str, key: str | None, model: str) -> None:
@@ -97,23 +97,23 @@ class _Talk:
 def _read(chunk: dict[str, Any]) -> Iterator[str]:
     if "error" in chunk:
         _note(f"\n{chunk['error']['message']}")
-    elif (told := chunk.get("x_callgate")) and "phase" in told:
-        _note(_progress(told))
+    elif (progress := chunk.get("x_callgate")) and "phase" in progress:
+        _note(_progress_line(progress))
     for choice in chunk.get("choices", ()):
         if text := choice.get("delta", {}).get("content"):
             yield text
 
 
-def _progress(told: dict[str, Any]) -> str:
-    match told["phase"]:
+def _progress_line(progress: dict[str, Any]) -> str:
+    match progress["phase"]:
         case "start":
-            return f"  {told['name']} …"
+            return f"  {progress['name']} …"
         case "progress":
-            return f"  {told['name']}: {_printable(str(told['message']))}"
+            return f"  {progress['name']}: {_printable(str(progress['message']))}"
         case "done":
-            return f"  {told['name']} done in {told['ms']:g} ms"
+            return f"  {progress['name']} done in {progress['ms']:g} ms"
         case _:
-            return f"  {told['name']} failed after {told['ms']:g} ms"
+            return f"  {progress['name']} failed after {progress['ms']:g} ms"
 
 
 def _line() -> str | None:
@@ -143,7 +143,7 @@ def _printable(text: str) -> str:
 
 @contextlib.contextmanager
 def _own_server(path: Any) -> Iterator[str]:
-    """The house of a config, on a port that only this machine can reach and for as long as the talk lasts."""
+    """A server for one config, on a port that only this machine can reach, while the conversation lasts."""
     import uvicorn
 
     from callgate.application import create_app

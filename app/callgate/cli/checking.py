@@ -57,7 +57,7 @@ def check(config: ConfigOption = None) -> None:
 
 
 def _losses(models: "Iterable[ModelEntry]", tools: "Iterable[RegisteredTool]") -> Iterator[str]:
-    """What models are not told of the schemas of their tools. The gate checks all of it all the same."""
+    """What is left out of the schemas that models are sent. The gate checks all of it all the same."""
     from callgate.runtime.models import dialect_for
     from callgate.schemas.dialects import portable
     from callgate.tools.tool_filter import ToolFilter, narrowed

@@ -19,7 +19,7 @@ def serve(
     port: Annotated[int | None, typer.Option(help="The port to listen on; 0 lets the system choose.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
 ) -> None:
-    """Serve until told to stop."""
+    """Serve until a signal ends it."""
     gc.disable()  # nearly all that is made while starting stays; the server puts it aside and looks for garbage from then on
     _load_lightly()
     flags = {"server.host": host, "server.port": port, "logging.level": log_level}

@@ -22,7 +22,7 @@ NOT_WHOLE = 3
 OPEN_SECONDS = 30.0
 """For tool servers to open. A person waits for this command, and a server behind npx may have to be fetched."""
 
-tools = typer.Typer(help="The tools of the house.", no_args_is_help=True)
+tools = typer.Typer(help="The tools of the config.", no_args_is_help=True)
 
 
 @tools.command("list")

@@ -1,4 +1,4 @@
-"""From a file, the environment and the command line to a `Config`. All mistakes are told at once, with their places.
+"""From a file, the environment and the command line to a `Config`. All mistakes are reported at once, with their places.
 
 What counts, in this order: flags, `CALLGATE_*` variables, the file, the defaults. Without any file the embedded one
 is read: the demo model and the built-in tools.
@@ -42,7 +42,7 @@ class Loaded:
     path: Path | None
     """The file it came from; None when it is the embedded one."""
     secrets: frozenset[str] = field(repr=False)
-    """Every secret that was met, to be masked wherever text leaves the house."""
+    """Every secret that was met, to be masked in logs and answers."""
 
     spots: Mapping[tuple[str | int, ...], Spot] = field(default_factory=dict, repr=False)
     """Where each setting stands."""

@@ -1,4 +1,4 @@
-"""What can be wrong with a config, told so that the operator finds the place and mends it. Never a secret's value."""
+"""What can be wrong with a config, with its place and what to do. Never a secret's value."""
 
 import difflib
 from collections.abc import Iterable, Sequence

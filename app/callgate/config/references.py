@@ -1,7 +1,7 @@
 """References in texts: `os.environ/NAME`, `${NAME}`, `${NAME:-default}` and `file:/run/secrets/name`.
 
 A variable that is unset or empty is refused unless it has a default: an empty API key fails later, and in a
-stranger's words. Where `NAME` is not set but `NAME_FILE` is, the value is read from that file, as containers have it.
+provider's words. Where `NAME` is not set but `NAME_FILE` is, the value is read from that file, as containers have it.
 """
 
 import re

@@ -15,8 +15,8 @@ from watchfiles import awatch
 DEBOUNCE_MILLISECONDS: Final = 300
 """A save is several events, and the first of them may show half a file."""
 LOOK_MILLISECONDS: Final = 5000
-"""How often the files are looked at all the same: not every file system tells what happens in it, and what happened
-before the watch stood was told to nobody."""
+"""How often the files are looked at all the same: not every file system reports what happens in it, and what happened
+before the watch began was reported to nobody."""
 _MAX_LINKS: Final = 40
 
 

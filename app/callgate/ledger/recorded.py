@@ -56,7 +56,7 @@ class RecordedToolbox:
         try:
             await self._ledger.start(entry)
         except NotRecorded as failure:
-            log.error("run not recorded", tool=call.name, call_id=call.id, error=str(failure))  # noqa: TRY400 - said once, by the writer
+            log.error("tool_run_not_recorded", tool=call.name, call_id=call.id, error=str(failure))  # noqa: TRY400 - said once, by the writer
             if entry.writes:
                 return Failed(NOT_WRITTEN_DOWN, FailureKind.REFUSED)
         except asyncio.CancelledError:

@@ -249,7 +249,7 @@ class SqliteLedger:
 
     def _say(self, batch: _Batch, failure: str) -> None:
         if failure and failure != self._refused:
-            log.error("the ledger cannot be written", error=failure, path=str(self._path))
+            log.error("ledger_not_written", error=failure, path=str(self._path))
         self._refused = failure
         with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever waited
             self._loop.call_soon_threadsafe(self._tell, batch, failure)

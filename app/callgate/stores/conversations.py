@@ -38,7 +38,7 @@ class Conversations:
     async def keep(
         self, caller: str, handed: CallsHandedBack, history: Sequence[Message] = (), *, with_hint: bool = False
     ) -> CallsHandedBack:
-        """Keep what the client is not shown, before it is told of its calls. What comes back is what it may be told:
+        """Keep what the client is not shown, before it is sent its calls. What comes back is what it may be sent:
         a call whose id is in use, in its own history or for another chat, gets a new one, and the first call has a
         hint of what ran beside it."""
         if handed.hidden is None:
@@ -73,7 +73,7 @@ class Conversations:
             log.warning("conversation_not_found", error=str(error))
         for turn in lost_turns(messages, hints, kept, remembered) if hints or remembered else ():
             hidden = await made_again(turn, toolbox)
-            log.info("lost_turn_made_again", calls=[call.id for call in turn.calls])
+            log.info("turn_recovered", calls=[call.id for call in turn.calls])
             kept |= dict.fromkeys(turn.handles, hidden)
             await self._keep_again(caller, turn, hidden)
         return put_back(messages, kept) if kept else tuple(messages)

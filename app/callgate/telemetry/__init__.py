@@ -1,1 +1,1 @@
-"""What is told about the house: logs and metrics. Listeners hear of a chat what its client hears, and act on nothing."""
+"""Logs and metrics. Listeners get the events of a chat that its client gets, and act on nothing."""

@@ -38,31 +38,31 @@ class LogListener(Listener):
         if self._log.enabled_for(logging.DEBUG):
             ending = event.ending
             more = {"note": ending.note} if ending.note else {}
-            self._log.debug("chat ended", ending=str(ending.kind), finish_reason=ending.finish_reason, **more)
+            self._log.debug("chat_ended", ending=str(ending.kind), finish_reason=ending.finish_reason, **more)
 
     def _model_retried(self, event: ModelRetried) -> None:
-        self._log.warning("model asked again", turn=event.turn, attempt=event.attempt, reason=event.reason)
+        self._log.warning("model_retried", turn=event.turn, attempt=event.attempt, reason=event.reason)
 
     def _call_started(self, event: CallStarted) -> None:
         """Its end says all of this again, but for the arguments."""
         turn, call = event.turn, event.call
         if self._content:
-            self._log.info("call started", turn=turn, call_id=call.id, tool=call.name, arguments=call.arguments)
+            self._log.info("call_started", turn=turn, call_id=call.id, tool=call.name, arguments=call.arguments)
         elif self._log.enabled_for(logging.DEBUG):
-            self._log.debug("call started", turn=turn, call_id=call.id, tool=call.name)
+            self._log.debug("call_started", turn=turn, call_id=call.id, tool=call.name)
 
     def _turn_ended(self, event: TurnEnded) -> None:
         """All that was odd about a turn in one line, so that it is found by the run and read at once."""
         turn, answer = event.turn, event.answer
         if (words := answer.prompted) is not None:
             self._log.info(
-                "tools described in the prompt", turn=turn, format=words.format, extra_tokens=words.extra_tokens
+                "tools_in_prompt", turn=turn, format=words.format, extra_tokens=words.extra_tokens
             )
         findings = _findings(answer)
         if not findings and not answer.broken:
             return
         self._log.warning(
-            "turn with findings",
+            "turn_findings",
             turn=turn,
             lane=answer.lane,
             findings=[str(finding) for finding in findings],
@@ -71,8 +71,8 @@ class LogListener(Listener):
         )
 
     def _broken(self, call: BrokenCall) -> dict[str, str | None]:
-        told = {"call_id": call.id, "tool": call.name, "flaw": str(call.flaw)}
-        return {**told, "written": call.text} if self._content else told
+        fields = {"call_id": call.id, "tool": call.name, "flaw": str(call.flaw)}
+        return {**fields, "written": call.text} if self._content else fields
 
     def _call_ended(self, event: CallEnded) -> None:
         call, outcome = event.call, event.outcome
@@ -81,7 +81,7 @@ class LogListener(Listener):
             more["cut_bytes"] = outcome.cut_bytes
         say = self._log.warning if isinstance(outcome, Failed) else self._log.info
         say(
-            "call ended",
+            "call_ended",
             turn=event.turn,
             call_id=call.id,
             tool=call.name,
@@ -100,7 +100,7 @@ class LogListener(Listener):
 
 
 class MetricsListener(Listener):
-    """Counts. `model` is the configured name; of tools only those in `tools`, the house's, are counted by name."""
+    """Counts. `model` is the configured name; of tools only those in `tools`, our own, are counted by name."""
 
     __slots__ = ("_metrics", "_model", "_tools")
 
@@ -151,7 +151,7 @@ class MetricsListener(Listener):
 def write_down_passage(
     counted: OfModel, run_id: str, ending: Ending, usage: Mapping[str, Any] | None, seconds: float
 ) -> None:
-    """What both listeners would make of a request that is passed through. It is told at once, when it has ended: while
+    """What both listeners would make of a request that is passed through. It is counted once, when it has ended: while
     its bytes go by nobody listens."""
     counted.turn(seconds)
     counted.ended(str(ending.kind), ending.finish_reason)

@@ -370,7 +370,7 @@ class _Bridge(logging.Handler):
             message = record.getMessage()
         except (TypeError, ValueError, KeyError):
             # The standard answer prints the arguments as they are, and they may hold anything.
-            log.warning("a log record does not fit its arguments", at=f"{record.pathname}:{record.lineno}")
+            log.warning("log_record_malformed", at=f"{record.pathname}:{record.lineno}")
             return
         more: dict[str, Any] = {"exc_info": record.exc_info} if record.exc_info else {}
         log.log(_standard(record.levelno), message, **more)

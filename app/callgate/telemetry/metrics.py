@@ -62,8 +62,8 @@ class Family(Generic[Part]):
     Counting happens on the event loop alone. The library asks for what was counted when somebody scrapes.
     """
 
-    def __init__(self, name: str, says: str, labels: Sequence[str], make: Callable[[], Part]) -> None:
-        self._name, self._says, self._labels = name, says, labels
+    def __init__(self, name: str, help: str, labels: Sequence[str], make: Callable[[], Part]) -> None:
+        self._name, self._help, self._labels = name, help, labels
         self._make: Callable[[], Part] = make
         self._parts: dict[tuple[str, ...], Part] = {}
         self._others = (OTHER,) * len(labels)
@@ -85,27 +85,27 @@ class Family(Generic[Part]):
 
 
 class Counts(Family[Count]):
-    def __init__(self, name: str, says: str, labels: Sequence[str]) -> None:
-        super().__init__(name, says, labels, Count)
+    def __init__(self, name: str, help: str, labels: Sequence[str]) -> None:
+        super().__init__(name, help, labels, Count)
 
     def collect(self) -> Iterable[Metric]:
-        told = CounterMetricFamily(self._name, self._says, labels=self._labels)
+        family = CounterMetricFamily(self._name, self._help, labels=self._labels)
         for labels, part in self._parts.items():
-            told.add_metric(labels, part.amount, created=part.created)
-        yield told
+            family.add_metric(labels, part.amount, created=part.created)
+        yield family
 
 
 class Histograms(Family[Times]):
-    def __init__(self, name: str, says: str, labels: Sequence[str], bounds: Sequence[float]) -> None:
-        super().__init__(name, says, labels, lambda: Times(bounds))
+    def __init__(self, name: str, help: str, labels: Sequence[str], bounds: Sequence[float]) -> None:
+        super().__init__(name, help, labels, lambda: Times(bounds))
         self._shown = [*map(floatToGoString, bounds), "+Inf"]
 
     def collect(self) -> Iterable[Metric]:
-        told = HistogramMetricFamily(self._name, self._says, labels=self._labels)
+        family = HistogramMetricFamily(self._name, self._help, labels=self._labels)
         for labels, part in self._parts.items():
-            told.add_metric(labels, list(zip(self._shown, accumulate(part.counts), strict=True)), part.sum)
-            told.add_sample(f"{self._name}_created", dict(zip(self._labels, labels, strict=True)), part.created)
-        yield told
+            family.add_metric(labels, list(zip(self._shown, accumulate(part.counts), strict=True)), part.sum)
+            family.add_sample(f"{self._name}_created", dict(zip(self._labels, labels, strict=True)), part.created)
+        yield family
 
 
 class Metrics:
@@ -166,13 +166,13 @@ class Metrics:
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
-    def _counter(self, name: str, says: str, *labels: str) -> Counts:
-        family = Counts(f"callgate_{name}", says, labels)
+    def _counter(self, name: str, help: str, *labels: str) -> Counts:
+        family = Counts(f"callgate_{name}", help, labels)
         self.registry.register(family)
         return family
 
-    def _histogram(self, name: str, says: str, buckets: Sequence[float], *labels: str) -> Histograms:
-        family = Histograms(f"callgate_{name}", says, labels, buckets)
+    def _histogram(self, name: str, help: str, buckets: Sequence[float], *labels: str) -> Histograms:
+        family = Histograms(f"callgate_{name}", help, labels, buckets)
         self.registry.register(family)
         return family
 

@@ -9,6 +9,6 @@ def write_choice(model: str, tool_calling: str, format: str, decided_by: str, de
         model=model, tool_calling=tool_calling, format=format, decided_by=decided_by
     )
     if detail:
-        log.warning("way of calling tools not found out", detail=detail)
+        log.warning("tool_calling_unknown", detail=detail)
     else:
-        log.info("way of calling tools found out")
+        log.info("tool_calling_detected")

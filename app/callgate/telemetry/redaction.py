@@ -1,4 +1,4 @@
-"""Masking secrets in whatever leaves the house as text: logs, and the details of errors.
+"""Masking secrets in text that leaves the process: logs, and the details of errors.
 
 Three ways to know one: its value was registered at start, its name says so (`api_key`, `Authorization`), or it looks
 like one (`sk-…`, `Bearer …`). Any of them is enough.
@@ -66,7 +66,7 @@ _REMEMBERED_LENGTH: Final = 64
 
 
 class Redactor:
-    """Knows the secrets of the running house. Adding one is rare and safe from any thread; masking is the hot path."""
+    """Knows the secrets of the running config. Adding one is rare and safe from any thread; masking is the hot path."""
 
     def __init__(self, known: Iterable[str] = ()) -> None:
         self._known: frozenset[str] = frozenset()

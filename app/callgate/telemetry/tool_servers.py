@@ -16,13 +16,13 @@ class ToolServers:
         self._metrics = metrics
 
     def ready(self, name: str, kind: str) -> None:
-        log.info("tool server ready", server=name, kind=kind)
+        log.info("tool_server_ready", server=name, kind=kind)
 
     def down(self, name: str, kind: str, error: str, failures: int) -> None:
         self._metrics.server_failures.of(name).inc()
-        log.warning("tool server down", server=name, kind=kind, error=error, failures=failures)
+        log.warning("tool_server_down", server=name, kind=kind, error=error, failures=failures)
 
     def changed(self, server: str, tool: str) -> None:
         """A tool is not what it was when it was first seen. Its description is text that models obey."""
         self._metrics.tool_changes.of(server).inc()
-        log.warning("tool changed its description or schema", server=server, tool=tool)
+        log.warning("tool_changed", server=server, tool=tool)

@@ -43,7 +43,7 @@ class Approvals(Section):
     """How calls wait for a person's word."""
 
     timeout_seconds: Seconds = 300.0
-    """How long a call waits; then it is not run and the model is told. `limits.request_seconds` goes on meanwhile."""
+    """How long a call waits; then it is not run, and the model gets that as its result. `limits.request_seconds` goes on meanwhile."""
     max_waiting: Count = 100
     """Calls that may wait at the same time; further ones are refused at once."""
     demand_hash: Switch = False

@@ -13,7 +13,7 @@ class Key(Section):
     models: Globs = ("*",)
     """The models it may ask, as names or globs."""
     tools: Globs = ("*",)
-    """The tools of the house it may use, as names or globs; `[]` for none."""
+    """The tools of the config it may use, as names or globs; `[]` for none."""
     approve: Switch = False
     """It may decide about calls that wait for approval, its own and everybody's."""
     admin: Switch = False

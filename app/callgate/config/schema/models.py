@@ -34,7 +34,7 @@ TextFormat: TypeAlias = Literal[
 ]
 ToolCalling: TypeAlias = Literal["auto", "native", "json", TextFormat]
 CONSTRAINED: tuple[ToolCalling, ...] = ("auto", "json", "litellm_json", "llama3_json")
-"""The formats whose call is one bare JSON object, which a server can be told the schema of."""
+"""The formats whose call is one bare JSON object, whose schema a server can enforce."""
 SchemaDialect: TypeAlias = Literal["auto", "full", "openai", "gemini", "anthropic", "llama_cpp"]
 Lane: TypeAlias = Literal["auto", "direct", "translated", "litellm"]
 
@@ -75,7 +75,7 @@ class ModelEntry(Section):
     model_info: Mapping[str, Any] = Field(default_factory=dict, repr=False)
     """What litellm should know of a model it does not know, for example `supports_function_calling`."""
     tools: Globs = ()
-    """The tools of the house that are offered to it, as names or globs; none unless named."""
+    """The tools of this config that are offered to it, as names or globs; none unless named."""
     fallbacks: tuple[str, ...] = ()
     """Models to ask instead when this one fails before it has said anything, in order."""
     tool_calling: ToolCalling = "auto"
@@ -90,7 +90,7 @@ class ModelEntry(Section):
     """Whether its provider takes a `response_format` beside tools. If not, the format is kept back until the model has
     no more calls to make, and the answer is then asked for once more, without tools."""
     schema_dialect: SchemaDialect = "auto"
-    """What its provider takes of JSON Schema, for the schemas of the house's tools; `auto` goes by the provider."""
+    """What its provider takes of JSON Schema, for the schemas of the config's tools; `auto` goes by the provider."""
     timeout: Seconds | None = None
     """Seconds for a whole answer; `upstream.total_seconds` where it is not set."""
     stream_timeout: Seconds | None = None

@@ -1,4 +1,4 @@
-"""The tools of the house: what all kinds may say, and a class for each kind."""
+"""The tools: the settings that all kinds share, and a class for each kind."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
@@ -25,7 +25,7 @@ from callgate.config.schema.values import (
 
 
 class ToolSection(Section):
-    """What every kind of tool may say. Where a policy is not set, the tool's own applies, or the house's."""
+    """The settings of every kind of tool. Where a policy is not set, the tool's own applies, or the default."""
 
     timeout: Seconds | None = None
     """Seconds for one call, retries included; 30 where nobody says otherwise."""
@@ -53,7 +53,7 @@ class PythonTool(ToolSection):
     name: ToolName | None = None
     """What the model calls the function; its own name where it is not set."""
     description: str | None = None
-    """What the model is told about the function; its docstring where it is not set."""
+    """The description that the model gets; its docstring where it is not set."""
 
     @model_validator(mode="after")
     def _one_of_both(self) -> "PythonTool":
@@ -83,7 +83,7 @@ class HttpTool(ToolSection):
     name: ToolName
     """What the model calls it."""
     description: Annotated[str, Field(min_length=1)]
-    """What the model is told about it."""
+    """The description that the model gets."""
     method: Annotated[Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"], BeforeValidator(_upper)] = "GET"
     """The HTTP method."""
     url: Annotated[WebAddress, Field(repr=False)]
@@ -134,7 +134,7 @@ class CommandTool(ToolSection):
     name: ToolName
     """What the model calls it."""
     description: Annotated[str, Field(min_length=1)]
-    """What the model is told about it."""
+    """The description that the model gets."""
     argv: Annotated[tuple[str | tuple[str, ...], ...], Field(min_length=1)]
     """The program and its arguments; `{name}` stands for an argument of the call. A list in it is left out as a whole
     when one of its arguments is not given."""

@@ -50,7 +50,7 @@ class Config(Section):
     """A folder for what has to survive the process: the ledger of tool runs, what keys have spent, and keys made by
     `callgate keys create`; from the folder this file is in. Without one nothing is written."""
     tools: tuple[ToolEntry, ...] = ()
-    """The tools of the house."""
+    """The tools that Callgate runs."""
     mcp_servers: Mapping[ServerName, McpServer] = Field(
         default_factory=dict, validation_alias=AliasChoices("mcp_servers", "mcpServers", "servers")
     )

@@ -1,4 +1,4 @@
-"""The product and its provider, served once for all clients: as in life, one house has many guests."""
+"""The product and its provider, served once for all clients: one server has many clients."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -20,7 +20,7 @@ HEARTBEAT = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class RuntimeManager:
+class Served:
     """The running product, and the provider behind it."""
 
     url: str
@@ -36,20 +36,20 @@ class RuntimeManager:
 
 
 @contextlib.asynccontextmanager
-async def opened() -> AsyncIterator[RuntimeManager]:
+async def opened() -> AsyncIterator[Served]:
     """Served in the loop of the tests, which can look into its tools."""
     async with Upstream() as provider, serve(create_app(Config.model_validate(_config(provider)))) as url:
-        yield RuntimeManager(url, provider)
+        yield Served(url, provider)
 
 
 @contextlib.asynccontextmanager
-async def commanded(folder: Path) -> AsyncIterator[RuntimeManager]:
+async def commanded(folder: Path) -> AsyncIterator[Served]:
     """Served by the command in a child, as users run it: its own server, its own guarded edge."""
     async with Upstream() as provider:
         path = folder / "config.yaml"
         path.write_text(as_yaml(_config(provider)), encoding="utf-8")
         async with serving(path) as running:
-            yield RuntimeManager(running.url, provider)
+            yield Served(running.url, provider)
 
 
 def _config(provider: Upstream) -> dict[str, Any]:
