@@ -99,7 +99,7 @@ def test_findings_are_logged_once_a_turn_with_the_run_and_what_the_model_claimed
 
 
 def test_a_call_is_logged_when_it_starts_and_when_it_ends():
-    lines = [line for line in logged() if line["event"].startswith("call ")]
+    lines = [line for line in logged() if line["event"].startswith("call_")]
 
     assert [(line["event"], line["log_level"], line.get("outcome"), line.get("cut_bytes")) for line in lines] == [
         ("call_started", "debug", None, None),

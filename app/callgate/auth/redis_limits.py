@@ -250,7 +250,9 @@ class RedisLimiter:
         except (redis.RedisError, OSError, TimeoutError) as failure:
             if time.monotonic() >= self._away_until:
                 log.error(  # noqa: TRY400 - a traceback of the client's inner parts says nothing more
-                    "redis_unavailable", error=type(failure).__name__, counting="alone" if self._stands_in else "refused"
+                    "redis_unavailable",
+                    error=type(failure).__name__,
+                    counting="alone" if self._stands_in else "refused",
                 )
             self._away_until = time.monotonic() + AWAY_SECONDS
             return None

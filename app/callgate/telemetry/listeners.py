@@ -55,9 +55,7 @@ class LogListener(Listener):
         """All that was odd about a turn in one line, so that it is found by the run and read at once."""
         turn, answer = event.turn, event.answer
         if (words := answer.prompted) is not None:
-            self._log.info(
-                "tools_in_prompt", turn=turn, format=words.format, extra_tokens=words.extra_tokens
-            )
+            self._log.info("tools_in_prompt", turn=turn, format=words.format, extra_tokens=words.extra_tokens)
         findings = _findings(answer)
         if not findings and not answer.broken:
             return
