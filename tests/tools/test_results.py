@@ -66,6 +66,12 @@ class Row(msgspec.Struct):
         (uuid.UUID(int=1), '"00000000-0000-0000-0000-000000000001"'),
         (Colour.RED, '"red"'),
         (2**80, "1208925819614629174706176"),
+        ([float("nan"), float("-inf")], "[null,null]"),
+        (
+            {"a": [{(1, 2): dt.time(1, 2)}], Colour.RED: {None: b"x"}},
+            '{"a":[{"[1,2]":"01:02:00"}],"red":{"null":"[application/octet-stream, 1 bytes, not shown]"}}',
+        ),
+        ({"seen": [Image(b"png", "image/png")]}, '{"seen":["[image/png, 3 bytes, not shown]"]}'),
         (b"\x00\x01", "[application/octet-stream, 2 bytes, not shown]"),
     ],
 )

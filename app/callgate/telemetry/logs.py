@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from math import inf
 from typing import Any, Final, TextIO
 
-import orjson
+import msgspec
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
@@ -24,9 +24,6 @@ from callgate.telemetry.redaction import Redactor
 
 _MAX_TEXT: Final = 16_384
 """What is longer is cut: a log line is for reading."""
-
-_MAX_INT_BITS: Final = 63
-"""What every reader of JSON lines takes."""
 
 _QUIET: Final = (
     "LiteLLM", "LiteLLM Proxy", "LiteLLM Router", "aiohttp", "httpcore", "httpcore2", "httpx", "httpx2", "openai",
@@ -247,19 +244,20 @@ def _first_things_first(logger: WrappedLogger, method: str, event: EventDict) ->
 
 def _as_json(logger: WrappedLogger, method: str, event: EventDict) -> str:
     try:
-        return orjson.dumps(event).decode()
-    except TypeError:  # half a surrogate pair, or a number beyond 64 bits: rare, and not worth losing the line for
-        return orjson.dumps(_sayable(event)).decode()
+        return _encoder.encode(event).decode()
+    except UnicodeEncodeError:  # half a surrogate pair: rare, and not worth losing the line for
+        return _encoder.encode(_encodable(event)).decode()
 
 
-def _sayable(value: Any) -> Any:
+_encoder: Final = msgspec.json.Encoder()
+
+
+def _encodable(value: Any) -> Any:
     if isinstance(value, dict):
-        return {_sayable(key): _sayable(inner) for key, inner in value.items()}
+        return {_encodable(key): _encodable(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_sayable(inner) for inner in value]
-    if isinstance(value, str):
-        return value.encode(errors="backslashreplace").decode()
-    return str(value) if isinstance(value, int) and value.bit_length() > _MAX_INT_BITS else value
+        return [_encodable(inner) for inner in value]
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
 
 
 def _on_one_line(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:

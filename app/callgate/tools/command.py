@@ -11,7 +11,7 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import orjson
+import msgspec
 
 from callgate.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
 from callgate.calls.states import ReadyCall
@@ -234,8 +234,8 @@ def _text(name: str, value: Any) -> str:
 
 def _json(arguments: Mapping[str, Any]) -> bytes:
     try:
-        return orjson.dumps(arguments)
-    except orjson.JSONEncodeError as error:
+        return msgspec.json.encode(arguments)
+    except UnicodeEncodeError as error:
         raise _BadArgument(f"the arguments cannot be written as JSON ({error})") from error
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import httpx2
-import orjson
+import msgspec
 
 from callgate.calls.outcome import Failed, FailureKind, Outcome
 from callgate.calls.states import ReadyCall
@@ -274,6 +274,6 @@ def as_text(value: Any) -> str:
 
 def as_json(value: Any) -> bytes:
     try:
-        return b"null" if value is _MISSING else orjson.dumps(value)
-    except orjson.JSONEncodeError as error:
+        return b"null" if value is _MISSING else msgspec.json.encode(value)
+    except UnicodeEncodeError as error:
         raise BadArgument(f"the arguments cannot be written as JSON ({error})") from error

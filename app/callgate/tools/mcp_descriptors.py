@@ -6,6 +6,7 @@ and so is one that holds characters nobody can see; those are taken out.
 
 import fnmatch
 import hashlib
+import json
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import orjson
 
 from callgate.tools.executor import Safety
 
@@ -165,5 +165,5 @@ def _mentions(value: Any, key: str) -> bool:
 
 
 def _digest(tool: "types.Tool") -> str:
-    text = orjson.dumps([tool.name, tool.description, tool.input_schema], option=orjson.OPT_SORT_KEYS)
-    return hashlib.sha256(text).hexdigest()
+    text = json.dumps([tool.name, tool.description, tool.input_schema], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()

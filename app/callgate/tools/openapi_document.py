@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
-import orjson
+import msgspec
 import yaml
 
 METHODS = ("get", "head", "post", "put", "patch", "delete")
@@ -210,8 +210,8 @@ def _origin(address: str) -> tuple[str, str | None, int | None]:
 def _parsed(text: str) -> Any:
     if text.lstrip().startswith("{"):
         try:
-            return orjson.loads(text)
-        except orjson.JSONDecodeError as error:
+            return msgspec.json.decode(text)
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
             raise BadDocument(f"not readable as JSON: {error}") from None
     try:
         return yaml.load(text, _JsonYamlLoader)  # noqa: S506 - a safe loader, with fewer types still

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
-import orjson
 import structlog
 
 from callgate.calls.offer import Check, OfferedTool
@@ -375,8 +374,8 @@ def encoded(name: str, description: str, parameters: Mapping[str, Any]) -> msgsp
 
 def _json(value: Any) -> bytes:
     try:
-        return orjson.dumps(value)
-    except (orjson.JSONEncodeError, RecursionError) as error:
+        return msgspec.json.encode(value)
+    except (TypeError, UnicodeEncodeError, RecursionError) as error:
         raise SchemaError(f"the schema cannot be written as JSON: {error}") from error
 
 

@@ -8,11 +8,13 @@ what the tool's policy lets a model see.
 import codecs
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
+from datetime import date, time
+from enum import Enum
 from typing import Any
 
 import msgspec
-import orjson
 from msgspec.structs import replace
 from pydantic import BaseModel
 
@@ -29,7 +31,6 @@ PLAIN_LETTERS = 511
 _HEAD_SHARE = 3
 """Of four parts that are kept, three from the front: what a thing is usually stands there, how it ended at the end."""
 _COUNTED_AT_ONCE = 1 << 20
-_JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS  # an `Image` is one, and must not be dumped
 
 
 class Unwritable(TypeError):
@@ -61,14 +62,30 @@ def as_text(value: Any, max_bytes: int) -> str:
 
 
 def as_json(value: Any) -> str:
+    # msgspec would write bytes as base64 and the fields of an `Image`; only the standard library asks about both.
     try:
-        return orjson.dumps(value, default=_plain, option=_JSON).decode()
-    except orjson.JSONEncodeError:
-        pass  # integers beyond 64 bits, lone surrogates: the slower writer takes them
+        return _encoder.encode(value)
+    except (TypeError, ValueError):
+        pass  # keys that are no text, or numbers that JSON does not have
     try:
-        return json.dumps(value, default=_plain, separators=(",", ":"))
+        return _encoder.encode(_encodable(value))
     except (TypeError, ValueError, RecursionError) as error:
         raise Unwritable(f"a {type(value).__name__} that cannot be written as JSON: {error}") from error
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, dict):
+        return {_key(key): _encodable(inner) for key, inner in value.items()}
+    return [_encodable(inner) for inner in value] if isinstance(value, list | tuple) else _encodable(_plain(value))
+
+
+def _key(key: Any) -> str:
+    written = _encodable(key)
+    return written if isinstance(written, str) else _encoder.encode(written)
 
 
 def described(mime_type: str, size: int | None, note: str = "") -> str:
@@ -191,6 +208,10 @@ def _mixed(parts: list[Any] | tuple[Any, ...], max_bytes: int) -> Returned:
 def _plain(value: Any) -> Any:
     """What JSON writers do not know, in terms that they do."""
     match value:
+        case Enum():
+            return value.value
+        case date() | time():
+            return value.isoformat()
         case BaseModel():
             return value.model_dump()
         case msgspec.Struct():
@@ -208,6 +229,9 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "__iter__") and hasattr(value, "__len__"):
         return list(value)
     return str(value)
+
+
+_encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain)
 
 
 def _is_wide(charset: str | None) -> bool:
