@@ -62,9 +62,6 @@ class Caller:
     def may_ask(self, model: str) -> bool:
         return _any_matches(self.models, model)
 
-    def may_use(self, tool: str) -> bool:
-        return _any_matches(self.tools, tool)
-
 
 ANONYMOUS: Final = Caller("anonymous", anonymous=True)
 
