@@ -1,9 +1,13 @@
-"""What the README shows works as it is pasted: its curl line, its SDK snippet, its configuration."""
+"""What the README shows works as it is pasted: its curl line, its SDK snippet, its configuration. `docs/log-events.md` lists
+what the code logs."""
 
+import ast
 import asyncio
 import json
 import re
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -72,3 +76,76 @@ def test_every_page_of_the_docs_is_linked_from_the_readme() -> None:
     """A page nobody finds is not documentation. Decisions are found by their own index."""
     for page in (ROOT / "docs").glob("*.md"):
         assert f"docs/{page.name}" in README, f"README.md does not mention docs/{page.name}"
+
+
+# Log events -----------------------------------------------------------------------------------------------------------
+
+LOG_PAGE = ROOT / "docs" / "log-events.md"
+LEVELS = {"debug": "debug", "info": "info", "warning": "warning", "error": "error", "exception": "error"}
+LOGGERS = {"log", "audit", "_log"}
+"""What our loggers are called; `say` is one of two methods of a logger."""
+EVENT_ROW = re.compile(
+    r"^\| `(?P<event>[^`]+)` \| (?P<levels>[a-z, ]+) \| (?P<logger>[^|]+) \| (?P<fields>[^|]*) \| [^|]+\|$",
+    re.MULTILINE,
+)
+
+
+@dataclass(frozen=True)
+class LogLine:
+    where: str
+    event: str | None
+    levels: frozenset[str]
+    fields: frozenset[str]
+
+
+def logged() -> Iterator[LogLine]:
+    for file in (ROOT / "app").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and (levels := levels_of(node.func)):
+                first = node.args[0] if node.args else None
+                event = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else None
+                fields = {word.arg for word in node.keywords if word.arg}
+                if levels == {"exception"}:
+                    fields.add("exc_info")
+                names = frozenset(LEVELS[level] for level in levels)
+                yield LogLine(f"{file.relative_to(ROOT)}:{node.lineno}", event, names, frozenset(fields))
+
+
+def levels_of(called: ast.expr) -> set[str]:
+    """The methods of a logger that a call may be of; none where it is no logging."""
+    if isinstance(called, ast.Name) and called.id == "say":
+        return {"info", "warning"}
+    if not isinstance(called, ast.Attribute) or called.attr not in LEVELS:
+        return set()
+    receiver = called.value
+    name = (
+        receiver.attr if isinstance(receiver, ast.Attribute) else receiver.id if isinstance(receiver, ast.Name) else ""
+    )
+    return {called.attr} if name in LOGGERS else set()
+
+
+def listed_events() -> dict[str, tuple[set[str], set[str]]]:
+    """The page's events, with their levels and fields."""
+    rows = list(EVENT_ROW.finditer(LOG_PAGE.read_text("utf-8")))
+    assert len({row["event"] for row in rows}) == len(rows)
+    return {row["event"]: (set(row["levels"].split(", ")), set(re.findall(r"`(\w+)`", row["fields"]))) for row in rows}
+
+
+def test_every_log_event_is_a_name_and_not_a_sentence():
+    lines = list(logged())
+    assert len(lines) > 30
+    assert [line for line in lines if line.event is None or not re.fullmatch(r"[a-z]+(_[a-z]+)*", line.event)] == []
+
+
+def test_the_page_lists_every_event_with_its_level_and_its_fields():
+    page = listed_events()
+    wrong = []
+    for line in logged():
+        levels, fields = page.get(line.event or "", (set(), set()))
+        if not (line.levels <= levels and line.fields <= fields):
+            wrong.append(line)
+    assert wrong == []
+
+
+def test_the_page_lists_nothing_that_is_not_logged():
+    assert set(listed_events()) - {line.event for line in logged()} == set()
