@@ -334,10 +334,10 @@ async def test_each_is_refused_in_shape_at_once_and_the_next_good_one_is_answere
     config = make_config(
         upstream.url, auth="keys", keys=[{"name": "alice", "hash": HASH}], limits={"body_bytes": 2_000_000}
     )
-    edge = ProtocolFactory()
+    factory = ProtocolFactory()
     wrong: list[str] = []
     slowest, passed_on = 0.0, 0
-    async with serve(create_app(config), http=edge.protocol) as url:
+    async with serve(create_app(config), http=factory.protocol) as url:
         for bad in BAD:
             seen = len(upstream.requests)
             began = time.perf_counter()

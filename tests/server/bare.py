@@ -1,4 +1,4 @@
-"""Bare applications behind the edge, and what a client of them sees."""
+"""Bare applications behind the factory, and what a client of them sees."""
 
 import asyncio
 import contextlib
@@ -20,10 +20,10 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 @dataclass(slots=True)
 class Bare:
-    """An edge with an application of the test behind it."""
+    """An factory with an application of the test behind it."""
 
     url: str
-    edge: ProtocolFactory
+    factory: ProtocolFactory
     states: list[ServerState] = field(default_factory=list)
 
     @property
@@ -34,12 +34,12 @@ class Bare:
 
 @contextlib.asynccontextmanager
 async def behind_the_edge(app: App, **rules: Any) -> AsyncIterator[Bare]:
-    edge = ProtocolFactory(ConnectionLimits(**rules))
-    bare = Bare("", edge)
+    factory = ProtocolFactory(ConnectionLimits(**rules))
+    bare = Bare("", factory)
 
     def protocol(**given: Any) -> Any:
         bare.states.append(given["server_state"])
-        return edge.protocol(**given)
+        return factory.protocol(**given)
 
     async with serve(app, http=protocol, lifespan="off", timeout_graceful_shutdown=1) as bare.url:
         async with asyncio.timeout(20):

@@ -187,7 +187,7 @@ async def test_a_client_that_sends_more_than_is_heard_is_made_to_wait() -> None:
     size = 30_000_000
     async with behind_the_edge(app) as bare, raw_connection(bare.url) as connection:
         connection.writer.write(POST + b"content-length: %d\r\n\r\n" % size + bytes(size))
-        while not bare.edge.connections or not next(iter(bare.edge.connections)).is_holding_back:  # noqa: ASYNC110
+        while not bare.factory.connections or not next(iter(bare.factory.connections)).is_holding_back:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         waiting = connection.writer.transport.get_write_buffer_size()
         assert waiting > size // 2
@@ -206,12 +206,12 @@ async def test_requests_sent_ahead_are_held_back_until_it_is_their_turn() -> Non
 
     async with behind_the_edge(app) as bare, raw_connection(bare.url) as connection:
         await connection.send(GET * 2)
-        while not bare.edge.connections or not next(iter(bare.edge.connections)).is_holding_back:  # noqa: ASYNC110
+        while not bare.factory.connections or not next(iter(bare.factory.connections)).is_holding_back:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         await connection.send(GET)
         go.set()
         await connection.until(b"\r\n\r\nok", 3)
-        assert not next(iter(bare.edge.connections)).is_holding_back
+        assert not next(iter(bare.factory.connections)).is_holding_back
 
 
 async def test_a_body_that_nobody_heard_is_passed_over_and_the_connection_serves_again() -> None:
@@ -221,9 +221,9 @@ async def test_a_body_that_nobody_heard_is_passed_over_and_the_connection_serves
     async with behind_the_edge(app) as bare, raw_connection(bare.url) as connection:
         await connection.send(POST + b"content-length: 1000000\r\n\r\n{")
         assert (await connection.answer()).body == b"POST"
-        assert not bare.edge.idle
+        assert not bare.factory.idle
         await connection.send(b"x" * 999_999)
-        while not bare.edge.idle:  # noqa: ASYNC110 - it has no event
+        while not bare.factory.idle:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.001)
         connection.received.clear()
         await connection.send(GET)
@@ -337,7 +337,7 @@ async def test_a_client_that_leaves_is_told_to_whoever_listens_and_to_nobody_who
             await connection.send(GET)
             await began.wait()
         await left.wait()
-        while bare.edge.connections or bare.state.tasks:  # noqa: ASYNC110 - neither has an event
+        while bare.factory.connections or bare.state.tasks:  # noqa: ASYNC110 - neither has an event
             await asyncio.sleep(0.001)
         assert not bare.state.connections
 
@@ -360,12 +360,12 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_is_told_as_gone() 
 
 async def test_clocks_are_looked_at_only_while_there_are_connections() -> None:
     async with behind_the_edge(echo, idle_seconds=0.1) as bare, raw_connection(bare.url) as connection:
-        assert bare.edge._sweeping is None or bare.edge.connections
+        assert bare.factory._sweeping is None or bare.factory.connections
         await connection.send(GET)
         assert await gone(connection)
-        while bare.edge.connections:  # noqa: ASYNC110 - it has no event
+        while bare.factory.connections:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.001)
-        assert bare.edge._sweeping is None
+        assert bare.factory._sweeping is None
 
 
 async def test_a_clock_that_fails_does_not_stop_those_of_others() -> None:
@@ -375,13 +375,13 @@ async def test_a_clock_that_fails_does_not_stop_those_of_others() -> None:
         due, stalled = 0.0, math.inf
 
         def time_is_up(self, now: float) -> None:
-            bare.edge.connections.discard(self)
+            bare.factory.connections.discard(self)
             raise RuntimeError("broken")
 
     asyncio.get_running_loop().set_exception_handler(lambda _, told: failures.append(told["exception"]))
     async with behind_the_edge(echo, idle_seconds=0.1) as bare, raw_connection(bare.url) as connection:
         await connection.send(GET)
         await connection.answer()
-        bare.edge.connections.add(Failing())  # type: ignore[arg-type]
+        bare.factory.connections.add(Failing())  # type: ignore[arg-type]
         assert await gone(connection) == b""
     assert [str(failure) for failure in failures] == ["broken"]

@@ -1,4 +1,4 @@
-"""What is true of uvicorn, httptools and starlette and shaped our own edge. Each of these fails when a release changes it:
+"""What is true of uvicorn, httptools and starlette and shaped our own factory. Each of these fails when a release changes it:
 then the thing named in the comment may be simplified, or has to be looked at again."""
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The edge of the server over real sockets: bytes, clocks and connections that would otherwise have no end."""
+"""The factory of the server over real sockets: bytes, clocks and connections that would otherwise have no end."""
 
 import asyncio
 import contextlib
@@ -24,10 +24,10 @@ ASK = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 
 
 @contextlib.asynccontextmanager
-async def at_the_edge(upstream: Upstream, **rules: Any) -> AsyncIterator[tuple[str, ProtocolFactory]]:
-    edge = ProtocolFactory(ConnectionLimits(**rules))
-    async with serve(create_app(make_config(upstream.url)), http=edge.protocol, timeout_graceful_shutdown=1) as url:
-        yield url, edge
+async def served(upstream: Upstream, **rules: Any) -> AsyncIterator[tuple[str, ProtocolFactory]]:
+    factory = ProtocolFactory(ConnectionLimits(**rules))
+    async with serve(create_app(make_config(upstream.url)), http=factory.protocol, timeout_graceful_shutdown=1) as url:
+        yield url, factory
 
 
 def refused(answer: RawAnswer) -> tuple[int, str]:
@@ -48,7 +48,7 @@ async def sent(url: str, *pieces: bytes) -> RawAnswer:
 
 async def test_a_request_goes_through_untouched(upstream: Upstream) -> None:
     upstream.script("m", [Reply(text="hi")])
-    async with at_the_edge(upstream) as (url, _):
+    async with served(upstream) as (url, _):
         answer = await raw_post(url, ASK)
     assert answer.status == 200
 
@@ -63,25 +63,25 @@ async def test_a_request_goes_through_untouched(upstream: Upstream) -> None:
     ],
 )
 async def test_headers_beyond_the_limit_get_a_431_that_arrives(upstream: Upstream, pieces: list[bytes]) -> None:
-    async with at_the_edge(upstream) as (url, _):
+    async with served(upstream) as (url, _):
         answer = await sent(url, *pieces)
     assert refused(answer) == (431, "headers_too_large")
 
 
 async def test_whoever_goes_on_sending_after_a_refusal_is_cut_off(upstream: Upstream) -> None:
-    async with at_the_edge(upstream) as (url, _), raw_connection(url) as connection, asyncio.timeout(10):
+    async with served(upstream) as (url, _), raw_connection(url) as connection, asyncio.timeout(10):
         with pytest.raises(ConnectionError):
             await _drip(connection, b"x" * 65_536, 0)
 
 
 async def test_a_connection_that_says_nothing_is_closed(upstream: Upstream) -> None:
-    async with at_the_edge(upstream, header_seconds=0.1) as (url, _):
+    async with served(upstream, header_seconds=0.1) as (url, _):
         answer = await sent(url)
     assert (answer.raw, answer.ended) == (b"", "eof")
 
 
 async def test_headers_that_do_not_come_in_time_get_a_408_though_bytes_keep_coming(upstream: Upstream) -> None:
-    async with at_the_edge(upstream, header_seconds=0.2) as (url, _), raw_connection(url) as connection:
+    async with served(upstream, header_seconds=0.2) as (url, _), raw_connection(url) as connection:
         await connection.send(HEAD)
         dripping = asyncio.create_task(_drip(connection, b"x: y\r\n", 0.02))
         try:
@@ -93,13 +93,13 @@ async def test_headers_that_do_not_come_in_time_get_a_408_though_bytes_keep_comi
 
 
 async def test_a_body_that_stops_coming_gets_a_408(upstream: Upstream) -> None:
-    async with at_the_edge(upstream, body_seconds=0.1) as (url, _):
+    async with served(upstream, body_seconds=0.1) as (url, _):
         answer = await sent(url, HEAD + b'content-length: 100\r\n\r\n{"model"')
     assert refused(answer) == (408, "request_timeout")
 
 
 async def test_a_body_that_drips_gets_a_408_though_no_gap_is_long(upstream: Upstream) -> None:
-    async with at_the_edge(upstream, body_seconds=0.2) as (url, _), raw_connection(url) as connection:
+    async with served(upstream, body_seconds=0.2) as (url, _), raw_connection(url) as connection:
         await connection.send(HEAD + b"content-length: 100000\r\n\r\n{")
         dripping = asyncio.create_task(_drip(connection, b" ", 0.01))
         try:
@@ -111,7 +111,7 @@ async def test_a_body_that_drips_gets_a_408_though_no_gap_is_long(upstream: Upst
 
 
 async def test_a_body_that_was_refused_unread_may_not_come_for_ever(upstream: Upstream) -> None:
-    async with at_the_edge(upstream, body_seconds=0.2) as (url, _), raw_connection(url) as connection:
+    async with served(upstream, body_seconds=0.2) as (url, _), raw_connection(url) as connection:
         head = HEAD.replace(b"/v1/chat/completions", b"/nowhere")
         await connection.send(head + b"content-length: 100000\r\n\r\n{")
         assert (await connection.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 404")
@@ -121,21 +121,21 @@ async def test_a_body_that_was_refused_unread_may_not_come_for_ever(upstream: Up
 
 
 async def test_a_kept_connection_serves_again_and_is_closed_when_idle(upstream: Upstream) -> None:
-    async with at_the_edge(upstream, idle_seconds=0.2) as (url, edge), raw_connection(url) as connection:
+    async with served(upstream, idle_seconds=0.2) as (url, factory), raw_connection(url) as connection:
         for _ in range(2):
             connection.received.clear()
             await connection.send(LIVE)
             assert (await connection.answer()).status == 200
-        assert len(edge.idle) == 1
+        assert len(factory.idle) == 1
         async with asyncio.timeout(5):
             assert await connection.reader.read() == b""
-        assert not edge.idle
+        assert not factory.idle
 
 
 async def test_part_of_a_next_request_does_not_cost_the_answer_that_is_under_way(upstream: Upstream) -> None:
     gate = asyncio.Event()
     upstream.script("m", [Reply(text="hi", pace=Pace(hold=Hold(gate)))])
-    async with at_the_edge(upstream, header_seconds=0.05) as (url, _), raw_connection(url) as connection:
+    async with served(upstream, header_seconds=0.05) as (url, _), raw_connection(url) as connection:
         await connection.post("/v1/chat/completions", ASK)
         [asked] = await upstream.requests.wait(1)
         await connection.send(b"GET /hea")
@@ -147,7 +147,7 @@ async def test_part_of_a_next_request_does_not_cost_the_answer_that_is_under_way
 async def test_beyond_the_limit_of_connections_only_health_is_answered(upstream: Upstream) -> None:
     gate = asyncio.Event()
     upstream.script("m", [Reply(text="hi", pace=Pace(hold=Hold(gate)))] * 2)
-    async with at_the_edge(upstream, connections=2) as (url, _), raw_connection(url) as one, raw_connection(url) as two:
+    async with served(upstream, connections=2) as (url, _), raw_connection(url) as one, raw_connection(url) as two:
         for each in (one, two):
             await each.post("/v1/chat/completions", ASK)
         await upstream.requests.wait(2)
@@ -162,7 +162,7 @@ async def test_beyond_the_limit_of_connections_only_health_is_answered(upstream:
 
 async def test_idle_connections_make_room_for_new_ones(upstream: Upstream) -> None:
     upstream.script("m", [Reply(text="hi")])
-    async with at_the_edge(upstream, connections=2) as (url, _), raw_connection(url) as one, raw_connection(url) as two:
+    async with served(upstream, connections=2) as (url, _), raw_connection(url) as one, raw_connection(url) as two:
         for each in (one, two):
             await each.send(LIVE)
             await each.answer()
@@ -176,7 +176,7 @@ async def test_idle_connections_make_room_for_new_ones(upstream: Upstream) -> No
 async def test_connections_that_say_nothing_make_room_and_those_under_way_do_not(upstream: Upstream) -> None:
     gate = asyncio.Event()
     upstream.script("m", lambda _: Reply(text="hi", pace=Pace(hold=Hold(gate))))
-    async with at_the_edge(upstream, connections=3) as (url, edge), contextlib.AsyncExitStack() as stack:
+    async with served(upstream, connections=3) as (url, factory), contextlib.AsyncExitStack() as stack:
         busy = await stack.enter_async_context(raw_connection(url))
         await busy.post("/v1/chat/completions", ASK)
         await upstream.requests.wait(1)
@@ -188,14 +188,14 @@ async def test_connections_that_say_nothing_make_room_and_those_under_way_do_not
         probe = await sent(url, LIVE)
         gate.set()
         assert [(await busy.answer()).status, (await late).status, probe.status] == [200, 200, 200]
-        assert len(edge.unheard) <= 3
+        assert len(factory.awaiting_head) <= 3
 
 
 async def test_while_draining_only_health_is_answered_and_no_connection_is_kept(upstream: Upstream) -> None:
-    async with at_the_edge(upstream) as (url, edge), raw_connection(url) as kept:
+    async with served(upstream) as (url, factory), raw_connection(url) as kept:
         await kept.send(LIVE)
         await kept.answer()
-        edge.draining = True
+        factory.draining = True
         kept.received.clear()
         await kept.send(LIVE)
         probe = await kept.answer()
@@ -219,7 +219,7 @@ async def test_while_draining_only_health_is_answered_and_no_connection_is_kept(
     ],
 )
 async def test_what_is_not_http_gets_a_400_in_shape(upstream: Upstream, request_bytes: bytes) -> None:
-    async with at_the_edge(upstream, body_seconds=1) as (url, _):
+    async with served(upstream, body_seconds=1) as (url, _):
         answer = await sent(url, request_bytes)
         assert (await sent(url, LIVE)).status == 200
     assert refused(answer) == (400, "invalid_http_request")
@@ -229,7 +229,7 @@ async def test_trailers_do_not_become_headers_and_are_bounded(upstream: Upstream
     upstream.script("m", [Reply(text="hi")])
     body = json.dumps(ASK).encode()
     chunk = b"%x\r\n%s\r\n0\r\n" % (len(body), body)
-    async with at_the_edge(upstream) as (url, _):
+    async with served(upstream) as (url, _):
         request = HEAD + b"transfer-encoding: chunked\r\n\r\n" + chunk + b"x-request-id: smuggled\r\n\r\n"
         answer = await sent(url, request)
         assert answer.status == 200
@@ -242,14 +242,14 @@ async def test_trailers_do_not_become_headers_and_are_bounded(upstream: Upstream
 
 async def test_an_upgrade_that_nobody_offers_is_answered_as_a_plain_request(upstream: Upstream) -> None:
     asked = LIVE.replace(b"\r\n\r\n", b"\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n")
-    async with at_the_edge(upstream) as (url, _):
+    async with served(upstream) as (url, _):
         assert (await sent(url, asked)).status == 200
 
 
 async def test_requests_sent_far_ahead_of_their_answers_are_refused(
     upstream: Upstream, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with at_the_edge(upstream) as (url, _), raw_connection(url) as connection:
+    async with served(upstream) as (url, _), raw_connection(url) as connection:
         await connection.send(LIVE * (MAX_PIPELINED + 50))
         async with asyncio.timeout(5):
             data = await connection.reader.read()
@@ -258,7 +258,7 @@ async def test_requests_sent_far_ahead_of_their_answers_are_refused(
 
 
 async def test_a_few_requests_sent_ahead_are_answered_in_order(upstream: Upstream) -> None:
-    async with at_the_edge(upstream) as (url, _), raw_connection(url) as connection:
+    async with served(upstream) as (url, _), raw_connection(url) as connection:
         await connection.send(LIVE * 3)
         async with asyncio.timeout(5):
             data = b""
@@ -279,12 +279,12 @@ async def test_a_client_that_does_not_take_its_answer_is_let_go(size: int) -> No
         finally:
             ended.set()
 
-    edge = ProtocolFactory(ConnectionLimits(idle_seconds=0.3))
+    factory = ProtocolFactory(ConnectionLimits(idle_seconds=0.3))
     states: list[Any] = []
 
     def protocol(**given: Any) -> Any:
         states.append(given["server_state"])
-        return edge.protocol(**given)
+        return factory.protocol(**given)
 
     async with serve(app, http=protocol, lifespan="off") as url, raw_connection(url) as connection, asyncio.timeout(10):
         connection.writer.transport.pause_reading()  # type: ignore[attr-defined]

@@ -212,7 +212,7 @@ async def test_every_answer_is_dated_and_the_date_is_written_once_a_second() -> 
         await connection.send(GET)
         got = await connection.answer()
         assert (got.headers["date"], got.headers["x-also"]) == ("Mon, 01 Jan 2001 00:00:00 GMT", "y")
-        assert bare.edge.standing_lines(bare_headers) is bare.edge.standing_lines(bare_headers)
+        assert bare.factory.standing_lines(bare_headers) is bare.factory.standing_lines(bare_headers)
 
 
 async def broken_at_once(scope: Any, receive: Any, send: Any) -> None:
@@ -344,7 +344,7 @@ async def test_an_application_waits_for_a_client_that_is_slow_to_take_its_answer
     async with behind_the_edge(app) as bare, raw_connection(bare.url) as connection:
         connection.writer.transport.pause_reading()  # type: ignore[attr-defined]
         await connection.send(GET)
-        while not bare.edge.connections or next(iter(bare.edge.connections)).full is None:  # noqa: ASYNC110
+        while not bare.factory.connections or next(iter(bare.factory.connections)).full is None:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         held = sent
         assert held < total
@@ -393,6 +393,6 @@ async def test_an_application_that_was_cancelled_before_it_began_does_not_hold_u
         task.cancel()
         await asyncio.wait([task])
         assert not began
-        [still_open] = bare.edge.connections
+        [still_open] = bare.factory.connections
         still_open.shutdown()
         assert await gone(connection) == b""

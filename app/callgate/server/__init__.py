@@ -1,9 +1,9 @@
-"""The outermost edge: connections, each with an end to everything it can do, before anything of ours is asked.
+"""The HTTP/1.1 server: connections, with an end to everything that one can do, in front of the ASGI application.
 
-HTTP/1.1 as uvicorn's server calls for it, spoken by ourselves: `edge` is what the connections of one server share,
-`connection` hears requests, `exchange` is one request towards the application, `heads` writes the heads of answers,
-`refusals` says what an application was never asked, `rules` are the limits. Who may come in, and how many requests run,
-is decided further inside.
+uvicorn runs the process and calls for a protocol; ours is `ServerConnection`. `protocol` is what the connections of one
+server share, `connection` reads requests, `request_cycle` is one request towards the application, `response_head` writes
+the heads of responses, `refusals` are the answers that no application is asked for, `limits` what a connection may cost.
+Who may come in, and how many requests run, is decided further inside.
 """
 
 from callgate.server.limits import ConnectionLimits

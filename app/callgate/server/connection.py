@@ -1,4 +1,4 @@
-"""One connection: what comes over it, whose turn it is to be answered, and the clock that it runs against."""
+"""One connection of the server: requests are read, answered one after another, and held to deadlines."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ from callgate.server.limits import (
     RESERVE_SECONDS,
 )
 from callgate.server.refusals import Refused
-from callgate.server.request_cycle import Exchange
+from callgate.server.request_cycle import RequestCycle
 
 if TYPE_CHECKING:
     from callgate.server.protocol import ProtocolFactory
@@ -38,12 +38,12 @@ ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
 
 HEAD, BODY, ANSWER, IDLE, UNREAD, CLOSING = range(6)
 """What the clock of a connection stands for: headers have to be whole; a body has to come; it is our turn, which has no
-limit here; nothing is asked; the rest of a body may come that was answered without having been heard to its end; what was
+limit here; nothing is asked; the rest of the body of a request that has its answer already may come; what was
 written last has to be taken. Plain numbers, because members of an enum are looked up at ten times the cost."""
 
 
-class Connection(asyncio.Protocol):
-    """Hears requests and has them answered one after another."""
+class ServerConnection(asyncio.Protocol):
+    """Reads requests and has the application answer them one after another."""
 
     __slots__ = (
         "_answering",
@@ -55,17 +55,17 @@ class Connection(asyncio.Protocol):
         "_framing_bytes",
         "_head_bytes",
         "_headers",
+        "_ignores_input",
         "_in_body",
         "_in_head",
         "_in_reserve",
-        "_is_deaf",
         "_last_data",
+        "_limits",
         "_newest",
         "_parser",
         "_phase",
         "_read_bytes",
         "_root_path",
-        "_rules",
         "_scope",
         "_spent_bytes",
         "_target",
@@ -75,21 +75,21 @@ class Connection(asyncio.Protocol):
         "_waiting",
         "_wrote_at",
         "body_bytes",
+        "connected_since",
         "due",
-        "edge",
+        "factory",
         "full",
         "is_holding_back",
         "loop",
         "server_state",
         "stalled",
-        "unheard_since",
         "unsent",
         "write",
     )
 
     def __init__(
         self,
-        edge: "ProtocolFactory",
+        factory: "ProtocolFactory",
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
@@ -102,23 +102,23 @@ class Connection(asyncio.Protocol):
         """When the time is up for what the connection is at."""
         self.stalled = NEVER
         """When it is up for a client that does not take what it is sent."""
-        self.unheard_since = -math.inf
+        self.connected_since = -math.inf
         self.full: asyncio.Event | None = None
-        """While the client does not take what it is sent: set when there is room again."""
+        """While the client does not take what it is sent: set when more can be written."""
         self.is_holding_back = False
         """The client is made to wait with what it sends."""
-        self.edge, self._rules = edge, edge.rules
+        self.factory, self._limits = factory, factory.limits
         self._app, self._app_state, self.server_state = config.loaded_app, app_state, server_state
         self._root_path = config.root_path
         self._context = copy_context()
-        self._waiting: deque[Exchange] = deque()
-        self._answering: Exchange | None = None
-        self._newest: Exchange | None = None
-        """The request that was heard last; it may still wait for its turn."""
+        self._waiting: deque[RequestCycle] = deque()
+        self._answering: RequestCycle | None = None
+        self._newest: RequestCycle | None = None
+        """The request that was read last; it may still wait for its turn."""
         self.unsent: list[bytes] = []
         self._unsent_bytes = 0
         self._phase = HEAD
-        self._in_head = self._in_body = self._in_reserve = self._is_deaf = False
+        self._in_head = self._in_body = self._in_reserve = self._ignores_input = False
         self._target = b""
         self._asked = (b"", b"", "")
         self._template: dict[str, Any] = {}
@@ -146,13 +146,13 @@ class Connection(asyncio.Protocol):
         self._enter()
 
     def _enter(self) -> None:
-        waits = self._rules.header_seconds
-        self.unheard_since = now = self.loop.time()
-        edge = self.edge
-        over = len(edge.connections) + 1 - self._rules.connections
-        room = over <= 0 or edge.make_room(now)
-        edge.enter(self)
-        if not room:
+        waits = self._limits.header_seconds
+        self.connected_since = now = self.loop.time()
+        factory = self.factory
+        over = len(factory.connections) + 1 - self._limits.connections
+        has_place = over <= 0 or factory.make_room(now)
+        factory.enter(self)
+        if not has_place:
             if over > RESERVE:
                 self._refuse(refusals.too_many_connections())
                 return
@@ -160,23 +160,23 @@ class Connection(asyncio.Protocol):
         self._wait(HEAD, now + waits)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.edge.leave(self)
+        self.factory.leave(self)
         self.server_state.connections.discard(self)
         self._waiting.clear()
         self.unsent.clear()
         if self._answering is not None:
-            self._answering.leave()
+            self._answering.abandon()
         self._make_writable()
-        self._is_deaf = True
+        self._ignores_input = True
         self._newest = None
         del self._parser  # it knows us, and we it
 
     def data_received(self, data: bytes) -> None:
-        if self._is_deaf:
-            self._overhear(data)
+        if self._ignores_input:
+            self._discard(data)
             return
         if self._phase == IDLE:
-            self.edge.idle.pop(self, None)
+            self.factory.idle.pop(self, None)
         self._read_bytes = len(data)
         self._spent_bytes = 0
         body_before, was_in_body = self.body_bytes, self._in_body
@@ -187,19 +187,19 @@ class Connection(asyncio.Protocol):
             elif self._in_head:
                 self._expect_head()
         except httptools.HttpParserUpgrade:
-            self._stay()
+            self._serve_upgrade()
         except httptools.HttpParserError as wrong:
             refused = wrong.__context__
             self._refuse(refused if isinstance(refused, Refused) else refusals.not_http())
         except Refused as refused:
             self._refuse(refused)
 
-    def _overhear(self, data: bytes) -> None:
+    def _discard(self, data: bytes) -> None:
         self.body_bytes += len(data)
         if self.body_bytes > LINGER_BYTES:
             self._transport.abort()
 
-    def _stay(self) -> None:
+    def _serve_upgrade(self) -> None:
         """There is nothing to upgrade to: the request is answered as the plain one it also is, and as the last, because
         the parser has stopped. It takes what follows for the other protocol, and a body that comes would be lost."""
         assert self._newest is not None
@@ -207,13 +207,13 @@ class Connection(asyncio.Protocol):
             self._refuse(refusals.upgrade_with_body())
             return
         self._newest.keep = False
-        self._is_deaf = True
+        self._ignores_input = True
         self.body_bytes = 0
 
     def pause_writing(self) -> None:
         """The client does not take what it is sent. It gets the time that it may also be idle for."""
         self.full = asyncio.Event()
-        self.stalled = self.loop.time() + self._rules.idle_seconds
+        self.stalled = self.loop.time() + self._limits.idle_seconds
 
     def resume_writing(self) -> None:
         self._make_writable()
@@ -252,22 +252,22 @@ class Connection(asyncio.Protocol):
         self._in_head = False
         self._in_body = True
         self.body_bytes = self._framing_bytes = 0
-        edge = self.edge
-        if self._phase == HEAD or self._read_bytes > self._rules.header_bytes:
-            edge.unheard.pop(self, None)
+        factory = self.factory
+        if self._phase == HEAD or self._read_bytes > self._limits.header_bytes:
+            factory.awaiting_head.pop(self, None)
             self._measure_head()
         scope = self._described()
         keep = scope["http_version"] == "1.1" and self._parser.should_keep_alive()
-        if self._in_reserve or edge.draining:
+        if self._in_reserve or factory.draining:
             if scope["path"] not in ALWAYS_ANSWERED:
-                raise refusals.closing() if edge.draining else refusals.too_many_connections()
+                raise refusals.closing() if factory.draining else refusals.too_many_connections()
             keep = False
-        self._newest = exchange = Exchange(self, scope, keep=keep)
+        self._newest = cycle = RequestCycle(self, scope, keep=keep)
         if self._answering is None:
             self._phase, self.due = ANSWER, NEVER
-            self._start(exchange)
+            self._start(cycle)
         else:
-            self._queue(exchange)
+            self._queue(cycle)
 
     def on_body(self, body: bytes) -> None:
         self.body_bytes += len(body)
@@ -282,7 +282,7 @@ class Connection(asyncio.Protocol):
         self._newest.finish()
         if self._phase != ANSWER:
             if self._answering is None:
-                self._rest()
+                self._become_idle()
             else:
                 self._wait(ANSWER, NEVER)
 
@@ -318,28 +318,28 @@ class Connection(asyncio.Protocol):
 
     def _measure_head(self) -> None:
         size = len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers)
-        if size > self._rules.header_bytes:
-            raise refusals.head_too_large(self._rules.header_bytes)
+        if size > self._limits.header_bytes:
+            raise refusals.head_too_large(self._limits.header_bytes)
 
-    def _start(self, exchange: Exchange) -> None:
-        self._answering = exchange
+    def _start(self, cycle: RequestCycle) -> None:
+        self._answering = cycle
         # What one request leaves in its context is not for the next, whoever it is that starts it.
-        exchange.task = task = self.loop.create_task(exchange.run(self._app), context=self._context.copy())
+        cycle.task = task = self.loop.create_task(cycle.run(self._app), context=self._context.copy())
         self.server_state.tasks.add(task)
 
-    def _queue(self, exchange: Exchange) -> None:
+    def _queue(self, cycle: RequestCycle) -> None:
         if len(self._waiting) >= MAX_PIPELINED:
             raise refusals.too_many_pipelined()
         self._hold_back()
-        self._waiting.append(exchange)
+        self._waiting.append(cycle)
 
-    def answered(self, exchange: Exchange) -> None:
+    def answered(self, cycle: RequestCycle) -> None:
         """The answer has been written to its end."""
         self.server_state.total_requests += 1
         self._answering = None
         if self.unsent:
             self.flush()
-        if not exchange.keep:
+        if not cycle.keep:
             self.close()
             return
         if self.is_holding_back:
@@ -347,19 +347,19 @@ class Connection(asyncio.Protocol):
         if self._waiting:
             self._start(self._waiting.popleft())
         elif self._in_body:
-            # Answered without having been heard to the end (401, 413). The rest may come, but not for ever.
-            self._wait(UNREAD, self.loop.time() + self._rules.body_seconds)
+            # Answered before the body had come to its end (401, 413). The rest may come, but not for ever.
+            self._wait(UNREAD, self.loop.time() + self._limits.body_seconds)
         elif self._in_head:
-            self.edge.unheard[self] = None
+            self.factory.awaiting_head[self] = None
         else:
-            self._rest()
+            self._become_idle()
 
-    def released(self, exchange: Exchange) -> None:
+    def released(self, cycle: RequestCycle) -> None:
         """The application is done with it, one way or another."""
-        self.server_state.tasks.discard(exchange.task)
-        if exchange.is_complete or exchange.left:
+        self.server_state.tasks.discard(cycle.task)
+        if cycle.is_complete or cycle.abandoned:
             return
-        if exchange.ends_with_the_connection:
+        if cycle.ends_with_the_connection:
             self._reset()
         else:
             self._refuse(refusals.failed())
@@ -371,9 +371,9 @@ class Connection(asyncio.Protocol):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._transport.abort()
 
-    def _rest(self) -> None:
-        self.edge.idle[self] = None
-        self._wait(IDLE, self.loop.time() + self._rules.idle_seconds)
+    def _become_idle(self) -> None:
+        self.factory.idle[self] = None
+        self._wait(IDLE, self.loop.time() + self._limits.idle_seconds)
 
     # -- flow
 
@@ -417,7 +417,7 @@ class Connection(asyncio.Protocol):
         """Close when the client has taken what was written, or does not take it for too long."""
         self.flush()
         self._transport.close()
-        self._wait(CLOSING, self.loop.time() + self._rules.idle_seconds)
+        self._wait(CLOSING, self.loop.time() + self._limits.idle_seconds)
 
     def _hang_up(self) -> None:
         """Closing alone would wait for ever for a client that does not take the end of its answer."""
@@ -435,28 +435,28 @@ class Connection(asyncio.Protocol):
     def _expect_head(self) -> None:
         """The rest of a request's headers has to come."""
         self._head_bytes += self._read_bytes
-        if self._head_bytes > self._rules.header_bytes:
-            raise refusals.head_too_large(self._rules.header_bytes)
+        if self._head_bytes > self._limits.header_bytes:
+            raise refusals.head_too_large(self._limits.header_bytes)
         if self._phase == HEAD:
             return
         now = self.loop.time()
-        self._wait(HEAD, now + self._rules.header_seconds)
+        self._wait(HEAD, now + self._limits.header_seconds)
         if self._answering is None:
-            self.unheard_since = now
-            self.edge.unheard[self] = None
+            self.connected_since = now
+            self.factory.awaiting_head[self] = None
 
     def _expect_body(self, before: int | None) -> None:
         """The rest of a request's body has to come. `before` is how much there was of it when this read began."""
         if before is not None:
             self._framing_bytes += self._read_bytes - (self.body_bytes - before)
-            if self._framing_bytes - FRAMING_PER_BYTE * self.body_bytes > self._rules.header_bytes:
+            if self._framing_bytes - FRAMING_PER_BYTE * self.body_bytes > self._limits.header_bytes:
                 raise refusals.too_much_framing()
         if self._phase == UNREAD:
             return
         self._last_data = now = self.loop.time()
         if self._phase != BODY:
             self._body_began = now
-            self._wait(BODY, now + self._rules.body_seconds)
+            self._wait(BODY, now + self._limits.body_seconds)
 
     def time_is_up(self, now: float) -> None:
         if self.stalled <= now:
@@ -467,40 +467,40 @@ class Connection(asyncio.Protocol):
             self._hang_up()
         elif self._answering is not None:
             # Part of a next request came ahead; it must not cost the client the answer it is getting.
-            self._wait(HEAD, now + self._rules.header_seconds)
+            self._wait(HEAD, now + self._limits.header_seconds)
         elif self._in_head:
-            self._refuse(refusals.late_head())
+            self._refuse(refusals.head_timeout())
         else:
             self._hang_up()
 
     def _judge_body(self, now: float) -> None:
         assert self._newest is not None
-        next_due = self._last_data + self._rules.body_seconds
-        expected = self._body_began + self._rules.body_seconds + self.body_bytes / LOWEST_RATE
+        next_due = self._last_data + self._limits.body_seconds
+        expected = self._body_began + self._limits.body_seconds + self.body_bytes / LOWEST_RATE
         if self.is_holding_back or self._newest.awaits_continue():
             self._last_data = self._body_began = now  # it is we who are not reading
-            self._wait(BODY, now + self._rules.body_seconds)
+            self._wait(BODY, now + self._limits.body_seconds)
         elif next_due > now and expected > now:
             self._wait(BODY, min(next_due, expected))
         else:
-            self._refuse(refusals.late_body())
+            self._refuse(refusals.body_timeout())
 
     # -- refusing
 
     def _refuse(self, refused: Refused) -> None:
-        """Say why and close, reading on for a moment so that the word arrives. In the middle of an answer just close."""
-        self._is_deaf = True
-        self.edge.unheard.pop(self, None)
+        """Say why and close, reading on for a moment so that the refusal arrives. In the middle of an answer just close."""
+        self._ignores_input = True
+        self.factory.awaiting_head.pop(self, None)
         self.body_bytes = 0
         self._waiting.clear()
-        exchange, self._answering = self._answering, None
-        if exchange is not None:
-            exchange.leave()
-            if exchange.is_on_the_wire:
+        cycle, self._answering = self._answering, None
+        if cycle is not None:
+            cycle.abandon()
+            if cycle.is_on_the_wire:
                 self.close()
                 return
         self.flush()
-        self.write(refusals.refusal(refused, "" if exchange is None else exchange.method))
+        self.write(refusals.refusal(refused, "" if cycle is None else cycle.method))
         with contextlib.suppress(OSError):  # the client may be gone already
             self._transport.write_eof()
         self.read_on()

@@ -6,7 +6,7 @@ from typing import Final
 from callgate.api.middleware import OPEN_PATHS
 
 ALWAYS_ANSWERED: Final = OPEN_PATHS
-"""Health: answered at any load, and while the house empties."""
+"""Health: answered at any load, and while the server drains."""
 
 RESERVE: Final = 64
 """Connections beyond the limit that are still read, so that a probe finds an answer; everybody else gets a 503."""

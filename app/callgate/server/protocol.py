@@ -1,4 +1,4 @@
-"""What the connections of one server share: their limits, who may be closed to make room, and the one clock."""
+"""What the connections of one server share: their limits, which of them give way to new ones, and the one timer."""
 
 import asyncio
 from contextvars import Context
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from callgate.server.connection import Connection
+from callgate.server.connection import ServerConnection
 from callgate.server.limits import RESERVE_SECONDS, ConnectionLimits
 
 if TYPE_CHECKING:
@@ -23,17 +23,17 @@ SWEEPS_A_LIMIT: Final = 4
 class ProtocolFactory:
     """What the connections of one server share."""
 
-    def __init__(self, rules: ConnectionLimits | None = None) -> None:
-        self.rules = rules or ConnectionLimits()
+    def __init__(self, limits: ConnectionLimits | None = None) -> None:
+        self.limits = limits or ConnectionLimits()
         self.draining = False
-        """Set when the house empties: from now on only health is answered."""
-        self.connections: set[Connection] = set()
-        self.idle: dict[Connection, None] = {}
+        """Set when the server drains: from now on only health is answered."""
+        self.connections: set[ServerConnection] = set()
+        self.idle: dict[ServerConnection, None] = {}
         """Connections between two requests, the longest idle first; they make room when it is needed."""
-        self.unheard: dict[Connection, None] = {}
+        self.awaiting_head: dict[ServerConnection, None] = {}
         """Connections that have not yet said what they want, the oldest first. Clients say it at once: of those that take
         longer there is a flood, or something is wrong with them, and they make room as well."""
-        shortest = min(self.rules.header_seconds, self.rules.body_seconds, self.rules.idle_seconds)
+        shortest = min(self.limits.header_seconds, self.limits.body_seconds, self.limits.idle_seconds)
         self._sweep_seconds = min(SWEEP_SECONDS, shortest / SWEEPS_A_LIMIT)
         self._sweeping: asyncio.TimerHandle | None = None
         self._standing_headers: Sequence[tuple[bytes, bytes]] = ()
@@ -45,35 +45,35 @@ class ProtocolFactory:
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> Connection:
+    ) -> ServerConnection:
         """One connection; what uvicorn calls where it would call a protocol class."""
-        return Connection(self, config, server_state, app_state, _loop or asyncio.get_running_loop())
+        return ServerConnection(self, config, server_state, app_state, _loop or asyncio.get_running_loop())
 
-    def enter(self, connection: Connection) -> None:
+    def enter(self, connection: ServerConnection) -> None:
         self.connections.add(connection)
-        self.unheard[connection] = None
+        self.awaiting_head[connection] = None
         if self._sweeping is None:
             self._sweep_again(connection.loop)
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: ServerConnection) -> None:
         self.connections.discard(connection)
         self.idle.pop(connection, None)
-        self.unheard.pop(connection, None)
+        self.awaiting_head.pop(connection, None)
         if not self.connections and self._sweeping is not None:
             self._sweeping.cancel()
             self._sweeping = None
 
     def make_room(self, now: float) -> bool:
         """Close a connection that nobody will miss, if there is one: a slow one, else an idle one, else the next slowest."""
-        slowest = next(iter(self.unheard), None)
-        if self.idle and (slowest is None or now - slowest.unheard_since < RESERVE_SECONDS):
+        slowest = next(iter(self.awaiting_head), None)
+        if self.idle and (slowest is None or now - slowest.connected_since < RESERVE_SECONDS):
             closed = next(iter(self.idle))
         elif slowest is not None:
             closed = slowest
         else:
             return False
         self.idle.pop(closed, None)
-        self.unheard.pop(closed, None)
+        self.awaiting_head.pop(closed, None)
         closed.close()
         return True
 

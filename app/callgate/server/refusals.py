@@ -1,4 +1,4 @@
-"""What is answered by the edge itself, in OpenAI's shape: requests that no application is asked about."""
+"""What is answered by the factory itself, in OpenAI's shape: requests that no application is asked about."""
 
 from callgate.api.errors import SERVER_ERROR, encode, error_headers
 from callgate.conversation.errors import ChatError
@@ -48,11 +48,11 @@ def head_too_large(limit: int) -> Refused:
     return Refused(431, f"The request's headers are larger than {limit} bytes.", "headers_too_large")
 
 
-def late_head() -> Refused:
+def head_timeout() -> Refused:
     return Refused(408, "The request's headers did not come in time.", "request_timeout")
 
 
-def late_body() -> Refused:
+def body_timeout() -> Refused:
     return Refused(408, "The request's body did not come in time.", "request_timeout")
 
 

@@ -10,9 +10,9 @@ from callgate.server.limits import HELD_BYTES
 from callgate.server.response_head import STATUS_LINES, header_lines
 
 if TYPE_CHECKING:
-    from callgate.server.connection import Connection
+    from callgate.server.connection import ServerConnection
 
-log = structlog.get_logger("callgate.edge")
+log = structlog.get_logger("callgate.factory")
 
 Message = MutableMapping[str, Any]
 Application = Callable[[Any, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
@@ -31,7 +31,7 @@ COUNTED, CHUNKED, CLOSED, NONE = range(4)
 HTTP/1.1; or there is none whatever is sent, as in the answer to HEAD."""
 
 
-class Exchange:
+class RequestCycle:
     """A request as it comes and its answer as it goes. The connection feeds it; the application holds the other end."""
 
     __slots__ = (
@@ -45,25 +45,25 @@ class Exchange:
         "_parts",
         "_scope",
         "_stage",
+        "abandoned",
         "is_whole",
         "keep",
-        "left",
         "method",
+        "sent_continue",
         "task",
-        "was_told_to_continue",
     )
 
-    def __init__(self, connection: "Connection", scope: dict[str, Any], *, keep: bool) -> None:
+    def __init__(self, connection: "ServerConnection", scope: dict[str, Any], *, keep: bool) -> None:
         self._connection = connection
         self._scope = scope
         self.method: str = scope["method"]  # the application may change what the scope says
         self.keep = keep
         """Whether the connection may be used again after this."""
-        self.left = False
-        """Nobody listens any more: the client is gone, or has been told something else."""
+        self.abandoned = False
+        """Nobody reads the answer: the client is gone, or has been sent another."""
         self.is_whole = False
         """The request has come to its end."""
-        self.was_told_to_continue = False
+        self.sent_continue = False
         self.task: asyncio.Task[None]
         self._parts: list[bytes] = []
         self._held = 0
@@ -88,7 +88,7 @@ class Exchange:
         return self._stage == SENDING and self._framing == CLOSED
 
     def feed(self, body: bytes) -> bool:
-        """A piece of the request's body. Says whether there is room for more."""
+        """A piece of the request's body. Whether more can be held."""
         if self._stage == COMPLETE:
             return True
         self._parts.append(body)
@@ -104,19 +104,14 @@ class Exchange:
         if self._news is not None:
             self._news.set()
 
-    def leave(self) -> None:
-        self.left = self._fresh = True
+    def abandon(self) -> None:
+        self.abandoned = self._fresh = True
         if self._news is not None:
             self._news.set()
 
     def awaits_continue(self) -> bool:
         """The client holds its body back until it is asked for it. Looked for only when a body is waited for."""
-        if (
-            self.is_whole
-            or self.was_told_to_continue
-            or self._connection.body_bytes
-            or self._scope["http_version"] != "1.1"
-        ):
+        if self.is_whole or self.sent_continue or self._connection.body_bytes or self._scope["http_version"] != "1.1":
             return False
         return any(name == b"expect" and value.lower() == b"100-continue" for name, value in self._scope["headers"])
 
@@ -127,7 +122,7 @@ class Exchange:
         except Exception:
             log.exception("application_failed")
         else:
-            if self._stage != COMPLETE and not self.left:
+            if self._stage != COMPLETE and not self.abandoned:
                 log.error("application_did_not_answer")
         finally:
             self._connection.released(self)
@@ -139,7 +134,7 @@ class Exchange:
             await self._wait()
         elif self._connection.is_holding_back:
             self._connection.read_on()
-        if self.left or self._stage == COMPLETE:
+        if self.abandoned or self._stage == COMPLETE:
             return {"type": "http.disconnect"}
         self._fresh = False
         self._held = 0
@@ -148,9 +143,9 @@ class Exchange:
 
     async def send(self, message: Message) -> None:
         connection = self._connection
-        if connection.full is not None and not self.left:
+        if connection.full is not None and not self.abandoned:
             await connection.full.wait()
-        if self.left:
+        if self.abandoned:
             return
         kind, stage = message["type"], self._stage
         if stage == COMPLETE:
@@ -167,11 +162,11 @@ class Exchange:
 
     async def _wait(self) -> None:
         """Wait for something to tell."""
-        if self.left or self._stage == COMPLETE:
+        if self.abandoned or self._stage == COMPLETE:
             return
         connection = self._connection
         if self._stage == UNBEGUN and self.awaits_continue():
-            self.was_told_to_continue = True
+            self.sent_continue = True
             connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if connection.is_holding_back:
             connection.read_on()
@@ -202,12 +197,12 @@ class Exchange:
         if self.method == "HEAD":
             self._framing = NONE
             own = b"\r\n\r\n"
-        if ends or connection.edge.draining or (not self.is_whole and self.awaits_continue()):
+        if ends or connection.factory.draining or (not self.is_whole and self.awaits_continue()):
             self.keep = False  # whoever was not asked for a body may send it or not, and we could not tell
         if not self.keep and not ends:
             own = b"\r\nconnection: close" + own
         self._left = length
-        standing = connection.edge.standing_lines(connection.server_state.default_headers)
+        standing = connection.factory.standing_lines(connection.server_state.default_headers)
         self._head = b"".join((line, standing, lines, own))
         self._stage = HELD
 

@@ -36,7 +36,7 @@ ENDING_SECONDS = 5.0
 AT_ONCE_SECONDS = 2.0
 """The same for all of it together after a second signal."""
 
-LAST_WORDS_SECONDS = 0.2
+LAST_LINES_SECONDS = 0.2
 """For log lines that wait to be written, where nobody may be reading them."""
 
 
@@ -58,17 +58,17 @@ def serve(loaded: Loaded, read: Callable[[], Loaded] | None = None) -> int:
     app = create_app(config, None if read is None else _source(loaded, read, redactor))
     if read is not None:
         signal.signal(signal.SIGHUP, lambda *_: app.state.manager.ask_to_reload())
-    edge = ProtocolFactory(_edge_rules(config.server))
+    factory = ProtocolFactory(_connection_limits(config.server))
 
-    def close_the_door() -> None:
+    def refuse_new_requests() -> None:
         app.state.manager.is_ready = False
-        edge.draining = True
+        factory.draining = True
 
     server = DrainingServer(
         uvicorn.Config(
             app,
             loop="uvloop",
-            http=edge.protocol,  # type: ignore[arg-type]  # called like the class it stands for
+            http=factory.protocol,  # type: ignore[arg-type]  # called like the class it stands for
             ws="none",
             lifespan="on",
             log_config=None,
@@ -77,7 +77,7 @@ def serve(loaded: Loaded, read: Callable[[], Loaded] | None = None) -> int:
             proxy_headers=False,  # addresses that somebody else vouches for are not believed
         ),
         config.server.drain_seconds,
-        close_the_door,
+        refuse_new_requests,
     )
     with listening:
         print(_banner(loaded, listening), file=sys.stderr, flush=True)
@@ -89,16 +89,16 @@ def serve(loaded: Loaded, read: Callable[[], Loaded] | None = None) -> int:
 
 
 class DrainingServer(uvicorn.Server):
-    """Ends in order: from the first signal on nothing new is taken in, what runs may finish, and then the house closes.
+    """Ends in order: from the first signal on no request is taken in, what runs may finish, and then the application is closed.
 
-    The socket stays open meanwhile. Probes are told that the house is not ready, and a client that has not heard of it gets
+    The socket stays open meanwhile. Probes see that the server is not ready, and a client that does not know it gets
     a 503 it may try again elsewhere, where a closed port would be an error without a word. A second signal ends at once.
     """
 
-    def __init__(self, config: uvicorn.Config, drain_seconds: float, close_the_door: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, drain_seconds: float, refuse_new_requests: Callable[[], None]) -> None:
         super().__init__(config)
         self._drain_seconds = drain_seconds
-        self._close_the_door = close_the_door
+        self._refuse_new_requests = refuse_new_requests
         self._ended_by = 0
         self._cut_off = False
 
@@ -111,7 +111,7 @@ class DrainingServer(uvicorn.Server):
         return CUT_OFF if self._cut_off else 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._close_the_door()
+        self._refuse_new_requests()
         if self.should_exit:
             self.force_exit = True
             self._ended_by = sig
@@ -164,9 +164,9 @@ def _leave_no_later_than(seconds: float, code: int) -> None:
 
 
 def _leave(code: int) -> None:
-    last_words = threading.Thread(target=logs.write_all, daemon=True)
-    last_words.start()
-    last_words.join(LAST_WORDS_SECONDS)
+    last_lines = threading.Thread(target=logs.write_all, daemon=True)
+    last_lines.start()
+    last_lines.join(LAST_LINES_SECONDS)
     os._exit(code)
 
 
@@ -188,7 +188,7 @@ def _source(loaded: Loaded, read: Callable[[], Loaded], redactor: Redactor) -> C
     return ConfigSource(read, files, on_read, on_applied)
 
 
-def _edge_rules(server: ServerSection) -> ConnectionLimits:
+def _connection_limits(server: ServerSection) -> ConnectionLimits:
     return ConnectionLimits(
         header_bytes=server.header_bytes,
         header_seconds=server.header_seconds,
