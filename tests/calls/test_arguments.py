@@ -233,7 +233,25 @@ def test_snapshots_that_never_became_whole_are_refused():
 def test_snapshots_never_give_anything_but_the_whole(value, places):
     text = json.dumps(value)
     snapshots = [text[: place % len(text) or 1] for place in sorted(places, key=lambda place: place % len(text) or 1)]
-    assert same_json(read_arguments([*snapshots, text]).value, value)
+    joined = "".join([*snapshots, text])
+    if flaw_in(joined) is Flaw.TRUNCATED:
+        assert flaw_of(*snapshots, text) is Flaw.TRUNCATED, "they may as well stand inside one another"
+    else:
+        assert same_json(read_arguments([*snapshots, text]).value, value)
+
+
+def flaw_in(text: str) -> Flaw | None:
+    try:
+        read_arguments([text])
+    except ArgumentsError as error:
+        return error.flaw
+    return None
+
+
+def test_objects_that_begin_alike_and_stand_inside_one_another_are_no_snapshots():
+    assert flaw_of('{"filter":', '{"filter":{}}') is Flaw.TRUNCATED
+    assert flaw_of('{"filter":{"any":[', '{"filter":{"any":[]}}', " ") is Flaw.TRUNCATED
+    assert read('{"filter":', '{"filter":{}}', "}") == ({"filter": {"filter": {}}}, False)
 
 
 def test_a_whole_object_sent_again_after_its_deltas_is_one_object():

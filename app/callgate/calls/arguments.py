@@ -141,10 +141,6 @@ class Fragments:
         if self._watch is not None or self._seen is not None:
             self._watched(fragment)
 
-    def is_blank(self) -> bool:
-        """Whether nothing but blanks or `null` was written."""
-        return not self._others and "".join(self._all()).strip() in ("", "null")
-
     def text(self) -> str:
         """All of it as the model wrote it; an object that came in the place of text, as JSON."""
         return join_halves("".join(part if isinstance(part, str) else _encoded(part) for part in self._all()))

@@ -72,6 +72,8 @@ class CallAssembler:
             call = self._candidate(None, delta.index) or self._open(delta, _Given())
             call.arguments.add(arguments)
             call.reasons_before = self._reasons
+            if call.is_followed:
+                call.resumed = True
         elif delta.legacy:
             self._legacy_piece(delta.name, arguments)
         else:
@@ -92,6 +94,7 @@ class CallAssembler:
         call.reasons_before = self._reasons
         if arguments is not None and fate is not _Fate.RESENT:
             call.arguments.add(arguments)
+            call.resumed |= call.is_followed
         if delta.extras:
             call.extras = _merged(call.extras, delta.extras)
 
@@ -121,7 +124,8 @@ class CallAssembler:
         if both_indexes and call.index != before.index:
             return
         if name.startswith(known) or any(tool.startswith(known + name) for tool in self._offer):
-            call.may_continue = before
+            call.may_continue, before.is_followed = before, True
+            call.opened_inside = _state_of(before) is _Written.PART
 
     def _identify(self, call: "_Gathering", given: "_Given") -> None:
         """A call takes the first id that comes for it; any other after that makes its id doubtful."""
@@ -231,7 +235,8 @@ class CallAssembler:
             name = "".join(self._legacy_names) or None
             legacy = _Gathering(name, arguments=self._legacy, reasons_before=self._legacy_reasons_before)
             return [replace(self._found_call(legacy, in_order), findings=(Finding.LEGACY_FUNCTION_CALL,))]
-        self._doubt_unwritten()
+        if any(call.may_continue is not None for call in self._calls):
+            self._doubt_pieces()
         return [self._found_call(call, in_order) for call in self._without_resent(self._one_origin())]
 
     def _one_origin(self) -> Sequence["_Gathering"]:
@@ -263,24 +268,22 @@ class CallAssembler:
         known = resolve_name(name, self._offer) if name else None
         return known.name if known else name
 
-    def _doubt_unwritten(self) -> None:
-        """Where one call may be the next piece of another, those without arguments are not run: what they lack may be
-        what the others have."""
-        written: set[int] = set()
-        """Those with arguments, and those that may continue one that has them."""
+    def _doubt_pieces(self) -> None:
+        """Where one call may be a piece of another, what makes an object may be only a part of one, or what is left of it."""
+        states = {id(call): _state_of(call) for call in self._calls}
+        chains: dict[int, list[_Gathering]] = {}
         for call in self._calls:
             before = call.may_continue
-            if before is None:
-                if not call.arguments.is_blank():
-                    written.add(id(call))
-                continue
-            if before.arguments.is_blank():
-                before.doubtful = True
-            if not call.arguments.is_blank():
-                written.add(id(call))
-            elif id(before) in written:
-                call.doubtful = True
-                written.add(id(call))
+            chain = chains.setdefault(id(call), []) if before is None else chains.setdefault(id(before), [before])
+            chain.append(call)
+            chains[id(call)] = chain
+            if before is not None and call.opened_inside:
+                call.doubtful = before.doubtful = True
+        for chain in {id(chain): chain for chain in chains.values() if len(chain) > 1}.values():
+            of_chain = [states[id(call)] for call in chain]
+            for call in chain[: None if _Written.WHOLE in of_chain or _Written.PART in of_chain else -1]:
+                is_blank = states[id(call)] is _Written.NOTHING
+                call.doubtful |= is_blank or (call.resumed and _Written.PART in of_chain)
 
     def _found_call(self, call: "_Gathering", in_order: bool) -> FoundCall:
         written = call.written
@@ -326,6 +329,21 @@ class _Fate(Enum):
     RESENT = auto()
 
 
+class _Written(Enum):
+    """How much of its arguments a call has."""
+
+    NOTHING = auto()
+    PART = auto()
+    WHOLE = auto()
+
+
+def _state_of(call: "_Gathering") -> _Written:
+    try:
+        return _Written.NOTHING if call.arguments.read().absent else _Written.WHOLE
+    except ArgumentsError:
+        return _Written.PART
+
+
 class _Given(msgspec.Struct, frozen=True, gc=False):
     """An id as a provider gave it; a number is kept as text, to tell calls apart by, but is no id to answer with."""
 
@@ -361,17 +379,22 @@ class _Gathering:
     """Its id came before."""
     may_continue: "_Gathering | None" = None
     """A call of which it may be the next piece, though its name or id says that it is another."""
+    is_followed: bool = False
+    """Another call may continue this one."""
+    opened_inside: bool = False
+    """It was opened while the arguments of the call that it may continue were not whole."""
+    resumed: bool = False
+    """It got arguments behind a call that may continue it."""
     doubtful: bool = False
+    """What it has may be a part of other arguments, or what is left of them."""
 
 
 def _flaw_of(call: _Gathering, *, text_is_damaged: bool) -> Flaw | None:
     """What is wrong with a call whatever its arguments say: of too large ones there is only the beginning left."""
     if call.arguments.too_large:
         return Flaw.ARGUMENTS_TOO_LARGE
-    if call.doubtful:
-        return Flaw.TRUNCATED
     if call.written is None:
-        return None
+        return Flaw.TRUNCATED if call.doubtful and _state_of(call) is not _Written.PART else None
     if text_is_damaged and call.written.from_text and "\ufffd" in f"{call.name}{call.arguments.text()}":
         return call.written.flaw or Flaw.INVALID_JSON
     return call.written.flaw

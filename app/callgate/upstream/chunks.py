@@ -337,9 +337,9 @@ def _error_in(body: dict[str, Any]) -> ProviderError | None:
     status = body.get("base_resp")  # MiniMax
     if isinstance(status, dict) and status.get("status_code"):
         return _error({"message": status.get("status_msg"), **status})
-    kind = body.get("object") or body.get("type")
-    if isinstance(kind, str) and "error" in kind.lower():
-        return _error(body)
+    for kind in (body.get("object"), body.get("type"), body.get("event")):
+        if isinstance(kind, str) and "error" in kind.lower():
+            return _error(body)
     if body.get("choices") or isinstance(body.get("message"), dict) or isinstance(body.get("delta"), dict):
         return None
     for name in ERRORS:
