@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test chaos fuzz check format bench bench-check clients lock image clean
+.PHONY: help serve test chaos fuzz check format bench bench-check audit clients lock image clean
 
 PORT   ?=
 CONFIG ?=
@@ -60,6 +60,9 @@ bench: .venv/.dev ## measure what a request costs, and whether that has grown (A
 
 bench-check: .venv/.dev ## the quick half of it: whether a request has become dearer, in under a minute
 	@$(PY) bench/run.py --check
+
+audit: .venv/.dev ## look for secrets in the repository, and for known vulnerabilities of what is locked
+	@$(PY) .ci/audit.py $(ARGS)
 
 clients: .venv/.dev ## play the real clients against a served Callgate, and write docs/clients.md
 	@CALLGATE_CLIENTS_TABLE=write $(PY) -m pytest tests/clients
