@@ -86,7 +86,7 @@ def _settled(call: FoundCall, offer: Offer, failure: Flaw | None, *, being_writt
         arguments = call.read()
     except ArgumentsError as error:
         return _broken(call, known.name, error.flaw, error.problem)
-    if problem := _was_cut(call, arguments, tool, being_written=being_written):
+    if (being_written or not call.ended) and (problem := _was_cut(call, arguments, tool, being_written=being_written)):
         return _broken(call, known.name, Flaw.TRUNCATED, problem)
     value = _as_declared(arguments.value, tool, only_text=call.only_text)
     if tool.check is not None and (problem := tool.check(value)) is not None:

@@ -4,7 +4,7 @@ Providers leave out, repeat, renumber and rename what tells calls apart; rules I
 what is made of it. Whether a call that was gathered is whole is `callgate.calls.gate`'s business.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
@@ -43,7 +43,10 @@ class CallAssembler:
         self._by_index: dict[int, _Gathering] = {}
         self._by_id: dict[str, _Gathering] = {}
         self._by_both: dict[tuple[str, int], _Gathering] = {}
-        self._written: dict[tuple[str, str | None], dict[str | None, Fragments]] = {}
+        self._written: dict[str, tuple[str | None, Fragments] | set[tuple[str | None, str]]] = {}
+        """The first call of each id, or what tells those apart that have one id."""
+        self._are_related = False
+        """A call may be another one sent again, or a piece of it."""
         self._legacy: Fragments | None = None
         self._legacy_names: list[str] = []
         self._legacy_reasons_before = 0
@@ -121,10 +124,11 @@ class CallAssembler:
         """Note what a call may have to do with the one it was told apart from: the same sent once more, or the same again where ids change, or names grow, with every piece."""
         call.may_be_resent = call.id is not None and call.id == before.id
         name, known = call.name or "", before.name or ""
+        self._are_related |= call.may_be_resent
         if both_indexes and call.index != before.index:
             return
         if name.startswith(known) or any(tool.startswith(known + name) for tool in self._offer):
-            call.may_continue, before.is_followed = before, True
+            call.may_continue, before.is_followed, self._are_related = before, True, True
             call.opened_inside = _state_of(before) is _Written.PART
 
     def _identify(self, call: "_Gathering", given: "_Given") -> None:
@@ -199,22 +203,22 @@ class CallAssembler:
         gathering.written = replace(call, arguments=None) if gathering.arguments.too_large else call
         if call.from_text:
             self.read_from_text = True
-        elif given.id is not None and self._was_written(given.id, self._meant(call.name), gathering.arguments):
+        elif given.id is not None and self._was_written(given.id, call.name, gathering.arguments):
             self._noticed[Finding.DUPLICATE_CALL_DROPPED] = None
             return
         self._calls.append(gathering)
 
     def _was_written(self, id_: str, name: str | None, arguments: Fragments) -> bool:
         """Arguments are only compared where an id comes a second time."""
-        before = self._written.get((id_, name))
+        before = self._written.get(id_)
         if before is None:
-            self._written[id_, name] = {None: arguments}
+            self._written[id_] = (name, arguments)
             return False
-        if (first := before.pop(None, None)) is not None:
-            before[_told_apart_by(first)] = first
-        spelling = _told_apart_by(arguments)
-        was_written = spelling in before
-        before[spelling] = arguments
+        if isinstance(before, tuple):
+            before = self._written[id_] = {(self._meant(before[0]), _told_apart_by(before[1]))}
+        mine = (self._meant(name), _told_apart_by(arguments))
+        was_written = mine in before
+        before.add(mine)
         return was_written
 
     def _legacy_piece(self, name: str | None, arguments: Any) -> None:
@@ -235,26 +239,23 @@ class CallAssembler:
             name = "".join(self._legacy_names) or None
             legacy = _Gathering(name, arguments=self._legacy, reasons_before=self._legacy_reasons_before)
             return [replace(self._found_call(legacy, in_order), findings=(Finding.LEGACY_FUNCTION_CALL,))]
-        if any(call.may_continue is not None for call in self._calls):
+        calls = self._calls
+        if self._are_related:
             self._doubt_pieces()
-        return [self._found_call(call, in_order) for call in self._without_resent(self._one_origin())]
-
-    def _one_origin(self) -> Sequence["_Gathering"]:
-        """The calls without those read from text where others came natively: a server that reads its model's text sends
-        both, and no call may run twice."""
-        native = [call for call in self._calls if call.written is None or not call.written.from_text]
-        if self.read_from_text and native:
+            calls = self._without_resent()
+        if self.read_from_text and (
+            native := [call for call in calls if not (call.written and call.written.from_text)]
+        ):
+            # A server that reads its model's text itself sends both, and no call may run twice.
             self._noticed[Finding.DUPLICATE_CALL_DROPPED] = None
-            return native
-        return self._calls
+            calls = native
+        return [self._found_call(call, in_order) for call in calls]
 
-    def _without_resent(self, calls: Sequence["_Gathering"]) -> Sequence["_Gathering"]:
+    def _without_resent(self) -> list["_Gathering"]:
         """The calls without those that came before with the same id, name and arguments."""
-        if not any(call.may_be_resent for call in calls):
-            return calls
         kept: list[_Gathering] = []
         spellings: dict[tuple[str | None, str | None], set[str]] = {}
-        for call in calls:
+        for call in self._calls:
             known = spellings.setdefault((call.id, self._meant(call.name)), set())
             spelling = _told_apart_by(call.arguments)
             if call.may_be_resent and spelling in known:
@@ -296,7 +297,7 @@ class CallAssembler:
             call.name,
             written.arguments if from_text and written and isinstance(written.arguments, dict) else call.arguments,
             (Finding.ID_REPAIRED,) if repaired else (),
-            flaw=_flaw_of(call, text_is_damaged=self.text_is_damaged),
+            flaw=self._flaw_of(call),
             repaired=written is not None and written.repaired,
             only_text=written is not None and written.only_text,
             from_text=from_text,
@@ -306,6 +307,17 @@ class CallAssembler:
             extras=call.extras,
             custom=call.custom,
         )
+
+    def _flaw_of(self, call: "_Gathering") -> Flaw | None:
+        """What is wrong with a call whatever its arguments say: of too large ones there is only the beginning left."""
+        if call.arguments.too_large:
+            return Flaw.ARGUMENTS_TOO_LARGE
+        written = call.written
+        if written is None:
+            return Flaw.TRUNCATED if call.doubtful and _state_of(call) is not _Written.PART else None
+        if self.text_is_damaged and written.from_text and "\ufffd" in f"{call.name}{call.arguments.text()}":
+            return written.flaw or Flaw.INVALID_JSON
+        return written.flaw
 
     def _free_id(self, call: "_Gathering") -> tuple[str, bool]:
         """The id this call has in the history, and whether that took a repair."""
@@ -387,17 +399,6 @@ class _Gathering:
     """It got arguments behind a call that may continue it."""
     doubtful: bool = False
     """What it has may be a part of other arguments, or what is left of them."""
-
-
-def _flaw_of(call: _Gathering, *, text_is_damaged: bool) -> Flaw | None:
-    """What is wrong with a call whatever its arguments say: of too large ones there is only the beginning left."""
-    if call.arguments.too_large:
-        return Flaw.ARGUMENTS_TOO_LARGE
-    if call.written is None:
-        return Flaw.TRUNCATED if call.doubtful and _state_of(call) is not _Written.PART else None
-    if text_is_damaged and call.written.from_text and "\ufffd" in f"{call.name}{call.arguments.text()}":
-        return call.written.flaw or Flaw.INVALID_JSON
-    return call.written.flaw
 
 
 def _told_apart_by(arguments: Fragments) -> str:

@@ -27,6 +27,21 @@ from callgate.conversation.events import (
 )
 from callgate.conversation.finish import FinishClass, classify
 
+USUAL: Final = frozenset(
+    {
+        "id",
+        "object",
+        "created",
+        "model",
+        "choices",
+        "usage",
+        "system_fingerprint",
+        "service_tier",
+        "provider",
+        "obfuscation",
+    }
+)
+"""Fields of a chunk that report no error."""
 EXTRAS = frozenset({"extra_content", "provider_specific_fields"})
 """Fields of a call that hold signatures and must go back on it."""
 
@@ -61,8 +76,8 @@ class ChunkReader:
             if len(choices) > 1:
                 # A reason ends what stands in its chunk, in whichever of its entries.
                 events.sort(key=lambda event: type(event) is Finished)
-        if (error := _error_in(chunk)) is not None:
-            events.append(error)
+        if not (choices and USUAL.issuperset(chunk) and chunk.get("object") == "chat.completion.chunk"):
+            events += _errors_in(chunk)
         if usage := chunk.get("usage"):
             events += _usage(usage)
         return events
@@ -108,7 +123,7 @@ class ChunkReader:
                     )
             elif key == "reasoning" and delta.get("reasoning_content"):
                 continue  # the same words under two names
-            elif key not in ("role", "error"):
+            elif key != "role":
                 _read_field(key, value, events)
 
     def _sound(self, text: str) -> str:
@@ -137,8 +152,9 @@ def read_completion(body: object, choice: int = 0) -> list[ModelEvent]:
     for place, one in enumerate(choices if isinstance(choices, list) else ()):
         if isinstance(one, dict):
             _read_whole_choice(one, place, choice, events)
-    if ("choices" in body or not body.get("error")) and (error := _error_in(body)) is not None:
-        events.append(error)
+    is_usual = choices and USUAL.issuperset(body) and body.get("object") == "chat.completion"
+    if not is_usual and ("choices" in body or not body.get("error")):
+        events += _errors_in(body)
     if (usage := body.get("usage")) and "choices" in body:
         events += _usage(usage)
     return events
@@ -170,7 +186,7 @@ def _read_message(message: dict[str, Any], events: list[ModelEvent]) -> None:
                 events.append(CallWritten(_text(value.get("name")), value.get("arguments"), legacy=True))
         elif key == "reasoning" and message.get("reasoning_content"):
             continue
-        elif key not in ("role", "error"):
+        elif key != "role":
             _read_field(key, value, events)
 
 
@@ -212,6 +228,10 @@ def _reasoning(value: Any) -> Iterator[ModelEvent]:
     yield ReasoningDelta(value, "reasoning") if isinstance(value, str) else ExtraField("reasoning", value)
 
 
+def _error_field(value: Any) -> Iterator[ModelEvent]:
+    yield _error(value)
+
+
 def _thinking_blocks(value: Any) -> Iterator[ModelEvent]:
     yield from map(ThinkingBlock, _entries(value))
 
@@ -221,6 +241,7 @@ _FIELDS: Final[dict[str, Callable[[Any], Iterator[ModelEvent]]]] = {
     "reasoning_content": _reasoning_content,
     "reasoning": _reasoning,
     "thinking_blocks": _thinking_blocks,
+    "error": _error_field,
 }
 
 
@@ -293,12 +314,10 @@ def _read_rest(choice: dict[str, Any], events: list[ModelEvent]) -> None:
     """What stands beside the message, in an order that lets calls come before the reason they finished for."""
     if isinstance(logprobs := choice.get("logprobs"), dict) and logprobs:
         events.append(Logprobs(logprobs))
-    events += map(Finished, _reasons(choice))
+    if choice.get("finish_reason") or "native_finish_reason" in choice or "provider_specific_fields" in choice:
+        events += map(Finished, _reasons(choice))
     if error := choice.get("error"):
         events.append(_error(error))
-    for said in (choice.get("delta"), choice.get("message")):
-        if isinstance(said, dict) and (error := said.get("error")):
-            events.append(_error(error))
     if usage := choice.get("usage"):
         events += _usage(usage)
 
@@ -328,12 +347,15 @@ def _head(body: dict[str, Any]) -> ProviderHead | None:
     return ProviderHead(id_, model, _text(body.get("system_fingerprint")), _text(body.get("service_tier")))
 
 
+def _errors_in(body: dict[str, Any]) -> list[ModelEvent]:
+    error = _error_in(body)
+    return [] if error is None else [error]
+
+
 def _error_in(body: dict[str, Any]) -> ProviderError | None:
     """The error that a chunk or a body reports, in whichever of the shapes that servers have for it."""
     if error := body.get("error"):
         return _error(error)
-    if body.get("object") == "chat.completion.chunk" and body.get("choices"):
-        return None
     status = body.get("base_resp")  # MiniMax
     if isinstance(status, dict) and status.get("status_code"):
         return _error({"message": status.get("status_msg"), **status})
@@ -355,7 +377,7 @@ ERRORS: Final = ("detail", "details", "errors", "fault", "exception", "error_mes
 def _no_object(value: object) -> list[ModelEvent]:
     """Something else than an object where an answer, or a chunk of one, was due."""
     if isinstance(value, list):  # Google writes errors so
-        return [error for one in value if isinstance(one, dict) and (error := _error_in(one)) is not None]
+        return [error for one in value if isinstance(one, dict) for error in _errors_in(one)]
     if isinstance(value, str) and classify(value) is FinishClass.ERROR:
         return [_error(value)]
     return []
