@@ -86,6 +86,37 @@ SCRAPS = [
     *("<|channel>thought", "<channel|>", "<|python_tag|>", "<|eom_id|>", "<|python_start|>", "<|python_end|>"),
     *('[get_weather(city="x")]', "[get_time(", "Thought:", "Action:", "Action Input:", "Observation:"),
     *("Final Answer:", "\nAction: get_time\n"),
+    *("<tool_calls>", "</tool_calls>", "<TOOLCALL>[", "</TOOLCALL>", "<|tools_prefix|>[", '{"get_time": {}}'),
+    *("<|action_start|>", "<|plugin|>", "<|action_end|>", "<function_call>", "Action: ```json\n"),
+    *(
+        "<|message_sep|>",
+        "function call<|role_sep|>\n",
+        "<|function_call|>",
+        "<longcat_tool_call>",
+        "<longcat_arg_key>",
+    ),
+    *(
+        "<|message_model|>",
+        "<|content_invoke_tool_json|>",
+        "<|content_thinking|>",
+        "<|end_message|>",
+        "<|content_text|>",
+    ),
+    *(
+        "<tool_sep>",
+        "<|tool_call:start|>",
+        "<|tool_arg:start|>",
+        "<|tool_arg:value|>",
+        "<|tool_arg:end|>",
+        "<|tool_call:end|>",
+    ),
+    *("<seed:tool_call>", "</seed:tool_call>", '<function name="get_time">', '<param name="city">', "</param>"),
+    *("<｜tool_calls_begin｜>", '<steptml:invoke name="get_time">', "</steptml:invoke>", "<dots_function_call>", '"/>'),
+    *("<|open|>tools<|sep|>", '<|open|>call tool="get_time"<|sep|>', "<|open|>argument", "<|close|>argument<|sep|>"),
+    *("<|close|>call<|sep|>", "]<]minimax[>[", "<item>", "</item>", '<invoke name="get_weather"', "</invoke>"),
+    *(" to=self<|message|>", "<|eom|>", "<atem:function_calls>", '<atem:invoke name="get_time.get_time">'),
+    *("<start_function_call>call:get_time{", "<escape>", "<end_function_call>", "get_time()\n", "get_time\n{"),
+    *("[BEGIN FINAL RESPONSE]", "<｜DSML｜ calls>", '<｜DSML｜ invoke name="get_time"/>', "<response>"),
 ]
 
 
@@ -137,6 +168,14 @@ FLOODS = {
     "a harmony body": ("<|channel|>commentary to=functions.get_weather<|message|>", '{"a":"'),
     "an action": ("Action: get_weather\nAction Input: ", '{"a":'),
     "thoughts": ("", "Thought: a\n"),
+    "tags in tags": (']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="get_weather">', "]<]minimax[>[<a>"),
+    "rows of objects": ("<tool_calls>", '{"name":"get_time"}\n'),
+    "keys without values": ("<tool_call>get_weather", "<arg_key>a</arg_key>"),
+    "names on lines": ("", "get_weather\n"),
+    "calls on lines": ("<function_calls>", "get_weather(city='a')\n"),
+    "headers of blocks": ("", "<|message_model|>get_time"),
+    "separators of messages": ("", "<|message_sep|>\n\n"),
+    "attributes": ("<|open|>tools<|sep|><|open|>call", ' a="b"'),
     "recipients": ("", ">>>all"),
 }
 

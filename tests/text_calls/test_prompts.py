@@ -118,7 +118,21 @@ KINDS: dict[str, Any] = {
     "object": st.dictionaries(STRINGS, JSON, max_size=3),
 }
 
-TAGS = ("xml", "antml", "minimax", "qwen3_coder", "glm45")
+TAGS = {
+    "xml": ("<parameter", "</parameter>"),
+    "antml": (f"<{writers.ANTML}parameter", f"</{writers.ANTML}parameter>"),
+    "minimax": ("<parameter", "</parameter>"),
+    "dots": ("<parameter", "</parameter>"),
+    "step3": ("<steptml:parameter", "</steptml:parameter>"),
+    "muse": ("<atem:parameter", "</atem:parameter>"),
+    "minicpm5": ("<param", "</param>"),
+    "qwen3_coder": ("<parameter=", "</parameter>"),
+    "seed_oss": ("<parameter=", "</parameter>"),
+    "glm45": ("<arg_key>", "</arg_value>"),
+    "hunyuan": ("<arg_key>", "</arg_value>"),
+    "solar": ("<|tool_arg:start|>", "<|tool_arg:end|>"),
+}
+GEMMA = {"gemma4": writers.GEMMA_MARK, "functiongemma": writers.FUNCTIONGEMMA_MARK}
 
 
 @st.composite
@@ -132,18 +146,30 @@ def calls_and_tools(draw, *, several: bool = True):
     return calls, tools
 
 
+def is_text(value: Any) -> bool:
+    """What a tag in a tag of MiniMax M3 can carry where the schema does not say what it is."""
+    return bool(isinstance(value, str | list | dict) and value) and (
+        isinstance(value, str) or can_carry("minimax_m3", value)
+    )
+
+
 def can_carry(format: str, value: Any) -> bool:
     """The limits that the writers state."""
     if format in TAGS and isinstance(value, str):
-        closing = {"glm45": "</arg_value>", "antml": f"</{writers.ANTML}parameter>"}.get(format, "</parameter>")
-        needs_cdata = closing in value or value.endswith("\r") or value.lstrip().startswith("<![CDATA[")
+        needs_cdata = any(tag in value for tag in TAGS[format]) or value.endswith("\r") or "<![CDATA[" in value
         return not (needs_cdata and "]]>" in value)
-    if format == "gemma4":
+    if format == "minimax_m3" and isinstance(value, dict):
+        return (
+            all(key.isidentifier() and key != "item" and is_text(inner) for key, inner in value.items()) and value != {}
+        )
+    if format == "minimax_m3" and isinstance(value, list):
+        return all(map(is_text, value)) and value != []
+    if format in GEMMA:
         if isinstance(value, dict):
             return all(key.isidentifier() and can_carry(format, inner) for key, inner in value.items())
         if isinstance(value, list):
             return all(can_carry(format, inner) for inner in value)
-        return not isinstance(value, str) or writers.GEMMA_MARK not in value
+        return not isinstance(value, str) or GEMMA[format] not in value
     return True
 
 

@@ -4,10 +4,11 @@ import re
 from pathlib import Path
 
 from bench.prompt_tokens import logged
-from callgate.text_calls.families import FALLBACK
+from callgate.text_calls.families import FALLBACK, known_format, known_formats
 from callgate.text_calls.prompts import FORMATS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "text-calls.md").read_text()
+FAMILY_ROW = re.compile(r"^\| ([^|`]+) \| `(\w+)` \|$", re.MULTILINE)
 ROW = re.compile(r"^\| `(\w+)` \| (\d+) \| (\d+) \| (\d+) \|$", re.MULTILINE)
 
 
@@ -21,6 +22,16 @@ def test_the_estimate_is_within_a_third_of_what_was_counted() -> None:
     for format, fixed, each, of_three in ROW.findall(PAGE):
         counted = int(fixed) + 3 * int(each)
         assert abs(int(of_three) - counted) < counted / 3, format
+
+
+def test_every_family_in_the_table_is_asked_as_it_says_and_no_format_is_missing() -> None:
+    rows = [(name.strip(), format) for names, format in FAMILY_ROW.findall(PAGE) for name in names.split(",")]
+    assert {name: known_format(name) for name, _ in rows} == dict(rows)
+    assert {format for _, format in rows} == known_formats()
+
+
+def test_a_format_that_is_no_familys_is_named_on_the_page() -> None:
+    assert all(f"`{format}`" in PAGE for format in FORMATS)
 
 
 def test_the_fallback_is_named() -> None:

@@ -1,7 +1,8 @@
 """Strings where the schema wants something else: `"5"` for an integer, `"[1]"` for an array.
 
-Weak models and tag formats send them. Only top-level properties are converted, only where the declared type leaves no
-room for a string, and only text that is canonical for the type, so that there is one thing it can mean.
+Weak models and tag formats send them. Only top-level properties are converted (save in a format that writes lists and
+objects with nothing but text in them), only where the declared type leaves no room for a string, and only text that is
+canonical for the type, so that there is one thing it can mean.
 """
 
 import re
@@ -10,31 +11,61 @@ from typing import Any, Final
 
 from callgate.calls.json_text import JsonFault, read_json
 
+_UNREAD: Final = object()
+
 MAX_NESTING = 8
 """Unions and references followed to find a declared type; a schema that refers to itself has to end somewhere."""
 
 
-def coerce(arguments: dict[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments with such strings converted; the very same object if there is nothing to convert."""
+def coerce(
+    arguments: dict[str, Any], parameters: Mapping[str, Any], *, only_text: bool = False, undeclared_json: bool = False
+) -> dict[str, Any]:
+    """The arguments with such strings converted; the very same object if there is nothing to convert.
+
+    Where a format carries `only_text`, what lies inside lists and objects is converted as well, and `null` for a string
+    that may be null is null. With `undeclared_json`, JSON is JSON where the schema does not say what is wanted.
+    """
     properties = parameters.get("properties")
     if not isinstance(properties, Mapping):
-        return arguments
+        properties = {}
     changed: dict[str, Any] = {}
     for name, value in arguments.items():
-        if isinstance(value, str) and name in properties:
-            converted = _convert(value, properties[name], parameters)
-            if converted is not value:
-                changed[name] = converted
+        converted = value
+        if name in properties:
+            converted = _as_declared(value, properties[name], parameters, MAX_NESTING if only_text else 0)
+        elif undeclared_json and isinstance(value, str) and (read := _json(value)) is not _UNREAD:
+            converted = read
+        if converted is not value:
+            changed[name] = converted
     return arguments | changed if changed else arguments
 
 
-def _convert(value: str, schema: Any, root: Mapping[str, Any]) -> Any:
+def _as_declared(value: Any, schema: Any, root: Mapping[str, Any], depth: int) -> Any:
+    """The value with its strings converted, `depth` levels down; the very same one if there is nothing to convert."""
+    if isinstance(value, str):
+        return _convert(value, schema, root, only_text=depth > 0)
+    if not depth or not isinstance(value, dict | list):
+        return value
+    place = _referred(schema["$ref"], root) if isinstance(schema, Mapping) and "$ref" in schema else schema
+    if not isinstance(place, Mapping):
+        return value
+    if isinstance(value, list):
+        return [_as_declared(item, place.get("items"), root, depth - 1) for item in value]
+    properties = place.get("properties")
+    if not isinstance(properties, Mapping):
+        return value
+    return {key: _as_declared(inner, properties.get(key), root, depth - 1) for key, inner in value.items()}
+
+
+def _convert(value: str, schema: Any, root: Mapping[str, Any], *, only_text: bool) -> Any:
     if isinstance(schema, Mapping) and schema.get("type") == "string":
         return value
     types = _types(schema, root, MAX_NESTING)
-    if types is None or "string" in types:
+    if types is None:
         return value
     text = value.strip()
+    if "string" in types:
+        return None if only_text and text == "null" and "null" in types else value
     for name in types:
         converted = _READINGS[name](text) if name in _READINGS else _UNREAD
         if converted is not _UNREAD:
@@ -82,7 +113,6 @@ def _referred(reference: str, root: Mapping[str, Any]) -> Any:
 
 # What a text stands for ------------------------------------------------------------------------------------------
 
-_UNREAD: Final = object()
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _BOOLEANS = {"true": True, "false": False}

@@ -13,10 +13,13 @@ from msgspec.structs import replace
 
 from callgate.calls.arguments import Arguments, ArgumentsError, Fragments, encode_arguments, take_object
 from callgate.calls.coercion import coerce
-from callgate.calls.json_text import sound_text
+from callgate.calls.json_text import JsonFault, read_json, sound_text
 from callgate.calls.names import close_names, inner_calls, is_parallel, resolve_name
 from callgate.calls.offer import Offer, OfferedTool
 from callgate.calls.states import BrokenCall, Call, Finding, Flaw, FlawDetail, ReadyCall
+
+WRAPPER_PARAMETERS = frozenset({"arguments", "parameters", "input"})
+"""How models that write tags call a parameter into which they put all arguments as JSON."""
 
 
 class FoundCall(msgspec.Struct, frozen=True, gc=False):
@@ -32,6 +35,7 @@ class FoundCall(msgspec.Struct, frozen=True, gc=False):
     """What the reader of a text format found wrong with it."""
     repaired: bool = False
     only_text: bool = False
+    undeclared_json: bool = False
     from_text: bool = False
     in_order: bool = True
     """The body of the answer ended with its end mark."""
@@ -88,7 +92,9 @@ def _settled(call: FoundCall, offer: Offer, failure: Flaw | None, *, being_writt
         return _broken(call, known.name, error.flaw, error.problem)
     if (being_written or not call.ended) and (problem := _was_cut(call, arguments, tool, being_written=being_written)):
         return _broken(call, known.name, Flaw.TRUNCATED, problem)
-    value = _as_declared(arguments.value, tool, only_text=call.only_text)
+    unwrapped = _without_wrapper(arguments.value, tool) if call.from_text else None
+    given = arguments.value if unwrapped is None else unwrapped
+    value = _as_declared(given, tool, call)
     if tool.check is not None and (problem := tool.check(value)) is not None:
         return _broken(call, known.name, Flaw.SCHEMA_MISMATCH, problem)
     noticed = list(call.findings)
@@ -96,9 +102,9 @@ def _settled(call: FoundCall, offer: Offer, failure: Flaw | None, *, being_writt
         noticed.append(Finding.PARALLEL_UNWRAPPED)
     elif known.repaired:
         noticed.append(Finding.NAME_REPAIRED)
-    if arguments.repaired:
+    if arguments.repaired or unwrapped is not None:
         noticed.append(Finding.ARGUMENTS_REPAIRED)
-    if value is not arguments.value and not call.only_text:
+    if value is not given and not call.only_text:
         noticed.append(Finding.ARGUMENTS_COERCED)
     return ReadyCall(call.id, known.name, value, call.text(), tuple(noticed), call.extras)
 
@@ -160,12 +166,28 @@ def _was_cut(call: FoundCall, arguments: Arguments, tool: OfferedTool, *, being_
     return None
 
 
-def _as_declared(value: dict[str, Any], tool: OfferedTool, *, only_text: bool) -> dict[str, Any]:
+def _as_declared(value: dict[str, Any], tool: OfferedTool, call: FoundCall) -> dict[str, Any]:
     """A format that carries nothing but text is read by the schema, whoever owns the tool; otherwise strings are
     converted only where the schema is ours to enforce."""
-    if tool.check is None and not only_text:
+    if tool.check is None and not call.only_text:
         return value
-    return coerce(value, tool.parameters)
+    return coerce(value, tool.parameters, only_text=call.only_text, undeclared_json=call.undeclared_json)
+
+
+def _without_wrapper(value: dict[str, Any], tool: OfferedTool) -> dict[str, Any] | None:
+    """The arguments that stand, all of them, in one parameter that the tool does not have; None if they do not."""
+    if len(value) != 1:
+        return None
+    ((name, inside),) = value.items()
+    declared = tool.parameters.get("properties")
+    if name not in WRAPPER_PARAMETERS or not isinstance(declared, Mapping) or not declared or name in declared:
+        return None
+    if isinstance(inside, str):
+        try:
+            inside = read_json(inside)
+        except JsonFault:
+            return None
+    return inside if isinstance(inside, dict) and inside.keys() <= declared.keys() else None
 
 
 def _unwrapped(call: FoundCall, offer: Offer, new_id: Callable[[], str]) -> Sequence[FoundCall]:

@@ -300,6 +300,7 @@ class CallAssembler:
             flaw=self._flaw_of(call),
             repaired=written is not None and written.repaired,
             only_text=written is not None and written.only_text,
+            undeclared_json=written is not None and written.undeclared_json,
             from_text=from_text,
             in_order=in_order,
             ended=from_text or (in_order and self._last_orderly > call.reasons_before),

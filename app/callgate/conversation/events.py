@@ -76,6 +76,8 @@ class CallWritten(msgspec.Struct, frozen=True, gc=False):
     """The reader took something harmless away (a code fence)."""
     only_text: bool = False
     """The format can carry nothing but text, so turning "5" into 5 is reading and not repair."""
+    undeclared_json: bool = False
+    """Text that is JSON is meant as JSON in parameters of which the schema says nothing."""
     from_text: bool = False
     """Read out of the model's text: its id is made up unless the format has one."""
     extras: Mapping[str, Any] = msgspec.field(default_factory=dict)

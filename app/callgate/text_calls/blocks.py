@@ -112,6 +112,7 @@ def _with_id(written: CallWritten, id: str | None) -> CallWritten:
         flaw=written.flaw,
         repaired=written.repaired,
         only_text=written.only_text,
+        undeclared_json=written.undeclared_json,
         from_text=True,
     )
 

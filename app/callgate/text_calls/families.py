@@ -1,6 +1,6 @@
 """Which models are asked how, where the configuration says `tool_calling: auto`.
 
-litellm's model information is the first witness: it comes in as a value, because this room knows no litellm. Of a
+litellm's model information is the first witness: it comes in as a value, because this package knows no litellm. Of a
 model it does not know nothing follows from the family's own format: the servers of these models mostly read that
 format themselves and answer in native calls, while the same weights behind another template ignore tools altogether,
 with status 200. So such a model is probed once. Who asks, and who remembers the verdict, is the caller's business.
@@ -48,6 +48,11 @@ def known_format(model_name: str) -> str | None:
     return next((format for pattern, format in _FAMILIES if re.search(pattern, name)), None)
 
 
+def known_formats() -> frozenset[str]:
+    """The formats that are some family's own."""
+    return frozenset(format for _, format in _FAMILIES)
+
+
 def _bare(model_name: str) -> str:
     """The name in lower case, without provider and organisation, with one kind of separator."""
     last = model_name.lower().rstrip("/").rsplit("/", 1)[-1]
@@ -60,30 +65,63 @@ _HOSTED = re.compile(
 )
 """Served by their makers alone, always with native calls."""
 
+_NO_SIZE = r"(?![\d.]*b)"
+"""A number that is a version and not the size of a model, as 7 is in `gemma-7b`."""
+
 # The first that matches counts: finetunes and distillates before the family they are named after.
 _FAMILIES = (
     (r"hermes", "hermes"),
     (r"functionary.*(?:v?3[.-]1)", "functionary_v31"),
     (r"functionary", "functionary_v32"),
+    (r"firefunction", "phi4"),
+    (r"xlam", "litellm_json"),
     (r"deepseek-r1-distill|r1-distill", "hermes"),
-    (r"deepseek-(?:v3[.-]2|v4)", "deepseek_dsml"),
-    (r"deepseek-(?:v3[.-]1|v3-1)", "deepseek_v31"),
-    (r"deepseek-(?:v3|r1)", "deepseek_v3"),
-    (r"gpt-oss", "harmony"),
-    (r"qwen-?3-coder|qwen-?3[.-]5|qwen3-next-coder", "qwen3_coder"),
-    (r"qwen|qwq", "hermes"),
-    (r"kimi-?k2", "kimi_k2"),
-    (r"glm-?(?:4[.-][5-9]|[5-9])", "glm45"),
-    (r"minimax-?m[2-9]", "minimax"),
+    (r"deepseek-(?:v?3[.p-]2|v[4-9])", "deepseek_dsml"),
+    (r"deepseek-v?3[.p-]1", "deepseek_v31"),
+    (r"deepseek-(?:v?3|r1)", "deepseek_v3"),
+    (r"gpt-?oss", "harmony"),
+    (r"nemotron-(?:v?[3-9])" + _NO_SIZE, "qwen3_coder"),
+    (r"nemotron-70b", "llama3_json"),
+    (r"nemotron", "nemotron"),
+    (r"qwen-?3-(?:coder|next-coder)|qwen-?(?:3(?:[.p]|-(?=\d-))[5-9]|[4-9])" + _NO_SIZE, "qwen3_coder"),
+    (r"step-?3[.p-][5-9]|mimo-?v[2-9]", "qwen3_coder"),
+    (r"hyperclova", "hyperclovax"),
+    (r"kimi-?k[3-9]", "kimi_k3"),
+    (r"kimi", "kimi_k2"),
+    (r"(?<!chat)glm-?4-(?:\d+b|0414|flash|plus|air)|glm-?z1", "glm4"),
+    (r"(?<!chat)glm|laguna|poolside|\b(?:ling|ring)-?[3-9]" + _NO_SIZE, "glm45"),
+    (r"minimax-?m[3-9]", "minimax_m3"),
+    (r"minimax-?m2", "minimax"),
+    (r"minimax|jamba", "tool_calls"),
+    (r"apriel", "apriel"),
+    (r"granite-20b", "granite_20b_fc"),
+    (r"granite-?[4-9]" + _NO_SIZE, "hermes"),
     (r"granite", "granite"),
     (r"phi-?4", "phi4"),
-    (r"command-?(?:r|a)|c4ai", "command_r"),
+    (r"command-?r-?plus|command-?r-v01|command-?r(?:-08-2024|-35b)?$", "command_r_plus"),
+    (r"command|c4ai", "command_r"),
     (r"mistral|mixtral|ministral|codestral|devstral|magistral|pixtral", "mistral"),
+    (r"olmo-?[3-9]" + _NO_SIZE, "olmo3"),
     (r"llama-?4", "pythonic"),
     (r"llama-?3", "llama3_json"),
-    (r"lfm-?2|olmo-?3", "pythonic"),
-    (r"gemma-?4", "gemma4"),
+    (r"lfm-?2", "pythonic"),
+    (r"functiongemma", "functiongemma"),
+    (r"gemma-?[4-9]" + _NO_SIZE, "gemma4"),
     (r"gemma", "litellm_json"),
+    (r"seed-?oss", "seed_oss"),
+    (r"hunyuan|^hy-?[3-9]" + _NO_SIZE, "hunyuan"),
+    (r"minicpm-?[5-9]" + _NO_SIZE, "minicpm5"),
+    (r"apertus", "apertus"),
+    (r"gigachat", "gigachat3"),
+    (r"longcat", "longcat"),
+    (r"step-?3", "step3"),
+    (r"dots", "dots"),
+    (r"solar", "solar"),
+    (r"intern(?:lm|-?s1)", "internlm2"),
+    (r"inkling", "inkling"),
+    (r"muse", "muse"),
+    (r"ernie", "ernie45"),
+    (r"qwen|qwq|exaone|smollm|reka|mimo|trinity", "hermes"),
 )
 
 

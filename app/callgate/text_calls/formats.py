@@ -2,16 +2,29 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
-from callgate.text_calls import gemma, headed
+from callgate.calls.names import resolve_name
+from callgate.text_calls import headed, nested_tags
 from callgate.text_calls.bare_json import read_bare_json
 from callgate.text_calls.event_sink import EventSink
-from callgate.text_calls.harmony import read_harmony
-from callgate.text_calls.json_calls import CallObjects, Ends
+from callgate.text_calls.gemma import FUNCTIONGEMMA, GEMMA4, GemmaMarks, gemma_call
+from callgate.text_calls.harmony import HARMONY, MUSE, read_messages
+from callgate.text_calls.json_calls import ARGUMENT_KEYS, FENCE, CallObjects, Ends
 from callgate.text_calls.pythonic import END_MARKS, read_pythonic
 from callgate.text_calls.react import read_react
-from callgate.text_calls.tag_calls import Tags, Vocabulary, after_equals, arg_key, attributes
+from callgate.text_calls.tag_calls import (
+    HEAD_LIMIT,
+    NAME,
+    Tags,
+    Vocabulary,
+    after_equals,
+    attributes,
+    attributes_up_to,
+    key_up_to,
+    prefixed,
+)
 from callgate.text_calls.text_cursor import Steps
 
 Block = Callable[[EventSink, str], Steps[bool]]
@@ -43,24 +56,46 @@ def marked(
     return Grammar(read, channels or {}, dropped)
 
 
-def tags(words: Vocabulary, *, bare: bool = False) -> Grammar:
-    grammar = Tags(words)
-    blocks: dict[str, Block] = dict.fromkeys(words.wrappers, grammar.wrapped)
-    if bare:
-        blocks[words.call] = lambda out, _: grammar.bare(out)
-    return marked(blocks)
+def tags(
+    *vocabularies: Vocabulary,
+    bare: bool = False,
+    channels: Mapping[str, str] | None = None,
+    dropped: tuple[str, ...] = (),
+) -> Grammar:
+    blocks: dict[str, Block] = {}
+    for words in vocabularies:
+        grammar = Tags(words)
+        blocks |= dict.fromkeys(words.wrappers, _tags_or_json(grammar))
+        if bare:
+            blocks[words.call] = partial(_bare, grammar)
+    return marked(blocks, channels=channels, dropped=dropped)
 
 
-def prefixed(prefix: str, wrappers: dict[str, str], *, typed: bool = False) -> Vocabulary:
-    return Vocabulary(
-        call=f"<{prefix}invoke",
-        call_end=f"</{prefix}invoke>",
-        value=f"<{prefix}parameter",
-        value_end=f"</{prefix}parameter>",
-        head=attributes,
-        wrappers=wrappers,
-        typed=typed,
-    )
+def _bare(grammar: Tags, out: EventSink, _: str) -> Steps[bool]:
+    return grammar.bare(out)
+
+
+def _tags_or_json(grammar: Tags) -> Block:
+    """Calls as tags, or call objects in the same wrapper."""
+
+    def block(out: EventSink, wrapper: str) -> Steps[bool]:
+        yield from out.cursor.space()
+        if (yield from out.cursor.peek()) in ("{", "["):
+            yield from CallObjects().read(out, Ends((grammar.words.wrappers[wrapper],), rows=True))
+            return True
+        return (yield from grammar.wrapped(out, wrapper))
+
+    return block
+
+
+def json_block(begin: str, end: str, objects: CallObjects | None = None, *, rows: bool = False) -> dict[str, Block]:
+    """Call objects between two marks."""
+    return {begin: call_objects(objects or CallObjects(), Ends((end,), rows=rows))}
+
+
+def open_json_block(*begins: str, end: str, objects: CallObjects | None = None) -> dict[str, Block]:
+    """Call objects behind a mark, with nothing that has to end them."""
+    return dict.fromkeys(begins, call_objects(objects or CallObjects(), Ends((end,), others=begins, loose=True)))
 
 
 def call_objects(objects: CallObjects, ends: Ends) -> Block:
@@ -82,36 +117,102 @@ def deepseek(call: Callable[[EventSink], Steps[bool]]) -> Grammar:
 
 
 ANTML: Final = "antml" + ":"
+DSML: Final = "｜DSML｜"
+DEEPSEEK_END: Final = "<｜end▁of▁sentence｜>"
 
 HERMES: Final = call_objects(CallObjects(), Ends(("</tool_call>",)))
 
-DSML: Final = "｜DSML｜"
 
-QWEN: Final = Vocabulary(
-    call="<function=",
-    call_end="</function>",
-    value="<parameter=",
-    value_end="</parameter>",
-    head=after_equals,
-    wrappers={"<tool_call>": "</tool_call>"},
-)
-
-GLM: Final = Vocabulary(
-    call="<tool_call>",
-    call_end="</tool_call>",
-    value="<arg_key>",
-    value_end="</arg_value>",
-    head=attributes,
-    value_head=arg_key,
-)
+def functions(wrapper: str) -> Vocabulary:
+    """`<function=N><parameter=P>V</parameter></function>` in a wrapper of a format's own."""
+    return Vocabulary(
+        call="<function=",
+        call_end="</function>",
+        value="<parameter=",
+        value_end="</parameter>",
+        head=after_equals,
+        wrappers={f"<{wrapper}>": f"</{wrapper}>"},
+        own_lines=True,
+    )
 
 
-def qwen3_coder(out: EventSink, mark: str) -> Steps[bool]:
-    """Tags, or JSON in the same wrapper."""
+def keys_and_values(prefix: str = "", **more: Any) -> Vocabulary:
+    """`<tool_call>N<arg_key>P</arg_key><arg_value>V</arg_value></tool_call>`, each with a prefix."""
+    return Vocabulary(
+        call=f"<{prefix}tool_call>",
+        call_end=f"</{prefix}tool_call>",
+        value=f"<{prefix}arg_key>",
+        value_end=f"</{prefix}arg_value>",
+        head=attributes,
+        value_head=key_up_to(f"</{prefix}arg_key>", f"<{prefix}arg_value>"),
+        **more,
+    )
+
+
+QWEN: Final = functions("tool_call")
+GLM: Final = keys_and_values()
+
+
+def tool_call(usual: Block, words: Vocabulary = GLM) -> Block:
+    """What a model wrote between the tags that most use, by what it begins with: call objects, a function with its
+    parameters, or the name of a tool. Anything else is read, and reported, as the format has it."""
+
+    def block(out: EventSink, mark: str) -> Steps[bool]:
+        cursor = out.cursor
+        yield from cursor.space()
+        if (yield from cursor.peek()) in ("{", "[", "`"):
+            return (yield from HERMES(out, mark))
+        if (yield from cursor.one_of((QWEN.call,))) is not None:
+            cursor.back(QWEN.call)
+            return (yield from Tags(QWEN).in_row(out))
+        name = yield from cursor.run(NAME, HEAD_LIMIT)
+        cursor.back(name or "")
+        if name and resolve_name(name, out.tools) is not None:
+            return (yield from Tags(words).named_by_text(out))
+        return (yield from usual(out, mark))
+
+    return block
+
+
+def internlm2(out: EventSink, _: str) -> Steps[bool]:
+    """What is called, and a call object."""
     yield from out.cursor.space()
-    if (yield from out.cursor.peek()) in ("{", "[", "`"):
-        return (yield from HERMES(out, mark))
-    return (yield from Tags(QWEN).in_row(out))
+    yield from out.cursor.one_of(("<|plugin|>", "<|interpreter|>"))
+    yield from CallObjects().read(out, Ends(("<|action_end|>",)))
+    return True
+
+
+def hunyuan(out: EventSink, mark: str) -> Steps[bool]:
+    """A list of call objects; or the wrapper of calls that have tags of their own."""
+    cursor = out.cursor
+    yield from cursor.space()
+    if (yield from cursor.peek()) in ("[", "{"):
+        yield from CallObjects().read(out, Ends(("</tool_calls>",), rows=True))
+        return True
+    return (yield from headed.section(out, "<tool_call>", "</tool_calls>"))
+
+
+def longcat(out: EventSink, _: str) -> Steps[bool]:
+    """A call object, or a name with tags for its arguments."""
+    yield from out.cursor.space()
+    if (yield from out.cursor.peek()) in ("{", "["):
+        yield from CallObjects().read(out, Ends((LONGCAT.call_end,)))
+        return True
+    return (yield from Tags(LONGCAT).named_by_text(out))
+
+
+def named(words: Vocabulary) -> Block:
+    """A call whose name is the text behind its tag."""
+    return lambda out, _: Tags(words).named_by_text(out)
+
+
+def bare_function(words: Vocabulary) -> Block:
+    """A call outside of its wrapper."""
+    return lambda out, _: Tags(words).bare_if_offered(out)
+
+
+def gemma(marks: GemmaMarks, *, channels: Mapping[str, str] | None = None, dropped: tuple[str, ...] = ()) -> Grammar:
+    return marked({marks.open: lambda out, _: gemma_call(out, marks)}, channels=channels, dropped=dropped)
 
 
 def phi4(out: EventSink, mark: str) -> Steps[bool]:
@@ -121,10 +222,136 @@ def phi4(out: EventSink, mark: str) -> Steps[bool]:
     return True
 
 
-GRANITE_MARKS: Final = ("<|tool_call|>", "<tool_call>")
+def action(out: EventSink, mark: str) -> Steps[bool]:
+    """A list of call objects in a code fence."""
+    held = [mark]
+    yield from out.cursor.space(held.append)
+    if (yield from out.cursor.one_of((FENCE,))) is None:
+        out.add_text("".join(held))
+        return True
+    out.cursor.back(FENCE)
+    yield from COMMAND_R.read(out, Ends(loose=True, fence_is_layout=True))
+    return True
+
+
+def gigachat(out: EventSink, mark: str) -> Steps[bool]:
+    """A separator of messages, with the header of a call behind it or nothing to show."""
+    yield from out.cursor.space()
+    if mark == GIGACHAT_MESSAGE and (yield from out.cursor.one_of((GIGACHAT_HEADER,))) is None:
+        return True
+    yield from CallObjects().read(out, Ends(("</s>",), others=GIGACHAT_MARKS, loose=True))
+    return True
+
+
+def inkling_header(out: EventSink, _: str) -> Steps[bool]:
+    """The header of a message, perhaps with a name in it, up to the token that says what the message is."""
+    name = yield from out.cursor.run(NAME, HEAD_LIMIT)
+    contents = (*INKLING_CALLS, *INKLING_CHANNELS, *INKLING_TOKENS)
+    if (found := (yield from out.cursor.one_of(contents))) is not None:
+        out.cursor.back(found)
+    else:
+        out.add_text(name or "")
+    return True
+
+
+COMMAND_R: Final = CallObjects("tool_name", "tool_call_id", frozenset({"directly_answer", "directly-answer"}))
+GIGACHAT_MESSAGE: Final = "<|message_sep|>"
+GIGACHAT_HEADER: Final = "function call<|role_sep|>"
+GIGACHAT_MARKS: Final = (GIGACHAT_MESSAGE, "<|function_call|>")
+INKLING_ENDS: Final = ("<|end_message|>", "<|content_model_end_sampling|>")
+INKLING_HEADER: Final = "<|message_model|>"
+INKLING_CALLS: Final = {
+    "<|content_invoke_tool_json|>": call_objects(
+        CallObjects(argument_keys=("args", *ARGUMENT_KEYS)), Ends(INKLING_ENDS, others=(INKLING_HEADER,))
+    )
+}
+INKLING_CHANNELS: Final = {"<|content_thinking|>": INKLING_ENDS[0]}
+INKLING_TOKENS: Final = (
+    *INKLING_ENDS,
+    "<|content_text|>",
+    "<|content_invoke_tool_text|>",
+    "<|content_tool_error|>",
+)
+
+SEED: Final = functions("seed:tool_call")
+QUOTED: Final = keys_and_values(quoted=True)
+HY3: Final = keys_and_values(name_end="<tool_sep>")
+LONGCAT: Final = keys_and_values("longcat_")
+
+SOLAR: Final = Vocabulary(
+    call="<|tool_call:start|>",
+    call_end="<|tool_call:end|>",
+    value="<|tool_arg:start|>",
+    value_end="<|tool_arg:end|>",
+    head=attributes,
+    value_head=key_up_to("<|tool_arg:value|>"),
+)
+
+KIMI_K3: Final = Vocabulary(
+    call="<|open|>call",
+    call_end="<|close|>call<|sep|>",
+    value="<|open|>argument",
+    value_end="<|close|>argument<|sep|>",
+    head=attributes_up_to("<|sep|>", "tool"),
+    value_head=attributes_up_to("<|sep|>", "key"),
+    wrappers={"<|open|>tools<|sep|>": "<|close|>tools<|sep|>"},
+    typed=("type", "string"),
+)
+
+MINICPM5: Final = Vocabulary(
+    call="<function",
+    call_end="</function>",
+    value="<param",
+    value_end="</param>",
+    head=attributes,
+)
+
+
+def dsml(space: str, *wrappers: str) -> Vocabulary:
+    """DeepSeek's tags, with or without a blank behind their prefix."""
+    return prefixed(
+        f"{DSML}{space}",
+        {f"<{DSML}{space}{wrapper}>": f"</{DSML}{space}{wrapper}>" for wrapper in wrappers},
+        typed=("string", "true"),
+    )
+
 
 GRAMMARS: Final[Mapping[str, Grammar]] = {
-    "xml": tags(prefixed("", {"<function_calls>": "</function_calls>"}), bare=True),
+    # Call objects in JSON
+    "hermes": marked({"<tool_call>": tool_call(HERMES)}),
+    "granite": marked(open_json_block("<|tool_call|>", "<tool_call>", end="</tool_call>")),
+    "granite_20b_fc": marked(
+        open_json_block("<function_call>", end="</function_call>", objects=CallObjects(in_lists=False))
+    ),
+    "phi4": marked({"functools[": phi4}),
+    "ernie45": marked({"<tool_call>": tool_call(HERMES)}, dropped=("<response>", "</response>")),
+    "tool_calls": marked(json_block("<tool_calls>", "</tool_calls>", rows=True)),
+    "apriel": marked(
+        json_block("<tool_calls>", "</tool_calls>", rows=True),
+        channels={"Here are my reasoning steps:": "[BEGIN FINAL RESPONSE]"},
+        dropped=("[END FINAL RESPONSE]",),
+    ),
+    "nemotron": marked(json_block("<TOOLCALL>", "</TOOLCALL>", rows=True)),
+    "internlm2": marked({"<|action_start|>": internlm2}, dropped=("<|action_end|>", "<|im_end|>")),
+    "apertus": marked(
+        json_block("<|tools_prefix|>", "<|tools_suffix|>", CallObjects(keyed=True)),
+        channels={"<|inner_prefix|>": "<|inner_suffix|>"},
+        dropped=("<|tools_suffix|>",),
+    ),
+    "gigachat3": marked(
+        dict.fromkeys((*GIGACHAT_MARKS, GIGACHAT_HEADER), gigachat) | {headed.MISTRAL_END: headed.final_token}
+    ),
+    "inkling": marked(
+        {INKLING_HEADER: inkling_header, **INKLING_CALLS}, channels=INKLING_CHANNELS, dropped=INKLING_TOKENS
+    ),
+    "command_r": marked(
+        {"<|START_ACTION|>": call_objects(COMMAND_R, Ends(("<|END_ACTION|>",)))},
+        channels={"<|START_THINKING|>": "<|END_THINKING|>"},
+        dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>", "<|END_ACTION|>"),
+    ),
+    "command_r_plus": marked({"Action:": action}),
+    # Tags
+    "xml": tags(prefixed("", {"<function_calls>": "</function_calls>"}, own_lines=True), bare=True),
     "antml": tags(
         prefixed(
             ANTML,
@@ -132,29 +359,43 @@ GRAMMARS: Final[Mapping[str, Grammar]] = {
                 f"<{ANTML}function_calls>": f"</{ANTML}function_calls>",
                 "<function_calls>": "</function_calls>",
             },
+            own_lines=True,
         ),
         bare=True,
     ),
     "minimax": tags(prefixed("", {"<minimax:tool_call>": "</minimax:tool_call>"})),
+    "minimax_m3": marked(
+        {nested_tags.OPEN: lambda out, _: nested_tags.nested_calls(out)}, channels={"<mm:think>": "</mm:think>"}
+    ),
+    "dots": tags(prefixed("", {"<dots_function_call>": "</dots_function_call>"})),
+    "step3": tags(
+        prefixed("steptml:", {"<｜tool_calls_begin｜>": "<｜tool_calls_end｜>"}), dropped=("<｜tool_calls_end｜>",)
+    ),
     "deepseek_dsml": tags(
-        prefixed(
-            DSML,
-            {
-                f"<{DSML}function_calls>": f"</{DSML}function_calls>",
-                f"<{DSML}tool_calls>": f"</{DSML}tool_calls>",
-            },
-            typed=True,
-        )
+        dsml("", "function_calls", "tool_calls"), dsml(" ", "calls"), bare=True, dropped=(DEEPSEEK_END,)
     ),
-    "qwen3_coder": marked({"<tool_call>": qwen3_coder, "<function=": lambda out, _: Tags(QWEN).bare_if_offered(out)}),
-    "glm45": marked({"<tool_call>": lambda out, _: Tags(GLM).named_by_text(out)}),
-    "hermes": marked({"<tool_call>": HERMES}),
-    "granite": marked(
-        dict.fromkeys(
-            GRANITE_MARKS, call_objects(CallObjects(), Ends(("</tool_call>",), others=GRANITE_MARKS, loose=True))
-        )
+    "kimi_k3": tags(
+        KIMI_K3,
+        channels={"<|open|>think<|sep|>": "<|close|>think<|sep|>"},
+        dropped=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
     ),
-    "phi4": marked({"functools[": phi4}),
+    "qwen3_coder": marked(
+        {"<tool_call>": tool_call(lambda out, _: Tags(QWEN).in_row(out)), QWEN.call: bare_function(QWEN)}
+    ),
+    "seed_oss": marked(
+        {"<seed:tool_call>": lambda out, _: Tags(SEED).in_row(out), SEED.call: bare_function(SEED)},
+        channels={"<seed:think>": "</seed:think>"},
+    ),
+    "minicpm5": marked({MINICPM5.call: bare_function(MINICPM5)}),
+    "glm45": marked({"<tool_call>": tool_call(named(GLM))}),
+    "hyperclovax": marked({"<tool_call>": tool_call(named(QUOTED), QUOTED)}),
+    "hunyuan": marked(
+        {"<tool_calls>": hunyuan, "<tool_call>": tool_call(named(HY3), HY3)},
+        dropped=("</tool_calls>", "<answer>", "</answer>"),
+    ),
+    "longcat": marked({"<longcat_tool_call>": longcat}),
+    "solar": marked({SOLAR.call: named(SOLAR)}),
+    # Names in headers
     "mistral": marked(
         {
             headed.MISTRAL_CALLS: lambda out, _: headed.mistral(out),
@@ -173,20 +414,15 @@ GRAMMARS: Final[Mapping[str, Grammar]] = {
     ),
     "functionary_v32": Grammar(headed.functionary_v32),
     "functionary_v31": marked({headed.FUNCTION_TAG: lambda out, _: headed.functionary_v31(out)}),
-    "command_r": marked(
-        {
-            "<|START_ACTION|>": call_objects(
-                CallObjects("tool_name", "tool_call_id", frozenset({"directly_answer", "directly-answer"})),
-                Ends(("<|END_ACTION|>",)),
-            )
-        },
-        channels={"<|START_THINKING|>": "<|END_THINKING|>"},
-        dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
-    ),
-    "harmony": Grammar(read_harmony),
-    "gemma4": marked({gemma.OPEN: lambda out, _: gemma.gemma_call(out)}, channels={"<|channel>thought": "<channel|>"}),
+    "glm4": Grammar(headed.glm4),
+    "harmony": Grammar(lambda out: read_messages(out, HARMONY)),
+    "muse": Grammar(lambda out: read_messages(out, MUSE)),
+    # Notations of their own
+    "gemma4": gemma(GEMMA4, channels={"<|channel>thought": "<channel|>"}),
+    "functiongemma": gemma(FUNCTIONGEMMA, dropped=("<start_function_response>",)),
+    "pythonic": Grammar(read_pythonic, dropped=END_MARKS),
+    "olmo3": Grammar(read_pythonic, dropped=END_MARKS),
     "llama3_json": Grammar(read_bare_json, dropped=("<|python_tag|>", "<|eom_id|>", "<|eot_id|>")),
     "litellm_json": Grammar(read_bare_json),
-    "pythonic": Grammar(read_pythonic, dropped=END_MARKS),
     "react": Grammar(read_react),
 }

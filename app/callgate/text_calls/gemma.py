@@ -1,18 +1,35 @@
-"""Gemma 4: `<|tool_call>call:N{key:value,...}<tool_call|>`, a notation of its own with strings between `<|"|>` marks."""
+"""Gemma: `<|tool_call>call:N{key:value,...}<tool_call|>`, a notation of its own with strings between `<|"|>` marks.
+
+FunctionGemma writes the same with other marks (`GemmaMarks`).
+"""
 
 import math
 import re
+from dataclasses import dataclass
 from typing import Any, Final
 
 from callgate.calls.states import Flaw
 from callgate.conversation.events import CallWritten
 from callgate.text_calls.event_sink import EventSink
 from callgate.text_calls.json_calls import cut_off
-from callgate.text_calls.text_cursor import Steps, TextCursor, finder
+from callgate.text_calls.text_cursor import Finder, Steps, TextCursor, finder
 
-OPEN: Final = "<|tool_call>"
-END: Final = "<tool_call|>"
-QUOTE: Final = '<|"|>'
+
+@dataclass(frozen=True, slots=True)
+class GemmaMarks:
+    """What a release of Gemma puts around a call and around a string."""
+
+    open: str
+    end: str
+    quote: str
+
+    @property
+    def structure(self) -> Finder:
+        return finder(("{", "}", "[", "]", self.quote, self.end))
+
+
+GEMMA4: Final = GemmaMarks("<|tool_call>", "<tool_call|>", '<|"|>')
+FUNCTIONGEMMA: Final = GemmaMarks("<start_function_call>", "<end_function_call>", "<escape>")
 
 MAX_DEPTH: Final = 64
 """Objects and lists inside one another; real arguments stay below ten."""
@@ -20,8 +37,6 @@ MAX_DEPTH: Final = 64
 _CALL: Final = "call:"
 _NAME = re.compile(r"[^\s{}<>\[\],]*")
 _NAME_LIMIT: Final = 256
-_STRUCTURE: Final = finder(("{", "}", "[", "]", QUOTE, END))
-_STRING: Final = finder((QUOTE,))
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _KEY = re.compile(r"[^\s{}\[\],:<]+")
@@ -33,50 +48,51 @@ _INTEGER_LIMIT: Final = 4000
 """Digits; Python refuses to read much longer ones."""
 
 
-def gemma_call(out: EventSink) -> Steps[bool]:
+def gemma_call(out: EventSink, marks: GemmaMarks) -> Steps[bool]:
     """Read the call that a mark opened."""
-    out.add_call((yield from _call(out.cursor)))
+    out.add_call((yield from _call(out.cursor, marks)))
     return True
 
 
-def _call(cursor: TextCursor) -> Steps[CallWritten]:
+def _call(cursor: TextCursor, marks: GemmaMarks) -> Steps[CallWritten]:
     yield from cursor.space()
     if (yield from cursor.one_of((_CALL,))) is None:
-        return (yield from _broken(cursor, None))
+        return (yield from _broken(cursor, None, marks))
     name = yield from cursor.run(_NAME, _NAME_LIMIT)
     yield from cursor.space()
     if name is None or (yield from cursor.peek()) != "{":
-        return (yield from _broken(cursor, None))
-    text = yield from _braces(cursor)
+        return (yield from _broken(cursor, None, marks))
+    text = yield from _braces(cursor, marks)
     if text is None:
         return cut_off(name)
     yield from cursor.space()
-    if (yield from cursor.one_of((END,))) is None and not cursor.ends_within(END):
-        return (yield from _broken(cursor, name))
+    if (yield from cursor.one_of((marks.end,))) is None and not cursor.ends_within(marks.end):
+        return (yield from _broken(cursor, name, marks))
     try:
-        return CallWritten(name, Notation(text).arguments(), flaw=None if name else Flaw.MISSING_NAME, from_text=True)
+        arguments = Notation(text, marks.quote).arguments()
     except NotNotationError:
         return cut_off(name, flaw=Flaw.INVALID_MARKUP)
+    return CallWritten(name, arguments, flaw=None if name else Flaw.MISSING_NAME, from_text=True)
 
 
-def _broken(cursor: TextCursor, name: str | None) -> Steps[CallWritten]:
-    ended = yield from cursor.until(finder((END,)))
+def _broken(cursor: TextCursor, name: str | None, marks: GemmaMarks) -> Steps[CallWritten]:
+    ended = yield from cursor.until(finder((marks.end,)))
     return cut_off(name, flaw=Flaw.INVALID_MARKUP if ended else Flaw.TRUNCATED)
 
 
-def _braces(cursor: TextCursor) -> Steps[str | None]:
+def _braces(cursor: TextCursor, marks: GemmaMarks) -> Steps[str | None]:
     """The text from a brace to the one that closes it; None if none does. Marks in strings are data."""
     pieces: list[str] = []
     depth = 0
     while True:
-        mark = yield from cursor.until(_STRUCTURE, pieces.append)
-        if mark is None or mark == END:
+        mark = yield from cursor.until(marks.structure, pieces.append)
+        if mark is None or mark == marks.end:
             return None
         pieces.append(mark)
-        if mark == QUOTE:
-            if (yield from cursor.until(_STRING, pieces.append)) is None:
+        if mark == marks.quote:
+            if (yield from cursor.until(finder((marks.quote,)), pieces.append)) is None:
                 return None
-            pieces.append(QUOTE)
+            pieces.append(marks.quote)
             continue
         depth += 1 if mark in "{[" else -1
         if depth == 0:
@@ -90,8 +106,9 @@ class NotNotationError(ValueError):
 class Notation:
     """Reads the text of one whole object."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, quote: str) -> None:
         self._text = text
+        self._quote = quote
         self._at = 0
 
     def arguments(self) -> dict[str, Any]:
@@ -108,7 +125,7 @@ class Notation:
             return self._object(depth)
         if char == "[":
             return self._list(depth)
-        if self._text.startswith(QUOTE, self._at):
+        if self._text.startswith(self._quote, self._at):
             return self._string()
         return self._word()
 
@@ -119,7 +136,7 @@ class Notation:
             if found:
                 self._expect(",")
             self._skip_space()
-            key = self._string() if self._text.startswith(QUOTE, self._at) else self._match(_KEY)
+            key = self._string() if self._text.startswith(self._quote, self._at) else self._match(_KEY)
             self._skip_space()
             self._expect(":")
             self._skip_space()
@@ -141,11 +158,11 @@ class Notation:
         return found
 
     def _string(self) -> str:
-        start = self._at + len(QUOTE)
-        end = self._text.find(QUOTE, start)
+        start = self._at + len(self._quote)
+        end = self._text.find(self._quote, start)
         if end < 0:
             raise NotNotationError
-        self._at = end + len(QUOTE)
+        self._at = end + len(self._quote)
         return self._text[start:end]
 
     def _word(self) -> Any:

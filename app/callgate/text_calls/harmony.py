@@ -1,21 +1,25 @@
-"""Harmony, the format of gpt-oss: `header<|message|>body`, messages with a role, a channel and perhaps a recipient.
+"""Formats in which all text is messages, `header<|message|>body`, with a role and perhaps a channel or a recipient.
 
-A body sent to `functions.N` is the arguments of a call, one on the channel `analysis` is reasoning, any other is prose.
+In Harmony, the format of gpt-oss, a body sent to `functions.N` is the arguments of a call, one on the channel `analysis` is
+reasoning, any other is prose. Muse sends reasoning to `self` and prose to `user`; a body sent to anybody else holds calls
+as tags.
 """
 
 import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from typing import Final
 
+from callgate.calls.states import Flaw
 from callgate.text_calls.event_sink import EventSink
 from callgate.text_calls.json_calls import Ends, arguments_written, cut_off, read_body
+from callgate.text_calls.tag_calls import Tags, prefixed
 from callgate.text_calls.text_cursor import Steps, finder
 
 START: Final = "<|start|>"
 CHANNEL: Final = "<|channel|>"
 CONSTRAIN: Final = "<|constrain|>"
 MESSAGE: Final = "<|message|>"
-ENDS: Final = ("<|end|>", "<|call|>", "<|return|>")
-TOKENS: Final = (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
 
 PEOPLE: Final = frozenset({"assistant", "user", "all"})
 """Recipients that are no tools."""
@@ -30,18 +34,31 @@ _RECIPIENT = re.compile(r"(?:^|[\s>])to=([^\s<]*)")
 _CHANNEL_NAME = re.compile(r"<\|channel\|>\s*([A-Za-z]*)")
 
 
-def read_harmony(out: EventSink) -> Steps[None]:
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """How a format ends its messages, and what their bodies are."""
+
+    ends: tuple[str, ...]
+    read_body: Callable[[EventSink, str], Steps[None]]
+    """Reads the body behind a header; what it leaves is prose."""
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        return (START, CHANNEL, CONSTRAIN, MESSAGE, *self.ends)
+
+
+def read_messages(out: EventSink, framing: Framing) -> Steps[None]:
     """The whole grammar. Text outside of all messages is prose as well."""
-    prose = out.prose(*TOKENS)
-    yield from _prefilled_header(out)
+    prose = out.prose(*framing.tokens)
+    yield from _prefilled_header(out, framing)
     while (mark := (yield from prose.step())) is not None:
-        if mark in ENDS:
-            yield from _prefilled_header(out)
+        if mark in framing.ends:
+            yield from _prefilled_header(out, framing)
         elif mark:
-            yield from _message(out, mark)
+            yield from _message(out, framing, mark)
 
 
-def _prefilled_header(out: EventSink) -> Steps[None]:
+def _prefilled_header(out: EventSink, framing: Framing) -> Steps[None]:
     """A header whose beginning the prompt wrote, such as ` to=functions.N<|channel|>`. Anything else is prose."""
     cursor = out.cursor
     held: list[str] = []
@@ -52,41 +69,84 @@ def _prefilled_header(out: EventSink) -> Steps[None]:
         held.append((yield from cursor.run(_HEADER_LINE, _HEADER_LIMIT)) or "")
         token = yield from cursor.one_of((CHANNEL, CONSTRAIN, MESSAGE))
         if token is not None:
-            yield from _message(out, "".join(held) + token, token)
+            yield from _message(out, framing, "".join(held) + token, token)
             return
     out.add_text("".join(held))
 
 
-def _message(out: EventSink, begun: str, token: str = "") -> Steps[None]:
+def _message(out: EventSink, framing: Framing, begun: str, token: str = "") -> Steps[None]:
     """A message of which `begun` was read; prose in it is left to be read as such."""
     token = token or begun
     pieces = [begun]
     while token != MESSAGE:
-        mark = yield from out.cursor.until(finder(TOKENS), pieces.append)
-        if mark is None or mark in ENDS:
-            if _recipient("".join(pieces)) is not None:
+        mark = yield from out.cursor.until(finder(framing.tokens), pieces.append)
+        if mark is None or mark in framing.ends:
+            if _recipient("".join(pieces)) not in (None, *PEOPLE):
                 out.add_call(cut_off())
             return
         if mark == START:
             pieces.clear()
         pieces.append(mark)
         token = mark
-    yield from _body(out, "".join(pieces))
-
-
-def _body(out: EventSink, header: str) -> Steps[None]:
-    recipient = _recipient(header)
-    if recipient is not None:
-        body = yield from read_body(out.cursor, Ends(ENDS, others=(START,)))
-        out.add_call(arguments_written(recipient.removeprefix("functions."), body))
-        return
-    channel = _CHANNEL_NAME.search(header)
-    if channel is not None and channel.group(1) == "analysis":
-        mark = yield from out.cursor.until(finder((START, *ENDS)), out.add_reasoning)
-        if mark == START:
-            out.cursor.back(mark)
+    yield from framing.read_body(out, "".join(pieces))
 
 
 def _recipient(header: str) -> str | None:
     found = _RECIPIENT.search(header)
-    return found.group(1) if found and found.group(1) not in PEOPLE else None
+    return found.group(1) if found else None
+
+
+def _reasoning(out: EventSink, framing: Framing) -> Steps[None]:
+    mark = yield from out.cursor.until(finder((START, *framing.ends)), out.add_reasoning)
+    if mark == START:
+        out.cursor.back(mark)
+
+
+# Harmony --------------------------------------------------------------------------------------------------------------
+
+
+def _harmony_body(out: EventSink, header: str) -> Steps[None]:
+    recipient = _recipient(header)
+    if recipient is not None and recipient not in PEOPLE:
+        body = yield from read_body(out.cursor, Ends(HARMONY.ends, others=(START,)))
+        out.add_call(arguments_written(recipient.removeprefix("functions."), body))
+    elif _CHANNEL_NAME.findall(header)[-1:] == ["analysis"]:  # of several, the last one is meant
+        yield from _reasoning(out, HARMONY)
+
+
+HARMONY: Final = Framing(("<|end|>", "<|call|>", "<|return|>"), _harmony_body)
+
+# Muse -----------------------------------------------------------------------------------------------------------------
+
+MUSE_CALLS: Final = "<atem:function_calls>"
+
+
+def _without_namespace(name: str, tools: Collection[str]) -> str:
+    """A tool that has no namespace is given its own name for one."""
+    namespace, _, rest = name.partition(".")
+    return rest if namespace == rest and name not in tools else name
+
+
+MUSE_TAGS: Final = Tags(
+    replace(prefixed("atem:", {MUSE_CALLS: "</atem:function_calls>"}), rename=_without_namespace, undeclared_json=True)
+)
+
+
+def _muse_body(out: EventSink, header: str) -> Steps[None]:
+    recipient = _recipient(header)
+    if recipient == "self":
+        yield from _reasoning(out, MUSE)
+    if recipient in (None, "self", "user"):
+        return
+    marks = (MUSE_CALLS, MUSE_TAGS.words.call)
+    mark = yield from out.cursor.until(finder((*marks, START, *MUSE.ends)))
+    if mark == MUSE_CALLS:
+        yield from MUSE_TAGS.wrapped(out, mark)
+    elif mark == MUSE_TAGS.words.call:
+        yield from MUSE_TAGS.bare(out)
+    else:
+        out.add_call(cut_off(recipient if mark else None, flaw=Flaw.INVALID_MARKUP if mark else Flaw.TRUNCATED))
+        out.cursor.back(mark or "")
+
+
+MUSE: Final = Framing(("<|eom|>", "<|eot|>"), _muse_body)

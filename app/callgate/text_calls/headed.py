@@ -5,6 +5,7 @@ is said in `formats`.
 """
 
 import re
+from collections.abc import Collection
 from typing import Final
 
 from callgate.calls.names import resolve_name
@@ -189,3 +190,32 @@ def _functionary_part(out: EventSink, mark: str) -> Steps[None]:
             out.add_call(cut_off())
     else:
         out.add_text(mark + name)
+
+
+# GLM-4 -----------------------------------------------------------------------------------------
+
+GLM4_ENDS: Final = ("<|observation|>", "<|assistant|>", "<|user|>")
+
+
+def glm4(out: EventSink) -> Steps[None]:
+    """The name of a tool on a line of its own, and JSON on the next."""
+    cursor, prose = out.cursor, out.prose("\n")
+    mark: str | None = ""
+    while mark is not None:
+        yield from cursor.space(out.add_text)
+        name = yield from cursor.run(_RECIPIENT, _NAME_LIMIT)
+        if name and out.indent == 0 and (yield from _is_glm4_call(cursor, name, out.tools)):
+            body = yield from read_body(cursor, Ends(GLM4_ENDS, loose=True))
+            out.add_call(arguments_written(name, body))
+            out.add_text(body.after)
+            continue
+        out.add_text(name or "")
+        while (mark := (yield from prose.step())) is not None and mark != "\n" and not out.is_silent:
+            pass
+        out.add_text(mark or "")
+
+
+def _is_glm4_call(cursor: TextCursor, name: str, tools: Collection[str]) -> Steps[bool]:
+    if resolve_name(name, tools) is None or (yield from cursor.peek()) != "\n":
+        return False
+    return (yield from cursor.peek(1)) in ("{", "")

@@ -36,6 +36,8 @@ class Ends:
     """Other text may follow a closed body, and is prose; only a stray closing bracket is not."""
     fence_is_layout: bool = False
     """A code fence around the JSON belongs to the format; elsewhere removing it is a repair."""
+    rows: bool = False
+    """Another value may follow the first, before the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class JsonBody:
     repaired: bool = False
     after: str = ""
     """Blanks behind a body without end mark: they belong to the prose that follows."""
+    is_followed: bool = False
+    """Another value comes before the end."""
 
     @property
     def is_blank(self) -> bool:
@@ -81,6 +85,8 @@ def read_body(cursor: TextCursor, ends: Ends, watch: tuple[str, ...] = ()) -> St
     is_fence_open = fenced and not closed_fence and not cursor.dry
     if at_end and not is_fence_open:
         return JsonBody(text, scan, None, mark, repaired)
+    if ends.rows and not is_fence_open and (yield from cursor.peek()) in ("[", "{"):
+        return JsonBody(text, scan, None, None, repaired, is_followed=True)
     if ends.loose and not is_fence_open and (yield from cursor.peek()) not in ("]", "}"):
         return JsonBody(text, scan, None, None, repaired, "".join(after))
     if not at_end:
@@ -111,22 +117,33 @@ class CallObjects:
     id_key: str | None = None
     not_calls: frozenset[str] = frozenset()
     """Names that mean "no tool" in this format."""
+    argument_keys: tuple[str, ...] = ARGUMENT_KEYS
+    keyed: bool = False
+    """A call may also be `{NAME: {…}}`."""
+    in_lists: bool = True
+    """Calls may stand in a list."""
 
     @property
     def watch(self) -> tuple[str, ...]:
         return (self.name_key, self.id_key) if self.id_key else (self.name_key,)
 
     def read(self, out: EventSink, ends: Ends) -> Steps[None]:
-        """Read a body whose opening mark was just read, and tell its calls."""
-        body = yield from read_body(out.cursor, ends, self.watch)
-        for call in self.written(body):
-            if call.name not in self.not_calls or call.name in out.tools:
-                out.add_call(call)
-        out.add_text(body.after)
+        """Read a body whose opening mark was just read, and emit its calls."""
+        while True:
+            body = yield from read_body(out.cursor, ends, self.watch)
+            for call in self.written(body):
+                if call.name not in self.not_calls or call.name in out.tools:
+                    out.add_call(call)
+            if not body.is_followed:
+                out.add_text(body.after)
+                return
 
     def written(self, body: JsonBody) -> Iterator[CallWritten]:
         """The calls of a body. In a list each is judged by itself; what is cut off or broken is the last one."""
         scan = body.scan
+        if scan.kind == "[" and not self.in_lists:
+            yield cut_off(flaw=body.flaw or Flaw.INVALID_JSON)
+            return
         spoilt = body.flaw if scan.state is State.CLOSED else None
         for entry in scan.entries:
             flaw = spoilt if entry.end >= 0 else body.flaw
@@ -141,9 +158,11 @@ class CallObjects:
         """One call object, as far as it came, from the text it lies in."""
         name = entry.member(self.name_key)
         id_member = entry.member(self.id_key) if self.id_key else None
-        given = [m for key in ARGUMENT_KEYS if (m := entry.member(key)) is not None]
-        arguments = _slice(given[0], text) if given else None
+        given = [m for key in self.argument_keys if (m := entry.member(key)) is not None]
         whole_name = name.text if name is not None and name.text and name.text.strip() else None
+        if self.keyed and name is None and not given and len(entry.members) == 1:
+            whole_name, given = entry.members[0].key.strip() or None, entry.members
+        arguments = _slice(given[0], text) if given else None
         return CallWritten(
             whole_name,
             arguments,

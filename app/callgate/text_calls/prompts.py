@@ -42,6 +42,7 @@ def can_be_constrained(format: str) -> bool:
 ALIASES = {"json": "litellm_json"}
 
 _ONE_LIST = "Several calls are written as one list."
+_HERMES = writers.json_each("<tool_call>\n", "\n</tool_call>")
 
 _STYLES = {
     style.format: style
@@ -66,12 +67,82 @@ _STYLES = {
         Style("antml", listings.in_functions_tag, writers.antml, writers.antml_results),
         Style("minimax", listings.in_tools_tag, writers.minimax, writers.tagged_results),
         Style("deepseek_dsml", listings.one_a_line, writers.deepseek_dsml, writers.dsml_results),
-        Style("qwen3_coder", listings.as_xml, writers.qwen3_coder, writers.tool_responses),
-        Style("glm45", listings.in_tools_tag, writers.glm45, writers.tool_responses),
-        Style("hermes", listings.in_tools_tag, writers.hermes, writers.hermes_results),
-        Style("granite", listings.as_list, writers.granite, writers.tool_responses, several=_ONE_LIST),
-        Style("phi4", listings.in_phi4s_marks, writers.phi4, writers.tagged_results, several=_ONE_LIST),
-        Style("mistral", listings.in_mistrals_marks, writers.mistral, writers.mistral_results, several=_ONE_LIST),
+        Style("qwen3_coder", listings.as_xml, writers.functions("tool_call"), writers.tool_responses),
+        Style("glm45", listings.in_tools_tag, writers.keys_and_values(), writers.tool_responses),
+        Style("dots", listings.in_functions_tag, writers.dots, writers.function_results),
+        Style("step3", listings.in_functions_tag, writers.step3, writers.function_results),
+        Style("muse", listings.in_functions_tag, writers.muse, writers.tagged_results),
+        Style("minicpm5", listings.in_tools_tag, writers.minicpm5, writers.tool_responses),
+        Style("minimax_m3", listings.in_tools_tag, writers.minimax_m3, writers.tagged_results),
+        Style("kimi_k3", listings.as_list, writers.kimi_k3, writers.tagged_results),
+        Style("seed_oss", listings.as_xml, writers.functions("seed:tool_call"), writers.tool_responses),
+        Style("hyperclovax", listings.in_tools_tag, writers.keys_and_values(quoted=True), writers.tool_responses),
+        Style(
+            "hunyuan",
+            listings.in_tools_tag,
+            writers.keys_and_values(around=("<tool_calls>", "</tool_calls>")),
+            writers.tool_responses,
+        ),
+        Style("solar", listings.in_tools_tag, writers.solar, writers.tool_responses),
+        Style("hermes", listings.in_tools_tag, _HERMES, writers.hermes_results),
+        Style("ernie45", listings.in_tools_tag, _HERMES, writers.hermes_results),
+        Style(
+            "longcat",
+            listings.in_tools_tag,
+            writers.json_each("<longcat_tool_call>\n", "\n</longcat_tool_call>"),
+            writers.tagged_results,
+        ),
+        Style(
+            "tool_calls",
+            listings.in_tools_tag,
+            writers.json_list("<tool_calls>", "</tool_calls>"),
+            writers.tagged_results,
+            several=_ONE_LIST,
+        ),
+        Style(
+            "apriel",
+            listings.in_tools_tag,
+            writers.json_list("<tool_calls>", "</tool_calls>"),
+            writers.tagged_results,
+            several=_ONE_LIST,
+        ),
+        Style(
+            "nemotron",
+            listings.as_list,
+            writers.json_list("<TOOLCALL>", "</TOOLCALL>"),
+            writers.tagged_results,
+            several=_ONE_LIST,
+        ),
+        Style(
+            "internlm2",
+            listings.as_list,
+            writers.json_each("<|action_start|><|plugin|>\n", "<|action_end|>", key="parameters"),
+            writers.tagged_results,
+        ),
+        Style("apertus", listings.as_typescript, writers.apertus, writers.tagged_results, several=_ONE_LIST),
+        Style("gigachat3", listings.as_typescript, writers.json_each("<|function_call|>"), writers.tagged_results),
+        Style(
+            "inkling",
+            listings.as_list,
+            writers.json_each("<|message_model|><|content_invoke_tool_json|>", "<|end_message|>", key="args"),
+            writers.tagged_results,
+        ),
+        Style("granite_20b_fc", listings.as_list, writers.json_each("<function_call> "), writers.tagged_results),
+        Style(
+            "granite", listings.as_list, writers.json_list("<|tool_call|>"), writers.tool_responses, several=_ONE_LIST
+        ),
+        Style(
+            "phi4", listings.in_phi4s_marks, writers.json_list("functools"), writers.tagged_results, several=_ONE_LIST
+        ),
+        Style(
+            "mistral",
+            listings.in_mistrals_marks,
+            writers.json_list("[TOOL_CALLS] "),
+            writers.mistral_results,
+            several=_ONE_LIST,
+        ),
+        Style("command_r_plus", listings.as_list, writers.command_r_plus, writers.tagged_results, several=_ONE_LIST),
+        Style("glm4", listings.as_list, writers.glm4, writers.tagged_results),
         Style("deepseek_v3", listings.one_a_line, writers.deepseek_v3, writers.deepseek_results),
         Style("deepseek_v31", listings.one_a_line, writers.deepseek_v31, writers.deepseek_results),
         Style("kimi_k2", listings.as_list, writers.kimi_k2, writers.kimi_results),
@@ -80,6 +151,8 @@ _STYLES = {
         Style("command_r", listings.as_list, writers.command_r, writers.command_r_results, several=_ONE_LIST),
         Style("harmony", listings.as_typescript, writers.harmony, writers.harmony_results),
         Style("gemma4", listings.in_tools_tag, writers.gemma4, writers.gemma_results),
+        Style("functiongemma", listings.in_tools_tag, writers.functiongemma, writers.functiongemma_results),
+        Style("olmo3", listings.in_functions_tag, writers.olmo3, writers.tagged_results),
         Style(
             "pythonic",
             listings.as_list,

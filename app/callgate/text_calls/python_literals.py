@@ -21,7 +21,10 @@ _NUMBER = re.compile(r"0[xXoObB][0-9a-fA-F_]+|(?:[0-9][0-9_]*)?\.?(?:[0-9][0-9_]
 _NUMBER_LIMIT: Final = 4000
 """Characters; Python refuses to read much longer integers."""
 
-_CONSTANTS: Final[dict[str, bool | None]] = {"True": True, "False": False, "None": None}
+_CONSTANTS: Final[dict[str, bool | None]] = {
+    "True": True, "False": False, "None": None, "true": True, "false": False, "null": None,
+}  # fmt: skip
+"""JSON's words as well: models that write both mix them up, and neither is a name in the other's place."""
 _ESCAPES: Final = {
     "\\": "\\", "'": "'", '"': '"', "a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\n": "",
 }  # fmt: skip
@@ -35,15 +38,18 @@ class NotLiteralError(ValueError):
     """An argument that is not a name with a literal."""
 
 
-def read_keywords(text: str) -> dict[str, Any]:
-    """The arguments of a call from the text between its parentheses. Raises `NotLiteralError`."""
-    return _Literals(text).keywords()
+def read_keywords(text: str) -> tuple[dict[str, Any], bool]:
+    """The arguments of a call from the text between its parentheses, and whether a string in them had line breaks that
+    Python takes between three quotes only. Raises `NotLiteralError`."""
+    literals = _Literals(text)
+    return literals.keywords(), literals.has_raw_breaks
 
 
 class _Literals:
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
+        self.has_raw_breaks = False
 
     def keywords(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -146,9 +152,10 @@ class _Literals:
                 self._at = plain.end()
                 continue
             char = text[self._at : self._at + 1]
-            if not char or (char in "\r\n" and len(quote) == 1):
+            if not char:
                 self._refuse()
             self._at += 1
+            self.has_raw_breaks = self.has_raw_breaks or (char in "\r\n" and len(quote) == 1)
             if char != "\\":
                 pieces.append(char)
             elif is_raw:

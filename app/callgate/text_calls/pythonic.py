@@ -1,4 +1,5 @@
-"""Calls written as a Python list, `[N(k=v, ...), ...]`: the whole text, or what stands between a pair of marks.
+"""Calls written in Python: a list, `[N(k=v, ...), ...]`, that is the whole text or stands between a pair of marks; or,
+between the marks of OLMo, calls on lines of their own. Between marks there may as well be call objects in JSON.
 
 A list that begins the text is held while it can still be one of calls to offered tools; any other list is prose.
 """
@@ -13,16 +14,22 @@ from callgate.calls.names import resolve_name
 from callgate.calls.states import Flaw
 from callgate.conversation.events import CallWritten
 from callgate.text_calls.event_sink import EventSink
-from callgate.text_calls.json_calls import cut_off
+from callgate.text_calls.json_calls import CallObjects, Ends, cut_off
 from callgate.text_calls.python_literals import NotLiteralError, read_keywords
 from callgate.text_calls.text_cursor import Sink, Steps, TextCursor, finder
 
-MARKS: Final = {"<|python_start|>": "<|python_end|>", "<|tool_call_start|>": "<|tool_call_end|>"}
+LINES: Final = "<function_calls>"
+MARKS: Final = {
+    "<|python_start|>": "<|python_end|>",
+    "<|tool_call_start|>": "<|tool_call_end|>",
+    LINES: "</function_calls>",
+}
 END_MARKS: Final = tuple(MARKS.values())
 
 _NAME = re.compile(r"[\w.:\-]*")
 _NAME_LIMIT: Final = 128
 _STRUCTURE: Final = finder(("(", ")", "[", "]", "{", "}", "'", '"'))
+_LAYOUT: Final = frozenset((" ", "\t", "\r", "\n"))
 _CLOSERS: Final = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -61,7 +68,7 @@ def read_pythonic(out: EventSink) -> Steps[None]:
 
 def _whole_text(out: EventSink) -> Steps[None]:
     found = _List()
-    ending = yield from _read_list(out.cursor, found, out.tools)
+    ending = yield from _read_list(out.cursor, found, out.tools, is_list=True)
     if ending is _Ending.CLOSED:
         yield from out.cursor.space(found.pieces.append)
         if out.cursor.ends_within(*END_MARKS) or (yield from out.cursor.one_of(END_MARKS)) is not None:
@@ -82,7 +89,11 @@ def _between_marks(out: EventSink, mark: str) -> Steps[None]:
     if not (yield from cursor.peek()):
         out.add_call(cut_off())
         return
-    ending = yield from _read_list(cursor, found, out.tools)
+    if (yield from _is_json(cursor)):
+        yield from CallObjects().read(out, Ends((MARKS[mark],)))
+        return
+    is_list = mark != LINES or (yield from cursor.peek()) == "["
+    ending = yield from _read_list(cursor, found, out.tools, is_list=is_list)
     if ending is _Ending.CUT:
         if found.has_open_name or not found.calls:
             found.calls.append(cut_off())
@@ -102,21 +113,36 @@ def _emit_calls(out: EventSink, found: _List) -> None:
         out.add_call(call)
 
 
-def _read_list(cursor: TextCursor, found: _List, tools: Collection[str]) -> Steps[_Ending]:
+def _is_json(cursor: TextCursor) -> Steps[bool]:
+    """An object comes next, or a list that begins with one."""
+    offset = 0
+    if (yield from cursor.peek()) == "[":
+        offset = 1
+        while (yield from cursor.peek(offset)) in _LAYOUT and offset < _NAME_LIMIT:
+            offset += 1
+    return (yield from cursor.peek(offset)) == "{"
+
+
+def _read_list(cursor: TextCursor, found: _List, tools: Collection[str], *, is_list: bool) -> Steps[_Ending]:
+    """Read calls up to the bracket that closes their list; calls on lines, up to what is none."""
     keep = found.pieces.append
-    if not (yield from _char(cursor, "[", keep)):
+    if is_list and not (yield from _char(cursor, "[", keep)):
         return _Ending.NOT_CALLS
     while True:
         yield from cursor.space(keep)
-        if found.calls and (yield from _char(cursor, "]", keep)):
+        if is_list and found.calls and (yield from _char(cursor, "]", keep)):
             return _Ending.CLOSED
         ending = yield from _read_call(cursor, found, tools)
         if ending is not _Ending.CLOSED:
             return ending
         yield from cursor.space(keep)
-        if not (yield from cursor.peek()):
+        following = yield from cursor.peek()
+        if not following:
             return _Ending.CUT
-        if not (yield from _char(cursor, ",", keep)) and (yield from cursor.peek()) != "]":
+        if not is_list and following == "<":
+            return _Ending.CLOSED
+        has_comma = yield from _char(cursor, ",", keep)
+        if is_list and not has_comma and following != "]":
             return _Ending.NOT_CALLS
 
 
@@ -144,7 +170,8 @@ def _read_call(cursor: TextCursor, found: _List, tools: Collection[str]) -> Step
 
 def _call(name: str, arguments: str) -> CallWritten:
     try:
-        return CallWritten(name, read_keywords(arguments), from_text=True)
+        values, repaired = read_keywords(arguments)
+        return CallWritten(name, values, repaired=repaired, from_text=True)
     except NotLiteralError:
         return cut_off(name, flaw=Flaw.INVALID_MARKUP)
 

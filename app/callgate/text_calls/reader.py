@@ -1,4 +1,4 @@
-"""Reads tool calls that a model wrote as text, in the 22 formats of `tests/corpus/README.md`.
+"""Reads tool calls that a model wrote as text, in the formats of `tests/corpus/README.md`.
 
 `reader_for` gives the reader of a format; it is fed text as it comes and answers with model events: prose and
 reasoning go out at once, save for an end that may still become a mark, and a call comes when it has ended. How a

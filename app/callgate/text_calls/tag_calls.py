@@ -1,12 +1,14 @@
 """Calls written as tags: `<invoke name="N"><parameter name="P">V</parameter></invoke>` and its relatives.
 
-Values are raw text up to their own closing tag; any other tag inside is data. A call counts only with its own end
-tag, since more parameters could follow. What the tags are called is a `Vocabulary`; the grammar is one.
+Values are raw text up to their own closing tag; any other tag inside is data, save for the opening of another
+parameter: a value that runs into one was never closed, and the call is broken. A call counts only with its own end tag
+(or as `<invoke name="N"/>`), since more parameters could follow. What the tags are called is a `Vocabulary`; the grammar
+is one.
 """
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -33,6 +35,7 @@ _BLANKS = re.compile(r"[ \t\r\n]*")
 _ATTRIBUTE_NAME = re.compile(r"[^\s=<>/\"']*")
 _IN_DOUBLE = re.compile(r'[^"]*')
 _IN_SINGLE = re.compile(r"[^']*")
+_WRAPPED = re.compile(r"\r?\n(.*?)\r?\n", re.DOTALL)
 _AFTER_EQUALS = re.compile(r"[^<>\r\n]*")
 
 
@@ -44,6 +47,8 @@ class TagHead:
     is_whole: bool
     is_cut: bool = False
     """The text ended in it."""
+    is_closed: bool = False
+    """It closes itself: nothing stands between it and an end tag of its own."""
     text: str = ""
     """The head as it was written, if it is whole."""
 
@@ -68,8 +73,24 @@ class Vocabulary:
     """Wrapper tags and their ends."""
     value_head: TagHeadReader | None = None
     """Where the head of a parameter is written otherwise than that of a call."""
-    typed: bool = False
-    """Parameters say with `string="true|false"` whether they are text or JSON, and a call may be one JSON object."""
+    typed: tuple[str, str] | None = None
+    """The attribute that says whether a parameter is text or JSON, and what it says of text. A call of such a format may
+    also be one JSON object."""
+    name_end: str | None = None
+    """What may stand behind a name that is the text behind its tag."""
+    own_lines: bool = False
+    """Values stand on lines of their own: a line break at either end is none of theirs."""
+    quoted: bool = False
+    """Strings may be written as JSON strings."""
+    undeclared_json: bool = False
+    """Text that is JSON is meant as JSON in parameters of which the schema says nothing."""
+    rename: Callable[[str, Collection[str]], str] | None = None
+    """What tool a name stands for, where that is not the name itself; gets the names of the tools on offer."""
+
+    @property
+    def has_keys(self) -> bool:
+        """The opening tag of a parameter is nothing but a mark, behind which its name is text."""
+        return self.value[-1] in ">|"
 
     @property
     def strays(self) -> tuple[str, ...]:
@@ -77,7 +98,88 @@ class Vocabulary:
         return tuple(dict.fromkeys(self.wrappers.values()))
 
 
-_NAME = re.compile(r"[^\s<]*")
+def attributes_up_to(end: str, name_key: str = "name") -> TagHeadReader:
+    """Reads ` name="N" other='…'>`: quoted values, blanks around `=` allowed. Nothing is read unless all of it is."""
+
+    def named(found: dict[str, str]) -> dict[str, str]:
+        return {**found, "name": found[name_key]} if name_key in found else found
+
+    def read(cursor: TextCursor) -> Steps[TagHead]:
+        found: dict[str, str] = {}
+        look = _Ahead(cursor)
+        while True:
+            blanks = yield from look.run(_BLANKS)
+            ended = yield from look.mark(end, f"/{end}")
+            if ended:
+                return TagHead(named(found), is_whole=True, is_closed=ended != end, text=look.accept(0))
+            is_cut = look.is_cut
+            key = (yield from look.run(_ATTRIBUTE_NAME)) if blanks else ""
+            if not key:
+                return TagHead(named(found), is_whole=False, is_cut=is_cut)
+            yield from look.run(_BLANKS)
+            if (yield from look.char()) != "=":
+                return TagHead(found, is_whole=False, is_cut=look.is_cut)
+            look.skip(1)
+            yield from look.run(_BLANKS)
+            quote = yield from look.char()
+            if quote not in ("'", '"') or not quote:
+                return TagHead(found, is_whole=False, is_cut=look.is_cut)
+            look.skip(1)
+            text = yield from look.run(_IN_DOUBLE if quote == '"' else _IN_SINGLE)
+            if not (yield from look.char()):
+                return TagHead(found, is_whole=False, is_cut=look.is_cut)
+            look.skip(1)
+            found.setdefault(key, text)
+
+    return read
+
+
+attributes: Final = attributes_up_to(">")
+
+
+def after_equals(cursor: TextCursor) -> Steps[TagHead]:
+    """`N>` behind `<function=`. Nothing is read unless all of it is."""
+    look = _Ahead(cursor)
+    name = yield from look.run(_AFTER_EQUALS)
+    if (yield from look.char()) != ">":
+        return TagHead({"name": name.strip()}, is_whole=False, is_cut=look.is_cut)
+    return TagHead({"name": name.strip()}, is_whole=True, text=look.accept(1))
+
+
+def key_up_to(end: str, value: str | None = None) -> TagHeadReader:
+    """Reads `K</arg_key><arg_value>` behind `<arg_key>`: a key that is text, what ends it, and what opens its value."""
+
+    def read(cursor: TextCursor) -> Steps[TagHead]:
+        pieces: list[str] = []
+        if (yield from cursor.until(finder((end,)), pieces.append)) is None:
+            return TagHead({}, is_whole=False, is_cut=True)
+        name = {"name": "".join(pieces).strip()}
+        if value is None:
+            return TagHead(name, is_whole=True)
+        yield from cursor.space()
+        opened = yield from cursor.one_of((value,))
+        return TagHead(name, is_whole=opened is not None, is_cut=cursor.ended and opened is None)
+
+    return read
+
+
+def prefixed(
+    prefix: str, wrappers: dict[str, str], *, typed: tuple[str, str] | None = None, own_lines: bool = False
+) -> Vocabulary:
+    """`<invoke name="N"><parameter name="P">`, each with a prefix."""
+    return Vocabulary(
+        call=f"<{prefix}invoke",
+        call_end=f"</{prefix}invoke>",
+        value=f"<{prefix}parameter",
+        value_end=f"</{prefix}parameter>",
+        head=attributes,
+        wrappers=wrappers,
+        typed=typed,
+        own_lines=own_lines,
+    )
+
+
+NAME: Final = re.compile(r"[^\s<]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +213,8 @@ class Tags:
         """Read a call whose tag just opened in prose. False: it is no tag, and nothing more was read."""
         start = yield from self.words.head(out.cursor)
         if not start.is_whole or start.name is None:
-            return False
-        out.add_call((yield from self.body(out.cursor, start.name)))
+            return (yield from self._unfinished_tag(out, start))
+        yield from self._named(out, start)
         yield from self.swallow_strays(out)
         return True
 
@@ -120,11 +222,11 @@ class Tags:
         """The same where the tag alone is too common: only the name of a tool on offer makes it a call."""
         start = yield from self.words.head(out.cursor)
         if not start.is_whole or start.name is None:
-            return False
+            return (yield from self._unfinished_tag(out, start))
         if resolve_name(start.name, out.tools) is None:
             out.add_text(self.words.call + start.text)
             return True
-        out.add_call((yield from self.body(out.cursor, start.name)))
+        yield from self._named(out, start)
         yield from self.swallow_strays(out)
         return True
 
@@ -147,7 +249,7 @@ class Tags:
         """Read a call whose name is the text behind its tag, up to a blank or the next tag."""
         cursor = out.cursor
         yield from cursor.space()
-        name = yield from cursor.run(_NAME, HEAD_LIMIT)
+        name = yield from cursor.run(NAME, HEAD_LIMIT)
         if name is None:
             out.add_call((yield from self._broken(cursor, None)))
         elif not (yield from cursor.peek()):
@@ -155,13 +257,16 @@ class Tags:
         elif not name:
             out.add_call((yield from self._broken(cursor, None, Flaw.MISSING_NAME)))
         else:
+            if self.words.name_end:
+                yield from cursor.space()
+                yield from cursor.one_of((self.words.name_end,))
             out.add_call((yield from self.body(cursor, name)))
         return True
 
     def body(self, cursor: TextCursor, name: str) -> Steps[CallWritten]:
         """The parameters of a call up to its end tag."""
         words = self.words
-        values = Values(name)
+        values = Values(name, words)
         while True:
             yield from cursor.space()
             mark = yield from cursor.one_of((words.call_end, words.value))
@@ -170,10 +275,10 @@ class Tags:
             if mark == words.value:
                 start = yield from (words.value_head or words.head)(cursor)
                 if start.is_whole and start.name and start.name.strip():
-                    text = yield from read_text(cursor, words.value_end)
+                    text = "" if start.is_closed else (yield from self._value(cursor))
                     if text is None:
-                        return cut_off(name)
-                    values.add(start.name.strip(), text, start.attributes.get("string") if words.typed else None)
+                        return (yield from self._broken(cursor, name))
+                    values.add(start.name.strip(), text, start.attributes)
                     continue
             elif words.typed and not values and (yield from cursor.peek()) == "{":
                 return (yield from self._json_body(cursor, name))
@@ -189,16 +294,57 @@ class Tags:
                 return
             held.clear()
 
+    def _unfinished_tag(self, out: EventSink, start: TagHead) -> Steps[bool]:
+        """A tag that names a tool on offer and lacks nothing but its `>` opens a call all the same, a broken one."""
+        if start.is_cut or start.name is None or resolve_name(start.name, out.tools) is None:
+            return False
+        out.add_call((yield from self._broken(out.cursor, start.name)))
+        yield from self.swallow_strays(out)
+        return True
+
+    def _named(self, out: EventSink, start: TagHead) -> Steps[None]:
+        assert start.name is not None
+        name = self.words.rename(start.name, out.tools) if self.words.rename else start.name
+        body = self.body(out.cursor, name)
+        out.add_call(Values(name, self.words).written() if start.is_closed else (yield from body))
+
+    def _value(self, cursor: TextCursor) -> Steps[str | None]:
+        """A raw value up to its closing tag; None if it is never closed, or another parameter begins before that.
+        A value that is one CDATA section is its inside, untouched."""
+        words, pieces = self.words, list[str]()
+        yield from _line_break(cursor, pieces.append)
+        if (yield from cursor.one_of((CDATA,))) is not None:
+            inside: list[str] = []
+            if (yield from cursor.until(finder((CDATA_END,)), inside.append)) is None:
+                return None
+            after: list[str] = []
+            yield from _line_break(cursor, after.append)
+            if (yield from cursor.one_of((words.value_end,))) is not None:
+                return "".join(inside)
+            pieces += [CDATA, *inside, CDATA_END, *after]
+        while (mark := (yield from cursor.until(finder((words.value_end, words.value)), pieces.append))) == words.value:
+            if words.has_keys:
+                return None
+            start = yield from (words.value_head or words.head)(cursor)
+            if start.name or start.is_cut:
+                return None
+            pieces.append(mark)
+        text = "".join(pieces)
+        if mark is None:
+            return None
+        return _without_wrapping_breaks(text) if words.own_lines else text
+
     def _wrapped_call(self, out: EventSink) -> Steps[bool]:
         start = yield from self.words.head(out.cursor)
         if start.is_whole and start.name is not None:
-            out.add_call((yield from self.body(out.cursor, start.name)))
+            yield from self._named(out, start)
             return True
         if start.is_cut:
             out.cursor.at = len(out.cursor.text)
             out.add_call(cut_off())
             return True
-        if not start.is_whole and (yield from out.cursor.peek()) not in _HEAD_STARTS:
+        is_word = self.words.call[-1].isalnum()
+        if is_word and not start.is_whole and (yield from out.cursor.peek()) not in _HEAD_STARTS:
             return False  # stray text such as <invoker>
         out.add_call((yield from self._broken(out.cursor, None, Flaw.MISSING_NAME if start.is_whole else None)))
         return True
@@ -225,8 +371,9 @@ class Tags:
 class Values:
     """The parameters of one call as they come."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, words: Vocabulary) -> None:
         self._name = name
+        self._words = words
         self._texts: dict[str, str] = {}
         self._json: set[str] = set()
         self._said_text: set[str] = set()
@@ -235,23 +382,33 @@ class Values:
     def __bool__(self) -> bool:
         return bool(self._texts)
 
-    def add(self, key: str, text: str, string: str | None = None) -> None:
+    def add(self, key: str, text: str, attributes: Mapping[str, str]) -> None:
         if key in self._texts:
             self._flaw = Flaw.INVALID_MARKUP
             return
-        self._texts[key] = text
-        if string == "false":
+        self._texts[key] = _unquoted(text) if self._words.quoted else text
+        attribute, means_text = self._words.typed or ("", "")
+        if attribute not in attributes:
+            return
+        if attributes[attribute] == means_text:
+            self._said_text.add(key)
+        else:
             self._json.add(key)
             if not _is_json(text):
                 self._flaw = self._flaw or Flaw.INVALID_JSON
-        elif string == "true":
-            self._said_text.add(key)
 
     def written(self) -> CallWritten:
         only_text = len(self._texts) > len(self._json) + len(self._said_text)
         arguments = self._joined() if self._json else dict(self._texts)
         flaw = self._flaw or (None if self._name.strip() else Flaw.MISSING_NAME)
-        return CallWritten(self._name, arguments, flaw=flaw, only_text=only_text or not self._texts, from_text=True)
+        return CallWritten(
+            self._name,
+            arguments,
+            flaw=flaw,
+            only_text=only_text or not self._texts,
+            undeclared_json=self._words.undeclared_json,
+            from_text=True,
+        )
 
     def _joined(self) -> str:
         """One JSON object with the JSON values as they were written, for the one place that judges JSON."""
@@ -259,74 +416,6 @@ class Values:
             f"{json.dumps(key)}:{text if key in self._json else json.dumps(text)}" for key, text in self._texts.items()
         )
         return "{" + ",".join(members) + "}"
-
-
-def read_text(cursor: TextCursor, end: str) -> Steps[str | None]:
-    """A raw value up to its closing tag, without one line break at either side; None if it is never closed.
-    A value that is one CDATA section is its inside, untouched."""
-    pieces: list[str] = []
-    yield from _line_break(cursor, pieces.append)
-    if (yield from cursor.one_of((CDATA,))) is not None:
-        inside: list[str] = []
-        if (yield from cursor.until(finder((CDATA_END,)), inside.append)) is None:
-            return None
-        after: list[str] = []
-        yield from _line_break(cursor, after.append)
-        if (yield from cursor.one_of((end,))) is not None:
-            return "".join(inside)
-        pieces += [CDATA, *inside, CDATA_END, *after]
-    if (yield from cursor.until(finder((end,)), pieces.append)) is None:
-        return None
-    return _without_wrapping_breaks("".join(pieces))
-
-
-def attributes(cursor: TextCursor) -> Steps[TagHead]:
-    """` name="N" other='…'>`: quoted values, blanks around `=` allowed. Nothing is read unless all of it is."""
-    found: dict[str, str] = {}
-    look = _Ahead(cursor)
-    while True:
-        blanks = yield from look.run(_BLANKS)
-        char = yield from look.char()
-        if char == ">":
-            return TagHead(found, is_whole=True, text=look.accept(1))
-        key = (yield from look.run(_ATTRIBUTE_NAME)) if blanks else ""
-        if not key:
-            return TagHead(found, is_whole=False, is_cut=look.is_cut)
-        yield from look.run(_BLANKS)
-        if (yield from look.char()) != "=":
-            return TagHead(found, is_whole=False, is_cut=look.is_cut)
-        look.skip(1)
-        yield from look.run(_BLANKS)
-        quote = yield from look.char()
-        if quote not in ("'", '"') or not quote:
-            return TagHead(found, is_whole=False, is_cut=look.is_cut)
-        look.skip(1)
-        text = yield from look.run(_IN_DOUBLE if quote == '"' else _IN_SINGLE)
-        if not (yield from look.char()):
-            return TagHead(found, is_whole=False, is_cut=look.is_cut)
-        look.skip(1)
-        found.setdefault(key, text)
-
-
-def after_equals(cursor: TextCursor) -> Steps[TagHead]:
-    """`N>` behind `<function=`. Nothing is read unless all of it is."""
-    look = _Ahead(cursor)
-    name = yield from look.run(_AFTER_EQUALS)
-    if (yield from look.char()) != ">":
-        return TagHead({}, is_whole=False, is_cut=look.is_cut)
-    return TagHead({"name": name.strip()}, is_whole=True, text=look.accept(1))
-
-
-def arg_key(cursor: TextCursor) -> Steps[TagHead]:
-    """`K</arg_key><arg_value>` behind `<arg_key>`."""
-    pieces: list[str] = []
-    if (yield from cursor.until(finder(("</arg_key>",)), pieces.append)) is None:
-        return TagHead({}, is_whole=False, is_cut=True)
-    yield from cursor.space()
-    opened = yield from cursor.one_of(("<arg_value>",))
-    return TagHead(
-        {"name": "".join(pieces).strip()}, is_whole=opened is not None, is_cut=cursor.ended and opened is None
-    )
 
 
 class _Ahead:
@@ -359,6 +448,19 @@ class _Ahead:
         at = self._cursor.at
         return self._cursor.text[at + first : at + self._offset]
 
+    def mark(self, *marks: str) -> Steps[str | None]:
+        """Skip whichever of these marks comes next, if one does."""
+        for mark in marks:
+            for place, expected in enumerate(mark):
+                char = yield from self._cursor.peek(self._offset + place)
+                self.is_cut = not char
+                if char != expected:
+                    break
+            else:
+                self._offset += len(mark)
+                return mark
+        return None
+
     def skip(self, count: int) -> None:
         self._offset += count
 
@@ -376,14 +478,18 @@ def _line_break(cursor: TextCursor, sink: Sink) -> Steps[None]:
 
 
 def _without_wrapping_breaks(text: str) -> str:
-    for first in ("\r\n", "\n"):
-        if text.startswith(first):
-            text = text[len(first) :]
-            break
-    for last in ("\r\n", "\n"):
-        if text.endswith(last):
-            return text[: -len(last)]
-    return text
+    """The text without the line breaks around it, if it has one at either end."""
+    wrapped = _WRAPPED.fullmatch(text)
+    return wrapped.group(1) if wrapped else text
+
+
+def _unquoted(text: str) -> str:
+    """What a JSON string says; any other text as it is."""
+    try:
+        value = json.loads(text) if text.strip().startswith('"') else None
+    except ValueError:
+        return text
+    return value if isinstance(value, str) else text
 
 
 def _is_json(text: str) -> bool:

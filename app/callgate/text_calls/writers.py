@@ -56,20 +56,37 @@ def llama3_json(text: str, calls: Sequence[PastCall]) -> str:
     return _after(text, "; ".join(_object(call, "parameters") for call in calls))
 
 
-def hermes(text: str, calls: Sequence[PastCall]) -> str:
-    return _after(text, "\n".join(f"<tool_call>\n{_object(call, 'arguments')}\n</tool_call>" for call in calls))
+def json_list(begin: str, end: str = "") -> TurnWriter:
+    """A list of call objects between two marks."""
+
+    def write(text: str, calls: Sequence[PastCall]) -> str:
+        return _after(text, f"{begin}{_listed([_object(call, 'arguments') for call in calls])}{end}")
+
+    return write
 
 
-def granite(text: str, calls: Sequence[PastCall]) -> str:
-    return _after(text, f"<|tool_call|>{_listed([_object(call, 'arguments') for call in calls])}")
+def json_each(begin: str, end: str = "", *, key: str = "arguments") -> TurnWriter:
+    """A call object between two marks, one after the other."""
+
+    def write(text: str, calls: Sequence[PastCall]) -> str:
+        return _after(text, "\n".join(f"{begin}{_object(call, key)}{end}" for call in calls))
+
+    return write
 
 
-def phi4(text: str, calls: Sequence[PastCall]) -> str:
-    return _after(text, f"functools{_listed([_object(call, 'arguments') for call in calls])}")
+def apertus(text: str, calls: Sequence[PastCall]) -> str:
+    return _after(
+        text, f"<|tools_prefix|>{_listed([_json({call.name: call.arguments}) for call in calls])}<|tools_suffix|>"
+    )
 
 
-def mistral(text: str, calls: Sequence[PastCall]) -> str:
-    return _after(text, f"[TOOL_CALLS] {_listed([_object(call, 'arguments') for call in calls])}")
+def command_r_plus(text: str, calls: Sequence[PastCall]) -> str:
+    actions = [{"tool_name": call.name, "parameters": call.arguments} for call in calls]
+    return _after(text, f"Action: ```json\n{json.dumps(actions, ensure_ascii=False, indent=4)}\n```")
+
+
+def glm4(text: str, calls: Sequence[PastCall]) -> str:
+    return _after(text, "\n".join(f"{call.name}\n{_json(call.arguments)}" for call in calls))
 
 
 def command_r(text: str, calls: Sequence[PastCall]) -> str:
@@ -146,22 +163,51 @@ def antml(text: str, calls: Sequence[PastCall]) -> str:
 
 
 def minimax(text: str, calls: Sequence[PastCall]) -> str:
-    return _after(text, _invokes(calls, wrapper="minimax:tool_call", prefix=""))
+    return _after(text, _invokes(calls, wrapper="minimax:tool_call", prefix="", inline=True))
+
+
+def dots(text: str, calls: Sequence[PastCall]) -> str:
+    return _after(text, _invokes(calls, wrapper="dots_function_call", prefix="", inline=True))
+
+
+def step3(text: str, calls: Sequence[PastCall]) -> str:
+    bodies = (
+        f"<｜tool_call_begin｜>function<｜tool_sep｜>{_invoke(call, 'steptml:', inline=True)}<｜tool_call_end｜>"
+        for call in calls
+    )
+    return _after(text, "\n".join(["<｜tool_calls_begin｜>", *bodies, "<｜tool_calls_end｜>"]))
+
+
+def muse(text: str, calls: Sequence[PastCall]) -> str:
+    messages = [f" to=user<|message|>{text}<|eom|>"] if text else []
+    messages += [
+        f" to={call.name}<|message|>{_invokes([call], wrapper='atem:function_calls', prefix='atem:', inline=True)}<|eom|>"
+        for call in calls
+    ]
+    return "<|start|>assistant".join(messages)
+
+
+def minicpm5(text: str, calls: Sequence[PastCall]) -> str:
+    return _after(text, "\n".join(_tagged(call, "function", "param", inline=True) for call in calls))
 
 
 ANTML = "antml:"
 
 
-def _invokes(calls: Sequence[PastCall], *, wrapper: str, prefix: str) -> str:
-    lines = [f"<{wrapper}>"]
-    for call in calls:
-        lines.append(f'<{prefix}invoke name="{call.name}">')
-        for key, value in call.arguments.items():
-            closing = f"</{prefix}parameter>"
-            lines.append(f'<{prefix}parameter name="{key}">{_value(value, closing)}{closing}')
-        lines.append(f"</{prefix}invoke>")
-    lines.append(f"</{wrapper}>")
-    return "\n".join(lines)
+def _invokes(calls: Sequence[PastCall], *, wrapper: str, prefix: str, inline: bool = False) -> str:
+    return "\n".join([f"<{wrapper}>", *(_invoke(call, prefix, inline=inline) for call in calls), f"</{wrapper}>"])
+
+
+def _invoke(call: PastCall, prefix: str, *, inline: bool) -> str:
+    return _tagged(call, f"{prefix}invoke", f"{prefix}parameter", inline=inline)
+
+
+def _tagged(call: PastCall, tag: str, parameter: str, *, inline: bool) -> str:
+    lines = [f'<{tag} name="{call.name}">']
+    for key, value in call.arguments.items():
+        body = _value(value, f"<{parameter}", f"</{parameter}>", inline=inline)
+        lines.append(f'<{parameter} name="{key}">{body}</{parameter}>')
+    return "\n".join([*lines, f"</{tag}>"])
 
 
 def deepseek_dsml(text: str, calls: Sequence[PastCall]) -> str:
@@ -175,51 +221,126 @@ def deepseek_dsml(text: str, calls: Sequence[PastCall]) -> str:
 
 
 def _dsml_parameter(key: str, value: Any) -> str:
-    closing = "</｜DSML｜parameter>"
-    plain = isinstance(value, str) and _is_plain(value, closing)
-    body = value if plain else _json_without(closing, value)
-    return f'<｜DSML｜parameter name="{key}" string="{"true" if plain else "false"}">{body}{closing}'
+    opening, closing = "<｜DSML｜parameter", "</｜DSML｜parameter>"
+    plain = isinstance(value, str) and not _needs_cdata(value, opening, closing)
+    body = value if plain else _json_without(opening, closing, value=value)
+    return f'{opening} name="{key}" string="{"true" if plain else "false"}">{body}{closing}'
 
 
-def qwen3_coder(text: str, calls: Sequence[PastCall]) -> str:
-    return _after(text, "\n".join(_function(call) for call in calls))
+def kimi_k3(text: str, calls: Sequence[PastCall]) -> str:
+    bodies = "".join(
+        f'<|open|>call tool="{call.name}" index="{place}"<|sep|>'
+        f"{''.join(_k3_argument(key, value) for key, value in call.arguments.items())}<|close|>call<|sep|>"
+        for place, call in enumerate(calls, 1)
+    )
+    return _after(text, f"<|open|>tools<|sep|>{bodies}<|close|>tools<|sep|>")
 
 
-def _function(call: PastCall) -> str:
-    lines = ["<tool_call>", f"<function={call.name}>"]
+def _k3_argument(key: str, value: Any) -> str:
+    opening, closing = "<|open|>argument", "<|close|>argument<|sep|>"
+    plain = isinstance(value, str) and not _needs_cdata(value, opening, closing)
+    body = value if plain else _json_without(opening, closing, value=value)
+    return f'{opening} key="{key}" type="{"string" if plain else _json_type(value)}"<|sep|>{body}{closing}'
+
+
+def _json_type(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int() | float():
+            return "number"
+        case list() | tuple():
+            return "array"
+        case _:
+            return "object"
+
+
+def functions(wrapper: str) -> TurnWriter:
+    """`<function=N>` and its parameters on lines of their own, in a wrapper for each call."""
+
+    def write(text: str, calls: Sequence[PastCall]) -> str:
+        return _after(text, "\n".join(_function(call, wrapper) for call in calls))
+
+    return write
+
+
+def _function(call: PastCall, wrapper: str) -> str:
+    lines = [f"<{wrapper}>", f"<function={call.name}>"]
     for key, value in call.arguments.items():
-        lines += [f"<parameter={key}>", _value(value, "</parameter>", own_lines=True), "</parameter>"]
-    return "\n".join([*lines, "</function>", "</tool_call>"])
+        lines += [f"<parameter={key}>", _value(value, "<parameter=", "</parameter>", inline=True), "</parameter>"]
+    return "\n".join([*lines, "</function>", f"</{wrapper}>"])
 
 
-def glm45(text: str, calls: Sequence[PastCall]) -> str:
-    return _after(text, "\n".join(_glm_call(call) for call in calls))
+def keys_and_values(
+    begin: str = "<tool_call>", end: str = "</tool_call>", *, quoted: bool = False, around: tuple[str, ...] = ()
+) -> TurnWriter:
+    """A name, and tags for each key and each value. `around` are marks around all calls."""
+
+    def write(text: str, calls: Sequence[PastCall]) -> str:
+        bodies = [_keyed(call, begin, end, quoted=quoted) for call in calls]
+        return _after(text, "\n".join([*around[:1], *bodies, *around[1:]]))
+
+    def _keyed(call: PastCall, begin: str, end: str, *, quoted: bool) -> str:
+        name = f"{call.name}<tool_sep>" if around else call.name
+        lines = [f"{begin}{name}"]
+        for key, value in call.arguments.items():
+            opening, closing = "<arg_key>", "</arg_value>"
+            body = (
+                _json_without(opening, closing, value=value) if quoted else _value(value, opening, closing, inline=True)
+            )
+            lines += [f"{opening}{key}</arg_key>", f"<arg_value>{body}{closing}"]
+        return "\n".join([*lines, end])
+
+    return write
 
 
-def _glm_call(call: PastCall) -> str:
-    lines = [f"<tool_call>{call.name}"]
+def solar(text: str, calls: Sequence[PastCall]) -> str:
+    return _after(text, "\n".join(map(_solar_call, calls)))
+
+
+def _solar_call(call: PastCall) -> str:
+    opening, closing = "<|tool_arg:start|>", "<|tool_arg:end|>"
+    lines = [f"<|tool_call:start|>{call.name}"]
     for key, value in call.arguments.items():
-        lines += [f"<arg_key>{key}</arg_key>", f"<arg_value>{_value(value, '</arg_value>')}</arg_value>"]
-    return "\n".join([*lines, "</tool_call>"])
+        lines.append(f"{opening}{key}<|tool_arg:value|>{_value(value, opening, closing, inline=True)}{closing}")
+    return "\n".join([*lines, "<|tool_call:end|>"])
 
 
-def _value(value: Any, closing: str, *, own_lines: bool = False) -> str:
-    """A value as raw text that reads back the same: readers take one line break off either end and decode nothing."""
+def minimax_m3(text: str, calls: Sequence[PastCall]) -> str:
+    bodies = "".join(f'{M3}<invoke name="{call.name}">{_m3_members(call.arguments)}{M3}</invoke>\n' for call in calls)
+    return _after(text, f"{M3}<tool_call>\n{bodies}{M3}</tool_call>")
+
+
+M3 = "]<]minimax[>["
+
+
+def _m3_members(members: Mapping[str, Any]) -> str:
+    return "".join(f"{M3}<{key}>{_m3_value(value)}{M3}</{key}>" for key, value in members.items())
+
+
+def _m3_value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return _m3_members(value)
+    if isinstance(value, list | tuple):
+        return "".join(_m3_members({"item": item}) for item in value)
+    return value if isinstance(value, str) else _json(value)
+
+
+def _value(value: Any, opening: str, closing: str, *, inline: bool) -> str:
+    """A value as raw text that reads back the same. Where values do not stand inline, readers take one line break off
+    either end."""
     if not isinstance(value, str):
-        return _json_without(closing, value)
-    if _is_plain(value, closing):
-        return value
-    if not _needs_cdata(value, closing):
-        return value if own_lines else f"\n{value}\n"
+        return _json_without(opening, closing, value=value)
+    if not _needs_cdata(value, opening, closing):
+        is_plain = inline or not (value.startswith(("\n", "\r")) or value.endswith("\n"))
+        return value if is_plain else f"\n{value}\n"
     return value if "]]>" in value else f"<![CDATA[{value}]]>"
 
 
-def _is_plain(text: str, closing: str) -> bool:
-    return not text.startswith(("\n", "\r")) and not text.endswith("\n") and not _needs_cdata(text, closing)
-
-
-def _needs_cdata(text: str, closing: str) -> bool:
-    return closing in text or text.endswith("\r") or text.lstrip().startswith("<![CDATA[")
+def _needs_cdata(text: str, opening: str, closing: str) -> bool:
+    return closing in text or opening in text or text.endswith("\r") or text.lstrip().startswith("<![CDATA[")
 
 
 # Turns: the formats with a syntax of their own ------------------------------------------------------------------------
@@ -235,20 +356,31 @@ def _keywords(arguments: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value!r}" for key, value in arguments.items())
 
 
+def olmo3(text: str, calls: Sequence[PastCall]) -> str:
+    lines = [f"{call.name}({_keywords(call.arguments)})" for call in calls]
+    return _after(text, "\n".join(["<function_calls>", *lines, "</function_calls>"]))
+
+
 def gemma4(text: str, calls: Sequence[PastCall]) -> str:
     return _after(text, "".join(f"<|tool_call>call:{call.name}{_gemma(call.arguments)}<tool_call|>" for call in calls))
 
 
+def functiongemma(text: str, calls: Sequence[PastCall]) -> str:
+    bodies = (f"call:{call.name}{_gemma(call.arguments, FUNCTIONGEMMA_MARK)}" for call in calls)
+    return _after(text, "".join(f"<start_function_call>{body}<end_function_call>" for body in bodies))
+
+
 GEMMA_MARK = '<|"|>'
+FUNCTIONGEMMA_MARK = "<escape>"
 
 
-def _gemma(value: Any) -> str:
+def _gemma(value: Any, mark: str = GEMMA_MARK) -> str:
     if isinstance(value, str):
-        return f"{GEMMA_MARK}{value}{GEMMA_MARK}"
+        return f"{mark}{value}{mark}"
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{_gemma(inner)}" for key, inner in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{_gemma(inner, mark)}" for key, inner in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ",".join(_gemma(inner) for inner in value) + "]"
+        return "[" + ",".join(_gemma(inner, mark) for inner in value) + "]"
     return _json(value)
 
 
@@ -265,7 +397,7 @@ def tool_responses(results: Sequence[PastResult]) -> str:
 
 
 def hermes_results(results: Sequence[PastResult]) -> str:
-    bodies = [_json_without("</tool_response>", {"name": each.name, "content": each.text}) for each in results]
+    bodies = [_json_without("</tool_response>", value={"name": each.name, "content": each.text}) for each in results]
     return "\n".join(f"<tool_response>\n{body}\n</tool_response>" for body in bodies)
 
 
@@ -290,7 +422,7 @@ def _function_results(results: Sequence[PastResult], prefix: str) -> str:
 def mistral_results(results: Sequence[PastResult]) -> str:
     end = "[/TOOL_RESULTS]"
     return "".join(
-        f"[TOOL_RESULTS] {_json_without(end, {'name': each.name, 'content': each.text})}{end}" for each in results
+        f"[TOOL_RESULTS] {_json_without(end, value={'name': each.name, 'content': each.text})}{end}" for each in results
     )
 
 
@@ -312,7 +444,7 @@ def command_r_results(results: Sequence[PastResult]) -> str:
         for place, each in enumerate(results)
     ]
     end = "<|END_TOOL_RESULT|>"
-    return f"<|START_TOOL_RESULT|>{_json_without(end, listed)}{end}"
+    return f"<|START_TOOL_RESULT|>{_json_without(end, value=listed)}{end}"
 
 
 def harmony_results(results: Sequence[PastResult]) -> str:
@@ -326,6 +458,15 @@ def harmony_results(results: Sequence[PastResult]) -> str:
 def gemma_results(results: Sequence[PastResult]) -> str:
     return "".join(
         f"<|tool_response>response:{each.name}{_gemma({'value': _kept_inside(each.text, GEMMA_MARK)})}<tool_response|>"
+        for each in results
+    )
+
+
+def functiongemma_results(results: Sequence[PastResult]) -> str:
+    mark = FUNCTIONGEMMA_MARK
+    return "".join(
+        f"<start_function_response>response:{each.name}"
+        f"{_gemma({'value': _kept_inside(each.text, mark)}, mark)}<end_function_response>"
         for each in results
     )
 
@@ -362,6 +503,9 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _json_without(mark: str, value: Any) -> str:
-    """JSON in which the mark does not occur. It can only stand inside a string, where an escape says the same."""
-    return _json(value).replace(mark, f"\\u{ord(mark[0]):04x}{mark[1:]}")
+def _json_without(*marks: str, value: Any) -> str:
+    """JSON in which the marks do not occur. They can only stand inside a string, where an escape says the same."""
+    text = _json(value)
+    for mark in marks:
+        text = text.replace(mark, f"\\u{ord(mark[0]):04x}{mark[1:]}")
+    return text
