@@ -94,10 +94,10 @@ async def test_models_are_listed_with_their_ways_and_nobody_is_asked(upstream: U
 
 
 async def test_why_litellm_carries_a_model_is_said(upstream: Upstream, tmp_path: Path) -> None:
-    config = config_dict(upstream.url, models=["one"], provider="cohere", lane="auto")
+    config = config_dict(upstream.url, models=["one"], provider="nlp_cloud", lane="auto", entry={"tools": []})
     _, out = await callgate("models", "--json", config=config, folder=tmp_path)
     [one] = json.loads(out)
     assert one["lane"] == "litellm"
-    assert "vouched for with anthropic/" in one["why_litellm"]
+    assert one["why_litellm"] == "its provider is none that is read here"
     _, told = await callgate("doctor", config=config, folder=tmp_path)
-    assert "litellm lane (translated: that is vouched for with anthropic/" in told
+    assert "litellm lane (translated: its provider is none that is read here" in told

@@ -108,6 +108,7 @@ def entries(case: Case) -> list[dict[str, Any]]:
             "model_name": f"{case.id}-{lane}",
             "litellm_params": {"model": f"openai/{case.id}"},
             "lane": lane,
+            "trust_litellm": lane == "litellm",
             "tools": names,
             "tool_calling": case.data.get("format", "native"),
         }

@@ -8,7 +8,7 @@ from typing import Any
 from callgate.calls.states import ReadyCall
 from callgate.conversation.events import StreamEnd
 from callgate.conversation.turn import Turn, TurnBuilder
-from callgate.upstream.direct_model import _StreamedBody
+from callgate.upstream.direct_model import StreamedBody
 from tests.corpus.judge import offer_of
 from tests.fuzz.harness import cut
 
@@ -34,7 +34,7 @@ def run(data: bytes) -> None:
 
 def read(pieces: Iterable[bytes]) -> Turn:
     building = TurnBuilder(OFFER, map("made_{}".format, itertools.count()).__next__, argument_bytes=2000)
-    body = _StreamedBody()
+    body = StreamedBody()
     for piece in pieces:
         building.feed(body.feed(piece))
         if body.fault is not None:

@@ -25,7 +25,13 @@ def config_dict(
     `model_list`; `sections` are further blocks (`loop={"max_iterations": 2}`), laid over the defaults of tests.
     """
     entries = [tool_entry(tool) if isinstance(tool, str) else dict(tool) for tool in tools]
-    shared = {"tools": ["*"] if entries else [], "lane": lane, "tool_calling": "native", **(entry or {})}
+    shared = {
+        "tools": ["*"] if entries else [],
+        "lane": lane,
+        "trust_litellm": lane == "litellm",
+        "tool_calling": "native",
+        **(entry or {}),
+    }
     return {
         "auth": "off",
         "model_list": [

@@ -27,7 +27,7 @@ def read_all(body):
 
 
 def read_framed(pieces):
-    body = direct_model._StreamedBody()
+    body = direct_model.StreamedBody()
     events: list[Any] = []
     for piece in pieces:
         events += body.feed(piece)

@@ -1,5 +1,6 @@
 """The translated lane over Google AI Studio's API: what is asked, what is read, and the same answers through litellm alone."""
 
+import json
 from dataclasses import replace
 
 import msgspec
@@ -35,7 +36,7 @@ def lanes(upstream, client):
         upstream.key = KEY
         way = resolve.through_litellm(entry(upstream, **more))
         through = LiteLLMModel("m", way, QUICK)
-        return TranslatedModel("m", way, client, QUICK, through), through
+        return TranslatedModel("m", way, client, QUICK), through
 
     return make
 
@@ -209,20 +210,26 @@ async def test_an_error_before_anything_else_is_the_requests(upstream, lanes):
     assert (error.status, error.retryable) == (503, True)
 
 
-async def test_a_message_that_is_to_be_cached_goes_through_litellm_which_makes_the_cache(upstream, lanes):
+async def test_a_message_that_is_to_be_cached_goes_with_the_rest(upstream, lanes):
     upstream.script(MODEL, [Reply(text="ok")])
     part = {"type": "text", "text": "long " * 10, "cache_control": {"type": "ephemeral"}}
-    ours, through = lanes()
-    met = []
-
-    class Otherwise:
-        def ask(self, ask):
-            met.append(ask)
-            return through.ask(ModelRequest([{"role": "user", "content": "hi"}], stream=ask.stream))
-
-    ours._otherwise = Otherwise()
+    ours, _ = lanes()
     turn, _, raw = await heard(ours, ModelRequest([{"role": "user", "content": [part]}], stream=True))
-    assert (turn.text, raw, len(met)) == ("ok", False, 1)
+    assert (turn.text, raw) == ("ok", True)
+    [asked] = upstream.requests
+    assert "cache" not in json.dumps(asked.body)
+
+
+@both_ways
+async def test_a_call_without_args_is_a_call_and_keeps_the_lane(upstream, lanes, stream):
+    part = {"functionCall": {"name": "later"}}
+    answer = {"candidates": [{"content": {"parts": [part], "role": "model"}, "finishReason": "STOP", "index": 0}]}
+    upstream.script(MODEL, [Reply(chunks=[answer]) if stream else Reply(body=answer)], repeat_last=True)
+    ours, _ = lanes()
+    for _ in range(2):
+        turn, broke, raw = await heard(ours, question(stream))
+        assert [(type(call), call.name, call.arguments) for call in turn.calls] == [(ReadyCall, "later", {})]
+        assert (broke, raw) == (None, True)
 
 
 @pytest.mark.parametrize("lane, raw", [("auto", True), ("translated", True), ("litellm", False)])

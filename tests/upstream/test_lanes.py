@@ -49,7 +49,7 @@ def lane(request, upstream, client):
     params = {"model": f"{provider}/{SCRIPTED}", "api_base": base, "api_key": KEY}
     way = resolve.through_litellm(ModelEntry("m", params))
     through = LiteLLMModel("m", way, QUICK)
-    return through if request.param.startswith("litellm") else TranslatedModel("m", way, client, QUICK, through)
+    return through if request.param.startswith("litellm") else TranslatedModel("m", way, client, QUICK)
 
 
 def question(stream):

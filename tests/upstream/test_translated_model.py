@@ -44,7 +44,7 @@ def lanes(upstream, client):
         upstream.key = KEY
         way = resolve.through_litellm(entry(upstream, **more))
         through = LiteLLMModel("m", way, deadlines)
-        return TranslatedModel("m", way, client, deadlines, through, answer_bytes=answer_bytes), through
+        return TranslatedModel("m", way, client, deadlines, answer_bytes=answer_bytes), through
 
     return make
 
@@ -152,7 +152,7 @@ async def test_the_request_is_the_one_litellm_would_send(upstream, lanes, stream
 
 
 async def test_each_request_is_asked_with_its_own_fields_however_many_are_remembered(upstream, lanes, monkeypatch):
-    monkeypatch.setattr(translation, "REMEMBERED", 2)
+    monkeypatch.setattr(translation, "REMEMBERED_BYTES", 1200)
     upstream.script(MODEL, [Reply(text="ok")], repeat_last=True)
     translated, _ = lanes()
     given = [
@@ -391,19 +391,19 @@ async def test_a_failure_of_whoever_asked_closes_the_connection(upstream, lanes)
 # Where litellm cannot translate ---------------------------------------------------------------------------------------
 
 
-async def test_a_request_that_cannot_be_translated_is_litellms_to_refuse_and_harms_no_other(upstream, lanes):
+async def test_a_request_that_cannot_be_worded_is_refused_as_litellm_would_and_harms_no_other(upstream, lanes):
     upstream.script(MODEL, [Reply(text="ok")])
     model, litellms = lanes()
     with structlog.testing.capture_logs() as logged:
         errors = [await refused(each, asking(n=2)) for each in (model, model, litellms)]
     assert len({(error.status, error.code) for error in errors}) == 1
-    assert [line["event"] for line in logged] == ["translation_failed"]
+    assert [line["event"] for line in logged] == ["translation_failed"] * 2
     turn, _, raw = await heard(model, asking())
     assert (turn.text, raw) == ("ok", True)
 
 
 @both_ways
-async def test_an_answer_that_cannot_be_translated_is_an_error_and_the_next_is_litellms(
+async def test_an_answer_that_cannot_be_read_is_an_error_and_the_next_takes_the_same_lane(
     upstream, lanes, monkeypatch, stream
 ):
     from litellm.llms.anthropic.chat.handler import ModelResponseIterator
@@ -425,10 +425,10 @@ async def test_an_answer_that_cannot_be_translated_is_an_error_and_the_next_is_l
     assert (logged[1]["model"], logged[1]["error"]) == ("m", "KeyError")
     assert "secret words" not in str(logged)
     turn, _, raw = await heard(model, asking(stream=stream))
-    assert (turn.text, raw) == ("ok", False)
+    assert (turn.text, raw) == ("ok", True)
 
 
-async def test_without_a_key_litellm_is_asked(upstream, lanes, monkeypatch):
+async def test_without_a_key_nobody_is_asked(upstream, lanes, monkeypatch):
     for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     error = await refused(lanes(api_key=None)[0], asking())
@@ -460,9 +460,10 @@ async def test_a_setting_that_only_litellm_knows_keeps_a_model_with_litellm(upst
 @pytest.mark.parametrize(
     "params, word",
     [
-        ({"model": "bedrock/anthropic.claude-x"}, "anthropic/"),
-        ({"model": "openai/gpt-4o"}, "anthropic/"),
-        ({"model": "claude-sonnet-4-5"}, "anthropic/"),
+        ({"model": "bedrock/invoke/anthropic.claude-x"}, "Converse"),
+        ({"model": "openai/gpt-4o"}, "directly"),
+        ({"model": "vertex_ai/claude-sonnet-4-5"}, "Gemini"),
+        ({"model": "ollama/x"}, "none that is read"),
         ({"model": "anthropic/claude-x", "aws_region_name": "x"}, "aws_region_name"),
     ],
 )

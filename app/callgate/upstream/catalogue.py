@@ -11,6 +11,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+import structlog
+
 from callgate.conversation.errors import ChatError
 from callgate.conversation.ports import Model, ModelAnswer, ModelRequest, Passage, PassOn
 from callgate.http.client import HttpClient
@@ -21,6 +23,8 @@ from callgate.upstream.passthrough import RelayModel
 from callgate.upstream.resolve import ModelEntry
 from callgate.upstream.retry import Circumstances, Pool, Report, RetryBudget, RetryingModel, RetryPolicy
 from callgate.upstream.translated_model import TranslatedModel
+
+log = structlog.get_logger("callgate.models")
 
 Wrap: TypeAlias = Callable[[Model, ModelEntry], Model]
 """What is put around each deployment: the prompt wrapper, for models that cannot call functions."""
@@ -158,13 +162,12 @@ class _Undecided:
         entry = self._entry
         if entry.lane in {"auto", "direct"} and (endpoint := await litellm_model.vouched_endpoint(entry)) is not None:
             return _relay(entry, endpoint, self._client)
-        way = resolve.through_litellm(entry)
-        through = litellm_model.LiteLLMModel(entry.model_name, way, entry.deadlines)
-        if entry.lane in {"auto", "translated"} and resolve.why_not_translated(entry) is None:
+        settings = resolve.through_litellm(entry)
+        if entry.lane != "direct" and resolve.lane_of(entry) != "litellm":
             return TranslatedModel(
-                entry.model_name, way, self._client, entry.deadlines, through, answer_bytes=entry.answer_bytes
+                entry.model_name, settings, self._client, entry.deadlines, answer_bytes=entry.answer_bytes
             )
-        return through
+        return litellm_model.LiteLLMModel(entry.model_name, settings, entry.deadlines)
 
 
 def _relay(entry: ModelEntry, endpoint: Endpoint, client: HttpClient) -> RelayModel:
@@ -183,14 +186,23 @@ class _Pattern:
         found = self._regex.fullmatch(name)
         if found is None or not all(found.groups()):
             return ()
-        return tuple(
+        filled = (
             replace(entry, model_name=name, litellm_params=_filled(entry.litellm_params, found.groups()))
             for entry in self._entries
         )
+        return tuple(map(_without_unseen_tools, filled))
 
 
 def _as_it_is(model: Model, entry: ModelEntry) -> Model:
     return model
+
+
+def _without_unseen_tools(entry: ModelEntry) -> ModelEntry:
+    """An entry whose provider only the request named; where nobody would see how it ended, it has no tools."""
+    if entry.tools and (why := resolve.why_unseen(entry)) is not None:
+        log.warning("tools_withheld", model=entry.model_name, why=why)
+        return replace(entry, tools=())
+    return entry
 
 
 def _filled(params: Mapping[str, Any], stars: Sequence[str]) -> Mapping[str, Any]:

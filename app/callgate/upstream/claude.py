@@ -13,16 +13,16 @@ from msgspec.structs import replace
 from callgate.calls.states import Flaw
 from callgate.conversation.events import CallDelta, CallWritten, Finished, ModelEvent
 from callgate.conversation.ports import ModelRequest
+from callgate.upstream import errors
 from callgate.upstream.chunks import read_completion
 from callgate.upstream.litellm_model import plain
 from callgate.upstream.resolve import ThroughLiteLLM
 from callgate.upstream.translation import (
     EventsBody,
     Fields,
-    Lost,
     MessageBody,
     Question,
-    Untranslatable,
+    Report,
     encode,
     field_of,
     messages_of,
@@ -50,48 +50,48 @@ REVERSE_NAMES = "_anthropic_tool_name_map"
 """Where litellm leaves, for its own reading of the answer, which tool names it had to change."""
 
 
-async def question(litellm: Any, way: ThroughLiteLLM, ask: ModelRequest, in_its_words: Fields) -> Question:
+async def question(litellm: Any, settings: ThroughLiteLLM, ask: ModelRequest, in_its_words: Fields) -> Question:
     from litellm.llms.anthropic.chat.handler import ModelResponseIterator
     from litellm.llms.anthropic.common_utils import AnthropicModelInfo
 
-    own = dict(way.arguments)
+    own = dict(settings.arguments)
     base = own.pop("api_base", None) or own.pop("base_url", None)
     key = own.pop("api_key", None)
     if not (AnthropicModelInfo.get_api_key(key) or AnthropicModelInfo.get_auth_token()):
-        raise Untranslatable("without a key, litellm may fetch one")
-    model, provider, _, _ = litellm.get_llm_provider(
+        # litellm would go and fetch one.
+        raise errors.auth_failed("no key: set litellm_params.api_key or ANTHROPIC_API_KEY")
+    model, _, _, _ = litellm.get_llm_provider(
         model=own.pop("model"), custom_llm_provider=own.pop("custom_llm_provider", None), api_base=base
     )
-    if provider != PROVIDER:
-        raise Untranslatable(provider)
     headers = {**(own.pop("headers", None) or {}), **(own.pop("extra_headers", None) or {})}
     drop = own.get("drop_params")
     config = litellm.AnthropicConfig()
-    messages = config.translate_developer_role_to_system_role(messages=messages_of(ask.messages))
+    messages = config.translate_developer_role_to_system_role(messages=messages_of(litellm, settings, model, ask))
     fields = in_its_words.of(litellm, model, ask)
     json_mode, speed = bool(fields.pop("json_mode", False)), fields.get("speed")
-    settings: dict[str, Any] = {"drop_params": drop, "api_base": base}
+    given: dict[str, Any] = {"drop_params": drop, "api_base": base}
     headers = config.validate_environment(
         headers=headers,
         model=model,
         messages=messages,
         optional_params=fields,
-        litellm_params=settings,
+        litellm_params=given,
         api_key=key,
         api_base=base,
     )
     prefix = config.get_prefix_prompt(messages)
     body = await config.async_transform_request(
-        model=model, messages=messages, optional_params=fields, litellm_params=settings, headers=headers
+        model=model, messages=messages, optional_params=fields, litellm_params=given, headers=headers
     )
     headers, body = _with_known_betas(headers, body)
+    body |= own.get("extra_body") or {}
     body["stream"] = ask.stream
     parser = ModelResponseIterator(
         streaming_response=None,
         sync_stream=False,
         json_mode=json_mode,
         speed=speed,
-        tool_name_reverse_map=settings.get(REVERSE_NAMES),
+        tool_name_reverse_map=given.get(REVERSE_NAMES),
     )
     sent = {str(name): str(value) for name, value in headers.items()}
     secret = tuple(value for name, value in sent.items() if name.lower() in {"x-api-key", "authorization"})
@@ -100,7 +100,7 @@ async def question(litellm: Any, way: ThroughLiteLLM, ask: ModelRequest, in_its_
         url=_address(AnthropicModelInfo.get_api_base(base)),
         headers=sent,
         body=encode(body),
-        secrets=(*way.secrets, *secret, *(value.removeprefix("Bearer ") for value in secret)),
+        secrets=(*settings.secrets, *secret, *(value.removeprefix("Bearer ") for value in secret)),
         as_events=partial(_Events, parser),
         as_message=partial(_Message, whole),
     )
@@ -135,8 +135,8 @@ class _Whole:
 
 
 class _Events(EventsBody):
-    def __init__(self, parser: Any, lost: Lost) -> None:
-        super().__init__(lost)
+    def __init__(self, parser: Any, report: Report) -> None:
+        super().__init__(report)
         self._parser = parser
         self._input: object = None
         """What the block of the call being written began with; nothing, unless a server sends it all at once."""
@@ -183,8 +183,8 @@ class _Events(EventsBody):
 
 
 class _Message(MessageBody):
-    def __init__(self, whole: _Whole, lost: Lost) -> None:
-        super().__init__(lost)
+    def __init__(self, whole: _Whole, report: Report) -> None:
+        super().__init__(report)
         self._whole = whole
 
     def _error(self, error: Any) -> object:

@@ -152,8 +152,15 @@ async def refusal(response: Response, secrets: Sequence[str]) -> ChatError:
 class Body(Protocol):
     """Reads one kind of body, piece by piece."""
 
-    done: bool
-    fault: str | None
+    @property
+    def done(self) -> bool:
+        """Whether the answer's own end was read."""
+        ...
+
+    @property
+    def fault(self) -> str | None:
+        """What made the rest of the body unreadable, if anything did."""
+        ...
 
     def feed(self, data: bytes) -> Sequence[ModelEvent]: ...
 
@@ -236,7 +243,7 @@ class HttpAnswer:
         return BrokenOff(str(error), transport_error=True)
 
 
-class _StreamedBody:
+class StreamedBody:
     """Reads a body that is a stream of events."""
 
     def __init__(self) -> None:
@@ -359,7 +366,7 @@ UNREADABLE = "callgate.unreadable"
 codecs.register_error(UNREADABLE, _half_pair)
 
 
-def recognised(start: bytes, response: Response) -> _StreamedBody | WholeBody | None:
+def recognised(start: bytes, response: Response) -> StreamedBody | WholeBody | None:
     """What a body is, is told by how it begins: servers label errors as streams, and streams as plain text."""
     mark = start.removeprefix(BOM).lstrip()[:1]
     if not mark:
@@ -371,7 +378,7 @@ def recognised(start: bytes, response: Response) -> _StreamedBody | WholeBody | 
         raise errors.bad_answer(
             "The model's provider sent something that is not an answer.", f"content-type {content_type!r}"
         )
-    return _StreamedBody()
+    return StreamedBody()
 
 
 def without_developers(messages: Sequence[Message]) -> list[Message]:

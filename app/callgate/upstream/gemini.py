@@ -1,23 +1,30 @@
-"""Gemini behind Google AI Studio's API. litellm's provider class words the request and reads the answer; the finish reason
+"""Gemini behind Google AI Studio's API, and on Vertex AI. litellm's provider class words the request and reads the answer; the finish reason
 is Google's own.
 """
 
+import asyncio
+import copy
+import os
+from collections.abc import Iterator, Mapping
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from callgate.conversation.events import Finished, ModelEvent
+from msgspec.structs import replace
+
+from callgate.conversation.events import CallDelta, CallWritten, Finished, ModelEvent
 from callgate.conversation.ports import ModelRequest
+from callgate.upstream import errors
 from callgate.upstream.chunks import read_completion
 from callgate.upstream.litellm_model import plain
 from callgate.upstream.resolve import ThroughLiteLLM
 from callgate.upstream.translation import (
     EventsBody,
     Fields,
-    Lost,
     MessageBody,
     Question,
-    Untranslatable,
+    Report,
+    Unanswerable,
     encode,
     field_of,
     messages_of,
@@ -29,85 +36,111 @@ BLOCKED = "content_filter"
 """For a prompt that Google would not have answered: there is no candidate then, and so no reason of its own."""
 
 
-async def question(litellm: Any, way: ThroughLiteLLM, ask: ModelRequest, in_its_words: Fields) -> Question:
+async def question(litellm: Any, settings: ThroughLiteLLM, ask: ModelRequest, in_its_words: Fields) -> Question:
+    """The question for Google AI Studio, or for Gemini on Vertex AI."""
     from litellm.llms.gemini.common_utils import get_api_key_from_env
+    from litellm.llms.vertex_ai.context_caching.transformation import separate_cached_messages
     from litellm.llms.vertex_ai.gemini import transformation
     from litellm.llms.vertex_ai.gemini.vertex_and_google_ai_studio_gemini import ModelResponseIterator, VertexLLM
     from litellm.secret_managers.main import get_secret_str
 
-    own = way.arguments
-    key = own.get("api_key") or get_api_key_from_env()
-    if not key:
-        raise Untranslatable("without a key")
-    base = own.get("api_base") or own.get("base_url") or get_secret_str("GEMINI_API_BASE")
+    own = settings.arguments
+    base = own.get("api_base") or own.get("base_url")
     model, provider, _, _ = litellm.get_llm_provider(
         model=own["model"], custom_llm_provider=own.get("custom_llm_provider"), api_base=base
     )
-    if provider != PROVIDER:
-        raise Untranslatable(provider)
-    messages = messages_of(ask.messages)
-    if _is_cached(messages):
-        raise Untranslatable("litellm makes the cache with requests of its own")
+    given = {**(own.get("headers") or {}), **(own.get("extra_headers") or {})}
+    is_vertex = provider != PROVIDER
+    key = own.get("api_key") or (None if is_vertex else get_api_key_from_env())
+    if is_vertex:
+        token, project = await _vertex_access(own, given)
+        config = litellm.VertexGeminiConfig()
+    else:
+        if not key:
+            raise errors.auth_failed("no key: set litellm_params.api_key or GEMINI_API_KEY")
+        base = base or get_secret_str("GEMINI_API_BASE")
+        token, project, config = None, None, litellm.GoogleAIStudioGeminiConfig()
+    messages = messages_of(litellm, settings, model, ask)
+    # What is marked for a cache goes with the rest: litellm would make a cache of Google's with requests of its own.
+    marked, rest = separate_cached_messages(messages)
+    messages = _unmarked(messages) if marked else rest
     if transformation._openai_messages_may_need_sync_gcs_metadata_fetch(messages):  # noqa: SLF001 -- nothing else tells
-        raise Untranslatable("litellm asks Google's storage what a file is")
+        raise Unanswerable("A file at Google's storage needs its `format` beside its address.", "messages")
     fields = in_its_words.of(litellm, model, ask)
-    if "cached_content" in fields:
-        raise Untranslatable("a cache of the provider's")
     signature, url = VertexLLM()._get_token_and_url(  # noqa: SLF001 -- what makes litellm's own address
         model=model,
-        auth_header=None,
+        auth_header=token,
         gemini_api_key=key,
-        vertex_project=None,
-        vertex_location=None,
+        vertex_project=project,
+        vertex_location=own.get("vertex_location") or own.get("vertex_ai_location"),
         vertex_credentials=None,
         stream=ask.stream,
-        custom_llm_provider=PROVIDER,
+        custom_llm_provider=provider,
         api_base=base,
     )
-    config = litellm.GoogleAIStudioGeminiConfig()
     headers = config.validate_environment(
         api_key=signature,
-        headers={**(own.get("headers") or {}), **(own.get("extra_headers") or {})},
+        headers=given,
         model=model,
         messages=messages,
         optional_params=fields,
         litellm_params={},
     )
-    inlined = await transformation.async_inline_remote_media(
-        messages, should_inline=transformation.should_inline_remote_media(PROVIDER)
-    )
     # What litellm asks of the request again when it reads the answer.
     asked = SimpleNamespace(optional_params=dict(fields))
     body = transformation.transform_request_body(
-        messages=inlined,
+        messages=messages,
         model=model,
+        cached_content=fields.pop("cached_content", None),
         optional_params=fields,
-        custom_llm_provider=PROVIDER,
+        custom_llm_provider=provider,
         litellm_params={},
-        cached_content=None,
     )
+    body |= own.get("extra_body") or {}
     parser = ModelResponseIterator(streaming_response=None, sync_stream=False, logging_obj=asked)
     return Question(
         url=url,
         headers={str(name): str(value) for name, value in headers.items()},
         body=encode(body),
-        secrets=(*way.secrets, str(key)),
+        secrets=(*settings.secrets, *(secret for secret in (key, token) if secret)),
         as_events=partial(_Events, parser),
         as_message=partial(_Message, litellm, model, asked),
     )
 
 
-def _is_cached(messages: Any) -> bool:
-    from litellm.llms.vertex_ai.context_caching.transformation import separate_cached_messages
+async def _vertex_access(own: Mapping[str, Any], headers: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """A token for Vertex AI, and the project. Google's library looks for both in files and on the network, so in a thread;
+    an `Authorization` header of the entry's own does without it."""
+    from litellm.llms.vertex_ai.vertex_llm_base import VertexBase
 
-    return bool(separate_cached_messages(messages)[0])
+    project = own.get("vertex_project") or own.get("vertex_ai_project") or os.environ.get("VERTEXAI_PROJECT")
+    if given := next((str(value) for name, value in headers.items() if name.lower() == "authorization"), None):
+        return given.removeprefix("Bearer "), project
+    credentials = own.get("vertex_credentials") or own.get("vertex_ai_credentials")
+    credentials = credentials or os.environ.get("VERTEXAI_CREDENTIALS")
+    base = _vertex_base.setdefault("base", VertexBase())
+    try:
+        return await asyncio.to_thread(
+            base.get_access_token, credentials, project
+        )  # it keeps the token until it expires
+    except ImportError:
+        raise errors.auth_failed("Vertex AI needs a package: pip install 'callgate[vertex]'") from None
+
+
+_vertex_base: dict[str, Any] = {}
+
+
+def _unmarked(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _unmarked(inner) for name, inner in value.items() if name != "cache_control"}
+    return [_unmarked(inner) for inner in value] if isinstance(value, list) else value
 
 
 class _Events(EventsBody):
     """There is no end mark: an answer is over when its body is, if it named a reason."""
 
-    def __init__(self, parser: Any, lost: Lost) -> None:
-        super().__init__(lost)
+    def __init__(self, parser: Any, report: Report) -> None:
+        super().__init__(report)
         self._parser = parser
         self._is_finished = False
 
@@ -120,12 +153,12 @@ class _Events(EventsBody):
         if event.get("error"):
             return self._chunks.read({"error": _with_status(event["error"])})
         try:
-            chunk = plain(self._parser.chunk_parser(event))
+            chunk = plain(self._parser.chunk_parser(_with_arguments(event)))
         except Exception as error:  # noqa: BLE001 -- a KeyError, a pydantic error: whatever an odd event makes it raise
             return self._untranslated(error)
         for choice in chunk.get("choices") or ():
             tidy(choice, choice.get("delta"))
-        found = self._chunks.read({**chunk, "id": event.get("responseId")})
+        found = _as_written(event, self._chunks.read({**chunk, "id": event.get("responseId")}))
         if (reason := _reason(event)) is not None:
             self._is_finished = True
             found.append(Finished(reason))
@@ -133,8 +166,8 @@ class _Events(EventsBody):
 
 
 class _Message(MessageBody):
-    def __init__(self, litellm: Any, model: str, asked: Any, lost: Lost) -> None:
-        super().__init__(lost)
+    def __init__(self, litellm: Any, model: str, asked: Any, report: Report) -> None:
+        super().__init__(report)
         self._litellm = litellm
         self._model = model
         self._asked = asked
@@ -154,8 +187,9 @@ class _Message(MessageBody):
                 self._litellm.GoogleAIStudioGeminiConfig()._transform_google_generate_content_to_openai_model_response(  # noqa: SLF001 -- its name
                     # A flagged answer litellm replaces by an empty one; what was said before the flag is lost with it.
                     completion_response={
-                        **body,
-                        "candidates": [_unflagged(each) for each in body["candidates"]],
+                        "usageMetadata": {},
+                        **_with_arguments(body),
+                        "candidates": [_unflagged(each) for each in _with_arguments(body)["candidates"]],
                     },
                     model_response=self._litellm.ModelResponse(),
                     model=self._model,
@@ -167,13 +201,43 @@ class _Message(MessageBody):
             self._untranslated(error)
             return None
         completion = {**plain(completion), "id": body.get("responseId")}
+        if "usageMetadata" not in body:
+            completion.pop("usage", None)
         for choice in completion.get("choices") or ():
             choice.pop("provider_specific_fields", None)  # the reason once more
             tidy(choice, choice.get("message"))
-        events = read_completion(completion)
+        events = _as_written(body, read_completion(completion))
         if reason is not None:
             events.append(Finished(reason))
         return events
+
+
+def _calls(said: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    parts = field_of(said, "candidates", 0, "content", "parts")
+    for part in parts if isinstance(parts, list) else ():
+        if isinstance(call := field_of(part, "functionCall"), dict):
+            yield call
+
+
+def _with_arguments(said: dict[str, Any]) -> dict[str, Any]:
+    """The same with `args` in every call: Google leaves them out where there are none, and litellm stumbles over that."""
+    if all("args" in call for call in _calls(said)):
+        return said
+    said = copy.deepcopy(said)
+    for call in _calls(said):
+        call.setdefault("args", {})
+    return said
+
+
+def _as_written(said: dict[str, Any], events: list[ModelEvent]) -> list[ModelEvent]:
+    """Calls without arguments as calls without arguments: whether that means none is for the end of the turn to say."""
+    calls = iter(list(_calls(said)))
+    found: list[ModelEvent] = []
+    for event in events:
+        if isinstance(event, CallDelta | CallWritten) and "args" not in next(calls, {"args": None}):
+            event = replace(event, arguments=None)  # noqa: PLW2901
+        found.append(event)
+    return found
 
 
 def _unflagged(candidate: Any) -> Any:

@@ -63,10 +63,8 @@ async def whereabouts(entry: ModelEntry) -> Whereabouts:
         return Whereabouts("direct", urlsplit(endpoint.url).netloc.rpartition("@")[2], endpoint)
     base = entry.litellm_params.get("api_base") or entry.litellm_params.get("base_url")
     host = urlsplit(str(base)).netloc.rpartition("@")[2] if base else None
-    if entry.lane == "litellm":
-        return Whereabouts("litellm", host)
-    why = resolve.why_not_translated(entry)
-    return Whereabouts("translated" if why is None else "litellm", host, why=why)
+    lane = resolve.lane_of(entry)
+    return Whereabouts(lane, host, why=resolve.why_not_translated(entry) if lane == "litellm" != entry.lane else None)
 
 
 async def look(entry: ModelEntry, client: HttpClient) -> Found:

@@ -312,7 +312,7 @@ async def vouched_endpoint(entry: ModelEntry) -> Endpoint | None:
     """The endpoint of an entry whose provider litellm knows and leaves in OpenAI's shapes; None for all others."""
     litellm = await loaded()
     params = resolve.opened(entry.litellm_params)
-    if entry.lane != "direct" and not resolve.is_understood(params):
+    if entry.lane != "direct" and not resolve.is_plain(params):
         return None
     base = params.get("api_base") or params.get("base_url")
     try:
@@ -381,6 +381,14 @@ def from_exception(error: Exception, secrets: Sequence[str] = ()) -> errors.Upst
         # 422 without headers is litellm's own number for a 200 that it could not read.
         return errors.bad_answer("The model's provider sent something that is not an answer.", detail)
     return errors.from_status(status, headers, said, secrets=secrets)
+
+
+def from_request(error: Exception, secrets: Sequence[str] = ()) -> ChatError:
+    """One of ours for what litellm raised while it worded a request: the request's own mistake, unless it says otherwise."""
+    if isinstance(getattr(error, "status_code", None), int):
+        return from_exception(error, secrets)
+    detail = errors.redact(f"{type(error).__name__}: {error}", secrets)[: errors.DETAIL_CHARS]
+    return ChatError(400, "The request cannot be put into the words of this model's provider.", detail=detail)
 
 
 def _report_in(error: BaseException | None) -> object | None:

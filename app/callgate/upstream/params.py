@@ -72,8 +72,16 @@ ALWAYS_PASSED = frozenset({"model", "messages", "tools", "tool_choice", "stream"
 """What a request is made of; denied only as settings beside it."""
 
 
-@lru_cache(maxsize=1024)
+LONGEST_REMEMBERED = 64
+"""Names that are longer are looked at each time: a client chooses them, and what is remembered must stay small."""
+
+
 def is_denied(name: str) -> bool:
+    return _is_denied(name) if len(name) <= LONGEST_REMEMBERED else _is_denied.__wrapped__(name)
+
+
+@lru_cache(maxsize=1024)
+def _is_denied(name: str) -> bool:
     lower = name.lower()
     return lower in DENIED or lower.startswith(DENIED_STARTS) or lower.endswith(DENIED_ENDS)
 

@@ -1,20 +1,20 @@
-"""From one entry's `litellm_params` to the way its model is reached: an endpoint of our own, or litellm.
+"""From one entry's `litellm_params` to the lane its model is reached on.
 
-The common OpenAI-shaped providers are known here by a table, so that reaching them loads nothing. For any other name
-litellm is asked where it leads and whether its provider class leaves OpenAI's shapes untouched; only then is the direct
-lane taken. What cannot be vouched for goes through litellm.
+`direct` for providers whose wire is OpenAI's, `translated` for those whose own wire has a reader here, `litellm` for the rest.
+The lane follows from the entry alone, without loading litellm, so that it is known when the config is read and never
+changes afterwards. On the first two the provider's own end of an answer is seen.
 """
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from callgate.http.interface import Deadlines
 from callgate.upstream.direct_model import ANSWER_BYTES, Endpoint
-from callgate.upstream.params import NAMED
+from callgate.upstream.params import NAMED, is_denied
 
 Lane: TypeAlias = Literal["auto", "direct", "translated", "litellm"]
 
@@ -45,6 +45,8 @@ class ModelEntry:
     """Whether streams are asked for `stream_options.include_usage`."""
     format_with_tools: bool = True
     """Whether it takes a `response_format` beside tools."""
+    trust_litellm: bool = False
+    """Whether calls may run on litellm's word for how the answer ended."""
 
 
 class LaneError(ValueError):
@@ -76,8 +78,23 @@ NOT_CHAT = re.compile(r"responses/|.*(?:-pro(?:-\d|$)|codex|deep-research)")
 KNOW_DEVELOPERS = frozenset({"openai", "azure", None})
 """Providers to whom the role `developer` goes as it is, and those of whom only the operator knows."""
 
+OPENAI_SHAPED = frozenset(
+    """
+    ai21 ai21_chat aiml amazon_nova apertis azure azure_ai baseten cerebras charity_engine chutes codestral cognition
+    cometapi compactifai cortecs darkbloom dashscope datarobot deepinfra deepseek docker_model_runner edenai empower
+    featherless_ai fireworks_ai friendliai galadriel github gradient_ai groq helicone heroku hyperbolic inception lambda_ai
+    lemonade libertai litellm_proxy maritalk meta meta_llama minimax mistral modelscope moonshot morph nadir nano-gpt nebius
+    neosantara novita nscale nvidia_nim openrouter ovhcloud parasail perplexity pinstripes poe prism publicai
+    qwen_ai_platform qwencloud reka sail sambanova scaleway scx-ai synthetic tencent tensormesh together_ai v0
+    vercel_ai_gateway volcengine wandb xai xiaomi_mimo xinference zai
+    """.split()
+) | set(PROVIDERS)
+"""Providers of litellm's whose wire is OpenAI's: litellm says where they are and maps their parameters, if they have any of
+their own; the answer is read here. `tests/upstream/test_openai_shaped.py` holds each name against litellm's class for it."""
+TRANSLATED = ("anthropic", "bedrock", "cohere", "cohere_chat", "gemini", "vertex_ai", "vertex_ai_beta")
+"""Providers with a wire of their own that is read here."""
+
 _CREDENTIALS = frozenset({"api_key", "api_base", "base_url", "organization", "extra_headers", "headers"})
-_UNDERSTOOD = frozenset({"model", "custom_llm_provider", "extra_body", *_CREDENTIALS, *NAMED})
 _ROUTING = frozenset(
     """
     rpm tpm weight order max_parallel_requests max_retries num_retries timeout stream_timeout request_timeout
@@ -86,11 +103,45 @@ _ROUTING = frozenset(
     """.split()
 )
 """Settings of litellm's router: they change when a deployment is asked and not what it is asked."""
-TRANSLATED = ("anthropic", "gemini")
-"""Providers whose translation is vouched for: it was compared with the litellm lane, answer by answer."""
-_TRANSLATABLE = frozenset({"model", "custom_llm_provider", "top_k", "cache_control", *_CREDENTIALS, *NAMED}) - {
-    "organization"
+_PLAIN = frozenset({"model", "custom_llm_provider", "extra_body", *_CREDENTIALS, *NAMED, *_ROUTING})
+"""What the direct lane can honour without litellm."""
+_MAPPED = _PLAIN | {"additional_drop_params", "allowed_openai_params", "cache_control_injection_points"}
+OF_PROVIDERS: Mapping[str, frozenset[str]] = {
+    "azure": frozenset(
+        """
+        api_version azure_ad_token azure_scope azure_username azure_password base_model client_id client_secret tenant_id
+        """.split()
+    ),
+    "azure_ai": frozenset({"api_version"}),
+    "bedrock": frozenset(
+        """
+        aws_access_key_id aws_secret_access_key aws_session_token aws_region_name aws_session_name aws_profile_name
+        aws_role_name aws_web_identity_token aws_sts_endpoint aws_external_id aws_session_tags aws_bedrock_runtime_endpoint
+        model_id
+        """.split()
+    ),
+    "vertex_ai": frozenset(
+        {
+            "vertex_project",
+            "vertex_location",
+            "vertex_credentials",
+            "vertex_ai_project",
+            "vertex_ai_location",
+            "vertex_ai_credentials",
+        }
+    ),
 }
+"""Settings with which one provider is addressed and signed for."""
+_NOT_CONVERSE = re.compile(
+    r"(?:bedrock/)?(?:invoke|converse_like|agent|agentcore|async_invoke|openai|mantle|chat_completions|claude_platform)/"
+)
+"""Routes of litellm's to other APIs of Bedrock's."""
+_UNPREFIXED: Sequence[tuple[str, str]] = (
+    ("claude-", "anthropic"),
+    ("command-", "cohere_chat"),
+    ("gemini-", "vertex_ai"),
+)
+"""Providers that litellm finds by how a model's name begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +154,13 @@ class ThroughLiteLLM:
 
 
 def known_endpoint(entry: ModelEntry) -> Endpoint | None:
-    """The endpoint of an entry that the table vouches for, or None. Loads nothing."""
+    """The endpoint of an entry of a provider in the table, or None. Loads nothing."""
     params = opened(entry.litellm_params)
     provider, model = split_provider(params)
     known = PROVIDERS.get(provider or "")
     if known is None:
         return None
-    if entry.lane == "auto" and (not is_understood(params) or (provider == "openai" and NOT_CHAT.match(model))):
+    if entry.lane == "auto" and (not is_plain(params) or (provider == "openai" and NOT_CHAT.match(model))):
         return None
     base = _base(params) or next(
         (found for name in known.base_variables if (found := os.environ.get(name))), known.base
@@ -134,8 +185,7 @@ def endpoint_at(
         model=model,
         headers=headers,
         secrets=secrets_in(params, key),
-        defaults={name: value for name, value in params.items() if name in NAMED}
-        | (extra if isinstance(extra, dict) else {}),
+        defaults=body_settings(params) | (extra if isinstance(extra, dict) else {}),
         include_usage=entry.include_usage,
         knows_developers=provider in KNOW_DEVELOPERS,
     )
@@ -163,30 +213,94 @@ def check(entry: ModelEntry) -> None:
     provider, _ = split_provider(params)
     if entry.lane == "translated" and (why := why_not_translated(entry)) is not None:
         raise LaneError(f"lane is translated, and {why}: set lane: auto or litellm")
-    if entry.lane == "direct" and known_endpoint(entry) is None and base is None:
+    if entry.lane == "direct" and known_endpoint(entry) is None and base is None and provider not in OPENAI_SHAPED:
         needed = PROVIDERS.get(provider or "")
         raise LaneError(
             "lane is direct, and where the model is cannot be told without litellm: set litellm_params.api_base"
             + (f" or {needed.base_variables[0]}" if needed and needed.base_variables else "")
         )
+    if entry.tools and (unseen := why_unseen(entry)) is not None:
+        raise LaneError(
+            f"it may not have tools: {unseen}, and on litellm's lane nobody sees how its provider ended an answer, so that "
+            "half a call could run. Leave out `tools`; or reach it on another lane: with `lane: auto` and a model of a "
+            "provider that is read here, or at an OpenAI-shaped address (`lane: direct` and `litellm_params.api_base`); or "
+            "say `trust_litellm: on`, and calls run on litellm's word"
+        )
+
+
+def why_unseen(entry: ModelEntry) -> str | None:
+    """Why the provider's own end of an answer is not seen, unless litellm's word is trusted; None where it is seen."""
+    start = str(entry.litellm_params["model"]).partition("/")[0]
+    if entry.trust_litellm or lane_of(entry) != "litellm" or start == "demo" or "*" in start:
+        return None
+    return "lane is litellm" if entry.lane == "litellm" else why_not_translated(entry)
+
+
+def lane_of(entry: ModelEntry) -> Literal["direct", "translated", "litellm"]:
+    """The lane an entry takes."""
+    if entry.lane != "auto":
+        return entry.lane
+    if why_not_direct(entry) is None:
+        return "direct"
+    return "translated" if why_not_translated(entry) is None else "litellm"
+
+
+def why_not_direct(entry: ModelEntry) -> str | None:
+    """What speaks against the direct lane for this entry, or None."""
+    params = opened(entry.litellm_params)
+    provider, model = split_provider(params)
+    if provider not in OPENAI_SHAPED:
+        return "its wire is not known to be OpenAI's"
+    if provider == "openai" and NOT_CHAT.match(model):
+        return "it answers on the Responses API alone, to which litellm has a bridge"
+    if provider == "azure_ai" and ("claude" in model.lower() or model.startswith("agents/")):
+        return "its wire is not OpenAI's"
+    return _only_litellm(params, provider or "")
 
 
 def why_not_translated(entry: ModelEntry) -> str | None:
     """What speaks against the translated lane for this entry, or None."""
     params = opened(entry.litellm_params)
-    if provider_of(params) not in TRANSLATED:
-        vouched = ", ".join(f"{name}/" for name in TRANSLATED)
-        return f"that is vouched for with {vouched} models only"
-    if unknown := set(params) - _TRANSLATABLE - _ROUTING:
-        return f"only the litellm lane can honour {', '.join(sorted(unknown))}"
-    return None
+    provider, model = split_provider(params)
+    if provider in OPENAI_SHAPED:
+        return why_not_direct(entry) or "it is reached directly"
+    if provider not in TRANSLATED:
+        return "its provider is none that is read here"
+    if provider == "bedrock" and _NOT_CONVERSE.match(model):
+        return "only Bedrock's Converse API is read here"
+    if provider.startswith("vertex_ai") and not re.match(r"(?:gemini/)?gemini-|.*gemini", model):
+        return "of Vertex AI only Gemini is read here"
+    if provider.startswith("cohere") and "v1/" in model:
+        return "only Cohere's v2 API is read here"
+    return _only_litellm(params, provider)
+
+
+def _only_litellm(params: Mapping[str, Any], provider: str) -> str | None:
+    allowed = _MAPPED | OF_PROVIDERS.get(provider.removesuffix("_beta"), frozenset())
+    unknown = set(_litellms(params)) - allowed
+    return f"only the litellm lane can honour {', '.join(sorted(unknown))}" if unknown else None
+
+
+def _litellms(params: Mapping[str, Any]) -> Iterator[str]:
+    """The settings that litellm would read itself. Any other goes to the provider, in the body."""
+    return (name for name in params if name in NAMED or is_denied(name))
+
+
+def is_plain(params: Mapping[str, Any]) -> bool:
+    """Whether every setting can be honoured without litellm."""
+    return _PLAIN.issuperset(_litellms(params))
+
+
+def body_settings(params: Mapping[str, Any]) -> dict[str, Any]:
+    """What an entry sets for the bodies of its requests."""
+    return {
+        name: value for name, value in params.items() if name in NAMED or (name not in _PLAIN and not is_denied(name))
+    }
 
 
 def provider_of(params: Mapping[str, Any]) -> str | None:
     """The provider that an entry names, if it names one."""
-    prefix, slash, _ = str(params.get("model", "")).partition("/")
-    given = params.get("custom_llm_provider")
-    return str(given) if given else (prefix if slash else None)
+    return split_provider(params)[0]
 
 
 def split_provider(params: Mapping[str, Any]) -> tuple[str | None, str]:
@@ -195,16 +309,13 @@ def split_provider(params: Mapping[str, Any]) -> tuple[str | None, str]:
     prefix, slash, rest = model.partition("/")
     if given := params.get("custom_llm_provider"):
         return str(given), rest if slash and prefix == given else model
-    if slash and prefix in PROVIDERS:
+    if slash and (prefix in OPENAI_SHAPED or prefix in TRANSLATED):
         return prefix, rest
     if not slash and OPENAI_NAMES.fullmatch(model):
         return "openai", model
+    if not slash:
+        return next((provider for start, provider in _UNPREFIXED if model.startswith(start)), None), model
     return None, model
-
-
-def is_understood(params: Mapping[str, Any]) -> bool:
-    """Whether the direct lane can honour every setting; one that only litellm knows needs litellm."""
-    return not set(params) - _UNDERSTOOD - _ROUTING
 
 
 def opened(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,26 +7,30 @@ import copy
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import msgspec
 
+from callgate.conversation.errors import ChatError
 from callgate.conversation.events import ModelEvent
-from callgate.conversation.ports import Message, ModelRequest
+from callgate.conversation.ports import ModelRequest
 from callgate.http.event_stream import ErrorEvent, EventStreamReader, EventTooLarge, looks_like_keep_alive
 from callgate.upstream.chunks import ChunkReader
 from callgate.upstream.direct_model import Body, WholeBody, read_json, reported
 from callgate.upstream.litellm_model import COMMON_EXTRAS, decoded
 from callgate.upstream.params import for_litellm
-from callgate.upstream.resolve import ThroughLiteLLM
+from callgate.upstream.resolve import OF_PROVIDERS, ThroughLiteLLM
 
-Lost: TypeAlias = Callable[[Exception], None]
-"""Who hears that an answer could not be translated."""
-NOT_FIELDS = frozenset({"model", "custom_llm_provider", "api_base", "base_url", "api_key", "headers", "extra_headers"})
-"""Of an entry's settings those that say where and as whom a model is asked."""
-REMEMBERED = 32
-REMEMBERED_BYTES = 256 * 1024
-"""How many translations of a request's fields are kept for each model, and how long the fields of one may be."""
+Report: TypeAlias = Callable[[Exception], None]
+"""Takes the error over an answer that could not be read, for the operator."""
+NOT_FIELDS = frozenset(
+    "model custom_llm_provider api_base base_url api_key headers extra_headers extra_body organization api_version "
+    "cache_control_injection_points".split()
+)
+"""Of an entry's settings those that are no parameters of its requests."""
+REMEMBERED_BYTES = 8 * 1024 * 1024
+LONGEST_REMEMBERED = 256 * 1024
+"""How much of translated fields is kept by the process in all, and how long those of one request may be."""
 
 encode = msgspec.json.Encoder().encode
 
@@ -39,47 +43,83 @@ class Question:
     headers: Mapping[str, str] = field(repr=False)
     body: bytes = field(repr=False)
     secrets: tuple[str, ...] = field(repr=False)
-    as_events: Callable[[Lost], Body]
-    as_message: Callable[[Lost], Body]
+    as_events: Callable[[Report], Body]
+    """Makes the reader of a stream."""
+    as_message: Callable[[Report], Body]
+    """Makes the reader of a body that is one JSON text."""
+    lane: str = "translated"
 
 
-class Untranslatable(Exception):
-    """Known not to go this way."""
+class Unanswerable(ChatError):
+    """A request that this provider cannot be asked."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(400, message, param=param)
 
 
-def messages_of(messages: Sequence[Message]) -> Any:
+def messages_of(litellm: Any, settings: ThroughLiteLLM, model: str, ask: ModelRequest) -> Any:
+    """A copy of the messages for litellm, which writes into what it is given, with the marks of the entry's
+    `cache_control_injection_points`."""
     from litellm.utils import validate_and_fix_openai_messages
 
-    # litellm writes into what it is given, and the history is asked with again.
-    return validate_and_fix_openai_messages(messages=[copy.deepcopy(decoded(message)) for message in messages])
+    messages = validate_and_fix_openai_messages(messages=[copy.deepcopy(decoded(message)) for message in ask.messages])
+    points = settings.arguments.get("cache_control_injection_points")
+    if not points:
+        return messages
+    from litellm.integrations.anthropic_cache_control_hook import AnthropicCacheControlHook
+
+    _, messages, _ = AnthropicCacheControlHook().get_chat_completion_prompt(
+        model=model,
+        messages=messages,
+        non_default_params={"cache_control_injection_points": copy.deepcopy(points)},
+        prompt_id=None,
+        prompt_variables=None,
+        dynamic_callback_params={},
+    )
+    return messages
 
 
 class Fields:
     """Requests' other fields in the provider's words, the operator's where a request has none.
 
-    The latest are remembered, as JSON: the turns of a chat have the same tools and settings, as have most chats of a client,
-    and litellm goes through its model list several times to translate even none.
+    The latest are remembered, as JSON, all models together: the turns of a chat have the same tools and settings, as have
+    most chats of a client, and litellm goes through its model list several times to translate even none.
     """
 
-    def __init__(self, provider: str, way: ThroughLiteLLM) -> None:
-        self._provider = provider
-        self._own = {name: value for name, value in way.arguments.items() if name not in NOT_FIELDS}
-        self._known: OrderedDict[bytes, bytes] = OrderedDict()
+    _known: ClassVar[OrderedDict[tuple[bytes, bytes], bytes]] = OrderedDict()
+    _size: ClassVar[int] = 0
 
-    def of(self, litellm: Any, model: str, ask: ModelRequest) -> dict[str, Any]:
-        asked = encode((model, ask.params, ask.tools, ask.tool_choice))
-        if (known := self._known.get(asked)) is not None:
-            self._known.move_to_end(asked)
+    def __init__(self, provider: str, settings: ThroughLiteLLM) -> None:
+        own_settings = NOT_FIELDS | frozenset().union(*OF_PROVIDERS.values())
+        self._provider = provider
+        self._own = {name: value for name, value in settings.arguments.items() if name not in own_settings}
+        self._version = settings.arguments.get("api_version")
+        self._identity = encode((provider, self._version, self._own))
+
+    def of(
+        self, litellm: Any, model: str, ask: ModelRequest, *, extras: frozenset[str] = COMMON_EXTRAS
+    ) -> dict[str, Any]:
+        """`extras`: which of the fields outside OpenAI's are the provider class's to translate."""
+        key = self._identity, encode((model, sorted(extras), ask.params, ask.tools, ask.tool_choice))
+        if (known := self._known.get(key)) is not None:
+            self._known.move_to_end(key)
             return read_json(known)  # type: ignore[no-any-return]  # what was encoded below
-        fields = _fields(litellm, self._provider, model, self._own, ask)
-        if len(asked) <= REMEMBERED_BYTES:
-            self._known[asked] = encode(fields)
-            if len(self._known) > REMEMBERED:
-                self._known.popitem(last=False)
+        given = {"api_version": self._version} if self._version else {}
+        fields = _fields(litellm, self._provider, model, {**self._own, **given}, ask, extras)
+        encoded = encode(fields)
+        size = len(key[1]) + len(encoded)
+        if size <= LONGEST_REMEMBERED:
+            self._known[key] = encoded
+            Fields._size += size
+            while Fields._size > REMEMBERED_BYTES:
+                (_, asked), translated = self._known.popitem(last=False)
+                Fields._size -= len(asked) + len(translated)
         return fields
 
 
-def _fields(litellm: Any, provider: str, model: str, own: Mapping[str, Any], ask: ModelRequest) -> dict[str, Any]:
+def _fields(
+    litellm: Any, provider: str, model: str, own: Mapping[str, Any], ask: ModelRequest, extras: frozenset[str]
+) -> dict[str, Any]:
     from litellm.utils import (
         validate_and_fix_openai_tools,
         validate_and_fix_thinking_param,
@@ -91,7 +131,7 @@ def _fields(litellm: Any, provider: str, model: str, own: Mapping[str, Any], ask
     given: dict[str, Any] = {
         **own,
         **{name: decoded(value) for name, value in named.items()},
-        **{name: decoded(value) for name, value in beside.items() if name in COMMON_EXTRAS},
+        **{name: decoded(value) for name, value in beside.items() if name in extras},
     }
     if ask.tools:
         given["tools"] = validate_and_fix_openai_tools(tools=[decoded(tool) for tool in ask.tools])
@@ -109,8 +149,8 @@ def _fields(litellm: Any, provider: str, model: str, own: Mapping[str, Any], ask
 class EventsBody:
     """Reads a stream."""
 
-    def __init__(self, lost: Lost) -> None:
-        self._lost = lost
+    def __init__(self, report: Report) -> None:
+        self._report = report
         self._sse = EventStreamReader()
         self._chunks = ChunkReader()
         self.done = False
@@ -151,7 +191,7 @@ class EventsBody:
         raise NotImplementedError
 
     def _untranslated(self, error: Exception) -> list[ModelEvent]:
-        self._lost(error)
+        self._report(error)
         self.fault = "an event of the stream could not be translated"
         return []
 
@@ -159,9 +199,9 @@ class EventsBody:
 class MessageBody(WholeBody):
     """Reads a body that is one message."""
 
-    def __init__(self, lost: Lost) -> None:
+    def __init__(self, report: Report) -> None:
         super().__init__()
-        self._lost = lost
+        self._report = report
 
     def _read(self, found: Any) -> Sequence[ModelEvent]:
         if isinstance(found, dict) and found.get("error"):
@@ -184,7 +224,7 @@ class MessageBody(WholeBody):
 
     def _untranslated(self, error: Exception) -> None:
         """To be said before there is nothing to tell."""
-        self._lost(error)
+        self._report(error)
         self.fault = "the body could not be translated"
 
 

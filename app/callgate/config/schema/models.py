@@ -83,7 +83,9 @@ class ModelEntry(Section):
     constrain_calls: Switch = False
     """Have the server enforce the form of a demanded call; for bare JSON formats and servers that know `json_schema`."""
     lane: Lane = "auto"
-    """Who speaks to it: Callgate itself, Callgate with litellm's translation (anthropic/ and gemini/ models), or litellm."""
+    """Who speaks to it: Callgate itself (`direct`), Callgate in the provider's own words (`translated`), or litellm."""
+    trust_litellm: Switch = False
+    """Whether it may have tools although litellm speaks to it, and nobody sees how its provider ended an answer."""
     concurrency: Count | None = None
     """How many requests may be under way with it; further ones get a 503. Entries with one name add up."""
     response_format_with_tools: Switch = True

@@ -38,6 +38,7 @@ def model_entry(section: ModelSection, config: Config) -> ModelEntry:
         calls_natively=_yes_or_no(section.model_info.get("supports_function_calling")),
         constrain_calls=section.constrain_calls,
         lane=section.lane,
+        trust_litellm=section.trust_litellm,
         schema_dialect=section.schema_dialect,
         sees_images=_yes_or_no(section.model_info.get("supports_vision")),
         format_with_tools=section.response_format_with_tools,

@@ -1,0 +1,196 @@
+"""Cohere's v2 chat API. litellm's provider class words most of the request; the answer is read here."""
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from msgspec.structs import replace
+
+from callgate.conversation.events import (
+    CallDelta,
+    CallWritten,
+    ExtraField,
+    Finished,
+    ModelEvent,
+    ProviderError,
+    ProviderHead,
+    ReasoningDelta,
+    TextDelta,
+    Usage,
+)
+from callgate.conversation.ports import ModelRequest
+from callgate.upstream.litellm_model import decoded
+from callgate.upstream.resolve import ThroughLiteLLM
+from callgate.upstream.translation import (
+    EventsBody,
+    Fields,
+    MessageBody,
+    Question,
+    Report,
+    encode,
+    field_of,
+    messages_of,
+)
+
+URL = "https://api.cohere.com/v2/chat"
+NOT_LITELLMS = frozenset({"response_format", "parallel_tool_calls"})
+"""What Cohere has its own words for, and litellm none."""
+
+
+async def question(litellm: Any, settings: ThroughLiteLLM, ask: ModelRequest, in_its_words: Fields) -> Question:
+    own = settings.arguments
+    model, _, key, base = litellm.get_llm_provider(
+        model=own["model"],
+        custom_llm_provider=own.get("custom_llm_provider"),
+        api_base=own.get("api_base") or own.get("base_url"),
+    )
+    model = model.removeprefix("v2/")
+    key = own.get("api_key") or key or os.environ.get("COHERE_API_KEY") or os.environ.get("CO_API_KEY")
+    config = litellm.CohereV2ChatConfig()
+    messages = config.translate_developer_role_to_system_role(messages=messages_of(litellm, settings, model, ask))
+    for message in messages:
+        message.pop("reasoning_content", None)  # refused there, as is every field they do not know
+    params = {name: value for name, value in ask.params.items() if name not in NOT_LITELLMS}
+    fields = in_its_words.of(litellm, model, replace(ask, params=params, tool_choice=None))
+    body = config.transform_request(
+        model=model, messages=messages, optional_params=fields, litellm_params={}, headers={}
+    )
+    if ask.tools and (choice := _choice(decoded(ask.tool_choice))) is not None:
+        body["tool_choice"] = choice
+    if (wanted := _format(decoded(ask.params.get("response_format")))) is not None:
+        body["response_format"] = wanted
+    body |= own.get("extra_body") or {}
+    body["stream"] = ask.stream
+    headers = config.validate_environment(
+        headers={}, model=model, messages=messages, optional_params=fields, litellm_params={}, api_key=key
+    ) | {**(own.get("headers") or {}), **(own.get("extra_headers") or {})}  # fmt: skip
+    return Question(
+        url=_address(base or os.environ.get("COHERE_API_BASE")),
+        headers={str(name): str(value) for name, value in headers.items() if str(name).lower() != "accept"},
+        body=encode(body),
+        secrets=(*settings.secrets, *((key,) if key else ())),
+        as_events=partial(_Events, model),
+        as_message=partial(_Message, model),
+    )
+
+
+def _address(base: str | None) -> str:
+    if base is None:
+        return URL
+    base = base.rstrip("/")
+    if base.endswith("/chat"):
+        return base
+    return f"{base}/chat" if base.endswith("/v2") else f"{base}/v2/chat"
+
+
+def _choice(choice: Any) -> str | None:
+    """`auto` is Cohere's default and has no word there; a named function is the nearest thing to it, any."""
+    if choice == "none":
+        return "NONE"
+    return "REQUIRED" if choice == "required" or isinstance(choice, dict) else None
+
+
+def _format(wanted: Any) -> dict[str, Any] | None:
+    kind = field_of(wanted, "type")
+    if kind == "json_schema":
+        return {"type": "json_object", "json_schema": field_of(wanted, "json_schema", "schema") or {}}
+    return {"type": "json_object"} if kind == "json_object" else None
+
+
+class _Events(EventsBody):
+    def __init__(self, model: str, report: Report) -> None:
+        super().__init__(report)
+        self._model = model
+
+    def _told(self, event: dict[str, Any]) -> list[ModelEvent]:
+        return list(self._events(event))
+
+    def _events(self, event: dict[str, Any]) -> Iterator[ModelEvent]:
+        kind, said = event.get("type"), field_of(event, "delta", "message")
+        index = event["index"] if type(event.get("index")) is int else None
+        if kind == "message-start":
+            yield ProviderHead(event.get("id") if isinstance(event.get("id"), str) else None, self._model)
+        elif kind in {"content-start", "content-delta"}:
+            yield from _content(field_of(said, "content"))
+        elif kind == "tool-plan-delta":
+            yield from _plan(said)
+        elif kind in {"tool-call-start", "tool-call-delta"}:
+            call = field_of(said, "tool_calls")
+            if isinstance(call, dict):
+                name, id_ = field_of(call, "function", "name"), call.get("id")
+                yield CallDelta(
+                    index,
+                    id_ if isinstance(id_, str) and id_ else None,
+                    name if isinstance(name, str) and name else None,
+                    field_of(call, "function", "arguments"),
+                )
+        elif kind == "citation-start":
+            if citation := field_of(said, "citations"):
+                yield ExtraField("citations", [citation])
+        elif kind == "message-end":
+            delta = event.get("delta")
+            yield from _ended(delta)
+            self.done = True
+        elif event.get("error") or (event.get("message") and kind is None):
+            error = event.get("error") or event.get("message")
+            yield ProviderError(str(field_of(error, "message") or error), {"error": error})
+
+
+class _Message(MessageBody):
+    def __init__(self, model: str, report: Report) -> None:
+        super().__init__(report)
+        self._model = model
+
+    def _error(self, error: Any) -> object:
+        return error
+
+    def _told(self, body: dict[str, Any]) -> list[ModelEvent] | None:
+        message = body.get("message")
+        if not isinstance(message, dict):
+            return None
+        events: list[ModelEvent] = [
+            ProviderHead(body.get("id") if isinstance(body.get("id"), str) else None, self._model)
+        ]
+        for part in message.get("content") or ():
+            events += _content(part)
+        events += _plan(message)
+        for call in message.get("tool_calls") or ():
+            name, id_ = field_of(call, "function", "name"), field_of(call, "id")
+            if isinstance(call, dict):
+                events.append(
+                    CallWritten(
+                        name if isinstance(name, str) and name else None,
+                        field_of(call, "function", "arguments"),
+                        id_ if isinstance(id_, str) and id_ else None,
+                    )
+                )
+        if message.get("citations"):
+            events.append(ExtraField("citations", message["citations"]))
+        return [*events, *_ended(body)]
+
+
+def _content(part: Any) -> Iterator[ModelEvent]:
+    if isinstance(part, str) and part:
+        yield TextDelta(part)
+    if isinstance(text := field_of(part, "text"), str) and text:
+        yield TextDelta(text)
+    if isinstance(thought := field_of(part, "thinking"), str) and thought:
+        yield ReasoningDelta(thought, "thinking")
+
+
+def _plan(message: Any) -> Iterator[ModelEvent]:
+    """What the model means to do with its tools; it goes back with them."""
+    if isinstance(plan := field_of(message, "tool_plan"), str) and plan:
+        yield ExtraField("tool_plan", plan)
+
+
+def _ended(said: Any) -> Iterator[ModelEvent]:
+    if isinstance(reason := field_of(said, "finish_reason"), str) and reason:
+        yield Finished(reason)
+    if (error := field_of(said, "error")) is not None:
+        yield ProviderError(str(field_of(error, "message") or error), {"error": error})
+    tokens = field_of(said, "usage", "tokens")
+    if isinstance(tokens, dict):
+        prompt, completion = (int(tokens.get(name) or 0) for name in ("input_tokens", "output_tokens"))
+        yield Usage({"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion})

@@ -1,0 +1,183 @@
+"""Providers whose wire is OpenAI's and who have parameters, an address or a way to sign in of their own: Groq, DeepSeek,
+OpenRouter, Mistral, Together, Fireworks, xAI, Azure and the like. litellm's provider class maps the parameters and tidies the
+messages; the answer is read as on every direct connection.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from callgate.conversation.events import CallDelta, CallWritten, Finished, ModelEvent, TextDelta
+from callgate.conversation.ports import ModelRequest
+from callgate.upstream.direct_model import Body, StreamedBody, WholeBody
+from callgate.upstream.litellm_model import decoded
+from callgate.upstream.params import for_litellm
+from callgate.upstream.resolve import KNOW_DEVELOPERS, Provider, ThroughLiteLLM, chat_url
+from callgate.upstream.translation import Fields, Question, Unanswerable, encode, messages_of
+
+ADDRESSES: Mapping[str, Provider] = {
+    "amazon_nova": Provider("https://api.nova.amazon.com/v1", ("AMAZON_NOVA_API_BASE",), "AMAZON_NOVA_API_KEY"),
+    "cometapi": Provider("https://api.cometapi.com/v1", ("COMETAPI_API_BASE",), "COMETAPI_KEY"),
+    "compactifai": Provider("https://api.compactif.ai/v1", (), "COMPACTIFAI_API_KEY"),
+    "maritalk": Provider("https://chat.maritaca.ai/api", ("MARITALK_API_BASE",), "MARITALK_API_KEY"),
+    "minimax": Provider("https://api.minimax.io/v1", ("MINIMAX_API_BASE",), "MINIMAX_API_KEY"),
+    "openrouter": Provider("https://openrouter.ai/api/v1", ("OPENROUTER_API_BASE",), "OPENROUTER_API_KEY"),
+    "ovhcloud": Provider(
+        "https://oai.endpoints.kepler.ai.cloud.ovh.net/v1", ("OVHCLOUD_API_BASE",), "OVHCLOUD_API_KEY"
+    ),
+    "xinference": Provider(None, ("XINFERENCE_API_BASE",), "XINFERENCE_API_KEY"),
+}
+"""Providers of whom litellm's `get_llm_provider` does not say where they are: it knows that deeper inside."""
+AZURE_VERSIONS_WITHOUT_DEPLOYMENTS = frozenset({"v1", "latest", "preview"})
+
+
+async def question(litellm: Any, settings: ThroughLiteLLM, ask: ModelRequest, in_its_words: Fields) -> Question:
+    from litellm.llms.openai.chat.gpt_transformation import OpenAIGPTConfig
+    from litellm.types.utils import LlmProviders
+    from litellm.utils import ProviderConfigManager
+
+    own = settings.arguments
+    model, provider, key, base = litellm.get_llm_provider(
+        model=own["model"],
+        custom_llm_provider=own.get("custom_llm_provider"),
+        api_base=own.get("api_base") or own.get("base_url"),
+        api_key=own.get("api_key"),
+    )
+    key = own.get("api_key") or key
+    config = ProviderConfigManager.get_provider_chat_config(model, LlmProviders(provider)) or OpenAIGPTConfig()
+    messages = messages_of(litellm, settings, model, ask)
+    if provider not in KNOW_DEVELOPERS:
+        messages = config.translate_developer_role_to_system_role(messages=messages)
+    fields = in_its_words.of(litellm, model, ask, extras=frozenset())
+    extra_body = fields.pop("extra_body", None) or {}
+    as_call = bool(fields.pop("json_mode", False))
+    for name in ("fake_stream", "stream", "stream_options", "max_retries", "extra_headers"):
+        fields.pop(name, None)
+    given = {"custom_llm_provider": provider, "api_base": base, "api_version": own.get("api_version")}
+    if provider == "azure":
+        url, headers, secrets = await _azure(litellm, settings, model)
+    else:
+        if base is None and (known := ADDRESSES.get(provider)) is not None:
+            base = next((found for name in known.base_variables if (found := os.environ.get(name))), known.base)
+            key = key or os.environ.get(known.key_variable)
+        if base is None and provider != "cometapi":
+            raise Unanswerable("The proxy's entry for this model does not say where it is.")
+        headers = config.validate_environment(
+            headers={},
+            model=model,
+            messages=messages,
+            optional_params=fields,
+            litellm_params=given,
+            api_key=key,
+            api_base=base,
+        )
+        url = config.get_complete_url(
+            api_base=base, api_key=key, model=model, optional_params=fields, litellm_params=given, stream=ask.stream
+        )
+        url = url if "/chat/completions" in url else chat_url(url)
+        secrets = (key,) if key else ()
+    body = config.transform_request(
+        model=model, messages=messages, optional_params=fields, litellm_params=given, headers=headers
+    )
+    _, beside = for_litellm(ask)
+    body |= extra_body
+    body |= own.get("extra_body") or {}
+    body |= {name: decoded(value) for name, value in beside.items()}
+    body["stream"] = ask.stream
+    takes = litellm.get_supported_openai_params(model=model, custom_llm_provider=provider) or ()
+    if ask.stream and settings.include_usage and "stream_options" in takes:
+        body["stream_options"] = {"include_usage": True}
+    headers |= {**(own.get("headers") or {}), **(own.get("extra_headers") or {})}
+    return Question(
+        url=url,
+        headers={str(name): str(value) for name, value in headers.items()},
+        body=encode(body),
+        secrets=(*settings.secrets, *secrets),
+        as_events=_reader(StreamedBody, as_call=as_call),
+        as_message=_reader(WholeBody, as_call=as_call),
+        lane="direct",
+    )
+
+
+async def _azure(litellm: Any, settings: ThroughLiteLLM, model: str) -> tuple[str, dict[str, Any], tuple[str, ...]]:
+    """The address, headers and secrets of an Azure deployment."""
+    from litellm.llms.azure.common_utils import get_azure_ad_token
+    from litellm.types.router import GenericLiteLLMParams
+
+    own, env = settings.arguments, os.environ
+    base = own.get("api_base") or own.get("base_url") or env.get("AZURE_API_BASE")
+    if base is None:
+        raise Unanswerable("The proxy's entry for this model does not say where it is.")
+    version = own.get("api_version") or env.get("AZURE_API_VERSION") or litellm.AZURE_DEFAULT_API_VERSION
+    key = own.get("api_key") or env.get("AZURE_OPENAI_API_KEY") or env.get("AZURE_API_KEY")
+    headers: dict[str, Any] = {"Content-Type": "application/json"}
+    if key:
+        headers["api-key"] = key
+    else:  # may ask Entra ID, and then it waits
+        params = GenericLiteLLMParams(
+            **{name: value for name, value in own.items() if name not in {"model", "timeout"}}
+        )
+        key = await asyncio.to_thread(get_azure_ad_token, params)
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
+    return azure_url(base, model, version), headers, (key,) if key else ()
+
+
+def azure_url(base: str, model: str, version: str) -> str:
+    """Where a deployment of Azure OpenAI is: below `/openai/v1` for its newest API, else below its own path."""
+    root, _, query = base.partition("?")
+    path = urlsplit(root).path.rstrip("/")
+    if path.endswith("/openai/v1") or version in AZURE_VERSIONS_WITHOUT_DEPLOYMENTS:
+        root = root.rstrip("/").removesuffix("/openai/v1") + "/openai/v1"
+        query = query or ("" if version not in {"preview", "latest"} else f"api-version={version}")
+    elif "/openai/deployments/" not in path:
+        root = f"{root.rstrip('/').removesuffix('/openai')}/openai/deployments/{quote(model, safe='')}"
+    if "api-version=" not in query and not root.endswith("/openai/v1"):
+        query = f"{query}&api-version={version}".lstrip("&")
+    return chat_url(root) + (f"?{query}" if query else "")
+
+
+def _reader(body: Callable[[], Body], *, as_call: bool) -> Callable[[Any], Body]:
+    return lambda _: FormatBody(body()) if as_call else body()
+
+
+class FormatBody:
+    """Around a reader: where litellm asks for a response format as the call of a tool, that call is text again."""
+
+    def __init__(self, inner: Body) -> None:
+        from litellm.constants import RESPONSE_FORMAT_TOOL_NAME
+
+        self._inner = inner
+        self._name = RESPONSE_FORMAT_TOOL_NAME
+        self._is_format = self._converted = self._has_calls = False
+
+    @property
+    def done(self) -> bool:
+        return self._inner.done
+
+    @property
+    def fault(self) -> str | None:
+        return self._inner.fault
+
+    def feed(self, data: bytes) -> Sequence[ModelEvent]:
+        return list(map(self._converted_event, self._inner.feed(data)))
+
+    def finish(self) -> Sequence[ModelEvent]:
+        return list(map(self._converted_event, self._inner.finish()))
+
+    def _converted_event(self, event: ModelEvent) -> ModelEvent:
+        if isinstance(event, CallDelta | CallWritten):
+            if event.name:
+                self._is_format = event.name == self._name
+                self._converted, self._has_calls = (
+                    self._converted or self._is_format,
+                    self._has_calls or not self._is_format,
+                )
+            if self._is_format:
+                text = event.arguments
+                return TextDelta(text if isinstance(text, str) else encode(text).decode() if text else "")
+        if isinstance(event, Finished) and event.reason == "tool_calls" and self._converted and not self._has_calls:
+            return Finished("stop")
+        return event
