@@ -124,7 +124,7 @@ def test_ids_are_found_and_odd_messages_are_passed_over() -> None:
 
 
 BY_CHANCE = ["call_0a1b2c3d4e5f", "call_Zx81kQ0pL2mN", "chatcmpl-tool-3f2a9c1d77", "toolu_01A09q90qw90lq917835lq9"]
-COUNTED = ["call_0", "c", "functions.get_weather:0", "get_weather2", "0", "call_o2", ""]
+COUNTED = ["call_0", "call_00000012", "1731956400123", "c", "functions.get_weather:0", "get_weather2", "0", "call_o2", ""]
 
 
 @pytest.mark.parametrize("id", BY_CHANCE)
@@ -138,7 +138,8 @@ def test_an_id_that_was_counted_is_known_behind_what_the_user_said(id: str) -> N
     parts = raw({"content": [{"type": "text", "text": "hi"}], "role": "user"})
     again = raw({"content": [{"text": "hi", "type": "text"}], "role": "user", "name": "x"})
     assert len({handle_of(id, [raw(message)], 1) for message in (USER, {"role": "user", "content": "ho"})}) == 2
-    assert handle_of(id, [other, raw(USER), raw(said(call("x"))), raw(answer("x"))], 4) == handle_of(id, [raw(USER)], 1)
+    assert handle_of(id, [raw(USER), raw(said(call("x"))), raw(answer("x"))], 3) == handle_of(id, [raw(USER)], 1)
+    assert handle_of(id, [other, raw(USER)], 2) != handle_of(id, [raw(USER)], 1)
     assert handle_of(id, [parts], 1) == handle_of(id, [again], 1)
     assert handle_of(id, [raw(USER), other], 1) == handle_of(id, [raw(USER)], 1)
 

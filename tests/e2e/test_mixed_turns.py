@@ -252,6 +252,49 @@ async def test_what_one_caller_keeps_another_cannot_fetch(upstream: Upstream, st
 
 
 @BOTH
+@pytest.mark.parametrize("id", ["call_c", "call_0", "call_8x2kd93hfo2l1m", "call_1731956400123"])
+@pytest.mark.parametrize("other", [{"user": "bob"}, {"safety_identifier": "bob"}, {}])
+async def test_what_one_user_of_a_key_keeps_another_user_of_it_cannot_fetch(
+    upstream: Upstream, stream: bool, id: str, other: dict[str, str]
+) -> None:
+    mixed = Reply(calls=[Call("get_time", id="call_h"), Call("echo", {"text": "x"}, id=id)])
+    upstream.script("m", [mixed, Reply(text="done"), Reply(text="done")])
+    async with serving(upstream, "get_time") as client:
+        choice = await ask(client, stream, [QUESTION], user="alice")
+        own = {"role": "tool", "tool_call_id": choice.message.tool_calls[0].id, "content": "x"}
+        message = {name: value for name, value in as_clients_write_it(choice.message).items() if name != "x_callgate"}
+        for call in message["tool_calls"]:
+            call.pop("x_callgate", None)
+        back = [QUESTION, message, own]
+        await ask(client, stream, back, **other)
+        await ask(client, stream, back, user="alice")
+    assert "12:00" not in json.dumps(upstream.requests[1].body)
+    assert "12:00" in json.dumps(upstream.requests[2].body)
+
+
+@BOTH
+@pytest.mark.parametrize("id", ["call_0", "call_00000001", "1731956400123"])
+async def test_what_one_conversation_keeps_under_a_counted_id_another_cannot_fetch(
+    upstream: Upstream, stream: bool, id: str
+) -> None:
+    """Nobody says who asks, and both conversations end with the same words."""
+    mixed = Reply(calls=[Call("get_time", id="call_h"), Call("echo", {"text": "x"}, id=id)])
+    upstream.script("m", [mixed, Reply(text="done"), Reply(text="done")])
+    earlier = [{"role": "user", "content": "I am Alice."}, {"role": "assistant", "content": "Hello Alice."}]
+    yes = {"role": "user", "content": "yes"}
+    async with serving(upstream, "get_time") as client:
+        choice = await ask(client, stream, [*earlier, yes])
+        message = as_clients_write_it(choice.message)
+        for call in message["tool_calls"]:
+            call.pop("x_callgate", None)
+        turn = [message, {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "x"}]
+        await ask(client, stream, [{"role": "user", "content": "I am Bob."}, earlier[1], yes, *turn])
+        await ask(client, stream, [*earlier, yes, *turn])
+    assert "12:00" not in json.dumps(upstream.requests[1].body)
+    assert "12:00" in json.dumps(upstream.requests[2].body)
+
+
+@BOTH
 async def test_several_mixed_turns_in_one_history_are_all_made_whole_when_asked_on(
     upstream: Upstream, stream: bool
 ) -> None:

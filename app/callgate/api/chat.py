@@ -278,7 +278,7 @@ class Conversation:
         messages: Sequence[Message] = request.messages
         if engaged.has_server_tools:
             messages = await self._conversations.made_whole(
-                caller_key(self._caller), messages, request.hints, engaged.toolbox
+                owner_of(self._caller, request), messages, request.hints, engaged.toolbox
             )
             engaged.recall(messages)
         await converse(
@@ -302,7 +302,7 @@ class Conversation:
         if self._request.legacy:
             handed = _for_legacy(handed, self._request.messages)
         return await self._conversations.keep(
-            caller_key(self._caller),
+            owner_of(self._caller, self._request),
             handed,
             self._request.messages,
             with_hint=self._runtime.diagnostics and not self._request.legacy,
@@ -316,6 +316,11 @@ class Conversation:
 def caller_key(caller: Caller) -> str:
     """Whose something is that is kept: no key can be named so that it is taken for nobody's."""
     return "anonymous" if caller.anonymous else f"key {caller.name}"
+
+
+def owner_of(caller: Caller, request: ChatRequest) -> str:
+    """Who alone gets back what was kept: a key, and the one of its users that the request names."""
+    return f"{caller_key(caller)}\0{request.end_user}" if request.end_user else caller_key(caller)
 
 
 def emit_to_listeners(listeners: Sequence[Listener], emit: Emit, keep: Keep | None = None) -> Emit:

@@ -84,6 +84,12 @@ class ChatRequest(msgspec.Struct):
         return _tools(self.words["tools"], self.outline.tools) if self.outline.tools else ()
 
     @property
+    def end_user(self) -> str:
+        """Who of a key's users asks, as far as the client says so: `user`, and `safety_identifier` in its place or beside."""
+        said = [bytes(self.words[name]) for name in ("user", "safety_identifier") if name in self.words]
+        return b"\0".join(said).decode()
+
+    @property
     def parallel(self) -> bool:
         return self.outline.parallel_tool_calls is not False
 

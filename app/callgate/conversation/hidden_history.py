@@ -68,8 +68,8 @@ class CallingTurn:
 
 
 def handle_of(id: str, messages: Sequence[Message], place: int) -> str:
-    """What a call is known by, that was or will be made at a place of a history. An id alone, if it was made by chance;
-    one that was counted (`call_0`) comes in every chat, and means something only behind what the user said."""
+    """What a call is known by, that was or will be made at a place of a history. An id alone, if it is random; one that was
+    counted (`call_0`) comes in every conversation, and means something only after all that the user said in this one."""
     return _Speech(messages).handle(id, place)
 
 
@@ -160,29 +160,32 @@ def _answers(messages: Sequence[Message], place: int) -> tuple[dict[str, Message
     return answers, place
 
 
-def _is_by_chance(id: str) -> bool:
+def _is_random(id: str) -> bool:
+    """Digits alone are a counter or a clock, however many of them."""
     last = _LAST_WORD.search(id)
-    return last is not None and len(last.group()) >= 8 and sum(map(str.isdigit, last.group())) >= 2
+    digits = sum(map(str.isdigit, last.group())) if last else 0
+    return last is not None and len(last.group()) >= 8 and 2 <= digits < len(last.group())
 
 
 class _Speech:
-    """What the user said last before each place of a history. Asked for one place after the other it is read once."""
+    """A digest of all that the user said before each place of a history. Asked for one place after the other it is read
+    once."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self._messages = messages
         self._known = (0, "")
 
     def handle(self, id: str, place: int) -> str:
-        return id if _is_by_chance(id) else f"{id}\0{self._said_before(place)}"
+        return id if _is_random(id) else f"{id}\0{self._said_before(place)}"
 
     def _said_before(self, place: int) -> str:
         start, digest = self._known
-        for message in reversed(self._messages[start:place]):
+        for message in self._messages[start:place]:
             head = _head_of(message, _USER)
             if head is not None and head.role == "user":
                 said = msgspec.json.decode(bytes(head.content) or b"null")
-                digest = hashlib.sha256(msgspec.json.encode(said, order="deterministic")).hexdigest()
-                break
+                text = digest.encode() + msgspec.json.encode(said, order="deterministic")
+                digest = hashlib.sha256(text).hexdigest()
         self._known = (place, digest)
         return digest
 
