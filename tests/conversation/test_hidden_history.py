@@ -124,7 +124,17 @@ def test_ids_are_found_and_odd_messages_are_passed_over() -> None:
 
 
 BY_CHANCE = ["call_0a1b2c3d4e5f", "call_Zx81kQ0pL2mN", "chatcmpl-tool-3f2a9c1d77", "toolu_01A09q90qw90lq917835lq9"]
-COUNTED = ["call_0", "call_00000012", "1731956400123", "c", "functions.get_weather:0", "get_weather2", "0", "call_o2", ""]
+COUNTED = [
+    "call_0",
+    "call_00000012",
+    "1731956400123",
+    "c",
+    "functions.get_weather:0",
+    "get_weather2",
+    "0",
+    "call_o2",
+    "",
+]
 
 
 @pytest.mark.parametrize("id", BY_CHANCE)
