@@ -178,6 +178,20 @@ def test_two_tools_of_one_name_are_shown_with_what_each_is_called(tmp_path):
     assert "warn  name echo: " in ran.stdout
 
 
+@pytest.mark.parametrize("command", [("check",), ("serve", "--port", "0")])
+@pytest.mark.parametrize("name", ["ledger.sqlite3", "keys.sqlite3", "tool_pins.json"])
+def test_a_damaged_file_ends_the_start_in_one_clear_line_and_stays_as_it_is(tmp_path, command, name):
+    file = tmp_path / "data" / name
+    file.parent.mkdir()
+    file.write_bytes(bytes(range(256)) * 32)
+    ran = callgate(*command, config={"data_dir": str(file.parent)}, folder=tmp_path)
+    assert ran.returncode not in (0, None)
+    assert "Traceback" not in ran.stderr
+    [line] = [line for line in ran.stderr.splitlines() if "data_dir" in line]
+    assert "file is not a database" in line or "move it away" in line
+    assert file.read_bytes() == bytes(range(256)) * 32
+
+
 def test_a_schema_that_cannot_be_compiled_is_told(tmp_path):
     ran = callgate("check", config={"tools": [http_tool(parameters=BROKEN)]}, folder=tmp_path)
     assert ran.returncode == 1

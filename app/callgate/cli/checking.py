@@ -23,7 +23,7 @@ def check(config: ConfigOption = None) -> None:
     from callgate.runtime.builders.errors import BadEntry
     from callgate.runtime.builders.limits import processes_of, threads_of
     from callgate.runtime.builders.models import model_entries
-    from callgate.runtime.builders.stores import store_of
+    from callgate.runtime.builders.stores import check_files, store_of
     from callgate.runtime.tool_patterns import check_patterns, pattern_problems
     from callgate.tools.http_client import Web
 
@@ -31,6 +31,7 @@ def check(config: ConfigOption = None) -> None:
     try:
         models = model_entries(loaded.config)
         store_of(loaded.config)
+        check_files(loaded.config)
     except BadEntry as error:
         raise give_up(loaded.complaint(error.path, error.reason)) from None
     threads, processes = threads_of(loaded.config), processes_of(loaded.config)

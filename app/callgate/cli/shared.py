@@ -76,6 +76,7 @@ def check_makeable(loaded: "Loaded") -> None:
     from callgate.runtime.builders.errors import BadEntry
     from callgate.runtime.builders.limits import processes_of, threads_of
     from callgate.runtime.builders.models import model_entries
+    from callgate.runtime.builders.stores import check_files
     from callgate.runtime.builders.tools import registry_of
 
     def web() -> "Web":
@@ -87,6 +88,7 @@ def check_makeable(loaded: "Loaded") -> None:
         model_entries(loaded.config)
         config = loaded.config
         registry_of(config, web, threads_of(config), processes_of(config))
+        check_files(config)
     except BadEntry as error:
         raise give_up(loaded.complaint(error.path, error.reason)) from None
 

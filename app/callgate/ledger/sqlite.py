@@ -95,6 +95,32 @@ class _Batch:
         self.waiting += later.waiting
 
 
+class DamagedLedger(ValueError):
+    """The file is there, and is no ledger that can be read."""
+
+
+def check_ledger(folder: Path) -> None:
+    """Raise `DamagedLedger` where the ledger of a folder cannot be read. Changes nothing."""
+    path = folder / FILE
+    if path.exists() and path.stat().st_size:
+        try:
+            with contextlib.closing(
+                sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", timeout=BUSY_SECONDS, uri=True)
+            ) as it:
+                _spent(it)
+                it.execute("SELECT count(*) FROM runs WHERE state = 'started'").fetchone()
+        except sqlite3.OperationalError:
+            return  # a lock, a folder that may not be written, a table that is still to be made: nothing is damaged
+        except sqlite3.DatabaseError as error:
+            raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: sqlite3.Error) -> DamagedLedger:
+    return DamagedLedger(
+        f"{path} cannot be read as a ledger ({error}): put back a copy of it, or move it away to start an empty one"
+    )
+
+
 class SqliteLedger:
     """The file of one folder; belongs to the event loop it was opened in."""
 
@@ -110,14 +136,15 @@ class SqliteLedger:
         self._handed: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
         self._behind = 0
         self._refused = ""
-        self._path.touch(mode=0o600)
-        database = _opened(self._path)
         try:
-            database.executescript(_TABLES)
-            self.found_unknown = _mark_the_lost(database, folder)
-            self._spent = _spent(database)
-        finally:
-            database.close()
+            self._path.touch(mode=0o600)
+            with contextlib.closing(_opened(self._path)) as database:
+                database.executescript(_TABLES)
+                self.found_unknown = _mark_the_lost(database, folder)
+                self._spent = _spent(database)
+        except (sqlite3.Error, OSError) as error:
+            self._lock.release()
+            raise _damaged(self._path, error) if isinstance(error, sqlite3.Error) else error from error
         self._thread = threading.Thread(target=self._write_all, name="ledger", daemon=True)
         self._thread.start()
 

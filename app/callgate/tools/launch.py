@@ -193,7 +193,11 @@ class _ChildWatch:
 
     def wait(self, seconds: float | None, *, listen: bool = True) -> bool:
         """Until a child ends, the time is over or, then True, the line is closed."""
-        ready, _, _ = select.select([self._wake, self._line] if listen else [self._wake], [], [], seconds)
+        # Not `select`, which takes no descriptor above 1023: the line has the number that it had in Callgate.
+        poll = select.poll()
+        for each in (self._wake, self._line) if listen else (self._wake,):
+            poll.register(each, select.POLLIN)
+        ready = [file for file, _ in poll.poll(None if seconds is None else max(seconds, 0.0) * 1000)]
         if self._wake in ready:
             os.read(self._wake, 4096)
         self._reap()

@@ -7,18 +7,22 @@ and so is one that holds characters nobody can see; those are taken out.
 import fnmatch
 import hashlib
 import json
+import os
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import structlog
 
 from callgate.tools.executor import Safety
 
 if TYPE_CHECKING:
     import mcp_types as types
+
+log = structlog.get_logger("callgate.tools")
 
 MAX_PINS = 20_000
 """Tools that are remembered. A server that invents new ones for ever is not."""
@@ -45,63 +49,125 @@ class Descriptor:
     direct: bool
     """Whether a call is an ordinary one, which can go past the SDK."""
     digest: str
-    """Of name, description and schema as they came."""
+    """Of name, title, description, schema and annotations as they came."""
+    plain_digest: str
+    """Of name, description and schema alone."""
+
+
+class Pin(msgspec.Struct, frozen=True):
+    """One tool as it was when it was seen last."""
+
+    digest: str
+    safety: Safety | None = None
+    """The strictest class that its annotations ever suggested."""
 
 
 class Pins:
     """What tools looked like when they were last seen. Lives as long as the process, and longer if it has a file."""
 
     def __init__(self, changed: Callable[[str, str], None] | None = None, file: Path | None = None) -> None:
-        self._changed = changed or _nobody
+        """Raises `DamagedPins` where the file is there and cannot be read; it is left as it is."""
+        self._changed = changed
         self._file = file
-        self._seen = {} if file is None else _read(file)
+        self._seen: dict[str, Pin | str] = {} if file is None else _read(file)
+        self._unwritten = False
+        self._failure = ""
 
-    def look(self, server: str, descriptors: Iterable[Descriptor]) -> None:
-        """Remember what is new, and tell of what is not what it was."""
-        news = False
+    def look(self, server: str, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
+        """Remember what is new, report what has changed, and hold each tool to the strictest class it ever had.
+
+        A server that says of a tool in use that it only reads now would lift its approval and have it run again after
+        failures. Only the operator may say so: by `safety` in the config, or by removing the pin.
+        """
+        held: list[Descriptor] = []
         for each in descriptors:
             key = f"{server}\n{each.name}"
             known = self._seen.get(key)
-            if known == each.digest or (known is None and len(self._seen) >= MAX_PINS):
+            if known is None and len(self._seen) >= MAX_PINS:
+                held.append(each if each.safety is not Safety.READ_ONLY else replace(each, safety=None))
                 continue
-            self._seen[key] = each.digest
-            news = True
-            if known is not None:
-                self._changed(server, each.name)
-        if news and self._file is not None:
-            _write(self._file, self._seen)
+            safety = each.safety if not isinstance(known, Pin) else _stricter(known.safety, each.safety)
+            if safety is not each.safety:
+                log.warning(
+                    "tool_safety_not_relaxed", server=server, tool=each.name, held=safety, suggested=each.safety
+                )
+            held.append(replace(each, safety=safety))
+            pin = Pin(each.digest, safety)
+            if pin != known:
+                self._seen[key] = pin
+                self._unwritten = True
+                if known is not None and not _is_same(known, each) and self._changed is not None:
+                    self._changed(server, each.name)
+        if self._unwritten and self._file is not None:
+            self._write(self._file)
+        return held
+
+    def _write(self, file: Path) -> None:
+        """In one step, so that a crash leaves the old file or the new one. A failure is logged and tried again."""
+        fresh = file.with_suffix(".new")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            fresh.unlink(missing_ok=True)
+            with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as writing:
+                writing.write(msgspec.json.encode(self._seen))
+            fresh.replace(file)
+        except OSError as error:
+            if self._failure != str(error):
+                log.error("tool_pins_unwritable", file=str(file), error=error.strerror, effect="forgotten at the end")  # noqa: TRY400 - the reason is all there is to say
+            self._failure = str(error)
+        else:
+            self._unwritten, self._failure = False, ""
 
 
-def _read(file: Path) -> dict[str, str]:
+class DamagedPins(ValueError):
+    """The file of pins is there, and cannot be read. Starting without it would miss every change since."""
+
+
+def _read(file: Path) -> dict[str, Pin | str]:
     try:
-        return msgspec.json.decode(file.read_bytes(), type=dict[str, str])
+        seen = msgspec.json.decode(file.read_bytes(), type=dict[str, Pin | str])
+        if file.stat().st_mode & 0o077:
+            file.chmod(0o600)
     except FileNotFoundError:
         return {}
-    except (OSError, msgspec.DecodeError) as error:
-        raise ValueError(f"{file} cannot be read as what tools looked like: {error}") from error
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise DamagedPins(
+            f"{file} cannot be read as what tools looked like ({why}): put back a copy of it, or move it away to start anew"
+        ) from error
+    return seen
 
 
-def _write(file: Path, seen: Mapping[str, str]) -> None:
-    """In one step, so that a crash leaves the old file or the new one."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    fresh = file.with_suffix(".new")
-    fresh.write_bytes(msgspec.json.encode(seen))
-    fresh.replace(file)
+def _stricter(one: Safety | None, other: Safety | None) -> Safety | None:
+    return max(one, other, key=_STRICTNESS.index)
 
 
-def _nobody(server: str, tool: str) -> None:
-    """Where nobody listens."""
+_STRICTNESS = (Safety.READ_ONLY, None, Safety.WRITE, Safety.DESTRUCTIVE)
+"""A tool that says nothing is taken for one that writes."""
+
+
+def _is_same(known: Pin | str, tool: Descriptor) -> bool:
+    """Whether a tool looks as it did. Files of older versions hold digests that leave the annotations out."""
+    return known.digest == tool.digest if isinstance(known, Pin) else known == tool.plain_digest
 
 
 def described(tool: "types.Tool") -> Descriptor:
-    words = tool.description or tool.title or (tool.annotations.title if tool.annotations else None) or ""
+    annotations = tool.annotations
+    words = tool.description or tool.title or (annotations.title if annotations else None) or ""
     return Descriptor(
         name=tool.name,
         description=visible(words),
         parameters=_visible_schema(tool.input_schema),
-        safety=_suggested(tool.annotations),
+        safety=_suggested(annotations),
         direct=not _mentions(tool.input_schema, _HEADER_KEY),
-        digest=_digest(tool),
+        digest=_digest(
+            tool.name,
+            tool.description,
+            tool.input_schema,
+            tool.title,
+            annotations and annotations.model_dump(mode="json"),
+        ),
+        plain_digest=_digest(tool.name, tool.description, tool.input_schema),
     )
 
 
@@ -164,6 +230,6 @@ def _mentions(value: Any, key: str) -> bool:
             return False
 
 
-def _digest(tool: "types.Tool") -> str:
-    text = json.dumps([tool.name, tool.description, tool.input_schema], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+def _digest(*said: Any) -> str:
+    text = json.dumps(said, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()

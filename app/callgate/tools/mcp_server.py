@@ -130,8 +130,7 @@ class McpSource:
     def _listed(self, tools: tuple[types.Tool, ...]) -> None:
         spec = self._spec
         found = [described(tool) for tool in tools if is_callable(tool) and is_allowed(tool.name, spec.allowed_tools)]
-        self._pins.look(spec.name, found)
-        made = tuple(self._tool(each) for each in found)
+        made = tuple(self._tool(each) for each in self._pins.look(spec.name, found))
         if made != self._tools:
             self._tools = made
 

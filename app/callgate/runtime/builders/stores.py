@@ -3,13 +3,15 @@
 from pathlib import Path
 
 from callgate.config.schema import Config
-from callgate.ledger.sqlite import SqliteLedger
+from callgate.ledger.sqlite import DamagedLedger, SqliteLedger, check_ledger
 from callgate.runtime.builders.errors import BadEntry
 from callgate.stores.memory import MemoryStore
 from callgate.stores.redis import RedisStore
 from callgate.stores.store import Store
 from callgate.telemetry.tool_servers import ToolServers
-from callgate.tools.mcp_descriptors import Pins
+from callgate.tools.mcp_descriptors import DamagedPins, Pins
+
+PINS = "tool_pins.json"
 
 
 def store_of(config: Config) -> Store:
@@ -25,11 +27,21 @@ def store_of(config: Config) -> Store:
     return MemoryStore(section.entries, section.bytes)
 
 
+def check_files(config: Config) -> None:
+    """Raise `BadEntry` where a file that was kept cannot be read. Nothing is written, so nothing of it is lost."""
+    if config.data_dir is None:
+        return
+    try:
+        check_ledger(Path(config.data_dir))
+        Pins(file=Path(config.data_dir) / PINS)
+    except (DamagedLedger, DamagedPins) as error:
+        raise BadEntry(("data_dir",), None, str(error)) from None
+
+
 def ledger_of(config: Config) -> SqliteLedger | None:
     """The ledger; to be called inside the event loop that will write to it."""
     return None if config.data_dir is None else SqliteLedger(Path(config.data_dir))
 
 
 def pins_of(config: Config, servers: ToolServers) -> Pins:
-    file = None if config.data_dir is None else Path(config.data_dir) / "tool_pins.json"
-    return Pins(servers.changed, file)
+    return Pins(servers.changed, None if config.data_dir is None else Path(config.data_dir) / PINS)
