@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from callgate.ledger.entry import LedgerEntry, NotRecorded, RunState
 from callgate.ledger.sqlite import FILE, SqliteLedger, _locks
@@ -61,6 +62,52 @@ async def test_ends_are_written_at_the_latest_on_closing(tmp_path: Path, state: 
             await ledger.start(one)
             ledger.end(one, state, "note")
     assert rows(tmp_path) == {"call_True": state, "call_False": state}
+
+
+async def test_a_run_that_waited_is_one_row_that_began_when_it_began(tmp_path: Path) -> None:
+    async with opened(tmp_path) as ledger:
+        waiting = entry("patient", started_at=1e12)
+        ledger.wait(waiting)
+        await until(tmp_path, {"patient": "waiting"})
+        begun = replace(waiting, started_at=2e12)
+        await ledger.start(begun)
+        assert rows(tmp_path) == {"patient": "started"}
+        ledger.end(begun, RunState.DONE)
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
+        assert database.execute("SELECT started_at, state FROM runs").fetchall() == [(2e12, "done")]
+
+
+async def test_what_waited_when_its_process_died_never_began(tmp_path: Path) -> None:
+    async with opened(tmp_path) as ledger:
+        ledger.wait(entry("patient"))
+        await until(tmp_path, {"patient": "waiting"})
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
+        database.execute("UPDATE runs SET process = 'gone', state = 'waiting', ended_at = NULL")
+        database.commit()
+    async with opened(tmp_path) as ledger:
+        assert ledger.found_unknown == 0
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
+        found = database.execute("SELECT state, note FROM runs").fetchall()
+        assert found == [("failed", "never begun: the process ended first")]
+
+
+async def test_a_ledger_of_an_older_version_keeps_its_rows_and_takes_runs_that_wait(tmp_path: Path) -> None:
+    async with opened(tmp_path) as ledger:
+        old = entry("old")
+        await ledger.start(old)
+        ledger.end(old, RunState.DONE)
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
+        [definition] = database.execute("SELECT sql FROM sqlite_master WHERE name = 'runs'").fetchone()
+        database.executescript(
+            f"ALTER TABLE runs RENAME TO newer; {definition.replace(chr(39) + 'waiting' + chr(39) + ', ', '')};"
+            "INSERT INTO runs SELECT * FROM newer; DROP TABLE newer;"
+            "CREATE INDEX runs_under_way ON runs (process) WHERE state = 'started';"
+        )
+        with pytest.raises(sqlite3.IntegrityError):
+            database.execute("UPDATE runs SET state = 'waiting'")
+    async with opened(tmp_path) as ledger:
+        ledger.wait(entry("patient"))
+        await until(tmp_path, {"old": "done", "patient": "waiting"})
 
 
 async def test_what_nobody_waits_for_is_there_soon(tmp_path: Path) -> None:

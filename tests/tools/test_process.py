@@ -1,5 +1,6 @@
 import asyncio
 import os
+import resource
 import signal
 import sys
 import textwrap
@@ -10,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from callgate.calls.outcome import Returned
+from callgate.tools.command import CommandLine
+from callgate.tools.executor import Policy, Tool
 from callgate.tools.launch import GRACE_SECONDS, landlock_abi
 from callgate.tools.process import (
     MAX_STDERR,
@@ -26,6 +30,9 @@ from callgate.tools.process import (
     TooLong,
     _Child,
 )
+from callgate.tools.registry import Registry
+from callgate.tools.toolbox import RequestToolbox
+from tests.fakes import ready, silent
 from tests.tools.kinds import everything, processes_naming
 
 pytestmark = pytest.mark.anyio
@@ -372,13 +379,31 @@ def zombies() -> list[int]:
 async def test_no_more_run_at_once_than_there_are_places(tmp_path):
     async with opened(2) as processes:
         gate = tmp_path / "gate"
-        script = f"while [ ! -e {gate} ]; do sleep 0.01; done"
-        running = [asyncio.create_task(processes.run(shell(script), 1000)) for _ in range(5)]
+        argv = ["/bin/sh", "-c", f"while [ ! -e {gate} ]; do sleep 0.01; done"]
+        command = CommandLine(processes, argv=argv, parameters={"type": "object"}, cwd="/")
+        registry = Registry()
+        registry.add(Tool("wait", "", {"type": "object"}, command, policy=Policy(timeout=5), queue=processes.queue))
+        toolbox = RequestToolbox(registry.tools(), run_id="run_1", limits=registry.limits)
+        running = [asyncio.create_task(toolbox.run(ready("wait"), silent)) for _ in range(5)]
         await everything(lambda: processes.running == 2)
         await asyncio.sleep(0)
         assert processes.running == 2
         gate.touch()
-        assert {each.code for each in await asyncio.gather(*running)} == {0}
+        assert await asyncio.gather(*running) == [Returned("")] * 5
+
+
+async def test_a_command_runs_though_more_than_a_thousand_files_are_open():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1500)]
+    try:
+        async with opened() as processes:
+            ended = await processes.run(shell("echo hello"), 1000)
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (ended.code, ended.stdout) == (0, b"hello\n")
 
 
 # ProcessLimits -------------------------------------------------------------------------------------------

@@ -256,8 +256,8 @@ async def test_the_tools_of_a_source_share_its_places_and_all_share_the_houses()
 @pytest.mark.anyio
 async def test_a_call_that_finds_no_place_in_time_is_refused_and_was_not_run():
     crowd = Crowd()
-    busy = a_tool("busy", crowd, concurrency=1, timeout=0.05)
-    toolbox = box(house(busy))
+    busy = a_tool("busy", crowd, concurrency=1)
+    toolbox = box(house(busy), queue_seconds=0.05)
     crowd_first = replace(busy, policy=replace(busy.policy, timeout=5))
     holding = asyncio.create_task(box(registry_with_limits(toolbox, crowd_first)).run(call("busy"), silent))
     async with asyncio.timeout(5):

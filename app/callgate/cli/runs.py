@@ -16,7 +16,7 @@ COLUMNS = "started_at, state, tool, run_id, turn, call_id, key_name, writes, end
 def runs(
     config: ConfigOption = None,
     state: Annotated[
-        Literal["started", "done", "failed", "unknown"] | None, typer.Option(help="Only runs in this state.")
+        Literal["waiting", "started", "done", "failed", "unknown"] | None, typer.Option(help="Only runs in this state.")
     ] = None,
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many, the newest first.")] = 20,
     as_json: JsonOption = False,

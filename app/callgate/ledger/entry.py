@@ -12,6 +12,8 @@ _count = itertools.count()
 
 
 class RunState(StrEnum):
+    WAITING = "waiting"
+    """It waits for approval or for a place, and has done nothing."""
     STARTED = "started"
     """It may be running, and may have done anything so far."""
     DONE = "done"
@@ -45,6 +47,10 @@ class LedgerEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ledger(Protocol):
+    def wait(self, entry: LedgerEntry) -> None:
+        """Write down, soon, that a run waits to begin. Never raises."""
+        ...
+
     async def start(self, entry: LedgerEntry) -> None:
         """Write a start down. Durable on return where `entry.writes`; else soon. Raises `NotRecorded`."""
         ...
@@ -58,6 +64,9 @@ class Ledger(Protocol):
 
 class NoLedger:
     """Nothing is written down: there is no folder to write to."""
+
+    def wait(self, entry: LedgerEntry) -> None:
+        pass
 
     async def start(self, entry: LedgerEntry) -> None:
         pass

@@ -51,13 +51,13 @@ CREATE TABLE IF NOT EXISTS runs (
   writes INTEGER NOT NULL,
   started_at REAL NOT NULL,
   ended_at REAL,
-  state TEXT NOT NULL CHECK (state IN ('started', 'done', 'failed', 'unknown')),
+  state TEXT NOT NULL CHECK (state IN ('waiting', 'started', 'done', 'failed', 'unknown')),
   note TEXT NOT NULL DEFAULT '',
   arguments TEXT,
   result TEXT
 ) STRICT;
 CREATE INDEX IF NOT EXISTS runs_by_start ON runs (started_at);
-CREATE INDEX IF NOT EXISTS runs_under_way ON runs (process) WHERE state = 'started';
+CREATE INDEX IF NOT EXISTS runs_open ON runs (process) WHERE ended_at IS NULL;
 CREATE TABLE IF NOT EXISTS spending (
   key_name TEXT NOT NULL,
   period TEXT NOT NULL,
@@ -70,7 +70,7 @@ _COLUMNS: Final = (
     "id", "process", "run_id", "turn", "call_id", "tool", "arguments_hash", "key_name", "writes", "started_at", "arguments",
     "state", "ended_at", "note", "result",
 )  # fmt: skip
-_OF_THE_END: Final = ("state", "ended_at", "note", "result")
+_CHANGING: Final = ("started_at", "state", "ended_at", "note", "result")
 _SPENT: Final = "INSERT INTO spending VALUES (?1, ?2, max(0, ?3)) ON CONFLICT (key_name, period) DO UPDATE SET nano = max(0, nano + ?3)"
 
 log = structlog.get_logger("callgate.ledger")
@@ -140,6 +140,7 @@ class SqliteLedger:
             self._path.touch(mode=0o600)
             with contextlib.closing(_opened(self._path)) as database:
                 database.executescript(_TABLES)
+                _bring_up_to_date(database)
                 self.found_unknown = _mark_the_lost(database, folder)
                 self._spent = _spent(database)
         except (sqlite3.Error, OSError) as error:
@@ -152,6 +153,10 @@ class SqliteLedger:
     def spent(self) -> Mapping[tuple[str, str], int]:
         """What each key had spent in each period when the ledger was opened, in nanodollars."""
         return self._spent
+
+    def wait(self, entry: LedgerEntry) -> None:
+        self._next.runs[entry.id] = self._row(entry, RunState.WAITING)
+        self._soon()
 
     async def start(self, entry: LedgerEntry) -> None:
         self._next.runs[entry.id] = self._row(entry, RunState.STARTED)
@@ -289,6 +294,17 @@ def _opened(path: Path) -> sqlite3.Connection:
     return database
 
 
+def _bring_up_to_date(database: sqlite3.Connection) -> None:
+    """Let the table of an older version take runs that wait; SQLite changes a check by copying the table."""
+    [definition] = database.execute("SELECT sql FROM sqlite_master WHERE type = 'table' AND name = 'runs'").fetchone()
+    if "'waiting'" not in definition:
+        database.executescript(
+            "BEGIN IMMEDIATE; DROP INDEX IF EXISTS runs_by_start; DROP INDEX IF EXISTS runs_under_way;"  # noqa: S608 - our own words
+            f"DROP INDEX IF EXISTS runs_open; ALTER TABLE runs RENAME TO older; {_TABLES}"
+            "INSERT INTO runs SELECT * FROM older; DROP TABLE older; COMMIT;"
+        )
+
+
 def _commit(database: sqlite3.Connection, batch: _Batch) -> str:
     """Why it could not be written, or nothing."""
     try:
@@ -316,7 +332,7 @@ def _rows_written(rows: Sequence[tuple[Any, ...]]) -> tuple[str, Sequence[Any]]:
 def _statement(rows: int) -> str:
     """Several rows in one statement: each takes the interpreter's lock from the event loop and gives it back several times."""
     row = f"({', '.join('?' * len(_COLUMNS))})"
-    ended = ", ".join(f"{column} = excluded.{column}" for column in _OF_THE_END)
+    ended = ", ".join(f"{column} = excluded.{column}" for column in _CHANGING)
     return (
         f"INSERT INTO runs ({', '.join(_COLUMNS)}) VALUES {', '.join([row] * rows)}"  # noqa: S608 - our own words
         f" ON CONFLICT (id) DO UPDATE SET {ended}"
@@ -326,7 +342,7 @@ def _statement(rows: int) -> str:
 def _prune(database: sqlite3.Connection) -> None:
     oldest = time.time() - KEPT_SECONDS
     with contextlib.suppress(sqlite3.Error):  # tried again in an hour
-        database.execute("DELETE FROM runs WHERE started_at < ? AND state != 'started'", (oldest,))
+        database.execute("DELETE FROM runs WHERE started_at < ? AND ended_at IS NOT NULL", (oldest,))
         database.execute("DELETE FROM spending WHERE period < ?", (time.strftime("%Y-%m", time.gmtime(oldest)),))
 
 
@@ -339,8 +355,13 @@ def _spent(database: sqlite3.Connection) -> dict[tuple[str, str], int]:
 def _mark_the_lost(database: sqlite3.Connection, folder: Path) -> int:
     """Runs of processes that are gone, whose end nobody saw. How many there were."""
     lost = 0
-    for [process] in database.execute("SELECT DISTINCT process FROM runs WHERE state = 'started'").fetchall():
+    for [process] in database.execute("SELECT DISTINCT process FROM runs WHERE ended_at IS NULL").fetchall():
         if _Lock.is_free(folder, process):
+            database.execute(
+                "UPDATE runs SET state = 'failed', ended_at = ?, note = 'never begun: the process ended first'"
+                " WHERE process = ? AND state = 'waiting'",
+                (time.time(), process),
+            )
             lost += database.execute(
                 "UPDATE runs SET state = 'unknown', ended_at = ?, note = 'the process ended first'"
                 " WHERE process = ? AND state = 'started'",

@@ -11,7 +11,7 @@ from callgate.calls.states import ReadyCall
 from callgate.config.schema import Config
 from callgate.conversation.ports import Message, Model, Report, Toolbox
 from callgate.ledger.entry import NoLedger
-from callgate.ledger.recorded import RecordedToolbox
+from callgate.ledger.journal import LedgerJournal
 from callgate.runtime.route import Route
 from callgate.runtime.shared import SharedResources
 from callgate.telemetry import logs
@@ -62,15 +62,16 @@ class Toolboxes:
         toolbox: Toolbox
         pages = ResultPages(self._kept_results, caller.name, run_id)
         if server_tools:
-            toolbox = RequestToolbox(
+            inner = RequestToolbox(
                 server_tools,
                 only_named(client_tools, allowed),
                 run_id=run_id,
                 limits=self._limits,
                 approve=self._approver(caller, run_id),
+                journal=self._journal(caller, run_id),
                 on_cut=pages.keep,
             )
-            toolbox = PagedToolbox(self._recorded(toolbox, caller, run_id), pages, self._result_bytes)
+            toolbox = PagedToolbox(inner, pages, self._result_bytes)
         else:
             toolbox = ClientsOnly(client_tools)
         return ChatSetup(
@@ -82,12 +83,12 @@ class Toolboxes:
             format_with_tools=route.entry.format_with_tools or not server_tools,
         )
 
-    def _recorded(self, toolbox: Toolbox, caller: Caller, run_id: str) -> Toolbox:
-        """Write whatever is run into the ledger, if there is one."""
+    def _journal(self, caller: Caller, run_id: str) -> LedgerJournal | None:
+        """What writes each run into the ledger, if there is one."""
         if isinstance(self._ledger, NoLedger):
-            return toolbox
+            return None
         mask = logs.masked if self._log_content else None
-        return RecordedToolbox(toolbox, self._ledger, run_id=run_id, key_name=caller.name, mask=mask)
+        return LedgerJournal(self._ledger, run_id=run_id, key_name=caller.name, mask=mask)
 
     def _approver(self, caller: Caller, run_id: str) -> Approve:
         """How the tools of this run ask for approval."""

@@ -19,6 +19,7 @@ class ConcurrencyLimiter:
         self._semaphore = asyncio.Semaphore(places)
         self._max_waiting = max_waiting
         self._waiting = 0
+        self._retained = self._owed = 0
 
     @property
     def waiting(self) -> int:
@@ -29,7 +30,7 @@ class ConcurrencyLimiter:
         return not self._semaphore.locked()
 
     async def enter(self) -> None:
-        if self._waiting >= self._max_waiting:
+        if self._waiting >= self._max_waiting or self._retained >= self.places:
             raise QueueFull
         self._waiting += 1
         try:
@@ -38,7 +39,19 @@ class ConcurrencyLimiter:
             self._waiting -= 1
 
     def leave(self) -> None:
-        self._semaphore.release()
+        if self._owed:
+            self._owed -= 1
+        else:
+            self._semaphore.release()
+
+    def retain(self) -> None:
+        """Keep the place of a call that was given up while its work goes on, until `give_up`."""
+        self._retained += 1
+        self._owed += 1
+
+    def give_up(self) -> None:
+        self._retained -= 1
+        self.leave()
 
 
 class ConcurrencyLimits:
@@ -67,9 +80,11 @@ class ConcurrencyLimits:
         heir._of_tools, heir._of_sources = dict(self._of_tools), dict(self._of_sources)
         return heir
 
-    def on_the_way_to(self, tool: str, source: str) -> list[ConcurrencyLimiter]:
+    def on_the_way_to(
+        self, tool: str, source: str, executor: ConcurrencyLimiter | None = None
+    ) -> list[ConcurrencyLimiter]:
         """The limits that a call of this tool passes, the narrowest first."""
-        limits = (self._of_tools.get(tool), self._of_sources.get(source), self._all)
+        limits = (self._of_tools.get(tool), self._of_sources.get(source), self._all, executor)
         return [limiter for limiter in limits if limiter is not None]
 
     @staticmethod

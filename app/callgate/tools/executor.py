@@ -11,6 +11,7 @@ from callgate.calls.offer import Check
 from callgate.calls.outcome import Outcome
 from callgate.calls.states import FlawDetail, ReadyCall
 from callgate.conversation.ports import Report
+from callgate.tools.concurrency import ConcurrencyLimiter
 
 
 class Safety(StrEnum):
@@ -81,6 +82,8 @@ class Tool:
     """Where it comes from, for people: an import path, a URL, a server's name."""
     wanted: str = ""
     """What it would be called, where `name` is only what its source calls it."""
+    queue: ConcurrencyLimiter | None = None
+    """The places of what runs it, shared with other tools. A call takes one before its time begins."""
 
 
 class Source(Protocol):

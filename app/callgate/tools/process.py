@@ -19,6 +19,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from callgate.tools import launch
+from callgate.tools.concurrency import ConcurrencyLimiter
 
 DEFAULT_SIZE = 16
 """Commands at the same time, of all tools together: each is a process or more, and memory that is not ours to bound."""
@@ -115,7 +116,8 @@ class Processes:
     """The commands of one runtime, ended with it."""
 
     def __init__(self, size: int = DEFAULT_SIZE) -> None:
-        self._places = asyncio.Semaphore(size)
+        self.queue = ConcurrencyLimiter(size)
+        """The places. To be entered before `run`, for waiting must not use up a command's time."""
         self._running: set[_Child] = set()
         self._closed = False
 
@@ -125,18 +127,17 @@ class Processes:
 
     async def run(self, command: Command, max_bytes: int) -> CommandResult:
         """Run a command to its end. Cancelling ends it, with everything it started, before this returns."""
-        async with self._places:
-            if self._closed:
-                raise Closed("the runtime that this tool belongs to is closed")
-            child = _Child(command, max_bytes)
-            self._running.add(child)
-            child.over.add_done_callback(lambda _: self._running.discard(child))
-            try:
-                return await asyncio.shield(child.over)
-            except asyncio.CancelledError:
-                child.end()
-                await asyncio.wait([child.over])
-                raise
+        if self._closed:
+            raise Closed("the runtime that this tool belongs to is closed")
+        child = _Child(command, max_bytes)
+        self._running.add(child)
+        child.over.add_done_callback(lambda _: self._running.discard(child))
+        try:
+            return await asyncio.shield(child.over)
+        except asyncio.CancelledError:
+            child.end()
+            await asyncio.wait([child.over])
+            raise
 
     async def close(self) -> None:
         """End what runs. Commands still waiting for a place are turned away when it is their turn."""

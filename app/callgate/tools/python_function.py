@@ -55,6 +55,7 @@ def python_tool(
         policy=dataclasses.replace(defaults, **{**mark.policy, **(overrides or {})}),
         kind="python",
         source=_path_of(function),
+        queue=None if executor.is_async else threads.queue,
     )
 
 
@@ -76,7 +77,7 @@ class PythonFunction:
     def __init__(self, function: Callable[..., Any], threads: ThreadPool) -> None:
         self._function = function
         self._threads = threads
-        self._is_async = _is_async(function)
+        self.is_async = _is_async(function)
         self._signature = _Signature(function)
         self.description = self._signature.description
         self.parameters = self._signature.schema
@@ -123,7 +124,7 @@ class PythonFunction:
             return Failed(_said(error))
 
     async def _call(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if self._is_async:
+        if self.is_async:
             return await self._function(*args, **kwargs)
         value = await self._threads.run(lambda: self._function(*args, **kwargs))
         return await value if inspect.isawaitable(value) else value

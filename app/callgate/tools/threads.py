@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from callgate.tools.concurrency import ConcurrencyLimiter
+
 T = TypeVar("T")
 
 DEFAULT_SIZE = 32
@@ -37,6 +39,8 @@ class ThreadPool:
         self._waiting: deque[asyncio.Future[_Worker]] = deque()
         self._stuck = 0
         self._closed = False
+        self.queue = ConcurrencyLimiter(size)
+        """For callers whose time must not begin before there is a thread."""
 
     @property
     def stuck(self) -> int:
@@ -58,6 +62,7 @@ class ThreadPool:
         except asyncio.CancelledError:
             job.given_up = True
             self._stuck += 1
+            self.queue.retain()
             self._turn_away_if_stuck()
             raise
         if error is not None:
@@ -107,6 +112,7 @@ class ThreadPool:
         """Back in the loop: hand over what came of a job, and its thread to whoever waits."""
         if job.given_up:
             self._stuck -= 1
+            self.queue.give_up()
         elif not job.done.done():
             job.done.set_result((result, error))
         self._free(worker)

@@ -9,7 +9,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from time import monotonic
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -35,8 +35,48 @@ LONGEST_DELAY = 5.0
 _bits = random.Random().getrandbits  # noqa: S311 - tells calls apart, guards nothing
 _WORTH_TRYING_AGAIN = frozenset({FailureKind.UNAVAILABLE, FailureKind.UNKNOWN})
 
+QUEUE_SECONDS = 30.0
+"""For a place. A call that waits has done nothing, and its own time begins when it does."""
+
 Approve: TypeAlias = Callable[[Tool, ReadyCall, Report], Awaitable[Failed | None]]
 """Asks whoever decides about calls that need approval, and reports the wait; None lets the call run."""
+
+
+class RunRecord(Protocol):
+    """One call in a journal."""
+
+    def wait(self) -> None:
+        """It waits for approval or for a place."""
+        ...
+
+    async def begin(self) -> Failed | None:
+        """It is about to begin, and does if this returns None."""
+        ...
+
+    def end(self, outcome: Outcome) -> None: ...
+
+    def cut_off(self, error: BaseException) -> None: ...
+
+
+class Journal(Protocol):
+    """Where the runs of tools are written down."""
+
+    def record(self, call: ReadyCall, turn: int, *, writes: bool) -> RunRecord: ...
+
+
+class _NoRecord:
+    """The record of a call that nobody keeps."""
+
+    def wait(self) -> None: ...
+
+    async def begin(self) -> None: ...
+
+    def end(self, outcome: Outcome) -> None: ...
+
+    def cut_off(self, error: BaseException) -> None: ...
+
+
+_NO_RECORD = _NoRecord()
 
 
 class RunAccount(msgspec.Struct, frozen=True, gc=False):
@@ -92,6 +132,8 @@ class RequestToolbox:
         run_id: str,
         limits: ConcurrencyLimits | None = None,
         approve: Approve | None = None,
+        journal: Journal | None = None,
+        queue_seconds: float = QUEUE_SECONDS,
         on_run: Callable[[RunAccount], None] | None = None,
         on_cut: Callable[[Returned, int], Returned] | None = None,
         delay: Callable[[int], float] = full_jitter,
@@ -106,6 +148,8 @@ class RequestToolbox:
         self._run_id = run_id
         self._limits = limits or ConcurrencyLimits()
         self._approve = approve
+        self._journal = journal
+        self._queue_seconds = queue_seconds
         self._on_run = on_run
         self._on_cut = on_cut
         self._delay = delay
@@ -139,17 +183,24 @@ class RequestToolbox:
     async def run(self, call: ReadyCall, report: Report) -> Outcome:
         """Run one call of ours. What the tool does wrong is an outcome; cancelling stops the tool."""
         entry = self._house[call.name]
+        record: RunRecord = _NO_RECORD
+        if self._journal is not None:
+            record = self._journal.record(call, max(self._turn, 0), writes=self.writes(call))
         if call.name != entry.tool.name:
             call = replace(call, name=entry.tool.name)
         run = _CallRun(entry.tool, call, self._occasion(entry.tool, report), self._delay)
         began = monotonic()
-        places = Slots(self._limits.on_the_way_to(entry.address, entry.source))
-        refusal = await self._admitted(run, places)
-        entered = monotonic()
+        slots = Slots(self._limits.on_the_way_to(entry.address, entry.source, entry.tool.queue))
         try:
-            outcome = self._bounded(refusal or await run.outcome(places), entry.tool.policy.max_result_bytes)
+            refusal = await self._admitted(run, slots, record)
+            entered = monotonic()
+            outcome = self._bounded(refusal or await run.outcome(slots), entry.tool.policy.max_result_bytes)
+        except BaseException as error:
+            record.cut_off(error)
+            raise
         finally:
-            places.give_back()
+            slots.give_back()
+        record.end(outcome)
         if self._on_run is not None:
             account = RunAccount(entry.tool, entry.source, outcome, run.tries, entered - began, monotonic() - entered)
             self._on_run(account)
@@ -165,27 +216,25 @@ class RequestToolbox:
             return outcome
         return replace(self._on_cut(whole, max_bytes), images=outcome.images)
 
-    async def _admitted(self, run: "_CallRun", places: Slots) -> Failed | None:
+    async def _admitted(self, run: "_CallRun", slots: Slots, record: RunRecord) -> Failed | None:
         """None when the run may begin, its places taken; else why it may not."""
-        policy = run.tool.policy
-        if policy.require_approval:
-            refusal = await self._approved(run)
+        if run.tool.policy.require_approval:
+            if self._approve is None:
+                return Failed("Not run: this tool needs approval, and nobody can be asked.", FailureKind.REFUSED)
+            record.wait()
+            refusal = await self._approve(run.tool, run.call, run.report)
             if refusal is not None:
                 return refusal
         try:
-            if places.are_free:
-                await places.take()  # at once
+            if slots.are_free:
+                await slots.take()  # at once
             else:
-                async with asyncio.timeout(policy.timeout):
-                    await places.take()
+                record.wait()
+                async with asyncio.timeout(self._queue_seconds):
+                    await slots.take()
         except (TimeoutError, QueueFull):
             return Failed("Not run: too many calls of this tool are running. Try again later.", FailureKind.REFUSED)
-        return None
-
-    async def _approved(self, run: "_CallRun") -> Failed | None:
-        if self._approve is None:
-            return Failed("Not run: this tool needs approval, and nobody can be asked.", FailureKind.REFUSED)
-        return await self._approve(run.tool, run.call, run.report)
+        return await record.begin()
 
     def _occasion(self, tool: Tool, report: Report) -> RunContext:
         return RunContext(
@@ -211,14 +260,14 @@ class _CallRun:
     def report(self) -> Report:
         return self._occasion.report
 
-    async def outcome(self, places: Slots) -> Outcome:
+    async def outcome(self, slots: Slots) -> Outcome:
         """The tool's answer within its time, tried again where that is safe and may help."""
         policy = self.tool.policy
         deadline = monotonic() + policy.timeout
         further = policy.retries if policy.safety is Safety.READ_ONLY else 0
         while True:
             self.tries += 1
-            outcome = await self._try(deadline - monotonic(), places)
+            outcome = await self._try(deadline - monotonic(), slots)
             if not isinstance(outcome, Failed) or outcome.kind not in _WORTH_TRYING_AGAIN or self.tries > further:
                 return outcome
             pause = self._delay(self.tries)
@@ -226,16 +275,16 @@ class _CallRun:
                 return outcome
             await asyncio.sleep(pause)
 
-    async def _try(self, seconds: float, places: Slots) -> Outcome:
+    async def _try(self, seconds: float, slots: Slots) -> Outcome:
         task = asyncio.create_task(_executed(self.tool, self.call, self._occasion), name=f"tool {self.tool.name}")
         try:
             await _end_of(task, max(seconds, 0.0))
         except asyncio.CancelledError:
-            await _stop(task, places)
+            await _stop(task, slots)
             raise
         if task.done():
             return _outcome_of(task)
-        await _stop(task, places)
+        await _stop(task, slots)
         return self._timed_out()
 
     def _timed_out(self) -> Failed:
@@ -285,7 +334,7 @@ _let_go: set["asyncio.Task[Outcome]"] = set()
 """Tasks that did not stop when told to. Kept, because the loop itself holds tasks only weakly."""
 
 
-async def _stop(task: "asyncio.Task[Outcome]", places: Slots) -> None:
+async def _stop(task: "asyncio.Task[Outcome]", slots: Slots) -> None:
     """Cancel a tool and wait for its end, but not for long. One that goes on keeps its places until it ends."""
     task.cancel()
     try:
@@ -295,11 +344,11 @@ async def _stop(task: "asyncio.Task[Outcome]", places: Slots) -> None:
             if not task.cancelled():
                 task.exception()  # seen: it lost the race against the clock, and nobody asks any more
         else:
-            _leave_behind(task, places)
+            _leave_behind(task, slots)
 
 
-def _leave_behind(task: "asyncio.Task[Outcome]", places: Slots) -> None:
-    held = places.hand_over()
+def _leave_behind(task: "asyncio.Task[Outcome]", slots: Slots) -> None:
+    held = slots.hand_over()
     _let_go.add(task)
 
     def ended(task: "asyncio.Task[Outcome]") -> None:

@@ -138,7 +138,8 @@ def _command_tool(entry: CommandTool, defaults: Policy, processes: Processes) ->
         paths=None if paths is None else Paths(read=paths.read, write=paths.write),
     )
     program = entry.argv[0]
-    return _tool(entry, executor, defaults, program if isinstance(program, str) else " ".join(program))
+    tool = _tool(entry, executor, defaults, program if isinstance(program, str) else " ".join(program))
+    return replace(tool, queue=processes.queue)
 
 
 def _tool(entry: HttpTool | CommandTool, executor: Executor, defaults: Policy, source: str) -> Tool:

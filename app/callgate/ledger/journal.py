@@ -1,0 +1,90 @@
+"""The journal of one request: each run of a tool goes into the ledger when it waits, when it begins and when it ends."""
+
+import hashlib
+import time
+from collections.abc import Callable
+
+import structlog
+from msgspec.structs import replace
+
+from callgate.calls.outcome import Failed, FailureKind, Outcome
+from callgate.calls.states import ReadyCall
+from callgate.ledger.entry import Ledger, LedgerEntry, NotRecorded, RunState
+
+NOT_WRITTEN_DOWN = "Not run: this server cannot write down what it runs at the moment. Try again later."
+_NEVER_BEGAN = frozenset({FailureKind.REFUSED, FailureKind.NOT_RUN})
+_UNSEEN_ENDS = frozenset({FailureKind.TIMEOUT, FailureKind.UNKNOWN})
+
+log = structlog.get_logger("callgate.ledger")
+
+
+class LedgerJournal:
+    """Makes the record of each call of one request."""
+
+    def __init__(self, ledger: Ledger, *, run_id: str, key_name: str, mask: Callable[[str], str] | None = None) -> None:
+        """`mask` is set where contents are kept: it takes secrets out of them."""
+        self._ledger, self._run_id, self._key_name, self._mask = ledger, run_id, key_name, mask
+
+    def record(self, call: ReadyCall, turn: int, *, writes: bool) -> "LedgerRecord":
+        entry = LedgerEntry(
+            run_id=self._run_id,
+            turn=turn,
+            call_id=call.id,
+            tool=call.name,
+            arguments_hash=hashlib.sha256(call.text.encode(errors="surrogatepass")).hexdigest(),
+            key_name=self._key_name,
+            writes=writes,
+            started_at=time.time(),
+            arguments=self._mask(call.text) if self._mask else None,
+        )
+        return LedgerRecord(self._ledger, entry, self._mask)
+
+
+class LedgerRecord:
+    """One call in the ledger. Only a call that began can have an end that nobody saw."""
+
+    def __init__(self, ledger: Ledger, entry: LedgerEntry, mask: Callable[[str], str] | None) -> None:
+        self._ledger, self._entry, self._mask = ledger, entry, mask
+        self._waited = self._began = False
+
+    def wait(self) -> None:
+        """It waits for approval or for a place."""
+        if not self._waited:
+            self._waited = True
+            self._ledger.wait(self._entry)
+
+    async def begin(self) -> Failed | None:
+        """It begins once this has returned, if it returns None. What may write is not begun unless it stands in the ledger."""
+        if self._waited:
+            self._entry = replace(self._entry, started_at=time.time())
+        try:
+            await self._ledger.start(self._entry)
+        except NotRecorded as failure:
+            log.error("tool_run_not_recorded", tool=self._entry.tool, call_id=self._entry.call_id, error=str(failure))  # noqa: TRY400 - said once, by the writer
+            if self._entry.writes:
+                return Failed(NOT_WRITTEN_DOWN, FailureKind.REFUSED)
+        self._began = True
+        return None
+
+    def end(self, outcome: Outcome) -> None:
+        state, note = _seen(outcome) if self._began else _never_began(outcome)
+        self._ledger.end(self._entry, state, note, self._mask(outcome.text) if self._mask else None)
+
+    def cut_off(self, error: BaseException) -> None:
+        """Nobody waits for it any more."""
+        if self._began:
+            self._ledger.end(self._entry, RunState.UNKNOWN, f"cut off: {type(error).__name__}")
+        else:
+            self._ledger.end(self._entry, RunState.FAILED, "never begun: the request ended first")
+
+
+def _never_began(outcome: Outcome) -> tuple[RunState, str]:
+    return RunState.FAILED, f"never begun: {outcome.kind}" if isinstance(outcome, Failed) else "never begun"
+
+
+def _seen(outcome: Outcome) -> tuple[RunState, str]:
+    if not isinstance(outcome, Failed):
+        return RunState.DONE, ""
+    if outcome.kind in _NEVER_BEGAN:
+        return _never_began(outcome)
+    return (RunState.UNKNOWN if outcome.kind in _UNSEEN_ENDS else RunState.FAILED), str(outcome.kind)
