@@ -20,6 +20,7 @@ TOOLS = [
     tool("get_time"),
     tool("search_docs", query={"type": "string"}, limit={"type": "integer"}, filters={"type": "object"}),
 ]
+M3 = "]<]minimax[>["
 WEATHER = {"name": "get_weather", "arguments": {"city": "A"}}
 TIME: dict[str, Any] = {"name": "get_time", "arguments": {}}
 
@@ -615,6 +616,109 @@ CASES = [
         "hermes",
         '<tool_call>{"name": "get_time", "arguments": {}, "parameters": {"a": 1}}</tool_call>',
         incomplete=[broken("get_time", "invalid_json")],
+    ),
+    case("minicpm5", '<functionname="get_weather"><paramĠname="city">A</param></function>', [WEATHER]),
+    case("minicpm5", "The <functions> and <parameters>.", content="The <functions> and <parameters>."),
+    case(
+        "minicpm5",
+        '<function name="get_weather"><param name="city">A</function>',
+        incomplete=[broken("get_weather", "truncated")],
+    ),
+    case(
+        "kimi_k3",
+        '<|open|>call tool="search_docs" index="1"<|sep|><|open|>argument key="query" type="string"<|sep|>&quot;<|close|>argument<|sep|>'
+        "<|close|>call<|sep|><|close|>tools<|sep|>",
+        [{"name": "search_docs", "arguments": {"query": "&quot;"}}],
+    ),
+    case(
+        "kimi_k3",
+        '<|open|>tools<|sep|><|open|>call tool="search_docs" index="1"<|sep|><|open|>argument key="limit" type="number"<|sep|>'
+        "five<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
+        incomplete=[broken("search_docs", "invalid_json")],
+    ),
+    case(
+        "kimi_k3",
+        '<|open|>tools<|sep|><|open|>call tool="a&amp;b" index="1"<|sep|><|close|>call<|sep|>',
+        incomplete=[broken("a&b", "unknown_tool")],
+    ),
+    case(
+        "step3",
+        '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="get_time"></steptml:invoke><｜tool_call_end｜>',
+        [TIME],
+    ),
+    case(
+        "step3",
+        '<steptml:invoke name="get_time"/><｜tool_call_end｜><｜tool_calls_end｜>Done.',
+        [TIME],
+        content="Done.",
+    ),
+    case(
+        "inkling",
+        '<|content_thinking|>now<|content_invoke_tool_json|>{"name":"get_time","args":{}}<|end_message|>',
+        [TIME],
+        reasoning="now",
+    ),
+    case("inkling", "<|message_model|>assistant speaking", content="assistant speaking"),
+    case("hermes", "<tool_call>" + TIME_JSON + "</tool_call>\n</tool_call>Done.", [TIME], content="Done."),
+    case("glm45", "<tool_call>get_time</tool_call></tool_call>", [TIME]),
+    case("longcat", "There.</longcat_tool_call>", content="There."),
+    case(
+        "kimi_k2",
+        "a<|tool_calls_section_begin|>b<|tool_call_end|><|tool_calls_section_end|>c",
+        incomplete=[broken(None, "invalid_markup")],
+        content="ac",
+    ),
+    case(
+        "deepseek_v31",
+        ALL_BEGIN + "get_time" + SEPARATOR + "{}" + ALL_END,
+        incomplete=[broken(None, "invalid_markup")],
+    ),
+    case("tool_calls", "<tool_calls>[]</tool_calls>", content=""),
+    case("tool_calls", "<tool_calls>" + TIME_JSON + " x</tool_calls>", incomplete=[broken("get_time", "invalid_json")]),
+    case("granite_20b_fc", "<function_call> [" + TIME_JSON + "]", incomplete=[broken(None, "invalid_json")]),
+    case(
+        "apertus", '<|tools_prefix|>[{"get_time": 5}]<|tools_suffix|>', incomplete=[broken("get_time", "not_an_object")]
+    ),
+    case(
+        "apertus",
+        '<|tools_prefix|>[{"get_time": {}, "get_weather": {"city": "A"}}]<|tools_suffix|>',
+        incomplete=[broken(None, "missing_name")],
+    ),
+    case("command_r_plus", "Action: look\nAction:\n", content="Action: look Action:"),
+    case("command_r_plus", 'Action: ```json\n[{"tool_name": "get_ti', incomplete=[broken(None, "truncated")]),
+    case("glm4", 'Sure.\nget_weather\n{"city": "A"}\nDone.', [WEATHER], content="Sure. Done."),
+    case("glm4", 'get_weather\n{"city": "A', incomplete=[broken("get_weather", "truncated")]),
+    case("glm4", 'say get_weather\n{"city": "A"}', content='say get_weather {"city": "A"}'),
+    case(
+        "minimax_m3",
+        M3 + "<tool_call>" + M3 + '<invoke name="search_docs">' + M3 + "<query>a" + M3 + "</query>" + M3 + "<query>b",
+        incomplete=[broken("search_docs", "truncated")],
+    ),
+    case(
+        "minimax_m3",
+        M3 + "<tool_call>" + M3 + '<invoke name="get_time">x' + M3 + "</invoke>" + M3 + "</tool_call>",
+        incomplete=[broken("get_time", "invalid_markup")],
+    ),
+    case(
+        "muse",
+        " to=get_time<|message|>nothing<|eom|>",
+        incomplete=[broken("get_time", "invalid_markup")],
+    ),
+    case("muse", " to=get_time<|message|><atem:function_calls><atem:invoke na", incomplete=[broken(None, "truncated")]),
+    case("seed_oss", "<seed:tool_call>\n<function=get_time>\n</function>\n</seed:tool_call></seed:tool_call>", [TIME]),
+    case("functiongemma", "<start_function_call>call:get_time{}<end_function_call>", [TIME]),
+    case("olmo3", "<function_calls>get_time(), nope(a=1)</function_calls>", content="get_time(), nope(a=1)"),
+    case("pythonic", "<|tool_call_start|>[{'name'", incomplete=[broken(None, "invalid_json")]),
+    case(
+        "hyperclovax",
+        '<tool_call>get_weather<arg_key>city</arg_key><arg_value>"A\\n"</arg_value></tool_call>',
+        [{"name": "get_weather", "arguments": {"city": "A\n"}}],
+    ),
+    case(
+        "deepseek_dsml",
+        '<｜DSML｜invoke name="get_weather"><｜DSML｜parameter name="input" string="true">{"city": "A"}</｜DSML｜parameter></｜DSML｜invoke>',
+        [WEATHER],
+        warnings=["arguments_repaired"],
     ),
     *bare_cases("llama3_json"),
     *bare_cases("litellm_json"),

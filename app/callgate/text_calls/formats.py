@@ -25,7 +25,7 @@ from callgate.text_calls.tag_calls import (
     key_up_to,
     prefixed,
 )
-from callgate.text_calls.text_cursor import Steps
+from callgate.text_calls.text_cursor import Steps, finder
 
 Block = Callable[[EventSink, str], Steps[bool]]
 """Reads what a mark opened. False: it was no opening after all, the mark is prose and nothing more was read."""
@@ -43,17 +43,36 @@ class Grammar:
 
 
 def marked(
-    blocks: Mapping[str, Block], *, channels: Mapping[str, str] | None = None, dropped: tuple[str, ...] = ()
+    blocks: Mapping[str, Block],
+    *,
+    channels: Mapping[str, str] | None = None,
+    dropped: tuple[str, ...] = (),
+    strays: tuple[str, ...] = (),
 ) -> Grammar:
-    """Prose in which certain marks open something."""
+    """Prose in which certain marks open something. `strays` are end marks that are no text behind what they end."""
 
     def read(out: EventSink) -> Steps[None]:
         prose = out.prose(*blocks)
         while (mark := (yield from prose.step())) is not None:
-            if mark and not (yield from blocks[mark](out, mark)):
+            if not mark:
+                continue
+            if not (yield from blocks[mark](out, mark)):
                 out.add_text(mark)
+            elif strays:
+                yield from swallow(out, strays)
 
     return Grammar(read, channels or {}, dropped)
+
+
+def swallow(out: EventSink, strays: tuple[str, ...]) -> Steps[None]:
+    """Read end marks that come once more behind a call; they are no text."""
+    held: list[str] = []
+    while True:
+        yield from out.cursor.space(held.append)
+        if (yield from out.cursor.one_of(strays)) is None:
+            out.add_text("".join(held))
+            return
+        held.clear()
 
 
 def tags(
@@ -112,7 +131,7 @@ def deepseek(call: Callable[[EventSink], Steps[bool]]) -> Grammar:
             headed.DEEPSEEK_CALLS: lambda out, _: headed.section(out, headed.DEEPSEEK_CALL, headed.DEEPSEEK_CALLS_END),
             headed.DEEPSEEK_CALL: lambda out, _: call(out),
         },
-        dropped=(headed.DEEPSEEK_CALLS_END, "<｜end▁of▁sentence｜>"),
+        dropped=(headed.DEEPSEEK_CALLS_END, headed.DEEPSEEK_CALL_END, headed.DEEPSEEK_SEPARATOR, DEEPSEEK_END),
     )
 
 
@@ -246,11 +265,20 @@ def gigachat(out: EventSink, mark: str) -> Steps[bool]:
 def inkling_header(out: EventSink, _: str) -> Steps[bool]:
     """The header of a message, perhaps with a name in it, up to the token that says what the message is."""
     name = yield from out.cursor.run(NAME, HEAD_LIMIT)
-    contents = (*INKLING_CALLS, *INKLING_CHANNELS, *INKLING_TOKENS)
+    contents = (*INKLING_CALLS, INKLING_THINKING, *INKLING_TOKENS)
     if (found := (yield from out.cursor.one_of(contents))) is not None:
         out.cursor.back(found)
     else:
         out.add_text(name or "")
+    return True
+
+
+def inkling_thinking(out: EventSink, _: str) -> Steps[bool]:
+    """Reasoning, up to its end or to what comes next."""
+    others = (INKLING_HEADER, *INKLING_CALLS, *INKLING_TOKENS[len(INKLING_ENDS) :])
+    mark = yield from out.cursor.until(finder((*INKLING_ENDS, *others)), out.add_reasoning)
+    if mark in others:
+        out.cursor.back(mark or "")
     return True
 
 
@@ -265,7 +293,7 @@ INKLING_CALLS: Final = {
         CallObjects(argument_keys=("args", *ARGUMENT_KEYS)), Ends(INKLING_ENDS, others=(INKLING_HEADER,))
     )
 }
-INKLING_CHANNELS: Final = {"<|content_thinking|>": INKLING_ENDS[0]}
+INKLING_THINKING: Final = "<|content_thinking|>"
 INKLING_TOKENS: Final = (
     *INKLING_ENDS,
     "<|content_text|>",
@@ -292,8 +320,8 @@ KIMI_K3: Final = Vocabulary(
     call_end="<|close|>call<|sep|>",
     value="<|open|>argument",
     value_end="<|close|>argument<|sep|>",
-    head=attributes_up_to("<|sep|>", "tool"),
-    value_head=attributes_up_to("<|sep|>", "key"),
+    head=attributes_up_to("<|sep|>", "tool", escaped=True),
+    value_head=attributes_up_to("<|sep|>", "key", escaped=True),
     wrappers={"<|open|>tools<|sep|>": "<|close|>tools<|sep|>"},
     typed=("type", "string"),
 )
@@ -303,7 +331,7 @@ MINICPM5: Final = Vocabulary(
     call_end="</function>",
     value="<param",
     value_end="</param>",
-    head=attributes,
+    head=attributes_up_to(">", run_together=True),
 )
 
 
@@ -316,22 +344,24 @@ def dsml(space: str, *wrappers: str) -> Vocabulary:
     )
 
 
+TOOL_CALL_END: Final = ("</tool_call>",)
+
 GRAMMARS: Final[Mapping[str, Grammar]] = {
     # Call objects in JSON
-    "hermes": marked({"<tool_call>": tool_call(HERMES)}),
-    "granite": marked(open_json_block("<|tool_call|>", "<tool_call>", end="</tool_call>")),
+    "hermes": marked({"<tool_call>": tool_call(HERMES)}, strays=TOOL_CALL_END),
+    "granite": marked(open_json_block("<|tool_call|>", "<tool_call>", end="</tool_call>"), strays=TOOL_CALL_END),
     "granite_20b_fc": marked(
         open_json_block("<function_call>", end="</function_call>", objects=CallObjects(in_lists=False))
     ),
     "phi4": marked({"functools[": phi4}),
-    "ernie45": marked({"<tool_call>": tool_call(HERMES)}, dropped=("<response>", "</response>")),
-    "tool_calls": marked(json_block("<tool_calls>", "</tool_calls>", rows=True)),
+    "ernie45": marked({"<tool_call>": tool_call(HERMES)}, dropped=("<response>", "</response>"), strays=TOOL_CALL_END),
+    "tool_calls": marked(json_block("<tool_calls>", "</tool_calls>", rows=True), strays=("</tool_calls>",)),
     "apriel": marked(
         json_block("<tool_calls>", "</tool_calls>", rows=True),
         channels={"Here are my reasoning steps:": "[BEGIN FINAL RESPONSE]"},
         dropped=("[END FINAL RESPONSE]",),
     ),
-    "nemotron": marked(json_block("<TOOLCALL>", "</TOOLCALL>", rows=True)),
+    "nemotron": marked(json_block("<TOOLCALL>", "</TOOLCALL>", rows=True), dropped=("</TOOLCALL>",)),
     "internlm2": marked({"<|action_start|>": internlm2}, dropped=("<|action_end|>", "<|im_end|>")),
     "apertus": marked(
         json_block("<|tools_prefix|>", "<|tools_suffix|>", CallObjects(keyed=True)),
@@ -342,7 +372,7 @@ GRAMMARS: Final[Mapping[str, Grammar]] = {
         dict.fromkeys((*GIGACHAT_MARKS, GIGACHAT_HEADER), gigachat) | {headed.MISTRAL_END: headed.final_token}
     ),
     "inkling": marked(
-        {INKLING_HEADER: inkling_header, **INKLING_CALLS}, channels=INKLING_CHANNELS, dropped=INKLING_TOKENS
+        {INKLING_HEADER: inkling_header, INKLING_THINKING: inkling_thinking, **INKLING_CALLS}, dropped=INKLING_TOKENS
     ),
     "command_r": marked(
         {"<|START_ACTION|>": call_objects(COMMAND_R, Ends(("<|END_ACTION|>",)))},
@@ -367,17 +397,28 @@ GRAMMARS: Final[Mapping[str, Grammar]] = {
     "minimax_m3": marked(
         {nested_tags.OPEN: lambda out, _: nested_tags.nested_calls(out)}, channels={"<mm:think>": "</mm:think>"}
     ),
-    "dots": tags(prefixed("", {"<dots_function_call>": "</dots_function_call>"})),
+    "dots": tags(prefixed("", {"<dots_function_call>": "</dots_function_call>"}), dropped=("</dots_function_call>",)),
     "step3": tags(
-        prefixed("steptml:", {"<｜tool_calls_begin｜>": "<｜tool_calls_end｜>"}), dropped=("<｜tool_calls_end｜>",)
+        prefixed(
+            "steptml:",
+            {"<｜tool_calls_begin｜>": "<｜tool_calls_end｜>", "<｜tool_call_begin｜>": "<｜tool_call_end｜>"},
+        ),
+        bare=True,
+        dropped=("<｜tool_calls_end｜>", "<｜tool_call_end｜>"),
     ),
     "deepseek_dsml": tags(
         dsml("", "function_calls", "tool_calls"), dsml(" ", "calls"), bare=True, dropped=(DEEPSEEK_END,)
     ),
     "kimi_k3": tags(
         KIMI_K3,
+        bare=True,
         channels={"<|open|>think<|sep|>": "<|close|>think<|sep|>"},
-        dropped=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+        dropped=(
+            "<|open|>response<|sep|>",
+            "<|close|>response<|sep|>",
+            "<|close|>message<|sep|>",
+            "<|close|>tools<|sep|>",
+        ),
     ),
     "qwen3_coder": marked(
         {"<tool_call>": tool_call(lambda out, _: Tags(QWEN).in_row(out)), QWEN.call: bare_function(QWEN)}
@@ -385,16 +426,17 @@ GRAMMARS: Final[Mapping[str, Grammar]] = {
     "seed_oss": marked(
         {"<seed:tool_call>": lambda out, _: Tags(SEED).in_row(out), SEED.call: bare_function(SEED)},
         channels={"<seed:think>": "</seed:think>"},
+        dropped=("</seed:tool_call>",),
     ),
     "minicpm5": marked({MINICPM5.call: bare_function(MINICPM5)}),
-    "glm45": marked({"<tool_call>": tool_call(named(GLM))}),
-    "hyperclovax": marked({"<tool_call>": tool_call(named(QUOTED), QUOTED)}),
+    "glm45": marked({"<tool_call>": tool_call(named(GLM))}, strays=TOOL_CALL_END),
+    "hyperclovax": marked({"<tool_call>": tool_call(named(QUOTED), QUOTED)}, strays=TOOL_CALL_END),
     "hunyuan": marked(
         {"<tool_calls>": hunyuan, "<tool_call>": tool_call(named(HY3), HY3)},
         dropped=("</tool_calls>", "<answer>", "</answer>"),
     ),
-    "longcat": marked({"<longcat_tool_call>": longcat}),
-    "solar": marked({SOLAR.call: named(SOLAR)}),
+    "longcat": marked({"<longcat_tool_call>": longcat}, dropped=("</longcat_tool_call>",)),
+    "solar": marked({SOLAR.call: named(SOLAR)}, dropped=(SOLAR.call_end,)),
     # Names in headers
     "mistral": marked(
         {
@@ -410,7 +452,7 @@ GRAMMARS: Final[Mapping[str, Grammar]] = {
             headed.KIMI_CALLS: lambda out, _: headed.section(out, headed.KIMI_CALL, headed.KIMI_CALLS_END),
             headed.KIMI_CALL: lambda out, _: headed.kimi_k2(out),
         },
-        dropped=(headed.KIMI_CALLS_END,),
+        dropped=(headed.KIMI_CALLS_END, headed.KIMI_CALL_END, headed.KIMI_ARGUMENTS),
     ),
     "functionary_v32": Grammar(headed.functionary_v32),
     "functionary_v31": marked({headed.FUNCTION_TAG: lambda out, _: headed.functionary_v31(out)}),
@@ -419,7 +461,7 @@ GRAMMARS: Final[Mapping[str, Grammar]] = {
     "muse": Grammar(lambda out: read_messages(out, MUSE)),
     # Notations of their own
     "gemma4": gemma(GEMMA4, channels={"<|channel>thought": "<channel|>"}),
-    "functiongemma": gemma(FUNCTIONGEMMA, dropped=("<start_function_response>",)),
+    "functiongemma": gemma(FUNCTIONGEMMA, dropped=("<start_function_response>", FUNCTIONGEMMA.end)),
     "pythonic": Grammar(read_pythonic, dropped=END_MARKS),
     "olmo3": Grammar(read_pythonic, dropped=END_MARKS),
     "llama3_json": Grammar(read_bare_json, dropped=("<|python_tag|>", "<|eom_id|>", "<|eot_id|>")),

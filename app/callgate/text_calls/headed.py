@@ -19,14 +19,14 @@ from callgate.text_calls.text_cursor import Steps, TextCursor, finder
 
 
 def section(out: EventSink, call: str, end: str) -> Steps[bool]:
-    """The mark around all calls. It means nothing, unless the text ends before the first call."""
+    """The mark around all calls. It means nothing, unless what comes behind it is no call."""
     cursor = out.cursor
     yield from cursor.space()
     mark = yield from cursor.one_of((call, end))
-    if mark is not None:
-        cursor.back(mark)
-    elif cursor.ends_within(call):
-        out.add_call(cut_off())
+    if mark is None:
+        mark = yield from cursor.until(finder((call, end)))
+        out.add_call(cut_off(flaw=Flaw.INVALID_MARKUP if mark else Flaw.TRUNCATED))
+    cursor.back(mark or "")
     return True
 
 

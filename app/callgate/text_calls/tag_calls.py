@@ -32,6 +32,7 @@ _HEAD_STARTS = frozenset(" \t\r\n>/")
 """What stands behind a tag's name; anything else makes the name a longer word."""
 
 _BLANKS = re.compile(r"[ \t\r\n]*")
+_TOKEN_BLANKS = re.compile(r"[ \t\r\nĠ]*")
 _ATTRIBUTE_NAME = re.compile(r"[^\s=<>/\"']*")
 _IN_DOUBLE = re.compile(r'[^"]*')
 _IN_SINGLE = re.compile(r"[^']*")
@@ -98,8 +99,14 @@ class Vocabulary:
         return tuple(dict.fromkeys(self.wrappers.values()))
 
 
-def attributes_up_to(end: str, name_key: str = "name") -> TagHeadReader:
-    """Reads ` name="N" other='…'>`: quoted values, blanks around `=` allowed. Nothing is read unless all of it is."""
+def attributes_up_to(
+    end: str, name_key: str = "name", *, escaped: bool = False, run_together: bool = False
+) -> TagHeadReader:
+    """Reads ` name="N" other='…'>`: quoted values, blanks around `=` allowed. Nothing is read unless all of it is.
+
+    `escaped`: values have entities for what XML does not take. `run_together`: the blank before the first attribute may
+    be missing, or be the letter that some tokenizers write for it.
+    """
 
     def named(found: dict[str, str]) -> dict[str, str]:
         return {**found, "name": found[name_key]} if name_key in found else found
@@ -108,12 +115,12 @@ def attributes_up_to(end: str, name_key: str = "name") -> TagHeadReader:
         found: dict[str, str] = {}
         look = _Ahead(cursor)
         while True:
-            blanks = yield from look.run(_BLANKS)
+            blanks = yield from look.run(_TOKEN_BLANKS if run_together else _BLANKS)
             ended = yield from look.mark(end, f"/{end}")
             if ended:
                 return TagHead(named(found), is_whole=True, is_closed=ended != end, text=look.accept(0))
             is_cut = look.is_cut
-            key = (yield from look.run(_ATTRIBUTE_NAME)) if blanks else ""
+            key = (yield from look.run(_ATTRIBUTE_NAME)) if blanks or (run_together and not found) else ""
             if not key:
                 return TagHead(named(found), is_whole=False, is_cut=is_cut)
             yield from look.run(_BLANKS)
@@ -129,7 +136,7 @@ def attributes_up_to(end: str, name_key: str = "name") -> TagHeadReader:
             if not (yield from look.char()):
                 return TagHead(found, is_whole=False, is_cut=look.is_cut)
             look.skip(1)
-            found.setdefault(key, text)
+            found.setdefault(key, _unescaped(text) if escaped else text)
 
     return read
 
@@ -481,6 +488,12 @@ def _without_wrapping_breaks(text: str) -> str:
     """The text without the line breaks around it, if it has one at either end."""
     wrapped = _WRAPPED.fullmatch(text)
     return wrapped.group(1) if wrapped else text
+
+
+def _unescaped(text: str) -> str:
+    for entity, char in (("&quot;", '"'), ("&lt;", "<"), ("&gt;", ">"), ("&amp;", "&")):
+        text = text.replace(entity, char)
+    return text
 
 
 def _unquoted(text: str) -> str:
