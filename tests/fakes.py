@@ -36,7 +36,7 @@ from callgate.conversation.events import (
     TurnEnded,
     Usage,
 )
-from callgate.conversation.ports import ModelRequest, Plan, Report
+from callgate.conversation.ports import ModelRequest, Passthrough, Plan, Report, as_read
 from callgate.tools.executor import Executor, Policy, RunContext, Tool
 from callgate.tools.schema import compile_schema
 
@@ -93,8 +93,8 @@ class ScriptedModel:
         return self.asked[count - 1]
 
     @asynccontextmanager
-    async def ask(self, ask: ModelRequest) -> AsyncIterator["ScriptedAnswer"]:
-        asking = Asking(ask)
+    async def ask(self, ask: ModelRequest | Passthrough) -> AsyncIterator["ScriptedAnswer"]:
+        asking = Asking(as_read(ask))
         turn = self._turn(len(self.asked))
         self.asked.append(asking)
         self._arrival.set()

@@ -1,7 +1,9 @@
-"""Streaming or not is a choice of writer: every recorded conversation is played both ways over real sockets, and what
-the official client puts together from our chunks must be what it gets whole."""
+"""Streaming or not is a choice of writer, and so is passing through: every recorded conversation is played both ways over
+real sockets, and what the official client puts together from our chunks must be what it gets whole. Where no tool of ours
+is called, it must be the same without any on offer, whichever shape the provider answers in."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -14,10 +16,19 @@ from tests.harness.configs import make_config
 from tests.harness.server import serve
 from tests.recordings import Recording, load_all
 from tests.scripted_upstream import Upstream
+from tests.upstream.wire import Request, Wire, serving
 
 pytestmark = pytest.mark.anyio
 
 RECORDINGS = load_all()
+MENDED = {
+    "content-filter-with-a-call": "the call is of a tool of ours",
+    "house-and-client-tool-in-one-turn": "so is one of the calls",
+    "surrogate-halves-in-two-chunks": "halves of a character are put together",
+    "tool-calls-with-none": "the finish reason says what came",
+}
+"""Answers that are not what their provider wrote once they are read, and why."""
+UNMENDED = [one for one in RECORDINGS if len(one.replies) == 1 and one.name not in MENDED]
 
 
 async def play(
@@ -53,6 +64,28 @@ async def accumulated(client: Any, question: dict[str, Any]) -> ChatCompletion:
     if any(reasoning):
         answer.choices[0].message.reasoning_content = "".join(reasoning)  # type: ignore[attr-defined]
     return answer
+
+
+async def play_without_tools(
+    recording: Recording, *, stream: bool, other_shape: bool
+) -> tuple[ChatCompletion, Sequence[Any]]:
+    """The client's answer where none of our tools is on offer, and what the model was asked."""
+    [reply] = recording.replies
+    events = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in reply["chunks"]) + "data: [DONE]\n\n"
+    body = json.dumps(reply["whole"]) if stream is other_shape else events
+
+    async def answer(request: Request, wire: Wire) -> None:
+        await wire.whole(body)
+
+    question: dict[str, Any] = {"model": "m", **recording.request}
+    async with (
+        serving(answer) as provider,
+        serve(create_app(make_config(f"{provider.url}/v1"))) as url,
+        openai_client(url) as client,
+    ):
+        if stream:
+            return await accumulated(client, question), provider.requests
+        return await client.chat.completions.create(**question), provider.requests
 
 
 def told(answer: ChatCompletion) -> dict[str, Any]:
@@ -152,3 +185,15 @@ def check_echo(expected: Any, asked: list[dict[str, Any]]) -> None:
     for fields, message in zip(expected, said, strict=False):
         for name, value in fields.items():
             assert message.get(name) == value, name
+
+
+@pytest.mark.parametrize("other_shape", [False, True], ids=["as_asked", "other_shape"])
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("recording", UNMENDED, ids=lambda recording: recording.name)
+async def test_an_answer_is_the_same_with_and_without_our_tools_on_offer(
+    recording: Recording, upstream: Upstream, stream: bool, other_shape: bool
+) -> None:
+    with_tools, _ = await play(recording, upstream, stream=stream)
+    without, asked = await play_without_tools(recording, stream=stream, other_shape=other_shape)
+    assert {**told(without), "diagnostics": None} == {**told(with_tools), "diagnostics": None}
+    assert len(asked) == 1

@@ -12,7 +12,7 @@ import msgspec
 from callgate.calls.offer import Offer, OfferedTool
 from callgate.calls.states import BrokenCall, ReadyCall
 from callgate.conversation.events import ModelEvent
-from callgate.conversation.ports import ModelRequest
+from callgate.conversation.ports import ModelRequest, Passthrough
 from callgate.conversation.turn import TurnBuilder
 from callgate.text_calls import families
 from callgate.text_calls.prompted import PromptedModel
@@ -136,7 +136,7 @@ class _ScriptedModel:
         self._batches = batches
 
     @asynccontextmanager
-    async def ask(self, ask: ModelRequest) -> AsyncIterator["_ScriptedAnswer"]:
+    async def ask(self, ask: ModelRequest | Passthrough) -> AsyncIterator["_ScriptedAnswer"]:
         yield _ScriptedAnswer(self._batches)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import CallWritten, Finished, ModelEvent, PromptedCalling, TextDelta
-from callgate.conversation.ports import ModelRequest
+from callgate.conversation.ports import ModelRequest, Passthrough, as_read
 from callgate.text_calls.calling_detection import CallingDetector, CallingMode, DetectingModel
 from callgate.text_calls.families import PROBE_TOOL
 from callgate.text_calls.prompted import PromptedModel
@@ -54,7 +54,8 @@ class Scripted:
         self.gate.set()
 
     @asynccontextmanager
-    async def ask(self, ask: ModelRequest):
+    async def ask(self, ask: ModelRequest | Passthrough):
+        ask = as_read(ask)
         if PROBE_TOOL in str(ask.messages):
             self.probed.append(ask)
             self.probing.set()

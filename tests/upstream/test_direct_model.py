@@ -336,7 +336,7 @@ async def test_a_stream_that_is_lost_is_broken_off_by_an_error(model, how):
     assert text_of(got).startswith("x")
 
 
-async def test_a_stream_that_is_longer_than_allowed_is_broken_off(client):
+async def test_a_stream_that_is_longer_than_allowed_is_an_error_that_is_not_asked_again(client):
     heard = asyncio.Event()
 
     async def serve(request, wire):
@@ -351,9 +351,9 @@ async def test_a_stream_that_is_longer_than_allowed_is_broken_off(client):
             batches = aiter(answer)
             assert text_of(await anext(batches)) == "x"
             heard.set()
-            with pytest.raises(BrokenOff, match="longer than 2000 bytes") as caught:
+            with pytest.raises(ChatError, match="longer than 2000 bytes") as caught:
                 assert [batch async for batch in batches] == []
-    assert caught.value.transport_error
+    assert not caught.value.retryable
 
 
 async def test_a_whole_answer_that_is_longer_than_allowed_is_a_502(client):

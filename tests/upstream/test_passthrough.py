@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -10,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from callgate.conversation.errors import BrokenOff, ChatError
-from callgate.conversation.ports import CannotPassOn, PassOn
+from callgate.conversation.errors import BrokenOff, ChatError, SeparateChoices
+from callgate.conversation.events import Finished, Passed, ProviderError, TextDelta, Usage
+from callgate.conversation.ports import Passthrough
 from callgate.http.client import HttpClient
 from callgate.http.event_stream import EventStreamReader
 from callgate.upstream.chunks import ChunkReader
 from callgate.upstream.direct_model import ANSWER_BYTES, Endpoint
-from callgate.upstream.passthrough import RelayModel, StreamPassage
+from callgate.upstream.passthrough import PassthroughModel, _PassedEvents
 from tests.upstream.wire import QUICK, SSE, chunk, closing, completion, serving
 
 pytestmark = pytest.mark.anyio
@@ -24,13 +24,13 @@ pytestmark = pytest.mark.anyio
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 
 
-@pytest.fixture(params=[HttpClient, HttpClient])
-async def model(request):
-    client = request.param()
+@pytest.fixture
+async def model():
+    client = HttpClient()
 
     def make(server, answer_bytes=ANSWER_BYTES, **endpoint):
         place = Endpoint(f"{server.url}/v1/chat/completions", "real-m", **endpoint)
-        return RelayModel("m", place, client, QUICK, answer_bytes=answer_bytes)
+        return PassthroughModel("m", place, client, QUICK, answer_bytes=answer_bytes)
 
     yield make
     await client.close()
@@ -39,32 +39,42 @@ async def model(request):
 def passing(*, stream=True, include_usage=True, **fields):
     body = {"model": "mine", "messages": [{"role": "user", "content": "hi"}], "stream": stream, **fields}
     raw = {name: msgspec.Raw(json.dumps(value).encode()) for name, value in body.items()}
-    return PassOn(raw, stream, include_usage)
+    return Passthrough(raw, stream, include_usage, fields.get("n", 1), has_tools="tools" in fields, read=unread)
 
 
-async def parts_of(passage):
-    got: list[bytes] = []
-    await passage.carry(keeping(got))
-    return got
+def unread():
+    raise AssertionError("what is passed through is not read")
 
 
-def keeping(got):
-    async def tell(part):
-        got.append(part)
+class Passage:
+    """What came of one question."""
 
-    return tell
+    def __init__(self):
+        self.parts: list[bytes] = []
+        self.reasons: list[str] = []
+        self.usage = None
+        self.others: list[Any] = []
+
+    def take(self, events):
+        for event in events:
+            if isinstance(event, Passed):
+                self.parts.append(event.data)
+                self.reasons += event.reasons
+                self.usage = event.usage or self.usage
+            else:
+                self.others.append(event)
+
+    @property
+    def out(self):
+        return b"".join(self.parts)
 
 
-async def passed(model, asked):
-    async with asyncio.timeout(10):
-        passage = await model.pass_on(asked)
-        return b"".join(await parts_of(passage)), passage
-
-
-async def gathered(model, got):
-    async with asyncio.timeout(10):
-        passage = await model.pass_on(passing())
-        await passage.carry(keeping(got))
+async def passed(model, asked, passage=None):
+    passage = passage or Passage()
+    async with asyncio.timeout(10), model.ask(asked) as answer:
+        async for events in answer:
+            passage.take(events)
+    return passage.out, passage
 
 
 def sse(*payloads, done=True):
@@ -93,7 +103,7 @@ async def test_a_body_comes_out_as_it_came(model):
         out, passage = await passed(model(server), passing(stream=False))
     assert out == body
     assert passage.usage == {"total_tokens": 5}
-    assert passage.reasons == ("stop",)
+    assert passage.reasons == ["stop"]
 
 
 async def test_a_stream_comes_out_as_it_came(model):
@@ -108,16 +118,17 @@ async def test_a_stream_comes_out_as_it_came(model):
         out, passage = await passed(model(server), passing())
     assert out.decode() == text
     assert passage.usage == USAGE
-    assert passage.reasons == ("stop",)
+    assert passage.reasons == ["stop"]
 
 
 async def test_a_stream_that_is_longer_than_allowed_is_broken_off(model):
     text = sse(*[chunk({"content": "y" * 100})] * 100, chunk({}, "stop"))
-    got: list[bytes] = []
+    passage = Passage()
     async with serving(serve_stream(text)) as server:
-        with pytest.raises(BrokenOff, match="longer than 2000 bytes"):
-            await gathered(model(server, answer_bytes=2000), got)
-    assert len(b"".join(got)) <= 2000
+        with pytest.raises(ChatError, match="longer than 2000 bytes") as caught:
+            await passed(model(server, answer_bytes=2000), passing(), passage)
+    assert not caught.value.retryable
+    assert len(passage.out) <= 2000
 
 
 async def test_a_body_that_is_longer_than_allowed_is_not_passed_on(model):
@@ -125,6 +136,7 @@ async def test_a_body_that_is_longer_than_allowed_is_not_passed_on(model):
         with pytest.raises(ChatError) as caught:
             await passed(model(server, answer_bytes=2000), passing(stream=False))
     assert caught.value.status == 502
+    assert not caught.value.retryable
 
 
 async def test_the_request_goes_on_as_it_came_but_for_the_model_and_what_could_choose(model):
@@ -174,23 +186,22 @@ async def test_nothing_comes_after_the_end_mark(model):
     assert out.decode() == sse(chunk({"content": "a"}, "stop"))
 
 
-async def test_a_finished_stream_without_its_mark_gets_one(model):
+async def test_a_finished_stream_without_its_mark_is_whole(model):
     text = sse(chunk({"content": "a"}), chunk({}, "stop"), done=False).rstrip("\n")
+    passage = Passage()
     async with serving(serve_stream(text)) as server:
-        out, _ = await passed(model(server), passing())
-    assert out.decode() == text + "\n\ndata: [DONE]\n\n"
+        with pytest.raises(BrokenOff):
+            await passed(model(server), passing(), passage)
+    assert passage.out.decode() == text + "\n\n"
+    assert passage.reasons == ["stop"], "which tells the conversation that it is whole"
 
 
-async def test_a_whole_answer_needs_its_connection_no_longer_while_it_is_told(model):
+async def test_a_whole_answer_needs_its_connection_no_longer_while_it_is_emitted(model):
     async with serving(serve_body(json.dumps(completion()))) as server:
         made = model(server)
-
-        async def ask_another(part):
-            await passed(made, passing(stream=False))
-
-        async with asyncio.timeout(10):
-            passage = await made.pass_on(passing(stream=False))
-            await passage.carry(ask_another)
+        async with asyncio.timeout(10), made.ask(passing(stream=False)) as answer:
+            async for _ in answer:
+                await passed(made, passing(stream=False))
         assert server.connections == 1
 
 
@@ -203,24 +214,19 @@ async def test_a_stream_that_its_client_has_left_loses_its_connection(model):
         await wire.peer_left()
         left.set()
 
-    async def gone(part):
-        raise ConnectionResetError("the client has left")
-
-    async with serving(serve) as server:
-        async with asyncio.timeout(10):
-            passage = await model(server).pass_on(passing())
-            with pytest.raises(ConnectionResetError):
-                await passage.carry(gone)
-            await left.wait()
+    async with serving(serve) as server, asyncio.timeout(10):
+        async with model(server).ask(passing()) as answer:
+            await anext(aiter(answer))
+        await left.wait()
 
 
 async def test_a_stream_that_breaks_off_says_so_and_leaves_no_half_event(model):
     text = sse(chunk({"content": "a"}), done=False) + 'data: {"choices":[{"ind'
-    got: list[Any] = []
+    passage = Passage()
     async with serving(serve_stream(text)) as server:
         with pytest.raises(BrokenOff):
-            await gathered(model(server), got)
-    assert b"".join(got).decode() == sse(chunk({"content": "a"}), done=False)
+            await passed(model(server), passing(), passage)
+    assert passage.out.decode() == sse(chunk({"content": "a"}), done=False)
 
 
 @pytest.mark.parametrize(
@@ -243,13 +249,15 @@ async def test_what_goes_wrong_before_the_first_words_is_an_error(model, text, s
     assert caught.value.retryable
 
 
-async def test_an_error_in_the_middle_is_not_passed_on(model):
-    text = sse(chunk({"content": "a"}), {"error": {"message": "key sk-1234567890abcdef is wrong"}})
-    got: list[Any] = []
+@pytest.mark.parametrize(
+    "event", ['data: {"error": {"message": "key sk-1234567890abcdef"}}', "event: error\ndata: key sk-1234567890abcdef"]
+)
+async def test_an_error_in_the_middle_ends_the_answer_and_is_not_passed_on(model, event):
+    text = sse(chunk({"content": "a"}), done=False) + event + "\n\n" + sse(chunk({"content": "b"}, "stop"))
     async with serving(serve_stream(text)) as server:
-        with pytest.raises(ChatError):
-            await gathered(model(server), got)
-    assert b"sk-1234567890abcdef" not in b"".join(got)
+        out, passage = await passed(model(server), passing())
+    assert out.decode() == sse(chunk({"content": "a"}), done=False)
+    assert [type(event) for event in passage.others] == [ProviderError]
 
 
 @pytest.mark.parametrize(
@@ -272,48 +280,44 @@ async def test_a_body_that_is_no_answer_is_an_error(model, body, status, told):
 
 
 @pytest.mark.parametrize(
-    ("stream", "body"), [(True, json.dumps(completion())), (False, sse(chunk({"content": "a"}, "stop")))]
+    ("stream", "body"), [(True, json.dumps(completion("a"))), (False, sse(chunk({"content": "a"}, "stop")))]
 )
-async def test_an_answer_in_the_other_shape_has_to_be_read_from_then_on(model, stream, body):
+async def test_an_answer_in_the_other_shape_is_read_and_asked_for_once(model, stream, body):
     async with serving(serve_body(body)) as server:
-        made = model(server)
-        assert made.can_pass_on(with_tools=True)
-        with pytest.raises(CannotPassOn):
-            await passed(made, passing(stream=stream))
-        assert not made.can_pass_on(with_tools=False)
+        out, passage = await passed(model(server), passing(stream=stream))
+    assert out == b""
+    assert TextDelta("a") in passage.others
+    assert Finished("stop") in passage.others
+    assert len(server.requests) == 1
 
 
-class _Cut:
-    """A response whose body comes in the given pieces."""
+TWO = {
+    "choices": [
+        {"index": at, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        for at, text in enumerate("ab")
+    ],
+    "usage": USAGE,
+}
+TWO_STREAMED = [
+    *(
+        {"choices": [{"index": at, "delta": {"content": text}, "finish_reason": "stop"}]}
+        for at, text in enumerate("ab")
+    ),
+    {"choices": [], "usage": USAGE},
+]
 
-    status = 200
 
-    def __init__(self, pieces):
-        self.headers = {"content-type": SSE}
-        self._pieces = iter(pieces)
-
-    def chunks(self):
-        return self
-
-    async def carry(self, each):
-        async for piece in self:
-            if await each(piece):
-                return
-
-    async def read(self, limit):
-        raise AssertionError("a stream is not read whole")
-
-    def settle(self):
-        pass
-
-    def __aiter__(self):
-        return self
-
-    async def __anext__(self):
-        try:
-            return next(self._pieces)
-        except StopIteration:
-            raise StopAsyncIteration from None
+@pytest.mark.parametrize(("stream", "body"), [(True, json.dumps(TWO)), (False, sse(*TWO_STREAMED))])
+async def test_several_choices_in_the_other_shape_are_all_in_the_one_answer(model, stream, body):
+    async with serving(serve_body(body)) as server:
+        with pytest.raises(SeparateChoices) as caught:
+            await passed(model(server), passing(stream=stream, n=2))
+    assert [[event.text for event in answer if isinstance(event, TextDelta)] for answer in caught.value.answers] == [
+        ["a"],
+        ["b"],
+    ]
+    assert [sum(isinstance(event, Usage) for event in answer) for answer in caught.value.answers] == [1, 0]
+    assert len(server.requests) == 1
 
 
 def read_all(body):
@@ -365,14 +369,16 @@ def test_however_a_stream_is_cut_it_says_the_same_as_when_all_of_it_is_read(foun
     cuts = sorted(data.draw(st.lists(st.integers(0, len(body)), max_size=12)))
     pieces = [piece for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True) if (piece := body[a:b])]
 
-    async def relayed():
-        passage = await StreamPassage.begun(nullcontext(_Cut(pieces)), (), ANSWER_BYTES, hide_usage=False)
-        return b"".join(await parts_of(passage)), passage
-
-    out, passage = asyncio.run(relayed())
-    assert read_all(out) == read_all(body)
-    assert out.endswith(b"data: [DONE]\n\n")
+    reader, passage = _PassedEvents(hide_usage=False), Passage()
+    for piece in pieces:
+        passage.take(reader.feed(piece))
+    if not reader.done:
+        passage.take(reader.finish())
+    assert reader.done
+    assert reader.fault is None
+    assert read_all(passage.out) == read_all(body)
+    assert passage.out.endswith(b"data: [DONE]\n\n")
     assert passage.usage == USAGE
-    assert passage.reasons == ("stop",)
+    assert passage.reasons == ["stop"]
     if newline == "\n":
-        assert out == body
+        assert passage.out == body

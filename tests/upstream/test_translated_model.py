@@ -12,7 +12,7 @@ import pytest
 import structlog
 
 from callgate.calls.states import BrokenCall, Finding, Flaw, ReadyCall
-from callgate.conversation.errors import BrokenOff
+from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import ProviderError
 from callgate.conversation.ports import Message, ModelRequest
 from callgate.http.interface import Deadlines
@@ -354,11 +354,11 @@ async def test_a_stream_that_falls_silent_in_a_call_runs_nothing(upstream, lanes
     assert [type(call) for call in turn.calls] == [BrokenCall]
 
 
-async def test_an_answer_that_is_longer_than_allowed_is_broken_off(upstream, lanes):
+async def test_an_answer_that_is_longer_than_allowed_is_an_error_that_is_not_asked_again(upstream, lanes):
     upstream.script(MODEL, [Reply(text="word " * 400)])
-    turn, broke, _ = await heard(lanes(answer_bytes=4096)[0], asked(True))
-    assert "4096" in str(broke)
-    assert len(turn.text) < 2000
+    with pytest.raises(ChatError, match="longer than 4096 bytes") as caught:
+        await heard(lanes(answer_bytes=4096)[0], asked(True))
+    assert not caught.value.retryable
 
 
 async def test_leaving_an_answer_closes_its_connection(upstream, lanes):

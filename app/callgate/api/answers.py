@@ -5,10 +5,8 @@ everything that the chat had begun, because cancelling the chat cancels the mode
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from contextvars import Context
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass
-from threading import get_ident
 from typing import Any, Protocol, TypeAlias
 
 from starlette.types import Receive, Send
@@ -16,8 +14,8 @@ from starlette.types import Receive, Send
 from callgate.api.errors import as_chat_error, encode, error_headers
 from callgate.conversation.errors import ChatError
 
-Chat: TypeAlias = Callable[[Callable[[Any], Awaitable[None]]], Awaitable[None]]
-"""A chat that is ready to go, told where to tell what its writer understands."""
+Work: TypeAlias = Callable[[Callable[[Any], Awaitable[None]]], Awaitable[None]]
+"""What answers a request, given where to emit what its writer understands."""
 
 LOOK_AFTER_SECONDS = 0.05
 """How long an answer may take before we look whether its client is still there."""
@@ -72,15 +70,15 @@ class Headers(Protocol):
 class WholeAnswer:
     """Runs a chat to its end and sends one JSON body."""
 
-    def __init__(self, chat: Chat, writer: BodyWriter, headers: Headers, seconds: float | None = None) -> None:
-        """`seconds`: how long the chat may take."""
-        self._chat, self._writer, self._headers, self._seconds = chat, writer, headers, seconds
+    def __init__(self, work: Work, writer: BodyWriter, headers: Headers, seconds: float | None = None) -> None:
+        """`seconds`: how long the work may take."""
+        self._work, self._writer, self._headers, self._seconds = work, writer, headers, seconds
 
     async def send(self, receive: Receive, send: Send) -> ChatError | None:
         """The error it ended with, if any. Raises `ClientLeft` when the client did not wait for it."""
         error: ChatError | None = None
         try:
-            await unless_left(self._chat(self._emit), receive, self._seconds)
+            await unless_left(self._work(self._emit), receive, self._seconds)
         except ClientLeft:
             raise
         except Exception as failure:  # noqa: BLE001 - whatever went wrong, the client gets an envelope and we get the log line
@@ -97,10 +95,10 @@ class EventStream:
     """Runs a chat and sends each chunk as it comes; commits to a status as late as it can."""
 
     def __init__(
-        self, chat: Chat, writer: StreamWriter, headers: Headers, pulse: Pulse, seconds: float | None = None
+        self, work: Work, writer: StreamWriter, headers: Headers, pulse: Pulse, seconds: float | None = None
     ) -> None:
-        """`seconds`: how long the chat may take."""
-        self._chat, self._writer, self._headers = chat, writer, headers
+        """`seconds`: how long the work may take."""
+        self._work, self._writer, self._headers = work, writer, headers
         self._pulse, self._seconds = pulse, seconds
         self._started = False
         self._began = 0.0
@@ -138,9 +136,9 @@ class EventStream:
         # No coroutine, because every chunk goes through here; whoever tells waits for the server itself.
         def emit(event: Any) -> Awaitable[None]:
             data = write(event)
-            return self._pass(data) if data else _nothing()
+            return self._pass(data) if data else NOTHING
 
-        await self._chat(emit)
+        await self._work(emit)
 
     def _pass(self, data: bytes) -> Awaitable[None]:
         if not self._started:
@@ -175,29 +173,29 @@ class EventStream:
             await asyncio.wait({self._beat})
 
 
-async def _nothing() -> None:
-    pass
+class _Nothing:
+    """Awaited where nothing has to be waited for. It costs less than a coroutine, and there may be thousands."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        return iter(())  # type: ignore[return-value]
+
+
+NOTHING: Awaitable[None] = _Nothing()
 
 
 async def unless_left(work: Awaitable[None], receive: Receive, seconds: float | None = None) -> None:
     """Do the work, unless the client leaves first: then it is cancelled, and `ClientLeft` raised when it has ended. Nor may
     it take longer than so many seconds."""
-    lookout = _lookout_here()
-    watch = _Watch(lookout.loop, receive, seconds)
-    if seconds is not None and seconds < LOOK_AFTER_SECONDS:
-        watch.begin()
-    else:
-        lookout.await_turn(watch)
+    watch = _Watch(receive, seconds)
     try:
         await work
     except asyncio.CancelledError:
         watch.explain()
         raise
     finally:
-        if watch.looking is None:
-            del lookout.waiting[watch]
-        else:
-            await watch.end()
+        watch.timer.cancel()
+        if watch.looking is not None:
+            await watch.end(watch.looking)
 
 
 class _Watch:
@@ -207,16 +205,18 @@ class _Watch:
     """
 
     looking: asyncio.Task[None] | None = None
-    _timer: asyncio.TimerHandle | None = None
     _left = _due = False
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, receive: Receive, seconds: float | None) -> None:
+    def __init__(self, receive: Receive, seconds: float | None) -> None:
+        self._loop = loop = asyncio.get_running_loop()
         task = asyncio.current_task(loop)
         assert task is not None
         self._task: asyncio.Task[Any] = task
         self._cancelled_before = task.cancelling()
-        self._loop, self._receive, self._seconds = loop, receive, seconds
-        self.since = loop.time()
+        self._receive, self._seconds = receive, seconds
+        first = LOOK_AFTER_SECONDS if seconds is None or seconds > LOOK_AFTER_SECONDS else seconds
+        self._since = loop.time()
+        self.timer = loop.call_at(self._since + first, self._begin)
 
     def explain(self) -> None:
         """The error that a cancellation of ours means; nothing where the server has cancelled as well."""
@@ -235,18 +235,14 @@ class _Watch:
                 code="request_timeout",
             ) from None
 
-    def begin(self) -> None:
+    def _begin(self) -> None:
         self.looking = self._loop.create_task(self._look())
         if self._seconds is not None:
-            self._timer = self._loop.call_at(self.since + self._seconds, self._time_is_up)
+            self.timer = self._loop.call_at(self._since + self._seconds, self._time_is_up)
 
-    async def end(self) -> None:
-        """Idempotency it has begun."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if self.looking is not None:
-            self.looking.cancel()
-            await asyncio.wait({self.looking})
+    async def end(self, looking: asyncio.Task[None]) -> None:
+        looking.cancel()
+        await asyncio.wait({looking})
 
     async def _look(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -259,62 +255,18 @@ class _Watch:
         self._task.cancel()
 
 
-class _Lookout:
-    """The watches of one event loop that are still to begin, and one timer for all of them: setting and cancelling one
-    for each would cost as much as all else that a watch does."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self.thread = get_ident()
-        self.waiting: dict[_Watch, None] = {}
-        """The oldest first. Whose answer has ended takes its watch out."""
-        self._is_set = False
-
-    def await_turn(self, watch: _Watch) -> None:
-        self.waiting[watch] = None
-        if not self._is_set:
-            self._set(watch)
-
-    def _set(self, next_one: _Watch) -> None:
-        # A context of its own: a timer that was set by a request would remember it for as long as there are others.
-        self.loop.call_at(next_one.since + LOOK_AFTER_SECONDS, self._begin, context=Context())
-        self._is_set = True
-
-    def _begin(self) -> None:
-        self._is_set = False
-        now = self.loop.time()
-        for watch in [*self.waiting]:
-            if watch.since + LOOK_AFTER_SECONDS > now:
-                self._set(watch)
-                return
-            del self.waiting[watch]
-            watch.begin()
-
-
-_lookout: _Lookout | None = None
-
-
-def _lookout_here() -> _Lookout:
-    """That of the running loop. A server has one loop; where there are several in turn, each begins with its own.
-
-    A loop that runs in this thread is the running one. To ask which that is costs a system call each time.
-    """
-    global _lookout  # noqa: PLW0603 - asking the loop itself would need a place in it that it does not have
-    if _lookout is None or _lookout.thread != get_ident() or not _lookout.loop.is_running():
-        _lookout = _Lookout(asyncio.get_running_loop())
-    return _lookout
-
-
 async def send_whole(
     send: Send, status: int, body: bytes, headers: Mapping[str, str], error: ChatError | None = None
 ) -> None:
-    fields = headers if error is None else {**headers, **error_headers(error)}
-    start = start_message(status, fields)
-    start["headers"] += (JSON_TYPE, (b"content-length", b"%d" % len(body)))
-    await send(start)
+    fields = encoded(headers if error is None else {**headers, **error_headers(error)})
+    fields += (JSON_TYPE, (b"content-length", b"%d" % len(body)))
+    await send({"type": "http.response.start", "status": status, "headers": fields})
     await send({"type": "http.response.body", "body": body})
 
 
 def start_message(status: int, headers: Mapping[str, str]) -> dict[str, Any]:
-    fields = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-    return {"type": "http.response.start", "status": status, "headers": fields}
+    return {"type": "http.response.start", "status": status, "headers": encoded(headers)}
+
+
+def encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]

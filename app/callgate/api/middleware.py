@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from callgate.api.answers import send_whole, start_message
+from callgate.api.answers import encoded, send_whole, start_message
 from callgate.api.cors import METHODS, cors_headers, preflight_headers
 from callgate.api.errors import as_chat_error, encode
 from callgate.auth.keys import Caller
@@ -85,7 +85,7 @@ class Middleware:
         marks = [(b"x-request-id", context.request_id.encode())]
         if "origin" in context.headers:
             marks += encoded(cors_headers(context.headers, self._origins))
-        path = scope["path"]
+        method, path = scope["method"], scope["path"]
         if path[-1:] == "/" and path != "/":
             path = scope["path"] = path.rstrip("/") or "/"
 
@@ -98,15 +98,16 @@ class Middleware:
         # Never taken back: a server runs each request in a context of its own, which ends with it.
         stand_on_every_line(context.ids)
         try:
-            if scope["method"] == "OPTIONS":
+            if method == "OPTIONS":
                 await self._answer_options(context, send_marked)
                 return
-            if scope["method"] == "HEAD":
-                scope = {**scope, "method": "GET"}  # the server sends the head of what is answered to a GET
+            if method == "HEAD":
+                method = "GET"
+                scope = {**scope, "method": method}  # the server sends the head of what is answered to a GET
             runtime = self._house.current
             caller = context.caller = None if path in OPEN_PATHS else runtime.admit(context.headers)
-            inner = self._straight.get((scope["method"], path), self._app)
-            if caller is None or _is_light(scope["method"], path):
+            inner = self._straight.get((method, path), self._app)
+            if caller is None or _is_light(method, path):
                 await inner(scope, receive, send_marked)
             else:
                 with await runtime.place(caller):
@@ -165,10 +166,6 @@ class Middleware:
 def read_headers(scope: Scope) -> dict[str, str]:
     """Header values by lower-case name; of a repeated one the last counts."""
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-
-
-def encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
 
 def _is_light(method: str, path: str) -> bool:

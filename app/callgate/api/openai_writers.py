@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from callgate.api.progress import Progress, ToolEvent
+from callgate.api.progress import Dialect, Progress, ToolEvent, progress_in
 from callgate.calls.states import Call, ReadyCall
 from callgate.conversation.diagnosis import Diagnosis
 from callgate.conversation.errors import ChatError
@@ -27,6 +27,7 @@ from callgate.conversation.events import (
     ModelEvent,
     ModelOutput,
     ModelRetried,
+    Passed,
     ProviderHead,
     ReasoningDelta,
     TextDelta,
@@ -49,17 +50,24 @@ _MARK = "\x00"
 encode = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerHead:
-    """What every part of one answer carries, and how its client wants to hear it."""
+class AnswerHead(msgspec.Struct, frozen=True, gc=False):
+    """What every part of one answer carries, and the form in which its client wants it."""
 
-    id: str
+    run_id: str
     created: int
     model: str
-    progress: Progress | None = None
-    """How running tools are shown, if the client asked for it."""
+    tool_events: Dialect = "off"
+    """How running tools are shown."""
     legacy: bool = False
     """The client asked with `functions`, and is answered with `function_call`."""
+
+    @property
+    def id(self) -> str:
+        return f"chatcmpl-{self.run_id[4:]}"
+
+    @property
+    def progress(self) -> Progress | None:
+        return progress_in(self.tool_events, self.run_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +133,18 @@ class ChunkWriter:
         self._opened = False
         self._usage_field: dict[str, Any] = {"usage": None} if include_usage else {}
         self._more: dict[str, Any] = {}
+        self.passed = b""
+        """What was last written of an answer in its provider's own bytes; it has its own end."""
 
     def write(self, event: ChatEvent) -> bytes:
+        if type(event) is Passed:
+            self._opened = True  # as its provider does
+            self.passed = event.data or self.passed
+            return event.data
         if isinstance(event, ModelOutput):
             return self._heard(event.turn, event.events)
         if isinstance(event, _TOOL_EVENTS):
-            return b"" if self._head.progress is None else self._progress(self._head.progress, event)
+            return b"" if (progress := self._head.progress) is None else self._progress(progress, event)
         if isinstance(event, CallsHandedBack):
             return self.opening() + b"".join(map(self._chunk, self._handed(event.calls)))
         return b"".join(self._end(event)) if isinstance(event, ChatEnded) else b""
@@ -179,6 +193,9 @@ class ChunkWriter:
         return self.heartbeat(shown) if shown else b""
 
     def _end(self, ended: ChatEnded) -> Iterator[bytes]:
+        if self.passed:
+            yield b"" if self.passed.endswith(DONE) else DONE
+            return
         report = {"x_callgate": self._diagnosis.report()} if self._diagnosis else {}
         if self._include_usage:
             yield self.finish(ended)
@@ -252,7 +269,7 @@ class ChoicesChunkWriter:
 
     def write(self, told: ForChoice) -> bytes:
         writer = self._writers[told.choice]
-        if not isinstance(told.event, ChatEnded):
+        if not isinstance(told.event, ChatEnded) or writer.passed:
             return self._in_order(told.choice, writer.write(told.event))
         self._ended[told.choice] = told.event
         if len(self._ended) < len(self._writers):
@@ -285,6 +302,8 @@ class CompletionWriter:
         self._lines: dict[int, list[str]] = {}
         self._calls: tuple[Call, ...] = ()
         self._ended: ChatEnded | None = None
+        self.passed = b""
+        """The body in its provider's own bytes, if it came so."""
 
     def write(self, event: ChatEvent) -> None:
         if (take := self._takes.get(type(event))) is not None:
@@ -293,11 +312,14 @@ class CompletionWriter:
     def _hear(self, event: ModelOutput) -> None:
         self._heard.setdefault(event.turn, []).extend(event.events)
 
+    def _take_passed(self, event: Passed) -> None:
+        self.passed = event.data
+
     def _forget(self, event: ModelRetried) -> None:
         self._heard.pop(event.turn, None)
 
     def _show(self, event: ToolEvent) -> None:
-        line = None if self._head.progress is None else self._head.progress.line(event)
+        line = None if (progress := self._head.progress) is None else progress.line(event)
         if line is not None:
             self._lines.setdefault(event.turn, []).append(line)
 
@@ -309,6 +331,7 @@ class CompletionWriter:
 
     _takes: ClassVar[Handlers] = {
         ModelOutput: _hear,
+        Passed: _take_passed,
         ModelRetried: _forget,
         CallStarted: _show,
         CallProgress: _show,
@@ -317,9 +340,11 @@ class CompletionWriter:
         ChatEnded: _end,
     }
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> Any:
         """The whole answer; there is one only after the chat has ended."""
         assert self._ended is not None
+        if self.passed:
+            return msgspec.Raw(self.passed)
         return self.around([self.choice()], self._ended.usage, self._diagnosis.report() if self._diagnosis else None)
 
     def around(
@@ -403,7 +428,9 @@ class ChoicesWriter:
             self._ended[told.choice] = told.event
         self._writers[told.choice].write(told.event)
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> Any:
+        if self._writers[0].passed:
+            return self._writers[0].body()
         choices = [writer.choice(index) for index, writer in enumerate(self._writers)]
         report = choices_report(self._diagnoses).get("x_callgate")
         return self._writers[0].around(choices, usage_of(self._ended), report)

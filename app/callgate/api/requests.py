@@ -16,6 +16,7 @@ from callgate.api.request_schema import Choice, Outline, Tool, from_validation, 
 from callgate.api.responses_compat import as_chat, is_misaddressed
 from callgate.api.strict_json import Fields, check_text, invalid_json, split, split_around_messages
 from callgate.conversation.errors import ChatError
+from callgate.conversation.ports import ModelRequest, Passthrough
 from callgate.conversation.turn_recovery import FIELD, Hint, take_hints
 
 OURS = frozenset({"model", "messages", "tools", "tool_choice", "stream", "stream_options", "metadata", "n"})
@@ -76,12 +77,12 @@ class ChatRequest(msgspec.Struct):
         return self._messages
 
     @property
-    def has_tools(self) -> bool:
-        return bool(self.outline.tools)
-
-    @property
     def tools(self) -> Sequence[msgspec.Raw]:
         return _tools(self.words["tools"], self.outline.tools) if self.outline.tools else ()
+
+    def read(self) -> ModelRequest:
+        """The question as a model gets it that reads it."""
+        return ModelRequest(self.messages, self.tools, self.tool_choice, self.params, self.stream)
 
     @property
     def end_user(self) -> str:
@@ -100,6 +101,17 @@ class ChatRequest(msgspec.Struct):
         if self.metadata:
             params["metadata"] = self.metadata
         return params
+
+
+def passed_through(request: ChatRequest) -> Passthrough:
+    """The question in the client's own bytes; of the metadata, what was meant for us stays here."""
+    fields = request.fields
+    if "metadata" in fields:
+        fields = {name: value for name, value in fields.items() if name != "metadata"}
+        if request.metadata:
+            fields["metadata"] = msgspec.Raw(_encode(request.metadata))
+    has_tools = bool(request.outline.tools)
+    return Passthrough(fields, request.stream, request.include_usage, request.n, has_tools, request.read)
 
 
 def read_chat_request(body: bytes, headers: Mapping[str, str], max_messages: int, max_depth: int = 100) -> ChatRequest:
@@ -170,7 +182,9 @@ def _in_words_of_chat(body: bytes, fields: Fields) -> tuple[Fields, Fields, Mapp
 
 def check_encoding(headers: Mapping[str, str]) -> None:
     """Bodies are taken as they are: what unpacks to a thousand times its size would pass every limit."""
-    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if (encoding := headers.get("content-encoding")) is None:
+        return
+    encoding = encoding.strip().lower()
     if encoding not in ("", "identity"):
         raise ChatError(
             415,
@@ -191,9 +205,9 @@ async def read_body(receive: Receive, limit: int) -> bytes:
         size += len(part)
         if size > limit:
             raise ChatError(413, f"The request body is larger than {limit} bytes.", code="request_too_large")
-        parts.append(part)
         if not message.get("more_body"):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
+            return b"".join((*parts, part)) if parts else part
+        parts.append(part)
 
 
 def _without_hints(raw: msgspec.Raw) -> tuple[msgspec.Raw, Mapping[int, Hint]]:

@@ -137,9 +137,7 @@ def _has_few_brackets(body: bytes, limit: int) -> bool:
 def _repeated_key(body: bytes, fields: Fields) -> str | None:
     """The reader keeps the last of equal keys. So the text is walked along the fields: where a value does not stand
     that the reader has, an earlier one was dropped."""
-    size = 1 + _AROUND * len(fields)
-    for key, text in fields.items():
-        size += len(key) + memoryview(text).nbytes
+    size = 1 + _AROUND * len(fields) + sum(map(len, fields)) + sum(map(len, map(bytes, fields.values())))
     # A field that comes again would need what stands around it, its key, and a character for its value.
     room = len(body) - size
     if room <= _AROUND or room <= _AROUND + min(map(len, fields), default=0):

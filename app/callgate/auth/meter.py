@@ -110,6 +110,10 @@ class Meter:
         self._tallies.append(tally)
         return tally
 
+    def begin_again(self) -> None:
+        """Forget the chats so far: nothing of them was answered, and others take their place."""
+        self._tallies.clear()
+
     async def __aenter__(self) -> Self:
         allowance = self._caller.allowance
         if allowance.is_metered:

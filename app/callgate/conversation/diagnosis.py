@@ -11,7 +11,6 @@ from callgate.calls.states import BrokenCall, Call, ReadyCall
 from callgate.conversation.events import (
     CallEnded,
     ChatEnded,
-    Ending,
     ModelRetried,
     TurnAccount,
     TurnEnded,
@@ -23,48 +22,47 @@ PREVIEW_CHARS = 200
 
 
 class Diagnosis(Listener):
-    """Hears a chat and can be asked at any time what is known of it."""
+    """Follows a chat, and reports at any time what is known of it."""
 
     def __init__(self, run_id: str, warnings: Sequence[str] = ()) -> None:
         self.run_id = run_id
         self._warnings = warnings
-        self._turns: list[dict[str, Any]] = []
-        self._calls: dict[tuple[int, str], dict[str, Any]] = {}
-        self._retries: list[dict[str, Any]] = []
-        self._ending: Ending | None = None
+        self._events: list[TurnEnded | ModelRetried | ChatEnded] = []
+        self._outcomes: dict[tuple[int, str], dict[str, Any]] = {}
 
-    def _turn_ended(self, event: TurnEnded) -> None:
-        self._turns.append(self._turn(event.turn, event.answer))
+    def _keep(self, event: TurnEnded | ModelRetried | ChatEnded) -> None:
+        self._events.append(event)
 
     def _call_ended(self, event: CallEnded) -> None:
-        row, outcome = self._calls[event.turn, event.call.id], event.outcome
-        row["outcome"] = str(outcome.kind) if isinstance(outcome, Failed) else "returned"
-        row["ms"] = _milliseconds(event.seconds)
-
-    def _model_retried(self, event: ModelRetried) -> None:
-        self._retries.append({"turn": event.turn, "reason": event.reason})
-
-    def _chat_ended(self, event: ChatEnded) -> None:
-        self._ending = event.ending
+        word = str(event.outcome.kind) if isinstance(event.outcome, Failed) else "returned"
+        self._outcomes[event.turn, event.call.id] = {"outcome": word, "ms": _milliseconds(event.seconds)}
 
     handlers: ClassVar[Handlers] = {
-        TurnEnded: _turn_ended,
+        TurnEnded: _keep,
         CallEnded: _call_ended,
-        ModelRetried: _model_retried,
-        ChatEnded: _chat_ended,
+        ModelRetried: _keep,
+        ChatEnded: _keep,
     }
 
     def report(self) -> dict[str, Any]:
-        told: dict[str, Any] = {"run": self.run_id, "turns": self._turns}
+        turns: list[dict[str, Any]] = []
+        retries: list[dict[str, Any]] = []
+        report: dict[str, Any] = {"run": self.run_id, "turns": turns}
         if self._warnings:
-            told["warnings"] = list(self._warnings)
-        if self._retries:
-            told["retries"] = self._retries
-        if self._ending is not None:
-            told["ending"] = str(self._ending.kind)
-            if self._ending.note:
-                told["note"] = self._ending.note
-        return told
+            report["warnings"] = list(self._warnings)
+        for event in self._events:
+            match event:
+                case TurnEnded(turn, answer):
+                    turns.append(self._turn(turn, answer))
+                case ModelRetried(turn=turn, reason=reason):
+                    retries.append({"turn": turn, "reason": reason})
+                case ChatEnded(ending=ending):
+                    report["ending"] = str(ending.kind)
+                    if ending.note:
+                        report["note"] = ending.note
+        if retries:
+            report["retries"] = retries
+        return report
 
     def _turn(self, index: int, answer: TurnAccount) -> dict[str, Any]:
         rows: list[dict[str, Any]] = []
@@ -97,8 +95,7 @@ class Diagnosis(Listener):
             row["owner"] = owner
         if isinstance(call, ReadyCall) and call.findings:
             row["repairs"] = [str(finding) for finding in call.findings]
-        self._calls[turn, call.id] = row
-        return row
+        return row | self._outcomes.get((turn, call.id), {})
 
 
 def _milliseconds(seconds: float) -> float:

@@ -1,6 +1,10 @@
 """Failures the client has to hear of, in the client's terms. Everything else is a value for the model or a crash for us."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from callgate.conversation.events import ModelEvent
 
 
 class ChatError(Exception):
@@ -39,3 +43,14 @@ class BrokenOff(Exception):
     def __init__(self, how: str, transport_error: bool) -> None:
         super().__init__(how)
         self.transport_error = transport_error
+
+
+class SeparateChoices(Exception):
+    """A model was asked for several choices at once and has them only one by one. Nothing was emitted.
+
+    `answers` holds the events of each choice where one body brought them all; else every choice has to be asked for.
+    """
+
+    def __init__(self, answers: Sequence[Sequence["ModelEvent"]] = ()) -> None:
+        super().__init__("the choices come one by one")
+        self.answers = answers

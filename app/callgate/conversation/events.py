@@ -35,6 +35,16 @@ class PromptedCalling(msgspec.Struct, frozen=True, gc=False):
     """About how many tokens the description of the tools added to the prompt."""
 
 
+class Passed(msgspec.Struct, frozen=True, gc=False):
+    """A piece of the answer in its provider's own bytes, which go to the client as they are: the one body, or whole events
+    of a stream. An answer that begins with one has one in every batch, and beside it at most the error that ends it."""
+
+    data: bytes
+    reasons: tuple[str, ...] = ()
+    """The finish reasons that were noticed in these bytes."""
+    usage: Mapping[str, Any] | None = None
+
+
 class TextDelta(msgspec.Struct, frozen=True, gc=False):
     text: str
 
@@ -131,6 +141,7 @@ class ChoiceIgnored(msgspec.Struct, frozen=True, gc=False):
 ModelEvent: TypeAlias = (
     ProviderHead
     | PromptedCalling
+    | Passed
     | TextDelta
     | CharactersLost
     | ReasoningDelta
@@ -284,6 +295,7 @@ class ChatEnded(msgspec.Struct, frozen=True, gc=False):
 
 ChatEvent: TypeAlias = (
     TurnStarted
+    | Passed
     | ModelOutput
     | TurnEnded
     | CallStarted

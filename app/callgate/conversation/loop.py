@@ -7,8 +7,7 @@ is cancelled, the model's answer is closed and the tools are stopped, because ev
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -28,6 +27,7 @@ from callgate.conversation.events import (
     EndingKind,
     ModelOutput,
     ModelRetried,
+    Passed,
     StreamEnd,
     TurnAccount,
     TurnEnded,
@@ -35,9 +35,9 @@ from callgate.conversation.events import (
     is_for_listeners,
 )
 from callgate.conversation.finish import FinishClass
-from callgate.conversation.ports import Emit, Model, ModelRequest, Plan, Toolbox
+from callgate.conversation.ports import Emit, Model, ModelRequest, Passthrough, Plan, Toolbox
 from callgate.conversation.transcript import Transcript
-from callgate.conversation.turn import Turn, TurnBuilder
+from callgate.conversation.turn import PassedTurn, Turn, TurnBuilder
 from callgate.conversation.usage import add_usage
 
 FORMAT_IS_DUE = "format"
@@ -45,6 +45,17 @@ FORMAT_IS_DUE = "format"
 NO_PLAN = Plan(ours=(), theirs=(), broken=())
 BROKE_OFF = frozenset({Flaw.STREAM_ENDED, Flaw.UPSTREAM_ERROR})
 """The flaws of a turn that its provider did not finish."""
+
+
+_PASSED_ENDINGS = {
+    None: Ending(EndingKind.ANSWERED, "stop"),
+    FinishClass.STOP: Ending(EndingKind.ANSWERED, "stop"),
+    FinishClass.LENGTH: Ending(EndingKind.ANSWERED, "length"),
+    FinishClass.TOOL_CALLS: Ending(EndingKind.HANDED_BACK, "tool_calls"),
+    FinishClass.CONTENT_FILTER: Ending(EndingKind.GAVE_UP, "content_filter", "content_filter"),
+    FinishClass.ERROR: Ending(EndingKind.GAVE_UP, "stop", "upstream_error"),
+}
+"""What an answer that was passed through came to; its client has seen the provider's own word."""
 
 
 class Rules(msgspec.Struct, frozen=True, gc=False):
@@ -70,8 +81,8 @@ class Rules(msgspec.Struct, frozen=True, gc=False):
 USUAL_RULES = Rules()
 
 
-async def converse(
-    ask: ModelRequest,
+def converse(
+    ask: ModelRequest | Passthrough,
     model: Model,
     toolbox: Toolbox,
     emit: Emit,
@@ -81,25 +92,23 @@ async def converse(
     sees_images: bool = False,
     format_with_tools: bool = True,
     clock: Callable[[], float] = time.monotonic,
-) -> None:
-    """Carry a chat from the client's question to its ending, telling everything on the way.
+) -> Coroutine[Any, Any, Ending]:
+    """Carry a chat from the client's question to its ending, emitting everything on the way.
 
     `format_with_tools`: whether the model takes a `response_format` beside tools. If not, what it says while it has
     tools is only on the way to its answer, and its answer is asked for in a last turn of its own.
     """
-    conversation = _Conversation(
-        ask, model, toolbox, emit, new_id, rules, clock, Transcript(tuple(ask.messages), sees_images)
-    )
-    conversation.format_kept_back = not format_with_tools and "response_format" in ask.params
-    ending = await conversation.run()
-    await emit(ChatEnded(ending, conversation.usage))
+    messages = () if isinstance(ask, Passthrough) else ask.messages
+    conversation = _Conversation(ask, model, toolbox, emit, new_id, rules, clock, Transcript(messages, sees_images))
+    if not format_with_tools and isinstance(ask, ModelRequest):
+        conversation.format_kept_back = "response_format" in ask.params
+    return conversation.run()
 
 
-@dataclass(slots=True)
-class _Conversation:
+class _Conversation(msgspec.Struct):
     """One chat under way: what is fixed, and the little that changes from turn to turn."""
 
-    ask: ModelRequest
+    ask: ModelRequest | Passthrough
     model: Model
     toolbox: Toolbox
     emit: Emit
@@ -116,8 +125,8 @@ class _Conversation:
     """Why tools are withheld from now on; empty while they are offered."""
     format_kept_back: bool = False
     """The answer has a form that cannot be asked for while tools are offered."""
-    repeats: dict[tuple[str, str, str], int] = field(default_factory=dict)
-    usage: dict[str, Any] | None = None
+    repeats: dict[tuple[str, str, str], int] = msgspec.field(default_factory=dict)
+    usage: Mapping[str, Any] | None = None
     """Of all turns so far."""
 
     async def run(self) -> Ending:
@@ -127,8 +136,9 @@ class _Conversation:
             await self.emit(TurnEnded(self.index, _account(turn, plan, seconds, raw, lane)))
             if turn.failure in BROKE_OFF:
                 raise _broke_off(turn)
-            ending = await self._ending(turn, plan)
+            ending = _PASSED_ENDINGS[turn.winner] if turn.passed else await self._ending(turn, plan)
             if ending is not None:
+                await self.emit(ChatEnded(ending, self.usage))
                 return ending
             if not turn.calls:
                 continue  # the same question, with nothing of this turn in it
@@ -142,16 +152,25 @@ class _Conversation:
     async def _listen(self) -> tuple[Turn, float, bool, str]:
         """One answer of the model, whole. Asked again while it breaks off with nothing of it passed on."""
         question, emit, index = self._question(), self.emit, self.index
-        is_told = not (self.format_kept_back and question.tools)
+        may_pass = isinstance(question, Passthrough)
+        is_told = not self.format_kept_back or isinstance(question, Passthrough) or not question.tools
         for attempt in range(1, self.rules.max_broken_off + 2):
             await emit(TurnStarted(index))
             began = self.clock()
-            building = TurnBuilder(self.toolbox.offer, self.new_id, argument_bytes=self.rules.argument_bytes)
+            building: TurnBuilder | None = None
+            passed: PassedTurn | None = None
             raw, lane, end = True, "", StreamEnd.DONE
             try:
                 async with self.model.ask(question) as answer:
                     lane, is_begun = answer.lane, False
                     async for events in answer:
+                        if may_pass and type(piece := events[0]) is Passed:
+                            passed = passed or PassedTurn()
+                            passed.feed(piece, events)
+                            await emit(piece)
+                            continue
+                        if building is None:
+                            building = self._builder()
                         building.feed(events)
                         if is_told and (not is_begun or is_for_listeners(events)):
                             is_begun = True
@@ -159,18 +178,24 @@ class _Conversation:
                     raw = answer.reason_is_raw
             except BrokenOff as broke:
                 end = StreamEnd.ERROR if broke.transport_error else StreamEnd.EOF
-            turn = building.finish(end)
-            self.usage = add_usage((self.usage, turn.usage)) if turn.usage else self.usage
+            turn = (passed or building or self._builder()).finish(end)
+            if turn.usage:
+                self.usage = turn.usage if turn.passed else add_usage((self.usage, turn.usage))
             if turn.failure not in BROKE_OFF:
                 break
-            passed_on = is_told and question.stream and bool(turn.text or turn.reasoning)
+            passed_on = is_told and question.stream and bool(turn.text or turn.reasoning or turn.passed)
             if passed_on or attempt > self.rules.max_broken_off:
                 break
             await emit(ModelRetried(index, attempt, str(turn.failure)))
         return turn, self.clock() - began, raw, lane
 
-    def _question(self) -> ModelRequest:
+    def _builder(self) -> TurnBuilder:
+        return TurnBuilder(self.toolbox.offer, self.new_id, argument_bytes=self.rules.argument_bytes)
+
+    def _question(self) -> ModelRequest | Passthrough:
         ask = self.ask
+        if isinstance(ask, Passthrough):
+            return ask  # no tool of ours is on offer, so that there is only this turn
         question = ModelRequest(self.transcript.messages, self.toolbox.schemas, ask.tool_choice, ask.params, ask.stream)
         if self.limit:
             params = {key: value for key, value in question.params.items() if key != "parallel_tool_calls"}

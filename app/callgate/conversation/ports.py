@@ -2,13 +2,14 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
 from callgate.calls.offer import Offer
 from callgate.calls.outcome import Outcome
 from callgate.calls.states import BrokenCall, Call, ReadyCall
+from callgate.conversation.errors import SeparateChoices
 from callgate.conversation.events import ChatEvent, ModelEvent
 
 Message: TypeAlias = msgspec.Raw | dict[str, Any]
@@ -16,8 +17,6 @@ Message: TypeAlias = msgspec.Raw | dict[str, Any]
 
 Emit: TypeAlias = Callable[[ChatEvent], Awaitable[None]]
 """Someone listening to a chat."""
-EmitBytes: TypeAlias = Callable[[bytes], Awaitable[None]]
-"""Someone who takes an answer in its provider's own bytes."""
 
 
 class ModelRequest(msgspec.Struct, frozen=True, gc=False):
@@ -31,6 +30,22 @@ class ModelRequest(msgspec.Struct, frozen=True, gc=False):
     """Every other field of the request, values as msgspec.Raw or plain objects; never model, messages,
     tools, tool_choice or stream."""
     stream: bool = True
+
+
+class Passthrough(msgspec.Struct, frozen=True, gc=False):
+    """A question in the client's own bytes, asked where none of our tools is on offer. A model whose API has the same shape
+    sends it on unread, and answers with `Passed` where what comes back has the shape that was asked for. Any other model
+    reads it: `as_read`."""
+
+    fields: Mapping[str, msgspec.Raw]
+    """The body, field by field."""
+    stream: bool
+    include_usage: bool
+    """Whether the client asked for the usage of a stream."""
+    n: int
+    """How many choices it asked for."""
+    has_tools: bool
+    read: Callable[[], ModelRequest]
 
 
 class ModelAnswer(Protocol):
@@ -58,54 +73,16 @@ class Model(Protocol):
     @property
     def name(self) -> str: ...
 
-    def ask(self, ask: ModelRequest) -> AbstractAsyncContextManager[ModelAnswer]: ...
+    def ask(self, ask: ModelRequest | Passthrough) -> AbstractAsyncContextManager[ModelAnswer]: ...
 
 
-class PassOn(msgspec.Struct, frozen=True, gc=False):
-    """A request that is passed through to a model as it came."""
-
-    fields: Mapping[str, msgspec.Raw]
-    """The body, field by field."""
-    stream: bool
-    include_usage: bool
-    """Whether the client asked for the usage of a stream."""
-
-
-class Passage(Protocol):
-    """An answer in its provider's own bytes: the one body, or whole events of a stream, the end mark last.
-
-    Who has it carries it: that is what gives its connection back. What it says of itself is known when it has ended. It
-    raises `BrokenOff` when it breaks off.
-    """
-
-    @property
-    def usage(self) -> Mapping[str, Any] | None: ...
-
-    @property
-    def reasons(self) -> tuple[str, ...]: ...
-
-    def carry(self, emit: EmitBytes) -> Awaitable[None]:
-        """Tell all of it, piece by piece, each of them whole events."""
-        ...
-
-
-class Relay(Protocol):
-    """A model that may be able to pass a request through. Errors before the first bytes are `ChatError`s."""
-
-    def can_pass_on(self, *, with_tools: bool) -> bool: ...
-
-    def pass_on(self, asked: PassOn) -> Awaitable[Passage]:
-        """Its answer once it has begun: until then it may fail cleanly, and leaves nothing open."""
-        ...
-
-
-def relay_in(model: Model) -> Relay | None:
-    """The model as a relay, if it is one. A look at its attributes, because it is taken for every request."""
-    return cast(Relay, model) if hasattr(model, "can_pass_on") else None
-
-
-class CannotPassOn(Exception):
-    """The answer has another shape than was asked for; whoever asked has to have it read."""
+def as_read(question: ModelRequest | Passthrough) -> ModelRequest:
+    """The question for a model that reads it and answers with one choice. Raises `SeparateChoices` where more are wanted."""
+    if isinstance(question, ModelRequest):
+        return question
+    if question.n > 1:
+        raise SeparateChoices
+    return question.read()
 
 
 class Plan(msgspec.Struct, frozen=True, gc=False):

@@ -21,7 +21,7 @@ GIVEN_BACK = frozenset({"role", "content", "tool_calls"})
 class Transcript(msgspec.Struct, frozen=True, gc=False):
     """All messages so far: the client's as it sent them, then ours."""
 
-    messages: tuple[Message, ...]
+    messages: Sequence[Message]
     sees_images: bool = False
     """Whether the model takes images; if not, an image in a result is described in words."""
     made: tuple[dict[str, Any], ...] = ()

@@ -5,7 +5,7 @@ Which fragment belongs to which call is decided in `gathering`; whether a call i
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -25,6 +25,7 @@ from callgate.conversation.events import (
     Finished,
     Logprobs,
     ModelEvent,
+    Passed,
     PromptedCalling,
     ProviderError,
     ProviderHead,
@@ -59,6 +60,8 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
     extra_fields: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """Fields of the message that nobody here reads, joined over the stream; `thinking_blocks` among them."""
     error: ProviderError | None = None
+    passed: bool = False
+    """The answer went to the client in its provider's own bytes; nothing of it is known but its end and what it used."""
     prompted: PromptedCalling | None = None
     """Set where the tools were described in the prompt and calls were looked for in the text."""
 
@@ -71,6 +74,44 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
         if self.calls:
             message["tool_calls"] = [_call_in_history(call) for call in self.calls]
         return message
+
+
+class PassedTurn:
+    """Folds what was noticed in an answer that goes to the client in its provider's own bytes."""
+
+    __slots__ = ("_error", "_reasons", "_usage")
+
+    def __init__(self) -> None:
+        self._reasons: tuple[str, ...] = ()
+        self._usage: Mapping[str, Any] | None = None
+        self._error: ProviderError | None = None
+
+    def feed(self, passed: Passed, events: Sequence[ModelEvent]) -> None:
+        if passed.reasons:
+            self._reasons += passed.reasons
+        if passed.usage:
+            self._usage = passed.usage
+        if len(events) > 1:
+            self._error = next((event for event in events if isinstance(event, ProviderError)), None)
+
+    def finish(self, end: StreamEnd = StreamEnd.DONE) -> Turn:
+        """The turn. One that ended in order has no failure, whatever its reasons say: the client has all of it."""
+        reasons, error = self._reasons, self._error
+        winner = classify(reasons[0]) if reasons else None
+        if len(reasons) > 1:
+            reasons, winner = tuple(dict.fromkeys(reasons)), max(map(classify, reasons))
+        if error is None and (reasons or end is StreamEnd.DONE):
+            return Turn(reasons=reasons, winner=winner, usage=self._usage, passed=True)
+        finish = judge_finish(reasons, end, error=error is not None)
+        return Turn(
+            findings=tuple(finish_findings(finish, calls_found=False, from_text=True)),
+            reasons=reasons,
+            winner=winner,
+            failure=finish.failure,
+            usage=self._usage,
+            error=error,
+            passed=True,
+        )
 
 
 class TurnBuilder:

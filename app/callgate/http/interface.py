@@ -66,6 +66,7 @@ class Broken(TransportError):
 class TooLarge(TransportError):
     def __init__(self, limit: int) -> None:
         super().__init__(f"body is longer than {limit} bytes")
+        self.limit = limit
 
 
 def reason(error: BaseException) -> str:

@@ -30,7 +30,6 @@ class ChatSetup:
 
     model: Model
     toolbox: Toolbox
-    has_server_tools: bool
     sees_images: bool
     recall: Callable[[Sequence[Message]], None]
     """To be called with the history that was put back, which may name results that are kept."""
@@ -73,11 +72,10 @@ class Toolboxes:
             )
             toolbox = PagedToolbox(inner, pages, self._result_bytes)
         else:
-            toolbox = ClientsOnly(client_tools)
+            toolbox = ClientsOnly(lambda: client_tools)
         return ChatSetup(
             model=route.model,
             toolbox=toolbox,
-            has_server_tools=bool(server_tools),
             recall=pages.recall,
             sees_images=bool(server_tools) and all(map(sees_images, self._catalogue.entries(route.model.name))),
             format_with_tools=route.entry.format_with_tools or not server_tools,
@@ -106,3 +104,8 @@ class Toolboxes:
             )
 
         return approve
+
+
+def clients_toolbox(tools: Callable[[], Sequence[msgspec.Raw]]) -> Toolbox:
+    """The toolbox of a chat in which none of our tools is on offer; `tools` gives the client's."""
+    return ClientsOnly(tools)

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from callgate.conversation.ports import Relay
 from callgate.tools.toolbox import ToolSet
 from callgate.upstream.resolve import ModelEntry
 from callgate.upstream.retry import RetryingModel
@@ -22,7 +21,3 @@ class Route:
     """How many requests the model takes at once; None is any number."""
     warnings: tuple[str, ...] = ()
     """What the caller is to know of its request: names of tools in it that are none. Plain ASCII."""
-
-    def relay(self, *, with_tools: bool) -> Relay | None:
-        """Where the request may pass straight through: no tool of ours is on offer, and nothing has to be read."""
-        return self.model if not self.server_tools and self.model.can_pass_on(with_tools=with_tools) else None

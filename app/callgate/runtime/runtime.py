@@ -12,7 +12,6 @@ from callgate.auth.keys import Caller, is_loopback
 from callgate.auth.meter import FREE, Meter, Price
 from callgate.config.schema import Config
 from callgate.conversation.errors import ChatError
-from callgate.conversation.events import Ending
 from callgate.conversation.listeners import Listener
 from callgate.runtime.builders.access import keyring_of, origin_guard_of
 from callgate.runtime.builders.limits import rules_of
@@ -24,7 +23,7 @@ from callgate.runtime.offered_tools import OfferedTools
 from callgate.runtime.route import Route
 from callgate.runtime.shared import SharedResources
 from callgate.runtime.tool_patterns import check_patterns, pattern_problems
-from callgate.telemetry.listeners import LogListener, MetricsListener, write_down_passage
+from callgate.telemetry.listeners import LogListener, MetricsListener
 from callgate.text_calls.calling_detection import CallingMode
 from callgate.tools.registry import Registry
 from callgate.tools.toolbox import ToolSet
@@ -162,6 +161,10 @@ class Runtime:
     ) -> Route:
         """Who answers a request of this caller's; `allowed` names the tools that it may use, whosever they are. Remembered
         until the tools change: requests of one client choose alike."""
+        asked = (model, caller.models, caller.tools, wanted_tools, tool_choice == "none", allowed)
+        route = self._routes.get(asked)
+        if route is not None and route.server_tools is None and not route.warnings:
+            return route  # whatever has become of our tools
         tools = self._tools.all()
         if tools is not self._routed_tools:
             self._routed_tools = tools
@@ -211,12 +214,6 @@ class Runtime:
     ) -> ChatSetup:
         """The model and the tools for one chat of this caller's."""
         return self._toolboxes.engage(route, caller, run_id, client_tools, allowed)
-
-    def write_down_passage(
-        self, route: Route, run_id: str, ending: Ending, usage: Mapping[str, Any] | None, seconds: float
-    ) -> None:
-        """What a request that was passed through came to."""
-        write_down_passage(self.metrics.model(route.name), run_id, ending, usage, seconds)
 
     def listeners(self, model_name: str, run_id: str) -> tuple[Listener, ...]:
         return (

@@ -1,6 +1,6 @@
 """A model whose provider is picky about schemas: the house's tools are shown to it in its provider's dialect."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from operator import is_not
 from typing import TypeAlias
@@ -8,7 +8,7 @@ from typing import TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from callgate.conversation.ports import Model, ModelAnswer, ModelRequest, Passage, PassOn, relay_in
+from callgate.conversation.ports import Model, ModelAnswer, ModelRequest, Passthrough
 
 Translate: TypeAlias = Callable[[msgspec.Raw], msgspec.Raw]
 """From a tool's encoded schema to the one to send; a client's own tools come back as they are."""
@@ -19,15 +19,14 @@ class AdaptedModel:
 
     def __init__(self, inner: Model, translate: Translate) -> None:
         self._inner, self._translate = inner, translate
-        self._relay = relay_in(inner)
         self._last: tuple[Sequence[msgspec.Raw], tuple[msgspec.Raw, ...]] = ((), ())
 
     @property
     def name(self) -> str:
         return self._inner.name
 
-    def ask(self, ask: ModelRequest) -> AbstractAsyncContextManager[ModelAnswer]:
-        if ask.tools:
+    def ask(self, ask: ModelRequest | Passthrough) -> AbstractAsyncContextManager[ModelAnswer]:
+        if isinstance(ask, ModelRequest) and ask.tools:
             ask = replace(ask, tools=self._translated(ask.tools))
         return self._inner.ask(ask)
 
@@ -40,10 +39,3 @@ class AdaptedModel:
         if all(map(is_not, tools, after)):  # a client's own would keep the whole body alive that they came in
             self._last = tools, after
         return after
-
-    def can_pass_on(self, *, with_tools: bool) -> bool:
-        return self._relay is not None and self._relay.can_pass_on(with_tools=with_tools)
-
-    def pass_on(self, asked: PassOn) -> Awaitable[Passage]:
-        assert self._relay is not None, "it was not asked whether it can"
-        return self._relay.pass_on(asked)

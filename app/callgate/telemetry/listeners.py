@@ -1,7 +1,7 @@
 """Listeners of a chat: what it does becomes log lines and counts. Cheap, synchronous, one pair for each chat."""
 
 import logging
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from typing import Any, ClassVar, Final
 
 from callgate.calls.outcome import Failed, Outcome, Returned
@@ -11,34 +11,31 @@ from callgate.conversation.events import (
     CallsHandedBack,
     CallStarted,
     ChatEnded,
-    Ending,
     ModelRetried,
     TurnAccount,
     TurnEnded,
 )
 from callgate.conversation.listeners import Handlers, Listener
 from callgate.telemetry.logs import Log
-from callgate.telemetry.metrics import OTHER, Metrics, OfModel
+from callgate.telemetry.metrics import OTHER, Metrics
 
 CLIENTS: Final = "client"
 """The label of all tools that clients brought; their names are theirs to choose."""
 
 
 class LogListener(Listener):
-    """Writes down what is worth reading later. Arguments and results only with `content`."""
+    """Writes down what is worth reading later; how a chat ended stands in the line of its request. Arguments and results only with `content`."""
 
-    __slots__ = ("_content", "_log")
+    __slots__ = ("_content", "_run_id")
 
     def __init__(self, run_id: str, *, content: bool = False) -> None:
-        self._log = Log("callgate.chat", run_id=run_id)
+        self._run_id = run_id
         self._content = content
 
-    def _chat_ended(self, event: ChatEnded) -> None:
-        """The line of the request says the same, and there is one of those for every chat."""
-        if self._log.enabled_for(logging.DEBUG):
-            ending = event.ending
-            more = {"note": ending.note} if ending.note else {}
-            self._log.debug("chat_ended", ending=str(ending.kind), finish_reason=ending.finish_reason, **more)
+    @property
+    def _log(self) -> Log:
+        """Made for each line: most chats write none."""
+        return Log("callgate.chat", run_id=self._run_id)
 
     def _model_retried(self, event: ModelRetried) -> None:
         self._log.warning("model_retried", turn=event.turn, attempt=event.attempt, reason=event.reason)
@@ -54,6 +51,8 @@ class LogListener(Listener):
     def _turn_ended(self, event: TurnEnded) -> None:
         """All that was odd about a turn in one line, so that it is found by the run and read at once."""
         turn, answer = event.turn, event.answer
+        if not (answer.findings or answer.broken or answer.prompted):
+            return
         if (words := answer.prompted) is not None:
             self._log.info("tools_in_prompt", turn=turn, format=words.format, extra_tokens=words.extra_tokens)
         findings = _findings(answer)
@@ -93,18 +92,18 @@ class LogListener(Listener):
         CallStarted: _call_started,
         CallEnded: _call_ended,
         ModelRetried: _model_retried,
-        ChatEnded: _chat_ended,
     }
 
 
 class MetricsListener(Listener):
     """Counts. `model` is the configured name; of tools only those in `tools`, our own, are counted by name."""
 
-    __slots__ = ("_metrics", "_model", "_tools")
+    __slots__ = ("_metrics", "_model", "_of_model", "_tools")
 
     def __init__(self, metrics: Metrics, model: str, tools: Container[str] = ()) -> None:
         self._metrics = metrics
         self._model = model
+        self._of_model = metrics.model(model)
         self._tools = tools
 
     def _call_ended(self, event: CallEnded) -> None:
@@ -119,14 +118,16 @@ class MetricsListener(Listener):
         self._metrics.retries.of(self._model).inc()
 
     def _chat_ended(self, event: ChatEnded) -> None:
-        counted = self._metrics.model(self._model)
+        counted = self._of_model
         counted.ended(str(event.ending.kind), event.ending.finish_reason)
         if event.usage:
             counted.spent(event.usage)
 
     def _turn_ended(self, event: TurnEnded) -> None:
         answer = event.answer
-        self._metrics.model(self._model).turn(answer.seconds)
+        self._of_model.turn(answer.seconds)
+        if not (answer.findings or answer.broken or answer.prompted):
+            return
         if (words := answer.prompted) is not None:
             self._metrics.prompt_tokens_added.of(self._model, words.format).inc(words.extra_tokens)
         for finding in _findings(answer):
@@ -144,19 +145,6 @@ class MetricsListener(Listener):
         ModelRetried: _model_retried,
         ChatEnded: _chat_ended,
     }
-
-
-def write_down_passage(
-    counted: OfModel, run_id: str, ending: Ending, usage: Mapping[str, Any] | None, seconds: float
-) -> None:
-    """What both listeners would make of a request that is passed through. It is counted once, when it has ended: while
-    its bytes go by nobody listens."""
-    counted.turn(seconds)
-    counted.ended(str(ending.kind), ending.finish_reason)
-    if usage:
-        counted.spent(usage)
-    if Log.enabled_for(logging.DEBUG):
-        LogListener(run_id).handle(ChatEnded(ending, usage))
 
 
 def _findings(answer: TurnAccount) -> Sequence[Finding]:

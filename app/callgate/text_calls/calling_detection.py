@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import ModelEvent
-from callgate.conversation.ports import Model, ModelAnswer, ModelRequest, Passage, PassOn, relay_in
+from callgate.conversation.ports import Model, ModelAnswer, ModelRequest, Passthrough
 from callgate.text_calls.families import (
     NATIVE,
     PROBE,
@@ -118,23 +118,18 @@ class DetectingModel:
         self._model = model
         self._prompted = prompted
         self._settled: Model | None = None
-        self._relay = relay_in(model)
 
-    def can_pass_on(self, *, with_tools: bool) -> bool:
-        """Requests without tools go to it as they are while nothing is decided, and to a native one at any time."""
-        native = self._settled is self._model or (self._settled is None and not with_tools)
-        return native and self._relay is not None and self._relay.can_pass_on(with_tools=with_tools)
-
-    def pass_on(self, asked: PassOn) -> Awaitable[Passage]:
-        assert self._relay is not None
-        return self._relay.pass_on(asked)
-
-    def ask(self, ask: ModelRequest) -> AbstractAsyncContextManager[ModelAnswer]:
-        return self._ask(ask) if self._settled is None else self._settled.ask(ask)
+    def ask(self, ask: ModelRequest | Passthrough) -> AbstractAsyncContextManager[ModelAnswer]:
+        if self._settled is not None:
+            return self._settled.ask(ask)
+        if isinstance(ask, Passthrough) and not ask.has_tools:
+            return self._model.ask(ask)  # there is nothing to call, so that nothing has to be decided for it
+        return self._ask(ask)
 
     @asynccontextmanager
-    async def _ask(self, ask: ModelRequest) -> AsyncIterator[ModelAnswer]:
-        choice = await self.detector.choose(self._model, may_probe=bool(ask.tools))
+    async def _ask(self, ask: ModelRequest | Passthrough) -> AsyncIterator[ModelAnswer]:
+        has_tools = ask.has_tools if isinstance(ask, Passthrough) else bool(ask.tools)
+        choice = await self.detector.choose(self._model, may_probe=has_tools)
         model = self._model if choice.format == NATIVE else self._prompted(self._model, choice.format)
         if self.detector.choice is not None:
             self._settled = model

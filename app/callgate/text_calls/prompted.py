@@ -23,7 +23,7 @@ from callgate.calls.states import Flaw
 from callgate.conversation import raw_json
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import CallWritten, ModelEvent, PromptedCalling, TextDelta
-from callgate.conversation.ports import Model, ModelAnswer, ModelRequest
+from callgate.conversation.ports import Model, ModelAnswer, ModelRequest, Passthrough, as_read
 from callgate.text_calls import prompts
 from callgate.text_calls.history import PromptedHistory
 from callgate.text_calls.listings import ToolSpec
@@ -71,8 +71,8 @@ class PromptedModel:
     def format(self) -> str:
         return self._style.format
 
-    def ask(self, ask: ModelRequest) -> AbstractAsyncContextManager[ModelAnswer]:
-        prompted = _prompted_ask(ask, self._style, constrain=self._constrain)
+    def ask(self, ask: ModelRequest | Passthrough) -> AbstractAsyncContextManager[ModelAnswer]:
+        prompted = _prompted_ask(as_read(ask), self._style, constrain=self._constrain)
         return self._ask_prompted(prompted) if prompted.readable else self._model.ask(prompted.ask)
 
     @asynccontextmanager

@@ -1,6 +1,6 @@
 """A toolbox with nothing of the house in it: what the model calls goes back to the client as the model sent it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -14,8 +14,9 @@ from callgate.tools.toolbox import RequestToolbox
 class ClientsOnly:
     """Judges nothing, because nothing is run: whole or broken, a call is the client's."""
 
-    def __init__(self, client: Sequence[msgspec.Raw]) -> None:
-        self._client = client
+    def __init__(self, tools: Callable[[], Sequence[msgspec.Raw]]) -> None:
+        """`tools` gives the client's, and is called when they are looked at; a request that is passed through has nobody do so."""
+        self._tools = tools
         self._box: RequestToolbox | None = None
 
     @property
@@ -27,9 +28,8 @@ class ClientsOnly:
         return self._opened().schemas
 
     def _opened(self) -> RequestToolbox:
-        """Made when it is looked into; a request that is passed on never is."""
         if self._box is None:
-            self._box = RequestToolbox((), self._client, run_id="")
+            self._box = RequestToolbox((), self._tools(), run_id="")
         return self._box
 
     def plan(self, calls: Sequence[Call]) -> Plan:

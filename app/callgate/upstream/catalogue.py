@@ -6,7 +6,7 @@ Which lane a deployment takes is settled when it is first asked, because only th
 import difflib
 import re
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -14,12 +14,12 @@ from typing import Any, TypeAlias
 import structlog
 
 from callgate.conversation.errors import ChatError
-from callgate.conversation.ports import Model, ModelAnswer, ModelRequest, Passage, PassOn
+from callgate.conversation.ports import Model, ModelAnswer, ModelRequest, Passthrough
 from callgate.http.client import HttpClient
 from callgate.upstream import litellm_model, resolve
 from callgate.upstream.demo_model import DemoModel
 from callgate.upstream.direct_model import Endpoint
-from callgate.upstream.passthrough import RelayModel
+from callgate.upstream.passthrough import PassthroughModel
 from callgate.upstream.resolve import ModelEntry
 from callgate.upstream.retry import Circumstances, Pool, Report, RetryBudget, RetryingModel, RetryPolicy
 from callgate.upstream.translated_model import TranslatedModel
@@ -112,7 +112,7 @@ class Catalogue:
         if is_demo(entry):
             return DemoModel(entry.model_name)
         if entry.lane in {"auto", "direct"} and (endpoint := resolve.known_endpoint(entry)) is not None:
-            return _relay(entry, endpoint, self._client)
+            return _direct(entry, endpoint, self._client)
         return _Undecided(entry, self._client)
 
     def _unknown(self, name: str) -> ChatError:
@@ -142,18 +142,11 @@ class _Undecided:
         self._client = client
         self._settled: Model | None = None
 
-    def can_pass_on(self, *, with_tools: bool) -> bool:
-        return isinstance(self._settled, RelayModel) and self._settled.can_pass_on(with_tools=with_tools)
-
-    def pass_on(self, asked: PassOn) -> Awaitable[Passage]:
-        assert isinstance(self._settled, RelayModel)
-        return self._settled.pass_on(asked)
-
-    def ask(self, ask: ModelRequest) -> AbstractAsyncContextManager[ModelAnswer]:
+    def ask(self, ask: ModelRequest | Passthrough) -> AbstractAsyncContextManager[ModelAnswer]:
         return self._ask(ask) if self._settled is None else self._settled.ask(ask)
 
     @asynccontextmanager
-    async def _ask(self, ask: ModelRequest) -> AsyncIterator[ModelAnswer]:
+    async def _ask(self, ask: ModelRequest | Passthrough) -> AsyncIterator[ModelAnswer]:
         self._settled = await self._decide()
         async with self._settled.ask(ask) as answer:
             yield answer
@@ -161,7 +154,7 @@ class _Undecided:
     async def _decide(self) -> Model:
         entry = self._entry
         if entry.lane in {"auto", "direct"} and (endpoint := await litellm_model.vouched_endpoint(entry)) is not None:
-            return _relay(entry, endpoint, self._client)
+            return _direct(entry, endpoint, self._client)
         settings = resolve.through_litellm(entry)
         if entry.lane != "direct" and resolve.lane_of(entry) != "litellm":
             return TranslatedModel(
@@ -170,8 +163,8 @@ class _Undecided:
         return litellm_model.LiteLLMModel(entry.model_name, settings, entry.deadlines)
 
 
-def _relay(entry: ModelEntry, endpoint: Endpoint, client: HttpClient) -> RelayModel:
-    return RelayModel(entry.model_name, endpoint, client, entry.deadlines, answer_bytes=entry.answer_bytes)
+def _direct(entry: ModelEntry, endpoint: Endpoint, client: HttpClient) -> PassthroughModel:
+    return PassthroughModel(entry.model_name, endpoint, client, entry.deadlines, answer_bytes=entry.answer_bytes)
 
 
 class _Pattern:

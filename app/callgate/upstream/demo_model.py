@@ -17,7 +17,7 @@ import msgspec
 
 from callgate.conversation import raw_json as late
 from callgate.conversation.events import CallDelta, CallWritten, Finished, ModelEvent, ProviderHead, TextDelta, Usage
-from callgate.conversation.ports import ModelAnswer, ModelRequest
+from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough, as_read
 
 WORD_SECONDS = 0.015
 """Slow enough to be seen as a stream, fast enough not to be waited for."""
@@ -81,7 +81,8 @@ class DemoModel:
         self._pause = pause or (lambda: asyncio.sleep(WORD_SECONDS))
 
     @asynccontextmanager
-    async def ask(self, ask: ModelRequest) -> AsyncIterator[ModelAnswer]:
+    async def ask(self, ask: ModelRequest | Passthrough) -> AsyncIterator[ModelAnswer]:
+        ask = as_read(ask)
         messages = [_decoded(message) for message in ask.messages]
         offered = _offered(ask.tools)
         said = _answer(messages, offered, _decoded(ask.tool_choice), ask.params)

@@ -16,7 +16,7 @@ import msgspec
 from callgate.conversation import raw_json as late
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import ModelEvent, ProviderError, ProviderHead
-from callgate.conversation.ports import Message, ModelAnswer, ModelRequest
+from callgate.conversation.ports import Message, ModelAnswer, ModelRequest, Passthrough, as_read
 from callgate.http.client import HttpClient
 from callgate.http.event_stream import BOM, ErrorEvent, EventStreamReader, EventTooLarge, looks_like_keep_alive
 from callgate.http.interface import Deadlines, Response, TransportError
@@ -75,9 +75,9 @@ class DirectModel:
         self._deadlines = deadlines
         self._headers = {"Content-Type": "application/json", **endpoint.headers}
 
-    def ask(self, ask: ModelRequest) -> "_Asked":
-        exchange = self._client.post(self._endpoint.url, self._headers, self._encoded(ask), self._deadlines)
-        return _Asked(exchange, self._endpoint, self._answer_bytes)
+    def ask(self, ask: ModelRequest | Passthrough) -> AbstractAsyncContextManager[ModelAnswer]:
+        exchange = self._client.post(self._endpoint.url, self._headers, self._encoded(as_read(ask)), self._deadlines)
+        return HttpRequest(exchange, self._endpoint, self._answer_bytes)
 
     def _encoded(self, ask: ModelRequest) -> bytes:
         messages = ask.messages if self._endpoint.knows_developers else without_developers(ask.messages)
@@ -96,8 +96,8 @@ class DirectModel:
             raise ChatError(400, "A message holds half of a surrogate pair, which no JSON text can carry.") from None
 
 
-class _Asked:
-    """The context of one ask. A class and not a generator: it is entered for every turn of every chat."""
+class HttpRequest:
+    """The context of one request to a model. A class and not a generator: it is entered for every turn of every chat."""
 
     __slots__ = ("_answer_bytes", "_endpoint", "_exchange")
 
@@ -109,10 +109,13 @@ class _Asked:
     async def __aenter__(self) -> ModelAnswer:
         response = await opened(self._exchange, self._endpoint.secrets)
         try:
-            return HttpAnswer(response, self._endpoint.secrets, self._answer_bytes)
+            return self._answer(response)
         except TransportError as error:  # it can be seen at its head that the body cannot be read
             await self._exchange.__aexit__(type(error), error, error.__traceback__)
             raise errors.from_transport(error) from error
+
+    def _answer(self, response: Response) -> ModelAnswer:
+        return HttpAnswer(response, self._endpoint.secrets, self._answer_bytes)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -211,7 +214,7 @@ class HttpAnswer:
                 raise self._broken(error) from error
             self._size += len(data)
             if self._size > self._most:
-                raise self._broken(BrokenOff(f"the answer is longer than {self._most} bytes", transport_error=True))
+                raise errors.answer_too_large(self._most)
             batch = body.feed(data) if body is not None else self._first(data)
         if not self._begun:
             self._begin(batch)

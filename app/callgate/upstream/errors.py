@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from callgate.conversation.errors import ChatError
-from callgate.http.interface import ConnectFailed, TimedOut, TransportError
+from callgate.http.interface import ConnectFailed, TimedOut, TooLarge, TransportError
 
 MESSAGE_CHARS = 500
 DETAIL_CHARS = 2000
@@ -125,6 +125,8 @@ def from_transport(error: TransportError) -> UpstreamError:
             return timed_out("The model took longer than the time allowed.", detail, again=False, elsewhere=False)
         case TimedOut():
             return timed_out("The model's provider did not answer in time.", detail, again=error.which == "connect")
+        case TooLarge(limit=limit):
+            return answer_too_large(limit)
         case ConnectFailed():
             return UpstreamError(
                 502,
@@ -151,6 +153,17 @@ def auth_failed(detail: str) -> UpstreamError:
 def bad_answer(message: str, detail: str = "", *, again: bool = True) -> UpstreamError:
     """The provider answered, and what it answered is of no use."""
     return UpstreamError(502, message, type="server_error", code="upstream_error", detail=detail, again=again)
+
+
+def answer_too_large(limit: int) -> UpstreamError:
+    """The answer broke a limit of ours, and would break it again."""
+    return UpstreamError(
+        502,
+        f"The model's answer is longer than {limit} bytes.",
+        type="server_error",
+        code="answer_too_large",
+        elsewhere=False,
+    )
 
 
 def timed_out(message: str, detail: str, *, again: bool, elsewhere: bool = True) -> UpstreamError:

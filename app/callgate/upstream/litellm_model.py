@@ -19,7 +19,7 @@ from typing import Any
 from callgate.conversation import raw_json as late
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import Finished, ModelEvent, ProviderError
-from callgate.conversation.ports import ModelAnswer, ModelRequest
+from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough, as_read
 from callgate.http.interface import Deadlines
 from callgate.upstream import errors, resolve
 from callgate.upstream.chunks import ChunkReader, read_completion
@@ -52,7 +52,8 @@ class LiteLLMModel:
         self._deadlines = deadlines
 
     @asynccontextmanager
-    async def ask(self, ask: ModelRequest) -> AsyncIterator[ModelAnswer]:
+    async def ask(self, ask: ModelRequest | Passthrough) -> AsyncIterator[ModelAnswer]:
+        ask = as_read(ask)
         litellm = await loaded()
         clock = _Clock(self._deadlines)
         arguments = self._arguments(litellm, ask)

@@ -1,37 +1,55 @@
-"""Passing an answer through: with no tool of the house on offer a request and its answer go on in their own bytes.
+"""Passing requests and answers through: where none of our tools is on offer, both go on in their own bytes.
 
-Of a stream as much is read as decides something: what comes before its first words, its end mark, its finish reason, its
-usage, an error in the middle. Whatever else a provider sends is neither known here nor changed.
+Of a stream only what decides something is read: everything before its first words, its end mark, finish reasons, usage,
+an error in the middle. Whatever else a provider sends is neither known here nor changed. An answer in another shape than
+was asked for is read like any other.
 """
 
 import re
-import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from math import inf
+from types import TracebackType
 from typing import Any
 
 import msgspec
 
-from callgate.conversation.errors import BrokenOff, ChatError
-from callgate.conversation.events import ProviderError
-from callgate.conversation.ports import CannotPassOn, EmitBytes, PassOn
-from callgate.http.event_stream import BOM, EVENT_BYTES, EventStreamReader, EventTooLarge, looks_like_keep_alive
+from callgate.conversation.errors import ChatError, SeparateChoices
+from callgate.conversation.events import ChoiceIgnored, Finished, ModelEvent, Passed, ProviderError, Usage
+from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough
+from callgate.conversation.read_model import ReadAnswer
+from callgate.http.event_stream import (
+    BOM,
+    ErrorEvent,
+    EventStreamReader,
+    EventTooLarge,
+    looks_like_keep_alive,
+    payload_of,
+    payloads_in,
+)
 from callgate.http.interface import Response, TransportError
 from callgate.upstream import errors
 from callgate.upstream.chunks import ChunkReader, read_completion
-from callgate.upstream.direct_model import DONE, DirectModel, read_json, refusal, without_developers
-from callgate.upstream.first_content import is_said
+from callgate.upstream.direct_model import (
+    DONE,
+    Body,
+    DirectModel,
+    Endpoint,
+    HttpAnswer,
+    HttpRequest,
+    WholeBody,
+    read_json,
+    recognised,
+    refusal,
+    reported,
+    without_developers,
+)
+from callgate.upstream.first_content import first_said, is_said
 from callgate.upstream.params import ALWAYS_PASSED, is_denied
-from callgate.upstream.words import Words
 
-LOOKED_AT = (b"[DONE]", b'"usage":{', b'"usage": {', b'"finish_reason":"', b'"finish_reason": "', b'"error"')
-"""An event with none of these says nothing but words. Looking for them costs less than one look at the JSON."""
 END = b"data: [DONE]\n\n"
-READ_SECONDS = 300.0
-"""How long the answers of a model are read after one in another shape; each such answer has to be asked for twice."""
 
 _encode = msgspec.json.Encoder().encode
+_messages = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class _Choice(msgspec.Struct):
@@ -49,48 +67,31 @@ class _Outline(msgspec.Struct):
 _outline = msgspec.json.Decoder(_Outline)
 
 
-class RelayModel(DirectModel):
-    """A model of the direct lane that can also be passed a request through."""
+class PassthroughModel(DirectModel):
+    """A model of the direct lane, which sends a client's request on unread where it may."""
 
-    _read_until = -inf
+    def ask(self, ask: ModelRequest | Passthrough) -> AbstractAsyncContextManager[ModelAnswer]:
+        if isinstance(ask, ModelRequest):
+            return super().ask(ask)
+        body = self._passed_request(ask)
+        exchange = self._client.post(self._endpoint.url, self._headers, body, self._deadlines)
+        if ask.stream:
+            return _StreamRequest(exchange, self._endpoint, self._answer_bytes, ask)
+        return _WholeRequest(exchange, self._endpoint, self._answer_bytes, ask.n)
 
-    def can_pass_on(self, *, with_tools: bool) -> bool:
-        return time.monotonic() >= self._read_until
-
-    def answered_otherwise(self) -> None:
-        """It answered in another shape than was asked for. It may always do so, or it was in trouble for a moment."""
-        self._read_until = time.monotonic() + READ_SECONDS
-
-    async def pass_on(self, asked: PassOn) -> "WholePassage | StreamPassage":
-        endpoint, most = self._endpoint, self._answer_bytes
-        exchange = self._client.post(endpoint.url, self._headers, self._passed(asked), self._deadlines)
-        try:
-            if asked.stream:
-                return await StreamPassage.begun(exchange, endpoint.secrets, most, hide_usage=not asked.include_usage)
-            # One that comes whole needs its connection no longer than until then.
-            async with exchange as response:
-                if response.status != 200:
-                    raise await refusal(response, endpoint.secrets)
-                return WholePassage.of(await response.read(most), response, endpoint.secrets)
-        except TransportError as error:
-            raise errors.from_transport(error) from error
-        except CannotPassOn:
-            self.answered_otherwise()
-            raise
-
-    def _passed(self, asked: PassOn) -> bytes:
-        """The request as it came, with the provider's name for the model and without what could choose more than words."""
-        endpoint = self._endpoint
+    def _passed_request(self, request: Passthrough) -> bytes:
+        """The body as it came, with the provider's name for the model and without fields that choose more than an answer."""
+        endpoint, fields = self._endpoint, request.fields
         body: dict[str, Any] = {
-            name: value for name, value in asked.fields.items() if name in ALWAYS_PASSED or not is_denied(name)
+            name: value for name, value in fields.items() if name in ALWAYS_PASSED or not is_denied(name)
         }
         body["model"] = endpoint.model
         if not endpoint.knows_developers:
-            body["messages"] = without_developers(msgspec.json.decode(asked.fields["messages"], type=list[msgspec.Raw]))
+            body["messages"] = without_developers(_messages.decode(fields["messages"]))
         for name, value in endpoint.defaults.items():
             body.setdefault(name, value)
-        if asked.stream and endpoint.include_usage and not asked.include_usage:
-            given = asked.fields.get("stream_options")
+        if request.stream and endpoint.include_usage and not request.include_usage:
+            given = fields.get("stream_options")
             options = msgspec.json.decode(given) if given is not None else None
             body["stream_options"] = {**(options or {}), "include_usage": True}
         try:
@@ -99,35 +100,57 @@ class RelayModel(DirectModel):
             raise ChatError(400, "A message holds half of a surrogate pair, which no JSON text can carry.") from None
 
 
-class WholePassage:
-    """One body, read to its end before a byte of it is passed on: one that is cut off must not look whole."""
+# One body --------------------------------------------------------------------------------------------------------------
 
-    def __init__(self, body: bytes, outline: _Outline) -> None:
-        self._body = body
-        self.usage: Mapping[str, Any] | None = outline.usage
-        self.reasons = tuple(choice.finish_reason for choice in outline.choices or () if choice.finish_reason)
 
-    @classmethod
-    def of(cls, body: bytes, response: Response, secrets: Sequence[str]) -> "WholePassage":
-        response.settle()
-        body = body.removeprefix(BOM)
-        start = body.lstrip()[:1]
-        if start != b"{":
-            _refuse_what_is_no_answer(start, response)
-            raise CannotPassOn("a stream came where one body was asked for")
+class _WholeRequest:
+    """The context of a request for one body. The body is read to its end before a byte of it is emitted, because one that
+    is cut off must not look whole, and the connection is free from then on."""
+
+    __slots__ = ("_answer_bytes", "_choices", "_endpoint", "_exchange")
+
+    def __init__(
+        self, exchange: AbstractAsyncContextManager[Response], endpoint: Endpoint, answer_bytes: int, choices: int
+    ) -> None:
+        self._exchange, self._endpoint, self._answer_bytes, self._choices = exchange, endpoint, answer_bytes, choices
+
+    async def __aenter__(self) -> ReadAnswer:
+        secrets = self._endpoint.secrets
         try:
-            outline = _outline.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            outline = _tolerantly(body)
-        if outline.error:
-            said = errors.read_error(outline.error)
-            raise errors.reported(said.message, {"error": outline.error}, response.headers, secrets=secrets)
-        if not outline.choices:
-            raise errors.bad_answer("The model's provider sent an empty answer.")
-        return cls(body, outline)
+            async with self._exchange as response:
+                if response.status != 200:
+                    raise await refusal(response, secrets)
+                body = await response.read(self._answer_bytes)
+                response.settle()
+        except TransportError as error:
+            raise errors.from_transport(error) from error
+        return ReadAnswer(_read_whole(body.removeprefix(BOM), response, secrets, self._choices), HttpAnswer.lane)
 
-    def carry(self, emit: EmitBytes) -> Awaitable[None]:
-        return emit(self._body)
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """The exchange is over already."""
+
+
+def _read_whole(body: bytes, response: Response, secrets: Sequence[str], choices: int) -> Sequence[ModelEvent]:
+    if body.lstrip()[:1] != b"{":
+        return _read_stream(body, response, choices)
+    try:
+        outline = _outline.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        outline = _tolerantly(body)
+    if outline.error:
+        said = errors.read_error(outline.error)
+        raise errors.reported(said.message, {"error": outline.error}, response.headers, secrets=secrets)
+    if not outline.choices:
+        raise errors.bad_answer("The model's provider sent an empty answer.")
+    choices_read = outline.choices
+    reason = choices_read[0].finish_reason if len(choices_read) == 1 else None
+    return (Passed(body, (reason,) if reason else _reasons(choices_read), outline.usage),)
+
+
+def _reasons(choices: Sequence[_Choice]) -> tuple[str, ...]:
+    return tuple(choice.finish_reason for choice in choices if choice.finish_reason)
 
 
 def _tolerantly(body: bytes) -> _Outline:
@@ -143,224 +166,217 @@ def _tolerantly(body: bytes) -> _Outline:
     return _Outline(choices, usage if isinstance(usage, dict) else None, failed.body if failed else None)
 
 
-class StreamPassage:
-    """The events of a stream, whole ones only, so that nothing half is left in front of an error of ours."""
+def _read_stream(body: bytes, response: Response, choices: int) -> Sequence[ModelEvent]:
+    """The events of a stream that came where one body was asked for."""
+    reader = recognised(body, response)
+    if reader is None:
+        raise errors.bad_answer("The model's provider sent an empty answer.")
+    if choices > 1:
+        raise SeparateChoices(_choices_of_stream(body, choices))
+    events = [*reader.feed(body)]
+    if not reader.done:
+        events += reader.finish()
+    first = first_said(events)
+    if isinstance(first, ProviderError):
+        raise errors.reported(first.message, first.body, response.headers)
+    if first is None or not (reader.done or any(isinstance(event, Finished) for event in events)):
+        raise errors.bad_answer("The model's provider sent an answer that is empty or cut off.", reader.fault or "")
+    return events
+
+
+# A stream --------------------------------------------------------------------------------------------------------------
+
+
+class _StreamRequest(HttpRequest):
+    """The context of a request for a stream."""
+
+    __slots__ = ("_request",)
 
     def __init__(
-        self, exchange: AbstractAsyncContextManager[Response], response: Response, most: int, *, hide_usage: bool
+        self,
+        exchange: AbstractAsyncContextManager[Response],
+        endpoint: Endpoint,
+        answer_bytes: int,
+        request: Passthrough,
     ) -> None:
-        self._exchange = exchange
-        self._response = response
-        self._most = most
+        super().__init__(exchange, endpoint, answer_bytes)
+        self._request = request
+
+    def _answer(self, response: Response) -> ModelAnswer:
+        return _StreamAnswer(response, self._endpoint.secrets, self._answer_bytes, self._request)
+
+
+class _StreamAnswer(HttpAnswer):
+    """An answer to a request for a stream, whose first bytes tell whether it is one."""
+
+    def __init__(self, response: Response, secrets: Sequence[str], answer_bytes: int, request: Passthrough) -> None:
+        super().__init__(response, secrets, answer_bytes)
+        self._request = request
+
+    def _recognise(self, start: bytes) -> Body | None:
+        body = recognised(start, self._response)
+        if body is None:
+            return None
+        if not isinstance(body, WholeBody):
+            return _PassedEvents(hide_usage=not self._request.include_usage)
+        return body if self._request.n == 1 else _SeparateBody(self._request.n)
+
+
+class _PassedEvents:
+    """Passes the events of a stream on, whole ones only, so that nothing half stands before an error of ours."""
+
+    def __init__(self, *, hide_usage: bool) -> None:
         self._hide_usage = hide_usage
-        self._ready = b""
-        self._rest: list[bytes] = []
-        self._size = 0
-        self._done = False
-        self._words = Words()
-        self._emit: EmitBytes
-        self._rebuilt: EventStreamReader | None = None
-        self.usage: Mapping[str, Any] | None = None
-        self.reasons: tuple[str, ...] = ()
+        self._stream, self._chunks = EventStreamReader(), ChunkReader()
+        self._start: list[bytes] | None = []
+        """What came before the first words; None once they are there."""
+        self.done = False
+        self.fault: str | None = None
 
-    @classmethod
-    async def begun(
-        cls, exchange: AbstractAsyncContextManager[Response], secrets: Sequence[str], most: int, *, hide_usage: bool
-    ) -> "StreamPassage":
-        """The stream once its first words are there. What is wrong with it before that is an error like any other."""
-        response = await exchange.__aenter__()
-        passage = cls(exchange, response, most, hide_usage=hide_usage)
-        try:
-            if response.status != 200:
-                raise await refusal(response, secrets)
-            passage._begin_with(await _start_of(response, secrets))
-        except BaseException as error:
-            await exchange.__aexit__(type(error), error, error.__traceback__)
-            raise
-        return passage
-
-    async def carry(self, emit: EmitBytes) -> None:
-        try:
-            await self._carry(emit)
-        except BaseException as error:
-            await self._exchange.__aexit__(type(error), error, error.__traceback__)
-            raise
-        await self._exchange.__aexit__(None, None, None)
-
-    async def _carry(self, emit: EmitBytes) -> None:
-        self._emit = emit
-        if not await self._carry_on(self._ready):
+    def feed(self, data: bytes) -> Sequence[ModelEvent]:
+        start = self._start
+        if start is not None or data[-2:] != b"\n\n" or b"\r" in data or not self._stream.is_between_events:
             try:
-                async for data in self._response.chunks():
-                    if await self._carry_on(data):
-                        break
-            except TransportError as error:
-                if not self.reasons:
-                    raise BrokenOff(str(error), transport_error=True) from error
-        if not self._done:
-            await self._carry_on(self._at_end())
-        self._response.settle()
+                data = self._stream.whole(data)
+            except EventTooLarge as error:
+                self.fault = str(error)
+                return ()
+            if start is not None:
+                return self._begin(start, data) if data else ()
+        # An event with none of these says nothing but words. Looking for them costs less than one look at the JSON.
+        if (
+            b"[DONE]" in data
+            or b'"usage":{' in data
+            or b'"finish_reason":"' in data
+            or b'"finish_reason": "' in data
+            or b'"usage": {' in data
+            or b'"error"' in data
+            or b"event:" in data
+        ):
+            return self._looked_at(data)
+        return (Passed(data),) if data else ()
 
-    async def _carry_on(self, data: bytes) -> bool:
-        """Tell what of a read goes on now; whether that was the end."""
-        out = self._passed(data)
-        if out:
-            await self._emit(out)
-        return self._done
+    def finish(self) -> Sequence[ModelEvent]:
+        """A last event without its blank line counts if it is whole. One that was cut off says no more than the end does."""
+        if self._start is not None:
+            return ()
+        rest = self._stream.rest()
+        payload = payload_of(rest.rstrip(b"\n"))
+        if payload is None:
+            return ()
+        try:
+            read_json(payload)
+        except ValueError:
+            if payload.strip() != DONE:
+                return ()
+        return self._looked_at(rest)
 
-    def _begin_with(self, start: bytes) -> None:
-        if b"\r" in start or start.startswith(BOM):
-            self._rebuilt = EventStreamReader()
-        self._ready = start
+    def _begin(self, start: list[bytes], data: bytes) -> Sequence[ModelEvent]:
+        """Nothing is passed on before the first words, because until then the request may be sent once more."""
+        start.append(data)
+        for payload in payloads_in(data):
+            if payload.strip() == DONE:
+                self.done = True
+                return ()
+            if type(payload) is ErrorEvent:
+                return reported(payload)
+            try:
+                chunk = read_json(payload)
+            except ValueError:
+                if looks_like_keep_alive(payload):
+                    continue
+                self.fault = "an event of the stream is not JSON"
+                return ()
+            first = first_said(self._chunks.read(chunk))
+            if isinstance(first, ProviderError):
+                return (first,)
+            if first is not None:
+                self._start = None
+                return self._looked_at(b"".join(start))
+        return ()
 
-    def _passed(self, data: bytes) -> bytes:
-        """What of this read goes on now."""
-        self._size += len(data)
-        if self._size > self._most:
-            raise BrokenOff(f"the answer is longer than {self._most} bytes", transport_error=True)
-        if self._rebuilt is not None:
-            data = _as_events(self._rebuilt.feed(data))
-        elif self._rest or not data.endswith(b"\n\n"):
-            data = self._whole_events(data)
-        if self._words.are_all_of(data):
-            return data
-        for mark in LOOKED_AT:
-            if mark in data:
-                return self._looked_at(data)
-        self._words.learn(data)
-        return data
-
-    def _whole_events(self, data: bytes) -> bytes:
-        """Up to the end of the last whole event; the rest waits."""
-        self._rest.append(data)
-        if b"\n" not in data:
-            if sum(map(len, self._rest)) > EVENT_BYTES:
-                raise BrokenOff(f"an event is longer than {EVENT_BYTES} bytes", transport_error=True)
-            return b""
-        data = b"".join(self._rest)
-        end = data.rfind(b"\n\n")
-        whole, rest = (b"", data) if end < 0 else (data[: end + 2], data[end + 2 :])
-        self._rest = [rest] if rest else []
-        return whole
-
-    def _looked_at(self, data: bytes) -> bytes:
+    def _looked_at(self, data: bytes) -> Sequence[ModelEvent]:
         """Events that may say more than words, one by one."""
-        out: list[bytes] = []
+        passed: list[bytes] = []
+        reasons: tuple[str, ...] = ()
+        usage: Mapping[str, Any] | None = None
         for event in _EVENT_END.split(data):
-            if not event or self._done:
+            payload = payload_of(event)
+            if payload is None:
+                if event:
+                    passed.append(event + b"\n\n")
                 continue
-            payload = _payload_of(event)
-            if payload is not None and payload.strip() == DONE:
-                self._done = True
-                out.append(END)
-            elif payload is None or self._is_for_client(payload):
-                out.append(event + b"\n\n")
-        return b"".join(out)
-
-    def _is_for_client(self, payload: bytes) -> bool:
-        """Note what an event says of the answer as a whole; one that holds nothing but usage is for those who asked."""
-        try:
-            outline = _outline.decode(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return True
-        if outline.error:
-            raise errors.bad_answer("The model's provider reported an error in the middle of its answer.", again=False)
-        if outline.usage:
-            self.usage = outline.usage
-        for choice in outline.choices or ():
-            if choice.finish_reason and choice.finish_reason not in self.reasons:
-                self.reasons += (choice.finish_reason,)
-        return bool(outline.choices) or not outline.usage or not self._hide_usage
-
-    def _at_end(self) -> bytes:
-        """The body is over without its mark. It was finished if its model said so."""
-        rest = b"".join(self._rest).rstrip(b"\n")
-        if self._rebuilt is not None:
-            rest = _as_events(self._rebuilt.finish()).rstrip(b"\n")
-            self._rebuilt = None
-        self._rest = []
-        # A last event without its blank line counts if it is whole; one that was cut off says no more than the end does.
-        rest = rest + b"\n\n" if _is_whole(rest) else b""
-        if rest:
-            self._looked_at(rest)
-        if not self.reasons and not self._done:
-            raise BrokenOff("the body ended before its end mark", transport_error=False)
-        self._done = False
-        return rest if rest.endswith(END) else rest + END
+            if payload.strip() == DONE:
+                self.done = True
+                passed.append(END)
+                break
+            if type(payload) is ErrorEvent:
+                self.done = True
+                return (Passed(b"".join(passed), reasons, usage), *reported(payload))
+            try:
+                outline = _outline.decode(payload)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                outline = _UNREAD
+            if outline.error:
+                self.done = True
+                error = ProviderError(errors.read_error(outline.error).message, outline.error)
+                return (Passed(b"".join(passed), reasons, usage), error)
+            usage = outline.usage or usage
+            reasons += _reasons(outline.choices or ())
+            # One that holds nothing but usage is for those who asked.
+            if outline.choices or not outline.usage or not self._hide_usage:
+                passed.append(event + b"\n\n")
+        return (Passed(b"".join(passed), reasons, usage),)
 
 
-async def _start_of(response: Response, secrets: Sequence[str]) -> bytes:
-    """What has come once the first words are there."""
-    sse, chunks = EventStreamReader(), ChunkReader()
-    start, reads = b"", aiter(response.chunks())
-    while True:
-        try:
-            data = await reads.__anext__()
-        except StopAsyncIteration:
-            raise errors.bad_answer("The model's provider sent an answer that is empty or cut off.") from None
-        if not start:
-            _check_start(data, response)
-        start += data
-        try:
-            said = _first_words(sse.feed(data), chunks, response, secrets)
-        except EventTooLarge as error:
-            raise errors.bad_answer("The model's provider sent something that is not an answer.", str(error)) from None
-        if said:
-            return start
+_UNREAD = _Outline()
+_EVENT_END = re.compile(rb"\n\n+")
 
 
-def _check_start(data: bytes, response: Response) -> None:
-    start = data.removeprefix(BOM).lstrip()[:1]
-    if start and start in b"{[":
-        raise CannotPassOn("one body came where a stream was asked for")
-    _refuse_what_is_no_answer(start, response)
+# Several choices in a body of another shape than was asked for ---------------------------------------------------------
 
 
-def _refuse_what_is_no_answer(start: bytes, response: Response) -> None:
-    kind = response.headers.get("content-type", "")
-    if start == b"<" or "html" in kind.lower():
-        raise errors.bad_answer("The model's provider sent something that is not an answer.", f"content-type {kind!r}")
-    if not start:
-        raise errors.bad_answer("The model's provider sent an empty answer.")
+class _SeparateBody(WholeBody):
+    """Reads every choice of one body."""
+
+    def __init__(self, choices: int) -> None:
+        super().__init__()
+        self._choices = choices
+
+    def _read(self, found: Any) -> Sequence[ModelEvent]:
+        raise SeparateChoices(_separate([read_completion(found, choice) for choice in range(self._choices)]))
 
 
-def _first_words(payloads: Sequence[bytes], chunks: ChunkReader, response: Response, secrets: Sequence[str]) -> bool:
-    for payload in payloads:
+def _choices_of_stream(body: bytes, choices: int) -> Sequence[Sequence[ModelEvent]]:
+    sse = EventStreamReader()
+    readers = [ChunkReader(choice) for choice in range(choices)]
+    answers: list[list[ModelEvent]] = [[] for _ in readers]
+    for payload in (*sse.feed(body), *sse.finish()):
         if payload.strip() == DONE:
-            raise errors.bad_answer("The model's provider sent an empty answer.")
+            break
         try:
             chunk = read_json(payload)
         except ValueError:
             if looks_like_keep_alive(payload):
                 continue
-            raise errors.bad_answer("The model's provider sent something that is not an answer.") from None
-        for event in chunks.read(chunk):
-            if isinstance(event, ProviderError):
-                raise errors.reported(event.message, event.body, response.headers, secrets=secrets)
-            if is_said(event):
-                return True
-    return False
+            raise errors.bad_answer("The model's provider sent an answer that is empty or cut off.") from None
+        for reader, answer in zip(readers, answers, strict=True):
+            answer.extend(reader.read(chunk))
+    return _separate(answers)
 
 
-def _is_whole(event: bytes) -> bool:
-    payload = _payload_of(event)
-    if payload is None:
-        return False
-    try:
-        read_json(payload)
-    except ValueError:
-        return payload.strip() == DONE
-    return True
-
-
-_EVENT_END = re.compile(rb"\n\n+")
-
-
-def _payload_of(event: bytes) -> bytes | None:
-    """The data of one event; None where it has none, as a comment has none."""
-    lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
-    return b"\n".join(lines) if lines else None
-
-
-def _as_events(payloads: Sequence[bytes]) -> bytes:
-    return b"".join(b"data: " + payload.replace(b"\n", b"\ndata: ") + b"\n\n" for payload in payloads)
+def _separate(answers: Sequence[Sequence[ModelEvent]]) -> Sequence[Sequence[ModelEvent]]:
+    """The events of each choice. What the body says of all of them together is told of the first alone."""
+    first = first_said(answers[0])
+    if first is None:
+        raise errors.bad_answer("The model's provider sent an answer that is empty or cut off.")
+    if isinstance(first, ProviderError):
+        raise errors.reported(first.message, first.body, {})
+    return [
+        [
+            event
+            for event in answer
+            if not isinstance(event, ChoiceIgnored) and (place == 0 or not isinstance(event, Usage))
+        ]
+        for place, answer in enumerate(answers)
+    ]

@@ -8,16 +8,17 @@ asked three times as often by the very clients that wait for it.
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from types import TracebackType
-from typing import Any, Generic, TypeAlias, TypeVar, cast
+from typing import TypeAlias
 
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import ModelEvent, ProviderError
-from callgate.conversation.ports import Model, ModelAnswer, ModelRequest, Passage, PassOn, Relay, relay_in
+from callgate.conversation.ports import Model, ModelAnswer, ModelRequest, Passthrough
+from callgate.conversation.read_model import ReadAnswer
 from callgate.upstream import errors
 from callgate.upstream.first_content import first_said
 
@@ -125,35 +126,22 @@ class RetryingModel:
         """The same model for one request, which wants to know of its own retries."""
         return replace(self, report=report)
 
-    def ask(self, ask: ModelRequest) -> AbstractAsyncContextManager[ModelAnswer]:
+    def ask(self, ask: ModelRequest | Passthrough) -> AbstractAsyncContextManager[ModelAnswer]:
         return _Asking(self, ask)
 
-    def can_pass_on(self, *, with_tools: bool) -> bool:
-        """Whether all who may answer can pass the request through."""
-        for pool in self.pools:
-            for deployment in pool.deployments:
-                relay = relay_in(deployment)
-                if relay is None or not relay.can_pass_on(with_tools=with_tools):
-                    return False
-        return True
 
-    def pass_on(self, asked: PassOn) -> Awaitable[Passage]:
-        return _PassingOn(self, asked).begun()
+class _Asking:
+    """The context of one question, asked until its answer has begun, because only until then may it be asked again."""
 
+    __slots__ = ("_ask", "_attempt", "_model", "_open")
 
-Begun = TypeVar("Begun")
-
-
-class _Trying(Generic[Begun]):
-    """One request, asked until its answer has begun, because only until then may it be asked again."""
-
-    __slots__ = ("_attempt", "_model")
-
-    def __init__(self, model: RetryingModel) -> None:
+    def __init__(self, model: RetryingModel, ask: ModelRequest | Passthrough) -> None:
         self._model = model
+        self._ask = ask
         self._attempt = 0
+        self._open: AbstractAsyncContextManager[ModelAnswer] | None = None
 
-    async def begun(self) -> Begun:
+    async def __aenter__(self) -> ModelAnswer:
         world = self._model.circumstances
         world.budget.count_request()
         began = world.clock()
@@ -176,9 +164,26 @@ class _Trying(Generic[Begun]):
                     raise
                 failure = error
 
-    def _begin(self, deployment: Model) -> Awaitable[Begun]:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        assert self._open is not None
+        return await self._open.__aexit__(kind, error, trace)
+
+    async def _begin(self, deployment: Model) -> ModelAnswer:
         """Ask, and wait for the first words; whatever happens before them closes what was opened."""
-        raise NotImplementedError
+        opened = deployment.ask(self._ask)
+        answer = await opened.__aenter__()
+        if isinstance(answer, ReadAnswer):
+            self._open = opened
+            return answer
+        try:
+            begun = await _Begun.wait_for(answer)
+        except BaseException as error:
+            await opened.__aexit__(type(error), error, error.__traceback__)
+            raise
+        self._open = opened
+        return begun
 
     async def _following(
         self, queue: "_Queue", failed: "_Candidate", failure: ChatError, give_up_at: float
@@ -207,50 +212,6 @@ class _Trying(Generic[Begun]):
         policy = self._model.policy
         jitter = self._model.circumstances.random() * min(policy.longest_wait, policy.first_wait * 2.0 ** (asked - 1))
         return jitter if failure.retry_after is None else failure.retry_after + jitter
-
-
-class _Asking(_Trying[ModelAnswer]):
-    """The context of one question."""
-
-    __slots__ = ("_ask", "_open")
-
-    def __init__(self, model: RetryingModel, ask: ModelRequest) -> None:
-        super().__init__(model)
-        self._ask = ask
-        self._open: AbstractAsyncContextManager[ModelAnswer] | None = None
-
-    def __aenter__(self) -> Coroutine[Any, Any, ModelAnswer]:
-        return self.begun()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        assert self._open is not None
-        return await self._open.__aexit__(kind, error, trace)
-
-    async def _begin(self, deployment: Model) -> ModelAnswer:
-        opened = deployment.ask(self._ask)
-        answer = await opened.__aenter__()
-        try:
-            begun = await _Begun.wait_for(answer)
-        except BaseException as error:
-            await opened.__aexit__(type(error), error, error.__traceback__)
-            raise
-        self._open = opened
-        return begun
-
-
-class _PassingOn(_Trying[Passage]):
-    """One request that is passed through."""
-
-    __slots__ = ("_asked",)
-
-    def __init__(self, model: RetryingModel, asked: PassOn) -> None:
-        super().__init__(model)
-        self._asked = asked
-
-    def _begin(self, deployment: Model) -> Awaitable[Passage]:
-        return cast(Relay, deployment).pass_on(self._asked)  # waits for the first words by itself
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import structlog
 
 from callgate.conversation.errors import ChatError
-from callgate.conversation.ports import ModelAnswer, ModelRequest
+from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough, as_read
 from callgate.http.client import HttpClient
 from callgate.http.event_stream import BOM
 from callgate.http.interface import Deadlines, Response, TransportError
@@ -59,8 +59,8 @@ class TranslatedModel:
         self._fields = Fields(provider, settings)
 
     @asynccontextmanager
-    async def ask(self, ask: ModelRequest) -> AsyncIterator[ModelAnswer]:
-        question = await self._question(ask)
+    async def ask(self, ask: ModelRequest | Passthrough) -> AsyncIterator[ModelAnswer]:
+        question = await self._question(as_read(ask))
         exchange = self._client.post(question.url, question.headers, question.body, self._deadlines)
         response = await opened(exchange, question.secrets)
         try:

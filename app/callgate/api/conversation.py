@@ -1,0 +1,267 @@
+"""The conversation that answers a request: one chat, or one for each choice, and everybody who listens to it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
+
+from callgate.api import legacy
+from callgate.api.answers import NOTHING, Work
+from callgate.api.middleware import RequestContext
+from callgate.api.openai_writers import ForChoice, function_body
+from callgate.api.requests import ChatRequest, passed_through
+from callgate.auth.keys import Caller
+from callgate.auth.meter import Meter
+from callgate.conversation.diagnosis import Diagnosis
+from callgate.conversation.errors import ChatError, SeparateChoices
+from callgate.conversation.events import CallsHandedBack, CallStarted, ChatEvent, Ending, TurnEnded, TurnStarted
+from callgate.conversation.ids import new_id
+from callgate.conversation.listeners import Handlers, Listener, handlers_of
+from callgate.conversation.loop import Rules, converse
+from callgate.conversation.ports import Emit, Message, Model, ModelRequest
+from callgate.conversation.read_model import ReadModel
+from callgate.runtime.chat_setup import clients_toolbox
+from callgate.runtime.manager import new_call_id
+from callgate.runtime.route import Route
+from callgate.runtime.runtime import Runtime
+from callgate.stores.conversations import Conversations
+
+Keep: TypeAlias = Callable[[CallsHandedBack], Awaitable[CallsHandedBack]]
+EmitAny: TypeAlias = Callable[[Any], Awaitable[None]]
+"""Takes what the writer of the answer understands."""
+
+UNWRITTEN = frozenset({TurnStarted, TurnEnded})
+"""What no writer has anything to say of."""
+
+
+class Conversation:
+    """Answers one request, held to the limits of its key and its model.
+
+    Where none of our tools is on offer the request may be passed through, all of its choices in one chat; otherwise every
+    choice has a chat of its own.
+    """
+
+    __slots__ = (
+        "_caller",
+        "_context",
+        "_conversations",
+        "_meter",
+        "_request",
+        "_route",
+        "_runtime",
+        "diagnoses",
+        "run_id",
+    )
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        route: Route,
+        conversations: Conversations,
+        context: RequestContext,
+        request: ChatRequest,
+        caller: Caller,
+    ) -> None:
+        self.run_id = run_id = context.ids["run_id"] = new_id("run")
+        self._runtime, self._route, self._conversations = runtime, route, conversations
+        self._context, self._request, self._caller = context, request, caller
+        self._meter: Meter | None = None
+        self.diagnoses = [Diagnosis(run_id, route.warnings)]
+        if request.n > 1:
+            self.diagnoses = [Diagnosis(run_id, route.warnings) for _ in range(request.n)]
+
+    @property
+    def work(self) -> Work:
+        """From the question to its end. Several choices are emitted as `ForChoice`."""
+        work = self._answer if self._request.n == 1 else self._answer_choices
+        if self._caller.allowance.is_metered:
+            work = partial(self._metered, work)
+        return work if self._route.places is None else partial(self._placed, work)
+
+    def headers(self, error: ChatError | None = None) -> Mapping[str, str]:
+        """The headers of the answer, as far as they are known by now."""
+        headers = {"x-callgate-run": self.run_id}
+        if self._meter is not None:
+            headers |= self._meter.headers
+        if self._route.warnings:
+            headers["x-callgate-warning"] = "; ".join(self._route.warnings)
+        if self._context.wrote:
+            # Clients repeat a failed request by themselves. What a tool has written must not be written twice.
+            headers["x-should-retry"] = "false"
+        return headers
+
+    async def _placed(self, work: Work, emit: EmitAny) -> None:
+        with await self._runtime.place_at(self._request.model):
+            await work(emit)
+
+    async def _metered(self, work: Work, emit: EmitAny) -> None:
+        """An estimate is reserved before and settled after."""
+        request = self._request
+        size = sum(memoryview(each).nbytes for each in (*request.messages, *request.tools))
+        longest = _longest_answer(request.params)
+        self._meter = await self._runtime.meter(self._caller, request.model, size, longest, request.n)
+        async with self._meter:
+            await work(emit)
+
+    def _answer(self, emit: EmitAny) -> Awaitable[None]:
+        route = self._route
+        return self._chat(0, route.model, emit, may_pass_through=not route.server_tools)
+
+    async def _answer_choices(self, emit: EmitAny) -> None:
+        request, route = self._request, self._route
+        models: Sequence[Model] = [route.model] * request.n
+        if not route.server_tools:
+            try:
+                await self._chat(0, route.model, _for_choice(0, emit), may_pass_through=True)
+            except SeparateChoices as separate:
+                if separate.answers:
+                    models = [ReadModel(route.name, answer) for answer in separate.answers]
+                if self._meter is not None:
+                    self._meter.begin_again()
+            else:
+                return
+        try:
+            async with asyncio.TaskGroup() as group:
+                for choice, model in enumerate(models):
+                    group.create_task(self._chat(choice, model, _for_choice(choice, emit)))
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None  # the client gets one error; it cannot be answered in parts
+
+    async def _chat(self, choice: int, model: Model, emit: Emit, *, may_pass_through: bool = False) -> None:
+        """One chat, with all its listeners."""
+        request, runtime, route = self._request, self._runtime, self._route
+        listeners = [self.diagnoses[choice], *runtime.listeners(route.name, self.run_id)]
+        if self._meter is not None:
+            listeners.append(self._meter.tally())
+        rules = runtime.rules if request.parallel else replace(runtime.rules, max_parallel_calls=1)
+        if may_pass_through:
+            ending = await converse(
+                passed_through(request),
+                model,
+                clients_toolbox(lambda: request.tools),
+                emit_to_listeners(listeners, emit),
+                new_id=new_call_id,
+                rules=rules,
+            )
+        else:
+            ending = await self._with_tools(model, listeners, emit, rules)
+        notes = self._context.notes
+        notes["ending"] = str(ending.kind)
+        if ending.note:
+            notes["note"] = ending.note
+
+    async def _with_tools(self, model: Model, listeners: list[Listener], emit: Emit, rules: Rules) -> Ending:
+        request, route = self._request, self._route
+        setup = self._runtime.engage(
+            route, self._caller, run_id=self.run_id, client_tools=request.tools, allowed=request.allowed
+        )
+        messages: Sequence[Message] = request.messages
+        tool_choice, keep = request.tool_choice, None
+        if route.server_tools:
+            listeners.append(_WriteNote(self._context))
+            keep = self._keep
+            messages = await self._conversations.made_whole(
+                owner_of(self._caller, request), messages, request.hints, setup.toolbox
+            )
+            setup.recall(messages)
+            if request.mode is not None:
+                tool_choice = request.mode  # the tools are cut down to the allowed ones already
+        return await converse(
+            ModelRequest(messages, (), tool_choice, request.params, request.stream),
+            model,
+            setup.toolbox,
+            emit_to_listeners(listeners, emit, keep),
+            new_id=new_call_id,
+            rules=rules,
+            sees_images=setup.sees_images,
+            format_with_tools=setup.format_with_tools,
+        )
+
+    async def _keep(self, handed: CallsHandedBack) -> CallsHandedBack:
+        """Keep what the client is not shown before it gets its calls: it may return at once."""
+        if self._request.legacy:
+            handed = _for_legacy(handed, self._request.messages)
+        return await self._conversations.keep(
+            owner_of(self._caller, self._request),
+            handed,
+            self._request.messages,
+            with_hint=self._runtime.diagnostics and not self._request.legacy,
+        )
+
+
+class _WriteNote(Listener):
+    """Notes that a tool was started that may change something."""
+
+    def __init__(self, context: RequestContext) -> None:
+        self._context = context
+
+    def _call_started(self, event: CallStarted) -> None:
+        if event.writes:
+            self._context.wrote = True
+
+    handlers: ClassVar[Handlers] = {CallStarted: _call_started}
+
+
+def caller_key(caller: Caller) -> str:
+    """The owner of what is kept: no key can be named so that it is taken for anonymous."""
+    return "anonymous" if caller.anonymous else f"key {caller.name}"
+
+
+def owner_of(caller: Caller, request: ChatRequest) -> str:
+    """Who alone gets back what was kept: a key, and the one of its users that the request names."""
+    return f"{caller_key(caller)}\0{request.end_user}" if request.end_user else caller_key(caller)
+
+
+def emit_to_listeners(listeners: Sequence[Listener], emit: Emit, keep: Keep | None = None) -> Emit:
+    """Emit to the listeners, then to the writer. The model's words go to the writer alone: there are thousands of them.
+
+    `keep` gets calls that go back to the client before anybody else does, and says how they are emitted.
+    """
+    handlers = handlers_of(listeners)
+
+    # No coroutine, because every chunk of every answer goes through here; the caller waits for the writer itself.
+    def emit_to_all(event: ChatEvent) -> Awaitable[None]:
+        kind = type(event)
+        for place, handle in handlers.get(kind, ()):
+            handle(listeners[place], event)
+        return NOTHING if kind in UNWRITTEN else emit(event)
+
+    if keep is None:
+        return emit_to_all
+
+    async def keep_and_emit(handed: CallsHandedBack) -> None:
+        await emit_to_all(await keep(handed))
+
+    def emit_kept(event: ChatEvent) -> Awaitable[None]:
+        return keep_and_emit(event) if isinstance(event, CallsHandedBack) else emit_to_all(event)
+
+    return emit_kept
+
+
+def _for_legacy(handed: CallsHandedBack, messages: Sequence[Message]) -> CallsHandedBack:
+    """One call, under the id that it will have when the client comes back without one."""
+    call = handed.calls[0]
+    function = function_body(call)
+    id = legacy.call_id(messages, function["name"], function["arguments"])
+    hidden = handed.hidden and replace(handed.hidden, names={id: call.id})
+    return CallsHandedBack((replace(call, id=id),), hidden)
+
+
+def _for_choice(choice: int, emit: Callable[[Any], Awaitable[None]]) -> Emit:
+    def emit_for_choice(event: ChatEvent) -> Awaitable[None]:
+        return emit(ForChoice(choice, event))
+
+    return emit_for_choice
+
+
+def _longest_answer(params: Mapping[str, Any]) -> int | None:
+    """How many tokens the request allows the model to answer with, if it says so."""
+    for name in ("max_completion_tokens", "max_tokens"):
+        said = params.get(name)
+        value = msgspec.json.decode(said) if isinstance(said, msgspec.Raw) else said
+        if isinstance(value, int) and value > 0:
+            return value
+    return None
