@@ -58,7 +58,7 @@ def many_rows(size: int) -> str:
     for number in itertools.count():
         if length >= size - 16:
             return f'{{"rows":[{",".join(rows)}]}}'
-        rows.append(f'{{"id":{number},"name":"n{number}","ok":true,"tags":["a","b"]}}')
+        rows.append(f'{{"id":{number},"name":"{"n" * 330}{number}","ok":true,"tags":["a","b"]}}')
         length += len(rows[-1]) + 1
     raise AssertionError
 

@@ -15,8 +15,9 @@ from typing import Any
 import msgspec
 
 from callgate.calls.json_text import (
-    MAX_DEPTH,
+    LARGE,
     NOTHING_MORE,
+    TOO_DEEP,
     JsonFault,
     is_too_deep,
     join_halves,
@@ -93,14 +94,15 @@ class Fragments:
         "_last",
         "_limit",
         "_looks",
+        "_most",
         "_others",
         "_parts",
         "_pieces",
-        "_room",
         "_seen",
         "_snapshots",
         "_snapshots_proven",
         "_watch",
+        "size",
         "too_large",
     )
 
@@ -108,7 +110,8 @@ class Fragments:
         """`limit` is in bytes. What goes beyond it is not kept, and most of what came before is let go of as well."""
         self.too_large = False
         self._limit = limit
-        self._room = sys.maxsize if limit is None else limit
+        self._most = sys.maxsize if limit is None else limit
+        self.size = 0
         self._parts: list[Any] = []
         """What came before `_pieces`: joined text, and objects that came in the place of text."""
         self._pieces: list[str] = []
@@ -128,8 +131,8 @@ class Fragments:
         if not isinstance(fragment, str):
             self._add_other(fragment)
             return
-        self._room -= len(fragment) if fragment.isascii() else _size(fragment)
-        if self._room < 0:
+        self.size += len(fragment) if fragment.isascii() else _size(fragment)
+        if self.size > self._most:
             self._let_go(fragment)
             return
         pieces = self._pieces
@@ -158,7 +161,7 @@ class Fragments:
     def object_so_far(self) -> Arguments | None:
         """The object that the fragments make already, or None. Cheap to ask after each fragment: the text is
         only read when its brackets have closed."""
-        if self._seen is None and self and not self.too_large:
+        if self._seen is None and self and not self.too_large and self.size <= LARGE:
             self._seen = self._snapshot() or self._closed()
         return self._seen
 
@@ -197,8 +200,8 @@ class Fragments:
         if fragment is None:
             return
         if self._limit is not None:
-            self._room -= _size(_encoded(fragment))
-            if self._room < 0:
+            self.size += _size(_encoded(fragment))
+            if self.size > self._most:
                 self._let_go(_encoded(fragment))
                 return
         self._join_pieces()
@@ -311,8 +314,8 @@ def _repaired(text: str, fault: JsonFault, last_snapshot: str | None) -> dict[st
             return snapshot
     if fault.expected == NOTHING_MORE:
         return _repeated(text)
-    if fenced := _FENCE.fullmatch(text):
-        return _object_in(fenced["inside"])
+    if (inside := _fenced(text)) is not None:
+        return _object_in(inside)
     if _CONTROL.search(text):
         return _object_in(_STRING.sub(_escape_controls, text))
     return None
@@ -326,14 +329,28 @@ def _object_in(text: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-_FENCE = re.compile(r"\s*```[ \t]*[\w+.-]*\s*(?P<inside>\S.*?)\s*```\s*", re.DOTALL)
+_FENCE = re.compile(r"```[ \t]*[\w+.-]*")
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _ESCAPE_OR_CONTROL = re.compile(r"\\.|[\x00-\x1f]", re.DOTALL)
 
 
+def _fenced(text: str) -> str | None:
+    """What stands in one code fence around the whole text."""
+    text = text.strip()
+    opening = _FENCE.match(text)
+    if opening is None or not text.endswith("```") or len(text) < opening.end() + 3:
+        return None
+    return text[opening.end() : -3].strip()
+
+
 def _escape_controls(string: re.Match[str]) -> str:
     """Control characters inside a string as escapes. One behind a backslash stays as it is: that is a bad escape."""
+    if "\\" not in string[0]:
+        escaped = string[0]
+        for code in range(32):
+            escaped = escaped.replace(chr(code), f"\\u{code:04x}")
+        return escaped
     if not _CONTROL.search(string[0]):
         return string[0]
     return _ESCAPE_OR_CONTROL.sub(lambda found: _escaped(found[0]), string[0])
@@ -403,7 +420,7 @@ def _sound_object(value: Any) -> dict[str, Any]:
         raise _no_object(value)
     try:
         if is_too_deep(value):
-            raise JsonFault(0, f"at most {MAX_DEPTH} objects and arrays inside one another", grammatical=True)
+            raise JsonFault(0, TOO_DEEP, grammatical=True)
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         text.encode()
     except UnicodeEncodeError:

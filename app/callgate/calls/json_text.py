@@ -8,6 +8,7 @@ What arguments may look like beyond JSON, and which slips are repaired, is said 
 
 import json
 import re
+from itertools import pairwise
 from typing import Any, NoReturn
 
 import msgspec
@@ -15,6 +16,11 @@ import msgspec
 MAX_DEPTH = 200
 """Objects and arrays inside one another. Real arguments stay below ten; encoders downstream stop at 254, and the schema
 check ends the process when it is taken far too deep."""
+
+MAX_VALUES = 200_000
+"""Values in one text, of which no model writes a tenth. A decoder holds the interpreter until it has read all of them."""
+LARGE = 64 * 1024
+"""Characters from which a text is looked at before it is decoded, and is worked on in pieces or in a thread."""
 
 _decode = msgspec.json.Decoder().decode
 
@@ -38,6 +44,8 @@ class JsonFault(Exception):
 
 def read_json(text: str) -> Any:
     """The value of a strict JSON text. Raises `JsonFault`."""
+    if len(text) > LARGE and text.count(",") + text.count("{") + text.count("[") > MAX_VALUES:
+        _Walk(text, 0).end()
     try:
         value = _decode(text)
     except UnicodeEncodeError:
@@ -60,8 +68,8 @@ def is_json(text: str) -> bool:
     """Whether a text is one JSON value by the grammar alone, whatever `read_json` refuses it for."""
     try:
         _Walk(text, 0).whole()
-    except JsonFault:
-        return False
+    except JsonFault as fault:
+        return fault.grammatical
     return True
 
 
@@ -87,6 +95,14 @@ def is_too_deep(value: Any) -> bool:
 
 def join_surrogates(text: str) -> str:
     """The text with halves of a surrogate pair that stand side by side made one character."""
+    if len(text) > LARGE:
+        ends = range(LARGE, len(text), LARGE)
+        places = [0, *(end + ("\ud800" <= text[end - 1] <= "\udbff") for end in ends), len(text)]
+        return "".join(_joined(text[start:end]) for start, end in pairwise(places))
+    return _joined(text)
+
+
+def _joined(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
 
@@ -156,7 +172,7 @@ def _fault(text: str) -> JsonFault:
     except JsonFault as fault:
         return fault
     if walk.depth > MAX_DEPTH:
-        return JsonFault(0, f"at most {MAX_DEPTH} objects and arrays inside one another", grammatical=True)
+        return JsonFault(0, TOO_DEEP, grammatical=True)
     lone = _lone_surrogate(text)
     if lone is not None:
         return JsonFault(lone, "both halves of a surrogate pair", grammatical=True)
@@ -197,8 +213,17 @@ _chars = re.compile(_CHARS)
 _number = re.compile(_NUMBER)
 _cut_number = re.compile(rf"(?:-|{_INTEGER}\.|{_INTEGER}(?:\.[0-9]++)?[eE][+-]?)\Z")
 _cut_escape = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?\Z")
-_items = re.compile(rf"(?:{_SIMPLE}{_WS},{_WS})++")
-_members = re.compile(rf'(?:"{_CHARS}"{_WS}:{_WS}{_SIMPLE}{_WS},{_WS})++')
+_ITEM = rf"{_SIMPLE}{_WS},{_WS}"
+_MEMBER = rf'"{_CHARS}"{_WS}:{_WS}{_ITEM}'
+RUN = 500
+"""Simple items or members that are stepped over at once: a match holds the interpreter until it ends."""
+_runs = {
+    "]": (re.compile(rf"(?:{_ITEM}){{1,{RUN}}}+"), re.compile(_ITEM)),
+    "}": (re.compile(rf"(?:{_MEMBER}){{1,{RUN}}}+"), re.compile(_MEMBER)),
+}
+"""By what closes them; with each what counts them."""
+TOO_DEEP = f"at most {MAX_DEPTH} objects and arrays inside one another"
+TOO_MANY = f"at most {MAX_VALUES:,} values"
 _WORDS = ("true", "false", "null")
 _KEY = "a key in double quotes"
 _FIRST = {"}": f'{_KEY} or "}}"', "]": 'a value or "]"'}
@@ -212,7 +237,7 @@ class _Walk:
     def __init__(self, text: str, start: int) -> None:
         self.text = text
         self.at = start
-        self.depth = 0
+        self.values = self.depth = 0
         self._open: list[str] = []
         """What closes each object or array we are in."""
         self._keys: list[str] = []
@@ -235,6 +260,7 @@ class _Walk:
 
     def _value(self) -> None:
         """A simple value, or the opening of one that `_step` walks through."""
+        self._count(1)
         char = self._next("a value")
         if char in "{[":
             self._opened("}" if char == "{" else "]")
@@ -251,6 +277,13 @@ class _Walk:
         self._keys.append("")
         self._fresh = True
         self.depth = max(self.depth, len(self._open))
+        if self.depth > MAX_DEPTH and len(self.text) > LARGE:
+            raise JsonFault(self.at, TOO_DEEP, grammatical=True)
+
+    def _count(self, values: int) -> None:
+        self.values += values
+        if self.values > MAX_VALUES:
+            raise JsonFault(self.at, TOO_MANY, grammatical=True)
 
     def _step(self, closer: str) -> None:
         """One more item or member, or the close."""
@@ -267,9 +300,10 @@ class _Walk:
                 self._wrong(expected)
             self.at += 1
             self._skip_space()
-        run = (_members if closer == "}" else _items).match(self.text, self.at)
-        if run is not None:
-            self.at = run.end()
+        run, one = _runs[closer]
+        while (found := run.match(self.text, self.at)) is not None:
+            self.at = found.end()
+            self._count(len(one.findall(found[0])))
         if closer == "}":
             self._key()
         self._value()

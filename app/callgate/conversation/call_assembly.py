@@ -233,6 +233,12 @@ class CallAssembler:
 
     # -- the calls that were found
 
+    @property
+    def size(self) -> int:
+        """Bytes of the arguments that came."""
+        legacy = self._legacy.size if self._legacy is not None else 0
+        return legacy + sum(call.arguments.size for call in self._calls)
+
     def found(self, *, in_order: bool = True) -> list[FoundCall]:
         """The calls that came. `in_order` says that the body of the answer ended with its end mark."""
         if not self._calls and self._legacy is not None:

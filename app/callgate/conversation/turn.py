@@ -12,7 +12,7 @@ import msgspec
 
 from callgate.calls.arguments import encode_arguments
 from callgate.calls.gate import settle
-from callgate.calls.json_text import sound_text
+from callgate.calls.json_text import LARGE, sound_text
 from callgate.calls.offer import Offer
 from callgate.calls.states import BrokenCall, Call, Finding, Flaw, ReadyCall
 from callgate.conversation.call_assembly import CallAssembler
@@ -143,6 +143,11 @@ class TurnBuilder:
                 self._calls.add(event)
             else:
                 _TAKEN[type(event)](self, event)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether reading the arguments may take long enough for others to notice."""
+        return self._calls.size > LARGE
 
     def finish(self, end: StreamEnd = StreamEnd.DONE) -> Turn:
         """The turn, its calls settled. `end` is how the body of the answer ended."""
