@@ -245,7 +245,7 @@ async def test_a_call_cut_in_its_arguments_is_truncated(upstream, lanes):
 
 @pytest.mark.parametrize("reason", ["max_tokens", "model_context_window_exceeded"])
 async def test_the_last_call_of_a_whole_message_that_was_cut_never_runs(upstream, lanes, reason):
-    calls = [Call("now", {}, id="toolu_0"), WRITE]
+    calls = [replace(WRITE, id="toolu_0"), WRITE]
     upstream.script(MODEL, [Reply(calls=calls, finish=reason)])
     turn, _, _ = await heard(lanes()[0], asked(False))
     assert [getattr(call, "flaw", "ready") for call in turn.calls] == ["ready", Flaw.TRUNCATED]

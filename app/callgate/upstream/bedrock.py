@@ -212,9 +212,9 @@ class _Message(MessageBody):
             if isinstance(text := field_of(block, "text"), str) and text:
                 events.append(TextDelta(text))
             if isinstance(call := field_of(block, "toolUse"), dict):
-                events.append(
-                    CallWritten(_name(call.get("name"), self._names), call.get("input"), call.get("toolUseId"))
-                )
+                # An empty object is how none are written here; whether that means none is for the end of the turn to say.
+                arguments = call.get("input") or None
+                events.append(CallWritten(_name(call.get("name"), self._names), arguments, call.get("toolUseId")))
             if isinstance(thought := field_of(block, "reasoningContent"), dict):
                 events += _thought(thought)
         if isinstance(reason := body.get("stopReason"), str):

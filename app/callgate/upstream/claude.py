@@ -211,13 +211,20 @@ class _Message(MessageBody):
         completion = {**plain(completion), "id": body.get("id")}
         for choice in completion.get("choices") or ():
             tidy(choice, choice.get("message"))
-        events = read_completion(completion)
+        events = [_without_nothing(event) for event in read_completion(completion)]
         if isinstance(reason, str):
             has_calls = any(isinstance(event, CallWritten) for event in events)
             events.append(Finished(_reason(reason, converted=parser.json_mode and not has_calls)))
             if reason in CUT and field_of({"last": body["content"][-1:]}, "last", 0, "type") == "tool_use":
                 _mark_last_call(events)
         return events
+
+
+def _without_nothing(event: ModelEvent) -> ModelEvent:
+    """An empty object is how no arguments are written here; whether that means none is for the end of the turn to say."""
+    if isinstance(event, CallWritten) and event.arguments in ("{}", {}):
+        return replace(event, arguments=None)
+    return event
 
 
 def _mark_last_call(events: list[ModelEvent]) -> None:

@@ -4,6 +4,7 @@ is Google's own.
 
 import asyncio
 import copy
+import json
 import os
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -143,6 +144,7 @@ class _Events(EventsBody):
         super().__init__(report)
         self._parser = parser
         self._is_finished = False
+        self._calls_seen: set[str] = set()
 
     def finish(self) -> list[ModelEvent]:
         events = [*super().finish()]
@@ -158,7 +160,7 @@ class _Events(EventsBody):
             return self._untranslated(error)
         for choice in chunk.get("choices") or ():
             tidy(choice, choice.get("delta"))
-        found = _as_written(event, self._chunks.read({**chunk, "id": event.get("responseId")}))
+        found = _as_written(event, self._chunks.read({**chunk, "id": event.get("responseId")}), self._calls_seen)
         if (reason := _reason(event)) is not None:
             self._is_finished = True
             found.append(Finished(reason))
@@ -206,7 +208,7 @@ class _Message(MessageBody):
         for choice in completion.get("choices") or ():
             choice.pop("provider_specific_fields", None)  # the reason once more
             tidy(choice, choice.get("message"))
-        events = _as_written(body, read_completion(completion))
+        events = _as_written(body, read_completion(completion), set())
         if reason is not None:
             events.append(Finished(reason))
         return events
@@ -229,14 +231,21 @@ def _with_arguments(said: dict[str, Any]) -> dict[str, Any]:
     return said
 
 
-def _as_written(said: dict[str, Any], events: list[ModelEvent]) -> list[ModelEvent]:
-    """Calls without arguments as calls without arguments: whether that means none is for the end of the turn to say."""
+def _as_written(said: dict[str, Any], events: list[ModelEvent], known: set[str]) -> list[ModelEvent]:
+    """Calls without arguments as calls without arguments: whether that means none is for the end of the turn to say. A call
+    that is sent again under its id is one; litellm gives it another. `known` are the ids of the calls so far."""
     calls = iter(list(_calls(said)))
     found: list[ModelEvent] = []
     for event in events:
-        if isinstance(event, CallDelta | CallWritten) and "args" not in next(calls, {"args": None}):
-            event = replace(event, arguments=None)  # noqa: PLW2901
-        found.append(event)
+        if not isinstance(event, CallDelta | CallWritten):
+            found.append(event)
+            continue
+        call = next(calls, {"args": True})
+        identity = f"{call.get('id')} {call.get('name')} {json.dumps(call.get('args'), sort_keys=True)}"
+        if call.get("id") and identity in known:
+            continue
+        known.add(identity)
+        found.append(event if call.get("args") else replace(event, arguments=None))
     return found
 
 

@@ -4,6 +4,7 @@ What a provider says for itself is in its own module: `claude`, `gemini`.
 """
 
 import copy
+import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -180,6 +181,8 @@ class EventsBody:
                 break
             if type(payload) is ErrorEvent and not (isinstance(event, dict) and event.get("error")):
                 events += reported(payload)
+            elif _names_twice(payload):
+                self.fault = TWICE
             elif isinstance(event, dict):
                 events += self._told(event)
             if self.done or self.fault is not None:
@@ -202,6 +205,12 @@ class MessageBody(WholeBody):
     def __init__(self, report: Report) -> None:
         super().__init__()
         self._report = report
+
+    def finish(self) -> Sequence[ModelEvent]:
+        if _names_twice(b"".join(self._parts)):
+            self.fault = TWICE
+            return ()
+        return super().finish()
 
     def _read(self, found: Any) -> Sequence[ModelEvent]:
         if isinstance(found, dict) and found.get("error"):
@@ -226,6 +235,32 @@ class MessageBody(WholeBody):
         """To be said before there is nothing to tell."""
         self._report(error)
         self.fault = "the body could not be translated"
+
+
+TWICE = "a call names a field twice"
+_CALLS = (b'"functionCall"', b'"tool_use"', b'"toolUse"')
+
+
+def _names_twice(text: bytes) -> bool:
+    """Whether an object in a text with a call has a name twice. Which of the two the model meant, nobody can say."""
+    if not any(word in text for word in _CALLS):
+        return False
+    try:
+        json.loads(text, object_pairs_hook=_once)
+    except _Twice:
+        return True
+    except (ValueError, RecursionError):
+        return False  # read already, by a reader with more patience
+    return False
+
+
+class _Twice(Exception):
+    pass
+
+
+def _once(pairs: list[tuple[str, Any]]) -> None:
+    if len(dict(pairs)) < len(pairs):
+        raise _Twice
 
 
 def tidy(choice: dict[str, Any], message: object) -> None:

@@ -1,0 +1,171 @@
+"""Plays cases through lanes over loopback and compares what would run with what would run on the direct lane."""
+
+import asyncio
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from callgate.calls.states import ReadyCall
+from callgate.conversation.errors import BrokenOff, ChatError
+from callgate.conversation.events import StreamEnd
+from callgate.conversation.ports import Model, ModelRequest
+from callgate.conversation.turn import TurnBuilder
+from callgate.http.client import HttpClient
+from callgate.upstream.catalogue import Catalogue
+from callgate.upstream.resolve import ModelEntry
+from callgate.upstream.retry import RetryPolicy
+from tests.corpus.judge import Case, cases, offer_of
+from tests.lanes.wires import WIRES, Inexpressible, openai_stream, openai_whole, said
+from tests.upstream.wire import QUICK, Request, Server, Wire, closing, serving
+
+KEY = "key-of-a-scripted-provider"
+AWS = {"aws_access_key_id": "AKIAEXAMPLE", "aws_secret_access_key": "secret-example", "aws_region_name": "us-east-1"}
+VERTEX = {
+    "vertex_project": "p", "vertex_location": "us-central1", "extra_headers": {"Authorization": f"Bearer {KEY}"},
+}  # fmt: skip
+MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "openai": ("openai/m", {}),
+    "groq": ("groq/llama-3.3-70b-versatile", {}),
+    "deepseek": ("deepseek/deepseek-chat", {}),
+    "openrouter": ("openrouter/some/model", {}),
+    "mistral": ("mistral/mistral-large-latest", {}),
+    "together_ai": ("together_ai/meta-llama/Llama-3.3-70B-Instruct-Turbo", {}),
+    "fireworks_ai": ("fireworks_ai/accounts/fireworks/models/llama-v3p1-405b-instruct", {}),
+    "xai": ("xai/grok-3", {}),
+    "azure": ("azure/my-deployment", {"api_version": "2024-10-21"}),
+    "anthropic": ("anthropic/claude-sonnet-4-5", {}),
+    "gemini": ("gemini/gemini-2.5-flash", {}),
+    "vertex_ai": ("vertex_ai/gemini-2.5-flash", VERTEX),
+    "bedrock": ("bedrock/anthropic.claude-3-5-sonnet-20240620-v1:0", AWS),
+    "cohere": ("cohere/command-r-plus", {}),
+}
+"""A model of each provider, and what its entry says beside the address and the key."""
+REFERENCE = "openai"
+
+
+@dataclass(slots=True)
+class Figures:
+    """What became of all cases at one provider."""
+
+    provider: str
+    lanes: set[str] = field(default_factory=set)
+    played: int = 0
+    without_form: int = 0
+    ran: int = 0
+    reference_ran: int = 0
+    more: list[str] = field(default_factory=list)
+    """Executions that the direct lane would not have made, by case."""
+
+    def line(self) -> str:
+        lanes = ",".join(sorted(self.lanes))
+        counts = f"{self.played:4} played, {self.without_form:3} without a form there"
+        ran = f"{self.ran:4} calls ran of {self.reference_ran:4}, {len(self.more)} more than on the direct lane"
+        return f"{self.provider:13} {lanes:10} {counts}, {ran}"
+
+
+def native_cases() -> list[Case]:
+    return [case for case in cases() if "chunks" in case.data or "message" in case.data]
+
+
+async def play(found: Sequence[Case], providers: Iterable[str] = MODELS) -> list[Figures]:
+    client = HttpClient()
+    try:
+        async with serving(closing(_Answers(found).serve)) as server:
+            reference = [await _executed(server, client, REFERENCE, at, case, set()) for at, case in enumerate(found)]
+            return [await _played(server, client, provider, found, reference) for provider in providers]
+    finally:
+        await client.close()
+
+
+async def _played(
+    server: Server, client: HttpClient, provider: str, found: Sequence[Case], reference: Sequence[Counter[str]]
+) -> Figures:
+    figures = Figures(provider)
+    for at, (case, expected) in enumerate(zip(found, reference, strict=True)):
+        try:
+            if provider in WIRES:
+                said(case.data)
+        except Inexpressible:
+            figures.without_form += 1
+            continue
+        ran = await _executed(server, client, provider, at, case, figures.lanes)
+        figures.played += 1
+        figures.ran += ran.total()
+        figures.reference_ran += expected.total()
+        figures.more += [f"{case.id}: {call}" for call in (ran - expected).elements()]
+    return figures
+
+
+async def _executed(
+    server: Server, client: HttpClient, provider: str, at: int, case: Case, lanes: set[str]
+) -> Counter[str]:
+    """The calls that would run, as text."""
+    model, more = MODELS[provider]
+    params = {"model": model, "api_base": f"{server.url}/{provider}/{at}", "api_key": KEY, **more}
+    if provider in {"bedrock", "vertex_ai"}:
+        del params["api_key"]
+    entry = ModelEntry("m", params, tools=("*",), deadlines=QUICK)
+    answering = Catalogue([entry], client, policy=RetryPolicy(tries=1)).model("m")
+    data, count = case.data, itertools.count()
+    building = TurnBuilder(offer_of(data["tools"]), lambda: f"made_{next(count)}")
+    tools = [msgspec.Raw(json.dumps(tool).encode()) for tool in data["tools"]]
+    end = await _heard(
+        answering, ModelRequest([{"role": "user", "content": "hi"}], tools, None, {}, "chunks" in data), building, lanes
+    )
+    if end is None:
+        return Counter()
+    ready = [call for call in building.finish(end).calls if isinstance(call, ReadyCall)]
+    return Counter(f"{call.name} {json.dumps(call.arguments, sort_keys=True)}" for call in ready)
+
+
+async def _heard(model: Model, request: ModelRequest, building: TurnBuilder, lanes: set[str]) -> StreamEnd | None:
+    """How the answer ended; None where it failed before it had begun, so that there is no turn."""
+    try:
+        async with asyncio.timeout(20), model.ask(request) as answer:
+            try:
+                async for batch in answer:
+                    building.feed(batch)
+            except BrokenOff as error:
+                return StreamEnd.ERROR if error.transport_error else StreamEnd.EOF
+            finally:
+                lanes.add(answer.lane)
+        return StreamEnd.DONE
+    except ChatError as error:
+        if error.status in {400, 404, 422}:  # the request was refused, so that nothing was played
+            raise
+        return None
+
+
+class _Answers:
+    """Serves each case below `/PROVIDER/NUMBER/`, on that provider's wire."""
+
+    def __init__(self, found: Sequence[Case]) -> None:
+        self._cases = found
+
+    async def serve(self, request: Request, wire: Wire) -> None:
+        _, provider, number, *_ = request.target.split("/")
+        data = self._cases[int(number.partition(":")[0])].data
+        stream = "chunks" in data
+        form = WIRES.get(provider)
+        if form is None:
+            body, kind = (openai_stream if stream else openai_whole)(data), "text/event-stream"
+        else:
+            body, kind = (form.stream if stream else form.whole)(said(data)), form.kind
+        await wire.head(200, kind if stream else "application/json")
+        await wire.send(body)
+        if data.get("end") == "error":
+            wire.reset()
+
+
+def report(all_figures: Sequence[Figures]) -> list[str]:
+    played = sum(figures.played for figures in all_figures)
+    more = [f"{figures.provider} {call}" for figures in all_figures for call in figures.more]
+    total = (
+        f"{len(all_figures)} providers, {played} answers played, {len(more)} executions more than on the direct lane"
+    )
+    return [*(figures.line() for figures in all_figures), *more, total]

@@ -1,0 +1,200 @@
+"""Providers whose wire is OpenAI's: litellm maps their parameters, and everything else is the direct lane's."""
+
+import json
+
+import pytest
+
+from callgate.calls.states import BrokenCall, ReadyCall
+from callgate.conversation.errors import ChatError
+from callgate.conversation.events import Finished
+from callgate.upstream import resolve
+from callgate.upstream.catalogue import Catalogue
+from callgate.upstream.openai_shaped import ADDRESSES, azure_url
+from callgate.upstream.resolve import LaneError, ModelEntry
+from callgate.upstream.retry import RetryPolicy
+from tests.upstream.through_litellm import MARKS, both_ways, heard
+from tests.upstream.wire import QUICK, asking, chunk, closing, completion, serving, tool
+
+pytestmark = MARKS
+
+KEY = "key-planted-000111222"
+NOW = tool("now")
+
+
+@pytest.fixture
+def model(client):
+    def make(server, name, **more):
+        params = {"model": name, "api_base": server.url, "api_key": KEY, **more}
+        entry = ModelEntry("m", params, tools=("*",), deadlines=QUICK)
+        return Catalogue([entry], client, policy=RetryPolicy(tries=1)).model("m")
+
+    return make
+
+
+def saying(*chunks):
+    async def serve(request, wire):
+        await wire.head()
+        for each in chunks:
+            await wire.event(each)
+        await wire.event("[DONE]")
+
+    return closing(serve)
+
+
+def call(arguments="{}"):
+    return {"tool_calls": [{"index": 0, "id": "c1", "function": {"name": "now", "arguments": arguments}}]}
+
+
+@pytest.mark.parametrize("provider", ["groq", "deepseek", "openrouter", "mistral", "together_ai", "xai"])
+@pytest.mark.parametrize("reason", ["error", "insufficient_system_resource", "MALFORMED_FUNCTION_CALL"])
+async def test_nothing_of_a_turn_that_its_provider_calls_failed_runs(model, provider, reason):
+    async with serving(saying(chunk(call()), chunk(finish=reason))) as server:
+        turn, _, raw = await heard(model(server, f"{provider}/some-model"), asking(tools=[NOW]))
+    assert [type(each) for each in turn.calls] == [BrokenCall]
+    assert (turn.reasons, raw) == ((reason,), True)
+
+
+async def test_parameters_are_mapped_and_what_litellm_does_not_know_travels_in_the_body(model):
+    async with serving(saying(chunk({"content": "hi"}, finish="stop"))) as server:
+        asked = asking(max_completion_tokens=7, top_k=3, tools=[NOW], tool_choice="required")
+        await heard(model(server, "mistral/mistral-large-latest", extra_body={"safe_prompt": True}, min_p=0.1), asked)
+    body = server.requests[0].body
+    assert (body["model"], body["max_tokens"], body["tool_choice"]) == ("mistral-large-latest", 7, "any")
+    assert (body["top_k"], body["min_p"], body["safe_prompt"], body["stream"]) == (3, 0.1, True, True)
+    assert server.requests[0].headers["authorization"] == f"Bearer {KEY}"
+    assert server.requests[0].target == "/v1/chat/completions"
+
+
+@both_ways
+async def test_a_format_that_litellm_asks_for_as_a_call_is_text_again(model, stream):
+    wanted = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
+    entry = {"index": 0, "id": "c1", "type": "function", "function": {"name": "json_tool_call", "arguments": '{"a":1}'}}
+
+    async def serve(request, wire):
+        assert request.body["tools"][0]["function"]["name"] == "json_tool_call"
+        await wire.whole(completion(None, "tool_calls", tool_calls=[entry]))
+
+    served = saying(chunk({"tool_calls": [entry]}), chunk(finish="tool_calls")) if stream else closing(serve)
+    async with serving(served) as server:
+        turn, _, _ = await heard(
+            model(server, "groq/llama-3.1-8b-instant"), asking(stream=stream, response_format=wanted)
+        )
+    assert (turn.text, turn.calls, turn.reasons) == ('{"a":1}', (), ("stop",))
+
+
+async def test_a_parameter_that_the_provider_has_not_is_the_requests_mistake_and_keeps_the_lane(model):
+    async with serving(saying(chunk(call(), finish="tool_calls"))) as server:
+        deployment = model(server, "xai/grok-4")
+        with pytest.raises(ChatError) as caught:
+            await heard(deployment, asking(frequency_penalty=1.0))
+        assert caught.value.status == 400
+        turn, _, raw = await heard(deployment, asking(tools=[NOW]))
+    assert [type(each) for each in turn.calls] == [ReadyCall]
+    assert (len(server.requests), raw) == (1, True)
+
+
+async def test_marks_for_a_cache_are_put_where_the_entry_says(model):
+    points = [{"location": "message", "role": "system"}]
+    name = "openrouter/anthropic/claude-sonnet-4"
+    async with serving(saying(chunk({"content": "hi"}, finish="stop"))) as server:
+        deployment = model(server, name, cache_control_injection_points=points)
+        request = asking()
+        request = type(request)(
+            [{"role": "system", "content": "Be brief."}, *request.messages], request.tools, None, {}, stream=True
+        )
+        await heard(deployment, request)
+    assert "cache_control" in json.dumps(server.requests[0].body["messages"][0])
+
+
+@pytest.mark.parametrize(
+    "base, version, expected",
+    [
+        (
+            "https://x.openai.azure.com",
+            "2024-10-21",
+            "/openai/deployments/m%2F1/chat/completions?api-version=2024-10-21",
+        ),
+        ("https://x.openai.azure.com/openai/v1/", "2024-10-21", "/openai/v1/chat/completions"),
+        ("https://x.openai.azure.com", "v1", "/openai/v1/chat/completions"),
+        ("https://x.openai.azure.com", "preview", "/openai/v1/chat/completions?api-version=preview"),
+        (
+            "https://x.openai.azure.com/openai/deployments/d?api-version=2025-01-01",
+            "2024-10-21",
+            "/openai/deployments/d/chat/completions?api-version=2025-01-01",
+        ),
+    ],
+)
+async def test_an_azure_deployment_is_where_its_version_says(base, version, expected):
+    assert azure_url(base, "m/1", version) == f"https://x.openai.azure.com{expected}"
+
+
+async def test_azure_is_asked_with_its_own_header(model):
+    async with serving(saying(chunk(call(), finish="tool_calls"))) as server:
+        turn, _, _ = await heard(model(server, "azure/d", api_version="2024-10-21"), asking(tools=[NOW]))
+    assert [type(each) for each in turn.calls] == [ReadyCall]
+    assert server.requests[0].headers["api-key"] == KEY
+    assert "authorization" not in server.requests[0].headers
+
+
+async def test_every_name_in_the_table_has_openais_wire_by_litellms_own_classes():
+    import litellm
+    from litellm.llms.openai.chat.gpt_transformation import OpenAIGPTConfig
+    from litellm.llms.openai.openai import OpenAIConfig
+    from litellm.types.utils import LlmProviders
+    from litellm.utils import ProviderConfigManager
+
+    for provider in sorted(resolve.OPENAI_SHAPED - {"azure"}):
+        config = ProviderConfigManager.get_provider_chat_config("some-model", LlmProviders(provider))
+        assert config is None or isinstance(config, OpenAIGPTConfig | OpenAIConfig), provider
+        _, _, _, base = litellm.get_llm_provider(f"{provider}/some-model", api_key="k")
+        known = base or provider in ADDRESSES or provider in resolve.PROVIDERS
+        assert known or provider in {"azure_ai", "heroku", "litellm_proxy", "ai21", "gradient_ai"}, provider
+
+
+@pytest.mark.parametrize(
+    "params, lane",
+    [
+        ({"model": "groq/x"}, "direct"),
+        ({"model": "gpt-4o"}, "direct"),
+        ({"model": "openai/gpt-4o", "safety_settings": [], "extra_body": {"a": 1}}, "direct"),
+        ({"model": "openai/gpt-4o", "cache_control_injection_points": []}, "direct"),
+        ({"model": "azure/x", "api_version": "v1", "azure_ad_token": "t"}, "direct"),
+        ({"model": "gemini/gemini-2.5-pro", "safety_settings": [{}], "extra_body": {}}, "translated"),
+        ({"model": "claude-sonnet-4-5"}, "translated"),
+        ({"model": "vertex_ai/gemini-2.5-pro", "vertex_project": "p"}, "translated"),
+        ({"model": "bedrock/us.anthropic.claude-x", "aws_region_name": "eu-west-1"}, "translated"),
+        ({"model": "cohere_chat/command-r"}, "translated"),
+        ({"model": "bedrock/invoke/x"}, "litellm"),
+        ({"model": "vertex_ai/claude-x"}, "litellm"),
+        ({"model": "ollama_chat/x"}, "litellm"),
+        ({"model": "openai/gpt-5-pro"}, "litellm"),
+        ({"model": "groq/x", "guardrails": ["g"]}, "litellm"),
+    ],
+)
+async def test_the_lane_follows_from_the_entry_alone(params, lane):
+    assert resolve.lane_of(ModelEntry("m", params)) == lane
+
+
+@pytest.mark.parametrize("params", [{"model": "ollama_chat/x"}, {"model": "openai/gpt-5-pro"}, {"model": "nowhere/x"}])
+async def test_where_the_end_is_not_seen_tools_are_refused_at_load(params):
+    entry = ModelEntry("m", params, tools=("*",))
+    with pytest.raises(LaneError, match=r"trust_litellm: on"):
+        resolve.check(entry)
+    resolve.check(ModelEntry("m", params))
+    resolve.check(ModelEntry("m", params, tools=("*",), trust_litellm=True))
+    if params["model"] == "nowhere/x":
+        resolve.check(ModelEntry("m", {**params, "api_base": "http://127.0.0.1:1"}, tools=("*",), lane="direct"))
+
+
+async def test_a_wildcard_that_is_filled_in_with_such_a_provider_has_no_tools(client):
+    catalogue = Catalogue([ModelEntry("*", {"model": "*"}, tools=("*",))], client)
+    assert catalogue.entry("groq/x").tools == ("*",)
+    assert catalogue.entry("ollama_chat/x").tools == ()
+
+
+async def test_a_reason_is_an_event_as_it_was_written(model):
+    async with serving(saying(chunk({"content": "x"}), chunk(finish="eos"))) as server:
+        async with model(server, "groq/some-model").ask(asking()) as answer:
+            found = [event async for batch in answer for event in batch]
+        assert answer.lane == "direct"
+    assert [event.reason for event in found if isinstance(event, Finished)] == ["eos"]
