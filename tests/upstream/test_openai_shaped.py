@@ -72,7 +72,7 @@ async def test_a_format_that_litellm_asks_for_as_a_call_is_text_again(model, str
 
     async def serve(request, wire):
         assert request.body["tools"][0]["function"]["name"] == "json_tool_call"
-        await wire.whole(completion(None, "tool_calls", tool_calls=[entry]))
+        await wire.whole(completion("", "tool_calls", tool_calls=[entry]))
 
     served = saying(chunk({"tool_calls": [entry]}), chunk(finish="tool_calls")) if stream else closing(serve)
     async with serving(served) as server:
