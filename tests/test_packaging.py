@@ -237,10 +237,12 @@ def test_compose_gives_the_container_nothing_it_does_not_need(service):
     assert not service.get("privileged")
 
 
-def test_compose_lets_everyone_in_only_where_it_publishes_to_this_machine_alone(service):
+def test_compose_asks_for_a_key_makes_the_first_and_publishes_to_this_machine_alone(service):
     config = load(ROOT / "deploy" / "config.yaml", environ={}).config
 
-    assert config.auth == "off"
+    assert config.auth == "keys"
+    assert service["command"] == ["serve", "--create-key"]
+    assert config.data_dir in {volume.partition(":")[2] for volume in service["volumes"]}
     assert all(port.startswith("127.0.0.1:") for port in service["ports"])
 
 

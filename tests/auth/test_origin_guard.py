@@ -7,8 +7,8 @@ from callgate.auth.origin_guard import origin_guard
 LOCAL = origin_guard("127.0.0.1", keyless=True)
 
 
-def refused(door, host, origin=None):
-    error = door.refusal(host, origin)
+def refused(guard, host, origin=None):
+    error = guard.refusal(host, origin)
     assert error is None or error.status == 403
     return None if error is None else error.code
 
@@ -51,15 +51,53 @@ def test_a_name_that_was_pointed_here_is_refused(host):
 
 
 def test_the_public_address_is_one_of_its_names():
-    door = origin_guard("127.0.0.1", keyless=True, public_url="https://LLM.example.com/v1")
+    guard = origin_guard("127.0.0.1", keyless=True, public_url="https://LLM.example.com/v1")
 
-    assert refused(door, "llm.example.com", "https://llm.example.com") is None
-    assert refused(door, "llm.example.com.evil.example") == "host_not_allowed"
+    assert refused(guard, "llm.example.com", "https://llm.example.com") is None
+    assert refused(guard, "llm.example.com.evil.example") == "host_not_allowed"
 
 
-@pytest.mark.parametrize("door", [origin_guard("127.0.0.1", keyless=False), origin_guard("0.0.0.0", keyless=True)])
-def test_with_keys_or_when_told_to_serve_everyone_any_name_is_answered(door):
-    assert refused(door, "anything.example") is None
+OPEN = origin_guard(
+    "0.0.0.0", keyless=True, public_url="https://llm.example.com", allowed_hosts=["Callgate", "box.lan."]
+)
+
+
+@pytest.mark.parametrize("listening", ["127.0.0.1", "0.0.0.0", "::"])
+def test_with_keys_any_name_is_answered(listening):
+    assert refused(origin_guard(listening, keyless=False), "anything.example") is None
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "192.168.1.4:8000",
+        "10.0.0.1",
+        "[fd00::1]:8000",
+        "127.0.0.1",
+        "localhost:8000",
+        "LLM.example.com",
+        "callgate:8000",
+        "box.lan",
+    ],
+)
+def test_without_keys_others_reach_it_by_its_addresses_and_the_names_of_the_config(host):
+    assert refused(OPEN, host) is None
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8000", "10.0.0.1.evil.example", "other", "1.2.3", "", None]
+)
+def test_without_keys_a_name_that_nobody_configured_is_refused_wherever_it_listens(host):
+    """A page that points its own name here would be the same origin as the server."""
+    assert refused(OPEN, host) == "host_not_allowed"
+
+
+def test_a_star_among_the_names_is_any_name():
+    assert refused(origin_guard("0.0.0.0", keyless=True, allowed_hosts=["*"]), "anything.example") is None
+
+
+def test_a_name_that_it_listens_on_is_one_of_its_names():
+    assert refused(origin_guard("box.lan", keyless=True), "box.lan:8000") is None
 
 
 def test_with_keys_a_page_or_desktop_app_may_try_since_it_has_nothing_to_come_in_with():
@@ -72,7 +110,7 @@ def test_with_keys_a_page_or_desktop_app_may_try_since_it_has_nothing_to_come_in
 )
 def test_a_web_page_from_elsewhere_is_refused(origin):
     assert refused(LOCAL, "127.0.0.1:8000", origin) == "origin_not_allowed"
-    assert refused(origin_guard("0.0.0.0", keyless=True), "llm.example.com", origin) == "origin_not_allowed"
+    assert refused(OPEN, "llm.example.com", origin) == "origin_not_allowed"
 
 
 def test_its_own_page_and_no_page_at_all_are_let_in():
@@ -82,20 +120,21 @@ def test_its_own_page_and_no_page_at_all_are_let_in():
 
 
 def test_a_page_that_the_config_names_is_let_in():
-    door = origin_guard("127.0.0.1", keyless=True, cors_origins=["https://chat.example.com/"])
+    guard = origin_guard("127.0.0.1", keyless=True, cors_origins=["https://chat.example.com/"])
 
-    assert refused(door, "localhost:8000", "https://chat.example.com") is None
-    assert refused(door, "localhost:8000", "https://chat.example.com.evil.example") == "origin_not_allowed"
-    assert refused(door, "evil.example", "https://chat.example.com") == "host_not_allowed"
+    assert refused(guard, "localhost:8000", "https://chat.example.com") is None
+    assert refused(guard, "localhost:8000", "https://chat.example.com.evil.example") == "origin_not_allowed"
+    assert refused(guard, "evil.example", "https://chat.example.com") == "host_not_allowed"
 
 
 def test_a_star_lets_any_page_in_but_no_foreign_host():
-    door = origin_guard("127.0.0.1", keyless=True, cors_origins=["*"])
+    guard = origin_guard("127.0.0.1", keyless=True, cors_origins=["*"])
 
-    assert refused(door, "localhost", "https://any.example") is None
-    assert refused(door, "evil.example", "https://evil.example") == "host_not_allowed"
+    assert refused(guard, "localhost", "https://any.example") is None
+    assert refused(guard, "evil.example", "https://evil.example") == "host_not_allowed"
 
 
 @given(st.text(), st.text())
 def test_whatever_the_headers_hold_there_is_an_answer(host, origin):
-    assert refused(LOCAL, host, origin) in {None, "host_not_allowed", "origin_not_allowed"}
+    for guard in (LOCAL, OPEN):
+        assert refused(guard, host, origin) in {None, "host_not_allowed", "origin_not_allowed"}

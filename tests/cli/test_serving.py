@@ -1,16 +1,22 @@
 """What serving costs before anybody asks for anything: only the modules that are needed."""
 
+import json
 import signal
 import sys
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from callgate.__main__ import app
 from callgate.cli import serving
-from tests.harness.clients import openai_client
+from tests.harness.clients import http_client, openai_client
 from tests.harness.process import READY, child
+from tests.harness.process import serving as serving_process
 
 pytestmark = pytest.mark.anyio
 
+DEMO = {"model_name": "demo", "litellm_params": {"model": "demo/demo"}}
 NOT_FOR_THE_DEMO = {
     "aiohttp": "the other client for models",
     "attr": "rich has it loaded",
@@ -51,3 +57,27 @@ def test_what_is_held_back_while_loading_is_there_afterwards(monkeypatch: pytest
     assert rich.get_console is not None
     assert "defer_build" not in BaseModel.model_config
     assert OpenAPI.model_validate({"openapi": "3.1.0", "info": {"title": "t", "version": "1"}, "paths": {}}).paths == {}
+
+
+async def test_the_first_start_makes_a_key_and_prints_it_and_later_ones_do_not(tmp_path: Path):
+    config = tmp_path / "config.yaml"
+    config.write_text(json.dumps({"model_list": [DEMO], "data_dir": str(tmp_path / "data")}))
+    async with serving_process(config, "--create-key") as started:
+        key = (await started.line(r"^key \(made now, shown this once\): (cg-\S+)")).group(1)
+        async with http_client(started.url) as client:
+            assert (await client.get("/v1/models")).status_code == 401
+            allowed = await client.get("/v1/approvals", headers={"Authorization": f"Bearer {key}"})
+            assert allowed.status_code == 200
+        assert started.log.count(key) == 1
+    async with serving_process(config, "--create-key") as again, http_client(again.url) as client:
+        assert (await client.get("/v1/models")).status_code == 401
+        assert (await client.get("/v1/models", headers={"Authorization": f"Bearer {key}"})).status_code == 200
+        assert "cg-" not in again.log
+
+
+def test_a_first_key_needs_somewhere_to_be_kept(tmp_path: Path):
+    config = tmp_path / "config.yaml"
+    config.write_text(json.dumps({"model_list": [DEMO]}))
+    result = CliRunner().invoke(app, ["serve", "--create-key", "--config", str(config)])
+    assert result.exit_code == 2
+    assert "--create-key keeps the key in the key store, and the config has no `data_dir`" in result.output

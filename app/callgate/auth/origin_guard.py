@@ -6,6 +6,7 @@ rebinding) is same-origin to itself, yet its requests carry that name. And the O
 whatever a page sends elsewhere.
 """
 
+import ipaddress
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
@@ -25,9 +26,9 @@ class OriginGuard:
     keyless: bool
     """Nobody needs a key, so a page needs leave. With keys a stranger's page has nothing to come in with."""
     local: bool
-    """Only this machine is served, so the Host header has to be one of its names."""
+    """Only this machine is served, so no address but its own is one of ours."""
     hosts: frozenset[str] = frozenset()
-    """Further names it goes by, lower case and without a port."""
+    """Further names it goes by, lower case and without a port; `*` is any."""
     origins: frozenset[str] = frozenset()
     """Web pages that may call it (`https://chat.example.com`), or `*`."""
 
@@ -35,11 +36,11 @@ class OriginGuard:
         """Why a request with these headers is refused, or None."""
         if not self.keyless:
             return None
-        if self.local and not _is_ours(host, self.hosts):
+        if not self._is_ours(_name_in(host)):
             return ChatError(
                 403,
                 "The Host header names none of this server's addresses. Without keys only its own are answered; "
-                "set `server.public_url` if it goes by another name.",
+                "add the name to `server.allowed_hosts`, or set `server.public_url`, if it goes by another.",
                 code="host_not_allowed",
             )
         if origin is not None and not _may_call(origin, host, self.origins):
@@ -50,24 +51,39 @@ class OriginGuard:
             )
         return None
 
+    def _is_ours(self, name: str) -> bool:
+        """An address is no name that somebody could have pointed here."""
+        if is_loopback(name) or name.endswith(".localhost") or name in _FROM_CONTAINERS:
+            return True
+        return name in self.hosts or "*" in self.hosts or (not self.local and _is_address(name))
+
 
 def origin_guard(
-    host: str, *, keyless: bool, public_url: str | None = None, cors_origins: Collection[str] = ()
+    host: str,
+    *,
+    keyless: bool,
+    public_url: str | None = None,
+    allowed_hosts: Collection[str] = (),
+    cors_origins: Collection[str] = (),
 ) -> OriginGuard:
-    """The origin_guard of a server that listens on `host`; `keyless` when everyone is let in."""
+    """The guard of a server that listens on `host`; `keyless` when everyone is let in."""
     public = urlsplit(public_url).hostname if public_url else None
+    names = {name.lower().rstrip(".") for name in (*allowed_hosts, host, public or "")} - {""}
     return OriginGuard(
         keyless=keyless,
         local=is_loopback(host),
-        hosts=frozenset({public.lower()}) if public else frozenset(),
+        hosts=frozenset(name for name in names if not _is_address(name)),
         origins=frozenset(_origin_of(origin) for origin in cors_origins)
         | ({_origin_of(public_url)} if public_url else set()),
     )
 
 
-def _is_ours(host: str | None, names: frozenset[str]) -> bool:
-    name = _name_in(host)
-    return is_loopback(name) or name.endswith(".localhost") or name in names or name in _FROM_CONTAINERS
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _may_call(origin: str, host: str | None, allowed: frozenset[str]) -> bool:

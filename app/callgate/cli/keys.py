@@ -66,7 +66,7 @@ def create(
     from callgate.auth.key_store import NameTaken
     from callgate.runtime.builders.access import key_entry
 
-    store = _store(loaded.data_dir)
+    store = key_store(loaded.data_dir)
     try:
         store.add(key_entry(key))
     except NameTaken:
@@ -84,7 +84,7 @@ def list_keys(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     loaded = read_config(config).config
     rows = [_row(key_entry(key), "config") for key in loaded.keys]
     if loaded.data_dir is not None:
-        store = _store(loaded.data_dir)
+        store = key_store(loaded.data_dir)
         rows += [_row(stored.entry, "store", stored) for stored in store.all()]
         store.close()
     if as_json:
@@ -109,7 +109,7 @@ def revoke(name: Names, config: ConfigOption = None) -> None:
         raise give_up(f"`{name}` stands in the config: take it out there")
     if loaded.data_dir is None:
         raise give_up("there is no key store: the config has no `data_dir`")
-    store = _store(loaded.data_dir)
+    store = key_store(loaded.data_dir)
     revoked = store.revoke(name)
     store.close()
     if not revoked:
@@ -139,7 +139,8 @@ def _as_yaml(key: "Key") -> str:
     return "".join(f"  {line}\n" for line in text.splitlines()).rstrip("\n")
 
 
-def _store(folder: str) -> "KeyStore":
+def key_store(folder: str) -> "KeyStore":
+    """The key store, or the end of the command with what is wrong with its file."""
     import sqlite3
 
     from callgate.auth.key_store import KeyStore

@@ -3,11 +3,14 @@
 import gc
 import os
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from callgate.cli.shared import WRONG, ConfigOption, check_exposure, check_makeable, read_config
+from callgate.cli.shared import WRONG, ConfigOption, check_exposure, check_makeable, count_keys, give_up, read_config
+
+if TYPE_CHECKING:
+    from callgate.config.load import Loaded
 
 DEFAULT_PORT = 8000
 HEALTH_SECONDS = 5.0
@@ -18,18 +21,39 @@ def serve(
     host: Annotated[str | None, typer.Option(help="The address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="The port to listen on; 0 lets the system choose.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    create_key: Annotated[
+        bool, typer.Option("--create-key", help="Make a key with every right and print it, if there never was a key.")
+    ] = False,
 ) -> None:
     """Serve until a signal ends it."""
     gc.disable()  # nearly all that is made while starting stays; the server puts it aside and looks for garbage from then on
     _load_lightly()
     flags = {"server.host": host, "server.port": port, "logging.level": log_level}
     loaded = read_config(config, flags)
+    if create_key:
+        _create_first_key(loaded)
     check_exposure(loaded)
     check_makeable(loaded)
     from callgate.config.load import load
     from callgate.server.serve import serve as run_server
 
     raise typer.Exit(run_server(loaded, lambda: load(config, flags=flags)))
+
+
+def _create_first_key(loaded: "Loaded") -> None:
+    """Printed and not logged: it is shown once, to whoever started the server."""
+    if loaded.config.data_dir is None:
+        raise give_up("--create-key keeps the key in the key store, and the config has no `data_dir`")
+    if count_keys(loaded.config):
+        return
+    from callgate.auth.keys import KeyEntry, mint_key
+    from callgate.cli.keys import key_store
+
+    key, digest = mint_key()
+    store = key_store(loaded.config.data_dir)
+    store.add(KeyEntry("first", digest, approve=True, admin=True))
+    store.close()
+    typer.echo(f"key (made now, shown this once): {key}", err=True)
 
 
 def _load_lightly() -> None:

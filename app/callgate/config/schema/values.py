@@ -80,6 +80,9 @@ WebAddress: TypeAlias = Annotated[str, shape(r"^https?://[^/\s]+", "should be an
 Origin: TypeAlias = Annotated[
     str, shape(r"^(\*|https?://[^/\s]+)$", "should be an origin like `https://chat.example.com` (no path), or `*`")
 ]
+HostName: TypeAlias = Annotated[
+    str, shape(r"^(\*|[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*)$", "should be a name like `llm.example.com` (no port), or `*`")
+]
 KeyName: TypeAlias = Annotated[
     str, shape(r"^[A-Za-z0-9._-]{1,64}$", "should be 1 to 64 letters, digits, `.`, `_` or `-`")
 ]

@@ -50,5 +50,9 @@ def limiter_of(config: Config, ledger: SqliteLedger | None) -> Limiter:
 def origin_guard_of(config: Config, keyring: Keyring) -> OriginGuard:
     server = config.server
     return origin_guard(
-        server.host, keyless=keyring.open, public_url=server.public_url, cors_origins=server.cors_origins
+        server.host,
+        keyless=keyring.open,
+        public_url=server.public_url,
+        allowed_hosts=server.allowed_hosts,
+        cors_origins=server.cors_origins,
     )
