@@ -65,6 +65,33 @@ async def test_with_another_key_no_route_gives_what_is_not_that_keys(caplog: pyt
         assert (await _asked(client, "POST", "/admin/reload", ALICE)).status_code in {401, 403, 404}
 
 
+@pytest.mark.parametrize("listening", ["127.0.0.1", "0.0.0.0"])
+async def test_without_keys_no_route_answers_under_a_name_that_was_pointed_here(listening: str) -> None:
+    """What a web page sends that has the browser take its own name for this server."""
+    app = create_app(Config.model_validate({"model_list": [MODEL], "auth": "off", "server": {"host": listening}}))
+    async with serve(app) as url, http_client(url) as client:
+        for method, path in [*routes(app), ("POST", f"/v1/approvals/{FILLED}"), ("GET", "/")]:
+            if path not in OPEN_PATHS:
+                answer = await client.request(method, path, headers={"host": "evil.example:8000"})
+                assert answer.status_code == 403, (method, path)
+                assert method == "HEAD" or answer.json()["error"]["code"] == "host_not_allowed"
+        assert (await client.get("/v1/models")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("rights", "status"),
+    [({}, 200), ({"models": ["demo"]}, 403), ({"tools": []}, 403), ({"models": ["demo"], "admin": True}, 200)],
+)
+async def test_metrics_are_for_keys_that_may_know_of_every_model_and_tool(
+    rights: dict[str, object], status: int
+) -> None:
+    config = {"model_list": [MODEL], "keys": [{"name": "alice", "hash": ALICE_HASH, **rights}]}
+    async with serve(create_app(Config.model_validate(config))) as url, http_client(url) as client:
+        answer = await _asked(client, "GET", "/metrics", ALICE)
+    assert answer.status_code == status
+    assert ("callgate_requests" in answer.text) == (status == 200)
+
+
 async def _asked(client: httpx.AsyncClient, method: str, path: str, key: str | None) -> httpx.Response:
     headers = {"authorization": f"Bearer {key}"} if key else {}
     return await client.request(method, path, headers=headers, content=b"{}" if method == "POST" else None)

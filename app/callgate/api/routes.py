@@ -99,7 +99,16 @@ def _health(house: RuntimeManager) -> APIRouter:
 
     @router.get("/metrics", summary="Prometheus metrics", response_class=Response)
     async def metrics(request: Request) -> Response:
-        context_of(request.scope).route = "metrics"
+        context = context_of(request.scope)
+        context.route = "metrics"
+        assert context.caller is not None, "the middleware identifies the caller of every other route than health"
+        if not house.current.may_see_metrics(context.caller):
+            raise ChatError(
+                403,
+                "Metrics name every model and tool, and this key is limited to some: it needs `admin: on`.",
+                type="permission_error",
+                code="metrics_not_allowed",
+            )
         text, content_type = house.metrics.exposition(request.headers.get("accept", ""))
         return Response(text, media_type=content_type)
 

@@ -98,6 +98,10 @@ class Runtime:
         """Whether a caller may have the config read again. Without keys only this machine may."""
         return caller.admin or (caller.anonymous and is_loopback(self.config.server.host))
 
+    def may_see_metrics(self, caller: Caller) -> bool:
+        """Whether a caller may know of every model and tool, and how they are used."""
+        return caller.admin or ("*" in caller.models and "*" in caller.tools)
+
     def place(self, caller: Caller) -> Awaitable[Place]:
         """A place for one request, or a refusal: 429 when its key has too many under way, 503 when all have."""
         return self._admission.request(caller.name, caller.allowance.parallel)
