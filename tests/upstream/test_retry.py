@@ -159,8 +159,8 @@ async def test_waits_grow_are_random_and_end_with_the_tries(world):
 
 
 async def test_retry_after_is_honoured_with_some_scatter_on_top(world):
-    await heard(world.model(Scripted(passing(retry_after=7), ANSWER)))
-    assert world.waits == [7.25]
+    await heard(world.model(Scripted(passing(retry_after=3), ANSWER)))
+    assert world.waits == [3.25]
 
 
 async def test_a_retry_after_beyond_the_deadline_goes_to_the_fallback_at_once(world):

@@ -1,7 +1,7 @@
 """Asking again, and asking another: for a turn that failed before anything of it was passed on, and only for that turn.
 
 Tools are not seen from here, so none can run twice. Waits are full-jitter, a provider's Retry-After is honoured as long
-as it fits into the time there is, and all retries of a runtime share one budget, so that a provider in trouble is not
+as it is short, and all retries of a runtime share one budget, so that a provider in trouble is not
 asked three times as often by the very clients that wait for it.
 """
 
@@ -34,7 +34,9 @@ class RetryPolicy:
     longest_wait: float = 8.0
     """The upper end of any wait of our own choosing."""
     give_up_after: float = 60.0
-    """Seconds from the first ask after which nothing is asked again, and beyond which no Retry-After is waited for."""
+    """Seconds from the first ask after which nothing is asked again."""
+    wait_in_all: float = 5.0
+    """How long one question waits for its deployments in all. A Retry-After beyond it is for the client to wait for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +135,13 @@ class RetryingModel:
 class _Asking:
     """The context of one question, asked until its answer has begun, because only until then may it be asked again."""
 
-    __slots__ = ("_ask", "_attempt", "_model", "_open")
+    __slots__ = ("_ask", "_attempt", "_model", "_open", "_waited")
 
     def __init__(self, model: RetryingModel, ask: ModelRequest | Passthrough) -> None:
         self._model = model
         self._ask = ask
         self._attempt = 0
+        self._waited = 0.0
         self._open: AbstractAsyncContextManager[ModelAnswer] | None = None
 
     async def __aenter__(self) -> ModelAnswer:
@@ -193,7 +196,8 @@ class _Asking:
         following, wait = queue.again(failed, is_passing(failure)), 0.0
         if following is not None:
             wait = self._wait(failure, following.asked)
-            if world.clock() + wait > give_up_at or not world.budget.take():
+            too_long = self._waited + wait > self._model.policy.wait_in_all or world.clock() + wait > give_up_at
+            if too_long or not world.budget.take():
                 following, wait = None, 0.0
         if following is None:
             following = queue.fallback()
@@ -203,6 +207,7 @@ class _Asking:
         if self._model.report is not None:
             await self._model.report(Retry(self._attempt, following.pool, failure.message, wait))
         if wait > 0:
+            self._waited += wait
             await world.sleep(wait)
         return following
 

@@ -70,3 +70,6 @@ class Upstream(Section):
     """For one whole answer."""
     retries: Retries = 2
     """Further tries of a turn of which nothing was passed on yet."""
+    retry_wait_seconds: Annotated[float, Field(ge=0), NO_BOOLEAN] = 5.0
+    """What one question waits between its tries in all, at most `server.first_chunk_seconds`. A longer Retry-After is the
+    client's to wait for."""

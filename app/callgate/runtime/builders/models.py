@@ -13,7 +13,9 @@ from callgate.upstream.retry import RetryPolicy
 
 
 def retry_policy_of(config: Config) -> RetryPolicy:
-    return RetryPolicy(tries=config.upstream.retries + 1)
+    # Who waits longer than a stream's status is held back can only be sent an error in the middle of an answer.
+    wait = min(config.upstream.retry_wait_seconds, config.server.first_chunk_seconds)
+    return RetryPolicy(tries=config.upstream.retries + 1, wait_in_all=wait)
 
 
 def model_entries(config: Config) -> list[ModelEntry]:
