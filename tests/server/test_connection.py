@@ -81,7 +81,7 @@ async def test_a_request_is_described_as_asgi_has_it() -> None:
 async def test_what_is_asked_for_is_taken_apart(target: bytes, path: str, query: bytes) -> None:
     app = Scopes()
     async with connected(app) as connection:
-        await connection.send(b"GET " + target + b" HTTP/1.1\r\n\r\n")
+        await connection.send(b"GET " + target + b" HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert (await connection.answer()).status == 200
     assert (app.seen[0]["path"], app.seen[0]["query_string"]) == (path, query)
 
@@ -299,23 +299,87 @@ async def test_a_client_that_waits_to_be_asked_is_not_late() -> None:
         assert (await connection.answer()).body == b"hi"
 
 
-async def test_an_upgrade_ends_the_connection_and_cannot_smuggle_a_body() -> None:
-    upgrade = b"connection: upgrade\r\nupgrade: h2c\r\n"
-    app = Scopes()
-    async with behind_the_edge(app) as bare:
-        async with raw_connection(bare.url) as connection:
-            await connection.send(GET[:-2] + upgrade + b"\r\n" + GET)
+UPGRADE = b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQBAAAAAAIAAAAA\r\n"
+"""What Java's clients ask with in every request."""
+
+
+@pytest.mark.parametrize("size", [0, 37, 300_000])
+@pytest.mark.parametrize("framing", ["length", "chunks"])
+@pytest.mark.parametrize("cut", [1, 7, 100_000])
+async def test_a_request_for_another_protocol_is_served_by_its_own_framing_and_is_the_last(
+    size: int, framing: str, cut: int
+) -> None:
+    bodies: list[bytes] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        bodies.append(await read_body(receive))
+        await answer(send)
+
+    said = (b"GET / HTTP/1.1\r\nhost: inside\r\n\r\n" * (size // 32 + 1))[:size]
+    if framing == "length":
+        request = POST + UPGRADE + b"content-length: %d\r\n\r\n" % size + said
+    else:
+        chunk = b"%x\r\n%b\r\n" % (size, said) if size else b""
+        request = POST + UPGRADE + b"transfer-encoding: chunked\r\n\r\n" + chunk + b"0\r\n\r\n"
+    cut = cut if len(request) < 1000 else 100_000
+    pieces = [request[at : at + cut] for at in range(0, len(request), cut)]
+    async with connected(app) as connection:
+        for piece in [*pieces[:-1], pieces[-1] + GET]:
+            await connection.send(piece)
+        answered = await connection.answer()
+        assert (answered.status, answered.headers["connection"], answered.body) == (200, "close", b"ok")
+        assert await gone(connection) == b""
+    assert bodies == [said]
+
+
+async def test_after_a_request_for_another_protocol_nothing_is_read_however_odd_it_is() -> None:
+    for behind in (GET, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", bytes(50), GET[:-2] + UPGRADE + b"\r\n"):
+        app = Scopes()
+        async with connected(app) as connection:
+            await connection.send(GET[:-2] + UPGRADE + b"\r\n" + behind)
             answered = await connection.answer()
             assert (answered.status, answered.headers["connection"]) == (200, "close")
             assert await gone(connection) == b""
-        for length in (b"content-length: 37\r\n", b"transfer-encoding: chunked\r\n"):
-            async with raw_connection(bare.url) as connection:
-                await connection.send(POST + upgrade + length + b"\r\n")
-                with contextlib.suppress(ConnectionError):
-                    await connection.send(GET)
-                refused = await connection.answer()
-                assert (refused.status, await gone(connection)) == (400, b"")
-    assert [scope["method"] for scope in app.seen].count("GET") == 1
+        assert len(app.seen) == 1
+
+
+async def test_a_body_beside_an_upgrade_that_is_not_framed_properly_is_refused() -> None:
+    async with connected(Scopes()) as connection:
+        await connection.send(POST + UPGRADE + b"transfer-encoding: chunked\r\n\r\n" + GET)
+        refused = await connection.answer()
+        assert (refused.status, await gone(connection)) == (400, b"")
+
+
+@pytest.mark.parametrize(
+    "twice",
+    [b"host: localhost\r\nhost: localhost", b"Host: a\r\nhost: b", b"authorization: a\r\nx: y\r\nAuthorization: b",
+     b"content-length: 0\r\ncontent-length: 0", b"x-api-key: a\r\nX-Api-Key: b"],
+)  # fmt: skip
+async def test_what_must_be_said_once_and_is_said_twice_is_refused(twice: bytes) -> None:
+    app = Scopes()
+    async with connected(app) as connection:
+        host = b"" if b"host" in twice else b"host: localhost\r\n"
+        await connection.send(b"POST / HTTP/1.1\r\n" + host + twice + b"\r\n\r\n")
+        refused = await connection.answer()
+        assert (refused.status, await gone(connection)) == (400, b"")
+    assert not app.seen
+
+
+async def test_other_headers_may_come_several_times() -> None:
+    app = Scopes()
+    async with connected(app) as connection:
+        await connection.send(b"GET / HTTP/1.1\r\nhost: localhost\r\naccept: a\r\naccept: b\r\n\r\n")
+        assert (await connection.answer()).status == 200
+    assert [value for name, value in app.seen[0]["headers"] if name == b"accept"] == [b"a", b"b"]
+
+
+async def test_a_request_of_the_current_version_names_its_host() -> None:
+    app = Scopes()
+    for version, status in ((b"1.1", 400), (b"1.0", 200)):
+        async with connected(app) as connection:
+            await connection.send(b"GET / HTTP/%b\r\naccept: a\r\n\r\n" % version)
+            assert (await connection.answer()).status == status
+    assert len(app.seen) == 1
 
 
 async def test_a_client_that_leaves_is_told_to_whoever_listens_and_to_nobody_who_sends() -> None:

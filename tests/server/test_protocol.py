@@ -173,7 +173,67 @@ async def test_idle_connections_make_room_for_new_ones(upstream: Upstream) -> No
         assert (await two.answer()).status == 200
 
 
-async def test_connections_that_say_nothing_make_room_and_those_under_way_do_not(upstream: Upstream) -> None:
+async def test_a_burst_of_requests_beyond_the_limit_gets_503s_and_nobody_is_closed_without_a_word(
+    upstream: Upstream,
+) -> None:
+    gate = asyncio.Event()
+    upstream.script("m", lambda _: Reply(text="hi", pace=Pace(hold=Hold(gate))))
+    async with served(upstream, connections=5, reserve=10) as (url, _), contextlib.AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(raw_connection(url)) for _ in range(60)]
+        await asyncio.gather(*(each.post("/v1/chat/completions", ASK) for each in clients))
+        await upstream.requests.wait(5)
+        answers = [asyncio.create_task(each.answer()) for each in clients]
+        done: set[asyncio.Task[RawAnswer]] = set()
+        while len(done) < 55:
+            finished, _ = await asyncio.wait(set(answers) - done, return_when=asyncio.FIRST_COMPLETED)
+            done |= finished
+        gate.set()
+        await asyncio.gather(*answers)
+    refusals = [task.result() for task in answers if task.result().status != 200]
+    assert {refused(each) for each in refusals} == {(503, "over_capacity")}
+    assert all(each.headers["retry-after"] == "1" for each in refusals)
+    assert len(refusals) == 55
+
+
+async def test_health_is_answered_while_all_connections_are_in_use(upstream: Upstream) -> None:
+    gate = asyncio.Event()
+    upstream.script("m", lambda _: Reply(text="hi", pace=Pace(hold=Hold(gate))))
+    async with served(upstream, connections=2) as (url, _), contextlib.AsyncExitStack() as stack:
+        for _ in range(2):
+            await (await stack.enter_async_context(raw_connection(url))).post("/v1/chat/completions", ASK)
+        await upstream.requests.wait(2)
+        for _ in range(20):
+            assert (await sent(url, LIVE)).status == 200
+        gate.set()
+
+
+async def test_a_connection_that_gives_way_before_it_asked_is_told_so(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("callgate.server.protocol.PROMPT_SECONDS", 0.0)
+    async with served(upstream, connections=1) as (url, _), raw_connection(url) as slow:
+        await slow.send(b"GET /health/li")
+        assert (await sent(url, LIVE)).status == 200
+        assert refused(await slow.answer()) == (503, "over_capacity")
+
+
+@pytest.mark.parametrize("length", [10_000_001, 10**12, 10**18])
+@pytest.mark.parametrize("expect", [b"", b"expect: 100-continue\r\n"])
+async def test_a_body_announced_beyond_the_limit_is_refused_before_any_of_it_is_sent(
+    upstream: Upstream, length: int, expect: bytes
+) -> None:
+    async with served(upstream) as (url, _):
+        async with asyncio.timeout(2):
+            answer = await sent(url, HEAD + b"content-length: %d\r\n" % length + expect + b"\r\n")
+    assert answer.status == 413
+    assert json.loads(answer.body)["error"]["code"] == "request_too_large"
+    assert len(upstream.requests) == 0
+
+
+async def test_connections_that_say_nothing_make_room_and_those_under_way_do_not(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("callgate.server.protocol.PROMPT_SECONDS", 0.0)
     gate = asyncio.Event()
     upstream.script("m", lambda _: Reply(text="hi", pace=Pace(hold=Hold(gate))))
     async with served(upstream, connections=3) as (url, factory), contextlib.AsyncExitStack() as stack:
@@ -259,11 +319,15 @@ async def test_requests_sent_far_ahead_of_their_answers_are_refused(
 
 async def test_a_few_requests_sent_ahead_are_answered_in_order(upstream: Upstream) -> None:
     async with served(upstream) as (url, _), raw_connection(url) as connection:
-        await connection.send(LIVE * 3)
+        await connection.send(LIVE + LIVE.replace(b"/health/live", b"/v1/models") + LIVE.replace(b"live", b"nowhere"))
+        data = b""
         async with asyncio.timeout(5):
-            data = b""
-            while data.count(b"HTTP/1.1 200") < 3:
+            while data.count(b"HTTP/1.1 ") < 3 or not data.endswith(b"}"):
                 data += await connection.reader.read(1000)
+    live, models, nowhere = data.split(b"HTTP/1.1 ")[1:]
+    assert live.startswith(b"200")
+    assert (models[:3], b'"object":"list"' in models) == (b"200", True)
+    assert nowhere[:3] in (b"401", b"404")
 
 
 @pytest.mark.parametrize("size", [50_000_000, 12_000_000])

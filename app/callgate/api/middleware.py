@@ -30,6 +30,9 @@ LIGHT_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 LIGHT_PATHS = ("/v1/approvals", "/admin/")
 """What these begin with is what a full house may be waiting for."""
 
+MAX_LENGTH_DIGITS = 18
+"""Of a Content-Length. With more of them it is no number that a body could have."""
+
 CLIENT_CLOSED = 499
 """What the log says of a request whose client left before it was answered; nobody is sent this."""
 
@@ -106,6 +109,9 @@ class Middleware:
                 scope = {**scope, "method": method}  # the server sends the head of what is answered to a GET
             runtime = self._house.current
             caller = context.caller = None if path in OPEN_PATHS else runtime.admit(context.headers)
+            length, most = context.headers.get("content-length", "0"), runtime.limits.body_bytes
+            if not length.isdigit() or len(length) > MAX_LENGTH_DIGITS or int(length) > most:
+                raise ChatError(413, f"The request body is larger than {most} bytes.", code="request_too_large")
             inner = self._straight.get((method, path), self._app)
             if caller is None or _is_light(method, path):
                 await inner(scope, receive, send_marked)

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from callgate.cli.server_client import KeyOption, UrlOption, asked
 from callgate.cli.shared import WRONG, JsonOption
-from callgate.cli.talking import KeyOption, UrlOption, asked
 
 approvals = typer.Typer(help="Calls that wait for approval on a running server.", no_args_is_help=True)
 Id = Annotated[str, typer.Argument(help="As `callgate approvals list` shows it.")]

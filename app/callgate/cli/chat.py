@@ -3,19 +3,19 @@
 It talks to a server, over the wire like any client. Without an address it starts one of its own, for itself alone.
 """
 
+import asyncio
 import contextlib
 import json
 import socket
 import sys
 import threading
-import urllib.error
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from callgate.cli.server_client import KeyOption, Refused, asked, failed, opened
 from callgate.cli.shared import ConfigOption, read_config
-from callgate.cli.talking import KeyOption, asked, failed, opened, words_of
 
 if TYPE_CHECKING:
     from callgate.config.load import Loaded
@@ -67,31 +67,38 @@ class _Conversation:
         """A question whose answer did not come is not kept: it can be asked again."""
         messages = [*self._messages, {"role": "user", "content": text}]
         body = {"model": self._model, "messages": messages, "stream": True}
+        from callgate.http.event_stream import EventTooLarge
+        from callgate.http.interface import TransportError
+
         pieces: list[str] = []
         try:
-            for piece in self._pieces(body):
-                pieces.append(piece)
-                typer.echo(_printable(piece), nl=False)
+            asyncio.run(self._print(body, pieces))
         except KeyboardInterrupt:
             _note("\nstopped")
             return
-        except urllib.error.HTTPError as error:
-            _note(words_of(error))
+        except Refused as error:
+            _note(str(error))
             return
-        except (OSError, ValueError) as error:
-            _note(f"the connection was lost: {getattr(error, 'reason', error)}")
+        except (TransportError, EventTooLarge, ValueError) as error:
+            _note(f"the connection was lost: {error}")
             return
         typer.echo()
         if pieces:
             self._messages = [*messages, {"role": "assistant", "content": "".join(pieces)}]
 
-    def _pieces(self, body: dict[str, Any]) -> Iterator[str]:
-        """The words of an answer as they come; what tools do is noted beside them."""
+    async def _print(self, body: dict[str, Any], pieces: list[str]) -> None:
+        """Print the text of an answer as it comes, and gather it; what tools do is noted beside it."""
+        from callgate.http.event_stream import EventStreamReader
+
         progress = {"X-Callgate-Events": "x"}
-        with opened("POST", "/v1/chat/completions", self._url, self._key, body, progress, STREAM_SECONDS) as answer:
-            for line in answer:
-                if line.startswith(b"data: {"):
-                    yield from _read(json.loads(line[6:]))
+        reader = EventStreamReader()
+        opening = opened("POST", "/v1/chat/completions", self._url, self._key, body, progress, STREAM_SECONDS)
+        async with opening as response:
+            async for data in response.chunks():
+                for payload in reader.feed(data):
+                    for piece in _read(json.loads(payload)) if payload.startswith(b"{") else ():
+                        pieces.append(piece)
+                        typer.echo(_printable(piece), nl=False)
 
 
 def _read(chunk: dict[str, Any]) -> Iterator[str]:

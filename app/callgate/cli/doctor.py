@@ -4,9 +4,8 @@ import asyncio
 import errno
 import json
 import socket
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -55,7 +54,7 @@ async def _examined(loaded: "Loaded") -> list[Check]:
 
     keep_quiet(loaded)
     entries = entries_of(loaded)
-    checks = [_check("config", "ok", str(loaded.path or "built in")), _port(loaded.config)]
+    checks = [_check("config", "ok", str(loaded.path or "built in")), await _port(loaded.config)]
     client = model_client()
     places = asyncio.Semaphore(SIDE_BY_SIDE)
     try:
@@ -72,26 +71,32 @@ def _check(what: str, status: str, detail: str, seconds: float | None = None, **
     return {"what": what, "status": status, "detail": detail, "ms": seconds and round(seconds * 1000, 1), **more}
 
 
-def _port(config: "Config") -> Check:
+async def _port(config: "Config") -> Check:
     host, port = config.server.host, config.server.port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     what = f"port {port}"
     try:
         socket.create_server((host, port), family=family).close()
     except OSError as error:
-        if error.errno == errno.EADDRINUSE and _is_callgate(host, port):
+        if error.errno == errno.EADDRINUSE and await _is_callgate(host, port):
             return _check(what, "warn", f"a server is running on {host} already, and it is alive")
         return _check(what, "fail", f"cannot listen on {host}: {error.strerror}")
     return _check(what, "ok", f"free on {host}")
 
 
-def _is_callgate(host: str, port: int) -> bool:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+async def _is_callgate(host: str, port: int) -> bool:
+    from callgate.http.client import HttpClient
+    from callgate.http.interface import Deadlines, TransportError
+
+    client = HttpClient()
     try:
-        with opener.open(f"http://{f'[{host}]' if ':' in host else host}:{port}/health/live", timeout=2) as answer:
-            return bool(answer.status == 200)
-    except (OSError, ValueError, urllib.error.URLError):
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}/health/live"
+        async with client.get(url, {}, Deadlines(connect=2, first_byte=2, idle=2, total=2)) as answer:
+            return answer.status == HTTPStatus.OK
+    except TransportError:
         return False
+    finally:
+        await client.close()
 
 
 async def _model(entry: "ModelEntry", client: "HttpClient", places: asyncio.Semaphore) -> Check:

@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +13,6 @@ from callgate.cli.shared import WRONG, ConfigOption, check_exposure, check_makea
 if TYPE_CHECKING:
     from callgate.config.load import Loaded
 
-DEFAULT_PORT = 8000
 HEALTH_SECONDS = 5.0
 
 
@@ -81,14 +81,20 @@ def health(
     ] = None,
 ) -> None:
     """Ask a running server whether it is alive. Exit code 0 if it is; for container health checks."""
-    import urllib.error
-    import urllib.request
+    from callgate.cli.server_client import DEFAULT_PORT, status_of
+    from callgate.http.interface import TransportError
 
-    base = url or f"http://127.0.0.1:{os.environ.get('CALLGATE_PORT', DEFAULT_PORT)}"
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(f"{base.rstrip('/')}/health/live", timeout=HEALTH_SECONDS) as answer:
-            typer.echo(f"{base}: {answer.status}")
-    except (OSError, ValueError, urllib.error.URLError) as error:
-        typer.echo(f"{base}: {error}", err=True)
-        raise typer.Exit(WRONG) from None
+    port = os.environ.get("CALLGATE_PORT", DEFAULT_PORT)
+    why = ""
+    for base in (url,) if url else (f"http://127.0.0.1:{port}", f"http://[::1]:{port}"):
+        try:
+            status = status_of(base, HEALTH_SECONDS)
+        except TransportError as error:
+            why = why or f"{base}: {error}"
+            continue
+        if status == HTTPStatus.OK:
+            typer.echo(f"{base}: {status}")
+            return
+        why = f"{base}: HTTP {status}"
+    typer.echo(why, err=True)
+    raise typer.Exit(WRONG)

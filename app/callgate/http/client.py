@@ -67,6 +67,11 @@ class HttpClient:
     def get(self, url: str, headers: Mapping[str, str], deadlines: Deadlines) -> "Exchange":
         return Exchange(self, "GET", url, headers, b"", deadlines)
 
+    def request(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes, deadlines: Deadlines
+    ) -> "Exchange":
+        return Exchange(self, method, url, headers, body, deadlines)
+
     async def close(self) -> None:
         self._closed = True
         if self._sweeping is not None:

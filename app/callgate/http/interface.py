@@ -1,5 +1,6 @@
 """What users of the HTTP client see of an exchange: its deadlines, the response, and the ways in which it fails."""
 
+import os
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
@@ -71,4 +72,6 @@ class TooLarge(TransportError):
 
 def reason(error: BaseException) -> str:
     """What a library or the system says went wrong, for the log."""
+    if isinstance(error, ConnectionError) and error.errno:
+        return f"{type(error).__name__}: {os.strerror(error.errno)}"
     return f"{type(error).__name__}: {error}"[:300]

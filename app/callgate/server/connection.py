@@ -23,7 +23,6 @@ from callgate.server.limits import (
     LINGER_SECONDS,
     LOWEST_RATE,
     MAX_PIPELINED,
-    RESERVE,
     RESERVE_SECONDS,
 )
 from callgate.server.refusals import Refused
@@ -40,6 +39,13 @@ HEAD, BODY, ANSWER, IDLE, UNREAD, CLOSING = range(6)
 """What the clock of a connection stands for: headers have to be whole; a body has to come; it is our turn, which has no
 limit here; nothing is asked; the rest of the body of a request that has its answer already may come; what was
 written last has to be taken. Plain numbers, because members of an enum are looked up at ten times the cost."""
+
+
+_NONE, _ASKED, _HEAD_AGAIN, _BODY_AGAIN, _OVER = range(5)
+"""How far a request has come that asks for another protocol: nobody asks; its head was read; its framing is fed to another
+parser; that one reads the body; it is complete, and what follows is ignored."""
+_FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
+_ONCE: Final = (b"host", b"authorization", b"content-length", b"x-api-key", b"api-key")
 
 
 class ServerConnection(asyncio.Protocol):
@@ -72,6 +78,7 @@ class ServerConnection(asyncio.Protocol):
         "_template",
         "_transport",
         "_unsent_bytes",
+        "_upgrade",
         "_waiting",
         "_wrote_at",
         "body_bytes",
@@ -119,6 +126,7 @@ class ServerConnection(asyncio.Protocol):
         self._unsent_bytes = 0
         self._phase = HEAD
         self._in_head = self._in_body = self._in_reserve = self._ignores_input = False
+        self._upgrade = _NONE
         self._target = b""
         self._asked = (b"", b"", "")
         self._template: dict[str, Any] = {}
@@ -153,7 +161,7 @@ class ServerConnection(asyncio.Protocol):
         has_place = over <= 0 or factory.make_room(now)
         factory.enter(self)
         if not has_place:
-            if over > RESERVE:
+            if over > self._limits.reserve:
                 self._refuse(refusals.too_many_connections())
                 return
             self._in_reserve, waits = True, min(waits, RESERVE_SECONDS)
@@ -181,14 +189,24 @@ class ServerConnection(asyncio.Protocol):
         self._spent_bytes = 0
         body_before, was_in_body = self.body_bytes, self._in_body
         try:
-            self._parser.feed_data(data)
-            if self._in_body:
-                self._expect_body(body_before if was_in_body else None)
-            elif self._in_head:
-                self._expect_head()
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as stopped:
+                if self._upgrade == _ASKED:
+                    self._read_plainly(data[stopped.args[0] :])
+                elif self._upgrade == _NONE and self._newest is not None:  # CONNECT, which the application refuses
+                    self._newest.keep = False
+                    self._ignores_input = True
+            else:
+                if self._in_body:
+                    self._expect_body(body_before if was_in_body else None)
+                elif self._in_head:
+                    self._expect_head()
         except httptools.HttpParserUpgrade:
-            self._serve_upgrade()
+            pass  # a further request behind the last one
         except httptools.HttpParserError as wrong:
+            if self._upgrade == _OVER:
+                return  # what follows the last one
             refused = wrong.__context__
             self._refuse(refused if isinstance(refused, Refused) else refusals.not_http())
         except Refused as refused:
@@ -199,16 +217,20 @@ class ServerConnection(asyncio.Protocol):
         if self.body_bytes > LINGER_BYTES:
             self._transport.abort()
 
-    def _serve_upgrade(self) -> None:
-        """There is nothing to upgrade to: the request is answered as the plain one it also is, and as the last, because
-        the parser has stopped. It takes what follows for the other protocol, and a body that comes would be lost."""
-        assert self._newest is not None
-        if any(name in (b"content-length", b"transfer-encoding") and value != b"0" for name, value in self._headers):
-            self._refuse(refusals.upgrade_with_body())
-            return
-        self._newest.keep = False
-        self._ignores_input = True
-        self.body_bytes = 0
+    def _read_plainly(self, rest: bytes) -> None:
+        """Read the body of a request that asks for another protocol, which nobody speaks here: Java's clients ask each time.
+
+        The parser takes all that follows for the other protocol, so a new one reads it, by the request's own framing. It
+        is the last request of its connection.
+        """
+        framing = b"".join(b"\r\n%b: %b" % header for header in self._headers if header[0] in _FRAMING)
+        head = b"%b / HTTP/1.1\r\nhost: again%b\r\n\r\n" % (self._parser.get_method(), framing)
+        self._parser = httptools.HttpRequestParser(self)
+        self._upgrade = _HEAD_AGAIN
+        self._parser.feed_data(head)
+        self._parser.feed_data(rest)
+        if self._in_body:
+            self._expect_body(None)
 
     def pause_writing(self) -> None:
         """The client does not take what it is sent. It gets the time that it may also be idle for."""
@@ -235,6 +257,8 @@ class ServerConnection(asyncio.Protocol):
     # -- the parser's callbacks
 
     def on_message_begin(self) -> None:
+        if self._upgrade:
+            return
         self._in_head = True
         self._target = b""
         self._headers = []
@@ -249,6 +273,10 @@ class ServerConnection(asyncio.Protocol):
         # else a trailer: it would join the headers of a request that was judged by them already
 
     def on_headers_complete(self) -> None:
+        if self._upgrade:
+            if self._upgrade == _HEAD_AGAIN:
+                self._upgrade = _BODY_AGAIN
+            return
         self._in_head = False
         self._in_body = True
         self.body_bytes = self._framing_bytes = 0
@@ -258,6 +286,14 @@ class ServerConnection(asyncio.Protocol):
             self._measure_head()
         scope = self._described()
         keep = scope["http_version"] == "1.1" and self._parser.should_keep_alive()
+        fields = dict(self._headers)
+        if len(fields) < len(self._headers):
+            self._check_repeated()
+        if b"host" not in fields and scope["http_version"] == "1.1":
+            raise refusals.no_host()
+        if b"upgrade" in fields and self._parser.should_upgrade():
+            self._upgrade = _ASKED
+            keep = False
         if self._in_reserve or factory.draining:
             if scope["path"] not in ALWAYS_ANSWERED:
                 raise refusals.closing() if factory.draining else refusals.too_many_connections()
@@ -270,12 +306,19 @@ class ServerConnection(asyncio.Protocol):
             self._queue(cycle)
 
     def on_body(self, body: bytes) -> None:
+        if self._upgrade == _OVER:
+            return
         self.body_bytes += len(body)
         assert self._newest is not None
         if not self._newest.feed(body):
             self._hold_back()
 
     def on_message_complete(self) -> None:
+        if self._upgrade:
+            if self._upgrade != _BODY_AGAIN:
+                return
+            self._upgrade = _OVER
+            self._ignores_input = True
         self._in_body = False
         self._spent_bytes = self._read_bytes
         assert self._newest is not None
@@ -315,6 +358,13 @@ class ServerConnection(asyncio.Protocol):
             "raw_path": self._root_path.encode("ascii") + raw_path,
             "query_string": query,
         }
+
+    def _check_repeated(self) -> None:
+        """Refuse a request that says twice what must be said once: whoever stands in front may have read the other one."""
+        names = [name for name, _ in self._headers]
+        for name in _ONCE:
+            if names.count(name) > 1:
+                raise refusals.repeated_header(name.decode())
 
     def _measure_head(self) -> None:
         size = len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers)
@@ -413,6 +463,13 @@ class ServerConnection(asyncio.Protocol):
             self.is_holding_back = False
             self._transport.resume_reading()
 
+    def give_way(self) -> None:
+        """Be closed for another connection, with a word to a client that may be about to ask."""
+        if self._phase == IDLE:
+            self.close()
+        else:
+            self._refuse(refusals.too_many_connections())
+
     def close(self) -> None:
         """Close when the client has taken what was written, or does not take it for too long."""
         self.flush()
@@ -508,5 +565,6 @@ class ServerConnection(asyncio.Protocol):
 
 
 def _address(transport: asyncio.BaseTransport, side: str) -> tuple[str, int] | None:
+    """An address and a port. A socket that serves both families shows IPv4 as a part of IPv6."""
     where = transport.get_extra_info(side)
-    return (str(where[0]), int(where[1])) if isinstance(where, tuple) else None
+    return (str(where[0]).removeprefix("::ffff:"), int(where[1])) if isinstance(where, tuple) else None

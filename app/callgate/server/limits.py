@@ -8,10 +8,11 @@ from callgate.api.middleware import OPEN_PATHS
 ALWAYS_ANSWERED: Final = OPEN_PATHS
 """Health: answered at any load, and while the server drains."""
 
-RESERVE: Final = 64
-"""Connections beyond the limit that are still read, so that a probe finds an answer; everybody else gets a 503."""
 RESERVE_SECONDS: Final = 1.0
-"""What a connection of the reserve gets to say who it is."""
+"""How long a connection of the reserve may take for the head of its request."""
+PROMPT_SECONDS: Final = 0.25
+"""Clients send their request with the connection. One that has not by then gives way to a new connection; before, a burst
+of honest clients would push each other out."""
 LOWEST_RATE: Final = 1024
 """Bytes a second that a body has to make on average. A gap is measured from byte to byte, so drops could fall for ever."""
 LINGER_SECONDS: Final = 1.0
@@ -37,3 +38,5 @@ class ConnectionLimits:
     idle_seconds: float = 75.0
     """How long a connection is kept between two requests."""
     connections: int = 2000
+    reserve: int = 256
+    """Connections beyond that which are still read, so that a probe finds an answer; everybody else gets a 503."""

@@ -2,13 +2,14 @@
 
 import asyncio
 from contextvars import Context
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from callgate.server.connection import ServerConnection
-from callgate.server.limits import RESERVE_SECONDS, ConnectionLimits
+from callgate.server.limits import PROMPT_SECONDS, RESERVE_SECONDS, ConnectionLimits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,15 +67,16 @@ class ProtocolFactory:
     def make_room(self, now: float) -> bool:
         """Close a connection that nobody will miss, if there is one: a slow one, else an idle one, else the next slowest."""
         slowest = next(iter(self.awaiting_head), None)
-        if self.idle and (slowest is None or now - slowest.connected_since < RESERVE_SECONDS):
-            closed = next(iter(self.idle))
-        elif slowest is not None:
+        waited = -inf if slowest is None else now - slowest.connected_since
+        if slowest is not None and waited >= (RESERVE_SECONDS if self.idle else PROMPT_SECONDS):
             closed = slowest
+        elif self.idle:
+            closed = next(iter(self.idle))
         else:
             return False
         self.idle.pop(closed, None)
         self.awaiting_head.pop(closed, None)
-        closed.close()
+        closed.give_way()
         return True
 
     def standing_lines(self, headers: "Sequence[tuple[bytes, bytes]]") -> bytes:

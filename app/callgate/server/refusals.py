@@ -36,8 +36,12 @@ def too_much_framing() -> Refused:
     return Refused(400, "The request's chunks hold more framing than body.", "invalid_http_request")
 
 
-def upgrade_with_body() -> Refused:
-    return Refused(400, "A request that asks for another protocol cannot have a body.", "invalid_http_request")
+def no_host() -> Refused:
+    return Refused(400, "The request has no Host header, which HTTP/1.1 asks for.", "invalid_http_request")
+
+
+def repeated_header(name: str) -> Refused:
+    return Refused(400, f"The request has the header {name} more than once.", "invalid_http_request")
 
 
 def too_many_pipelined() -> Refused:

@@ -12,7 +12,7 @@ from callgate.server.response_head import STATUS_LINES, header_lines
 if TYPE_CHECKING:
     from callgate.server.connection import ServerConnection
 
-log = structlog.get_logger("callgate.factory")
+log = structlog.get_logger("callgate.server")
 
 Message = MutableMapping[str, Any]
 Application = Callable[[Any, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+import structlog
 import uvicorn
 
 from callgate import __version__
@@ -23,6 +24,8 @@ from callgate.runtime.reload import ConfigSource
 from callgate.server import ConnectionLimits, ProtocolFactory
 from callgate.telemetry import logs
 from callgate.telemetry.redaction import Redactor
+
+log = structlog.get_logger("callgate.server")
 
 BACKLOG = 2048
 GARBAGE_OBJECTS = 5_000
@@ -36,6 +39,10 @@ ENDING_SECONDS = 5.0
 AT_ONCE_SECONDS = 2.0
 """The same for all of it together after a second signal."""
 
+MAX_RESERVE = 256
+"""Connections beyond the limit that are read, so that health is answered."""
+OTHER_FILES = 256
+"""Files for tools, the ledger and what else is open; where few files are allowed, a quarter of them."""
 LAST_LINES_SECONDS = 0.2
 """For log lines that wait to be written, where nobody may be reading them."""
 
@@ -189,27 +196,40 @@ def _source(loaded: Loaded, read: Callable[[], Loaded], redactor: Redactor) -> C
 
 
 def _connection_limits(server: ServerSection) -> ConnectionLimits:
+    connections, reserve, files = _affordable(server.connections)
+    if connections < server.connections:
+        log.warning(
+            "connections_limited", connections=connections, configured=server.connections, open_files=files,
+            todo="raise the limit of open files (ulimit -n, LimitNOFILE=), or lower server.connections",
+        )  # fmt: skip
     return ConnectionLimits(
         header_bytes=server.header_bytes,
         header_seconds=server.header_seconds,
         body_seconds=server.body_seconds,
         idle_seconds=server.idle_seconds,
-        connections=_affordable(server.connections),
+        connections=connections,
+        reserve=reserve,
     )
 
 
-def _affordable(connections: int) -> int:
-    """No more connections than half of the files we may open: each may need one towards a model, and tools need some."""
+def _affordable(connections: int) -> tuple[int, int, int]:
+    """How many connections the limit of open files leaves, how many are read beyond that, and the limit itself.
+
+    Each connection may need one towards a model. The rest is for tools, the ledger and what else is open.
+    """
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * connections + 256
+    wanted = 2 * connections + MAX_RESERVE + OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         with contextlib.suppress(ValueError, OSError):  # a container may forbid it; what is allowed is looked at below
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return connections if soft == resource.RLIM_INFINITY else max(1, min(connections, (soft - 256) // 2))
+    if soft == resource.RLIM_INFINITY:
+        return connections, MAX_RESERVE, soft
+    reserve = min(MAX_RESERVE, soft // 8)
+    return max(1, min(connections, (soft - min(OTHER_FILES, soft // 4) - reserve) // 2)), reserve, soft
 
 
 def _unusable(folder: Path) -> str:
@@ -223,8 +243,9 @@ def _unusable(folder: Path) -> str:
 
 def _listen(host: str, port: int) -> socket.socket | None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    both = host == "::" and socket.has_dualstack_ipv6()
     try:
-        listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listening = socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
     except OSError as error:
         print(f"callgate: cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}", file=sys.stderr)
         return None

@@ -1,0 +1,110 @@
+"""Asking a running server, for commands that need one: over our own HTTP client, and past the environment's proxies,
+which are for the world outside. It is loaded when something is asked: most commands do not."""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from callgate.cli.shared import WRONG
+
+if TYPE_CHECKING:
+    from callgate.http.interface import Response
+
+DEFAULT_PORT = 8000
+SECONDS = 30.0
+ANSWER_BYTES = 64 * 1024 * 1024
+
+UrlOption = Annotated[
+    str | None, typer.Option("--url", help="Where the server is. Default: this machine, $CALLGATE_PORT or 8000.")
+]
+KeyOption = Annotated[str | None, typer.Option("--key", help="The key to ask with.", envvar="CALLGATE_KEY")]
+
+
+def address_of(url: str | None) -> str:
+    return (url or f"http://127.0.0.1:{os.environ.get('CALLGATE_PORT', DEFAULT_PORT)}").rstrip("/")
+
+
+def asked(method: str, path: str, url: str | None, key: str | None, body: Any = None) -> Any:
+    """The server's answer, or its words about why there is none and the end of the command."""
+    from callgate.http.interface import TransportError
+
+    try:
+        return json.loads(asyncio.run(_asked(method, path, url, key, body)))
+    except Refused as error:
+        raise failed(str(error)) from None
+    except (TransportError, ValueError) as error:
+        raise failed(f"{address_of(url)}: {error}") from None
+
+
+def status_of(url: str, seconds: float) -> int:
+    """What `/health/live` of a server answers; raises `TransportError` where nobody does."""
+    return asyncio.run(_status_of(url, seconds))
+
+
+class Refused(Exception):
+    """The server answered with an error; the text is its message."""
+
+
+@asynccontextmanager
+async def opened(
+    method: str,
+    path: str,
+    url: str | None,
+    key: str | None,
+    body: Any = None,
+    headers: Mapping[str, str] | None = None,
+    seconds: float = SECONDS,
+) -> AsyncIterator["Response"]:
+    """The server's answer, open; `seconds` is the longest silence in it. Raises `Refused` for an error of the server's."""
+    from callgate.http.client import HttpClient
+    from callgate.http.interface import Deadlines
+
+    fields = {"Content-Type": "application/json", **(headers or {})}
+    if key:
+        fields["Authorization"] = f"Bearer {key}"
+    content = b"" if body is None else json.dumps(body).encode()
+    client = HttpClient()
+    try:
+        deadlines = Deadlines(connect=seconds, first_byte=seconds, idle=seconds, total=float("inf"))
+        async with client.request(method, address_of(url) + path, fields, content, deadlines) as response:
+            if response.status >= 400:
+                raise Refused(_message(response.status, await response.read(ANSWER_BYTES)))
+            yield response
+    finally:
+        await client.close()
+
+
+def failed(why: str) -> typer.Exit:
+    """Say why on standard error; to be raised."""
+    typer.echo(f"callgate: {why}", err=True)
+    return typer.Exit(WRONG)
+
+
+async def _asked(method: str, path: str, url: str | None, key: str | None, body: Any) -> bytes:
+    async with opened(method, path, url, key, body) as response:
+        return await response.read(ANSWER_BYTES)
+
+
+async def _status_of(url: str, seconds: float) -> int:
+    from callgate.http.client import HttpClient
+    from callgate.http.interface import Deadlines
+
+    client = HttpClient()
+    try:
+        deadlines = Deadlines(connect=seconds, first_byte=seconds, idle=seconds, total=seconds)
+        async with client.get(f"{url.rstrip('/')}/health/live", {}, deadlines) as response:
+            return response.status
+    finally:
+        await client.close()
+
+
+def _message(status: int, body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"the server answered {status}"
