@@ -9,6 +9,7 @@ httpx2 rather than httpx: it is what the MCP SDK takes for a client, so both kin
 
 import asyncio
 import ipaddress
+import re
 import socket
 import ssl
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TypeAlias
+from urllib.parse import urlsplit
 
 import httpcore2
 import httpx2
@@ -36,6 +38,8 @@ EXCERPT_BYTES = 2_000
 """Of an error's body: enough for a problem report, not for a page of markup."""
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_LIKE_A_KEY = re.compile(r"(?=[^{}]*\d)(?=[^{}]*[A-Za-z])[A-Za-z0-9_:.~+=-]{16,}")
+_PLACE = re.compile(r"\{[A-Za-z_][A-Za-z0-9_.-]*\}")
 _TRANSIENT = frozenset({429, 502, 503, 504})
 
 
@@ -161,6 +165,23 @@ async def read_bounded(response: httpx2.Response, max_bytes: int) -> BoundedBody
             if seen > max_bytes:
                 return BoundedBody(bytes(data), max(seen, _announced(response)) - max_bytes)
     return BoundedBody(bytes(data), 0)
+
+
+def shown_address(url: str) -> str:
+    """An address as people, models and logs may see it: without what may be a credential.
+
+    That is the user, every value in the query, and what in the path looks like a key. A place for an argument stays.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "the address"
+    path = "/".join("…" if _LIKE_A_KEY.fullmatch(part) else part for part in parts.path.split("/"))
+    query = "&".join(
+        f"{name}={value if _PLACE.fullmatch(value) else '…'}" if equals else "…"
+        for name, equals, value in (each.partition("=") for each in parts.query.split("&") if each)
+    )
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{path}{f'?{query}' if query else ''}"
 
 
 async def system_resolver(host: str, port: int) -> Sequence[str]:
@@ -327,7 +348,7 @@ async def _answer(response: httpx2.Response, max_bytes: int) -> Returned | Faile
     if encoding not in ("", "identity"):
         return Failed(f"The answer came encoded ({encoding[:40]}), which was not asked for.", FailureKind.RAISED)
     if response.is_redirect:
-        where = response.headers.get("location", "")[:200]
+        where = shown_address(response.headers.get("location", ""))[:200]
         return Failed(f"HTTP {response.status_code}: a redirect to {where}, not followed.", FailureKind.REFUSED)
     if not response.is_success:
         return await _error(response)

@@ -1,12 +1,13 @@
 """One HTTP request as a tool: a method, a URL with places for arguments, and where the other arguments go.
 
 What the model writes fills places that the operator left open, and nothing else: not the host, not a further
-path segment, not a header. The finished URL is held against the template once more before it is sent.
+path segment unless that is allowed, not a header. The finished URL is held against the template once more before it is sent.
 """
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, TypeAlias
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
@@ -17,13 +18,24 @@ from callgate.calls.outcome import Failed, FailureKind, Outcome
 from callgate.calls.states import ReadyCall
 from callgate.tools.addresses import PUBLIC_ONLY, AddressRules
 from callgate.tools.executor import RunContext
-from callgate.tools.http_client import Request, Web, ask
+from callgate.tools.http_client import Request, Web, ask, shown_address
 
 _PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
 _MISSING = object()
+_DECODED_AT_MOST = 4
+
+
+class PathValues(StrEnum):
+    """What may stand in a place of a URL's path."""
+
+    ONE_SEGMENT = "one_segment"
+    ENCODED = "encoded"
+    """Slashes too; they are sent as `%2F`, and so stay in their segment for servers that keep to the standard."""
+    SEGMENTS = "segments"
+    """Several segments, with slashes between them."""
 
 
 class BadTemplate(ValueError):
@@ -67,11 +79,12 @@ class HttpEndpoint:
         query: Mapping[str, str | int | float | bool] | None = None,
         body: Any = None,
         rules: AddressRules = PUBLIC_ONLY,
+        path_values: PathValues = PathValues.ONE_SEGMENT,
         spread: Spread | None = None,
     ) -> None:
         self._web = web
         self._method = method.upper()
-        self._url = _UrlTemplate.read(url)
+        self._url = _UrlTemplate.read(url, path_values)
         self._headers = _sendable(headers or {})
         self._query = dict(query or {})
         self._body = body
@@ -117,27 +130,30 @@ class _UrlTemplate:
     prefix: str
     """What every finished path starts with."""
     places: frozenset[str]
+    path_values: PathValues
 
     @classmethod
-    def read(cls, template: str) -> "_UrlTemplate":
+    def read(cls, template: str, path_values: PathValues) -> "_UrlTemplate":
+        shown = shown_address(template)
         parts = urlsplit(template)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise BadTemplate(f"{template} is not an http or https address")
+            raise BadTemplate(f"{shown} is not an http or https address")
         if "{" in parts.netloc:
-            raise BadTemplate(f"{template}: a model may not choose the host; `{{…}}` belongs in the path or the query")
+            raise BadTemplate(f"{shown}: a model may not choose the host; `{{…}}` belongs in the path or the query")
         path = parts.path or "/"
         if any(unquote(segment) in (".", "..") for segment in path.split("/")):
-            raise BadTemplate(f"{template} has `.` or `..` in its path; write the path as it is meant")
+            raise BadTemplate(f"{shown} has `.` or `..` in its path; write the path as it is meant")
         authority = f"{parts.scheme}://{parts.netloc}"
         try:
             origin = httpx2.URL(authority)
             prefix = _path_of(httpx2.URL(authority + _PLACE.split(path, maxsplit=1)[0]))
-        except httpx2.InvalidURL as error:
-            raise BadTemplate(f"{template}: {error}") from error
-        return cls(origin, authority, path, parts.query, prefix, frozenset(_PLACE.findall(path + "?" + parts.query)))
+        except httpx2.InvalidURL as error:  # its text repeats parts of the address
+            raise BadTemplate(f"{shown} is no address that can be used") from error
+        places = frozenset(_PLACE.findall(path + "?" + parts.query))
+        return cls(origin, authority, path, parts.query, prefix, places, path_values)
 
     def fill(self, arguments: Mapping[str, Any], more: str) -> httpx2.URL:
-        path = _PLACE.sub(lambda found: _segment(found.group(1), arguments), self.path)
+        path = _PLACE.sub(lambda found: _in_path(found.group(1), arguments, self.path_values), self.path)
         fixed = _PLACE.sub(lambda found: _quoted(found.group(1), _needed(found.group(1), arguments)), self.query)
         try:
             query = "&".join(part for part in (fixed, more) if part)
@@ -152,8 +168,9 @@ class _UrlTemplate:
         """The second look: by now nothing can have left its place, and if it has, the request is not sent."""
         same_origin = (url.scheme, url.host, url.port) == (self.origin.scheme, self.origin.host, self.origin.port)
         path = _path_of(url)
-        same_shape = path.startswith(self.prefix) and path.count("/") == self.path.count("/")
-        return same_origin and same_shape and url.fragment == ""
+        slashes = path.count("/") - self.path.count("/")
+        same_shape = slashes == 0 or (slashes > 0 and self.path_values is PathValues.SEGMENTS)
+        return same_origin and same_shape and path.startswith(self.prefix) and url.fragment == ""
 
 
 def _sendable(headers: Mapping[str, str]) -> dict[str, str]:
@@ -172,14 +189,36 @@ def _path_of(url: httpx2.URL) -> str:
     return url.raw_path.partition(b"?")[0].decode("ascii")
 
 
-def _segment(name: str, arguments: Mapping[str, Any]) -> str:
-    """A value as part of a path: never empty, and never one that climbs."""
+def _in_path(name: str, arguments: Mapping[str, Any], allowed: PathValues) -> str:
+    """A value as part of a path: never empty, never one that climbs, and one segment unless more are allowed.
+
+    It is looked at as it is and as servers may read it that decode once more than they should.
+    """
     value = _needed(name, arguments)
     if not value:
         raise BadArgument(f"`{name}` is empty, and it is part of the path")
-    if any(part in (".", "..") for part in re.split(r"[/\\]", value)):
-        raise BadArgument(f"`{name}` may not contain `.` or `..` as a path segment")
-    return _quoted(name, value)
+    for reading in _readings(value):
+        if any(part in (".", "..") for part in re.split(r"[/\\]", reading)):
+            raise BadArgument(f"`{name}` may not contain `.` or `..` as a path segment")
+        if "\\" in reading or ("/" in reading and (allowed is PathValues.ONE_SEGMENT or reading is not value)):
+            raise BadArgument(f"`{name}` is one segment of a path, and may not contain `/` or `\\`, encoded or not")
+    if allowed is not PathValues.SEGMENTS:
+        return _quoted(name, value)
+    if "" in value.split("/"):
+        raise BadArgument(f"`{name}` may not begin or end with `/`, or have two in a row")
+    return "/".join(_quoted(name, part) for part in value.split("/"))
+
+
+def _readings(value: str) -> Iterator[str]:
+    """A value, and what it becomes by decoding it again and again."""
+    yield value
+    for _ in range(_DECODED_AT_MOST):
+        decoded = unquote(value)
+        if decoded == value:
+            return
+        value = decoded
+        yield value
+    raise BadArgument("a part of the path is encoded over and over")
 
 
 def _needed(name: str, arguments: Mapping[str, Any]) -> str:

@@ -15,7 +15,14 @@ import yarl
 
 from callgate.http.client import AddressInfo, HttpClient
 from callgate.tools.addresses import Address, AddressRules
-from callgate.tools.http_client import CONNECT_TIMEOUT, KEEPALIVE_SECONDS, AddressRefused, Web, allowed_addresses
+from callgate.tools.http_client import (
+    CONNECT_TIMEOUT,
+    KEEPALIVE_SECONDS,
+    AddressRefused,
+    Web,
+    allowed_addresses,
+    shown_address,
+)
 from callgate.tools.mcp_wire import MAX_MESSAGE_BYTES
 
 EVENTS = "text/event-stream"
@@ -128,7 +135,7 @@ class _Bounded(httpx2.AsyncByteStream):
 def _refusal(response: httpx2.Response) -> str:
     words = f"HTTP {response.status_code} {response.reason_phrase}".strip()
     if response.is_redirect:
-        words += f": a redirect to {response.headers.get('location', '')[:200]}, which is not followed"
+        words += f": a redirect to {shown_address(response.headers.get('location', ''))[:200]}, which is not followed"
     return words
 
 
@@ -143,7 +150,8 @@ def host_of(url: str) -> str:
         host = yarl.URL(url).host
         httpx2.URL(url)  # the SDK's own reading, which must not fail later
     except (ValueError, httpx2.InvalidURL) as error:
-        raise ValueError(f"not an address that can be used: {error}") from error
+        # The text of the error repeats parts of the address, which may hold a key.
+        raise ValueError("not an address that can be used") from error
     if not host:
         raise ValueError("not an address that can be used: it names no host")
     return host

@@ -16,20 +16,21 @@ import httpx2
 from callgate.calls.outcome import Failed
 from callgate.tools.addresses import PUBLIC_ONLY, AddressRules
 from callgate.tools.executor import DEFAULT_POLICY, Policy, Safety, Tool
-from callgate.tools.http_client import Request, Web, ask
-from callgate.tools.http_endpoint import BadTemplate, HttpEndpoint, encoded
+from callgate.tools.http_client import Request, Web, ask, shown_address
+from callgate.tools.http_endpoint import BadTemplate, HttpEndpoint, PathValues, encoded
 from callgate.tools.names import MAX_LENGTH
 from callgate.tools.openapi_document import BadDocument, LeftOut, OpenApiDocument, Operation
 from callgate.tools.openapi_operation import shape_of
 from callgate.tools.openapi_schema import Dictionary
+from callgate.tools.tool_filter import nearest
 
 MAX_DOCUMENT_BYTES = 32 * 1024 * 1024
 """The largest public ones have half of that."""
 ACCEPTED = "application/json, text/plain;q=0.9, */*;q=0.5"
 """Many servers have a page for people, and give it to whoever does not say otherwise."""
 
+_RENAME_PLACE = re.compile(r"\{(?:name|method|tag)\}")
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]+")
-_USER = re.compile(r"//[^/@]*@")
 _SAFETY = {"GET": Safety.READ_ONLY, "HEAD": Safety.READ_ONLY, "DELETE": Safety.DESTRUCTIVE}
 
 
@@ -62,6 +63,11 @@ class Api:
     policy: Policy = DEFAULT_POLICY
     safety: Safety | None = None
     """Of all its tools; else the method of each says it."""
+    path_values: PathValues = PathValues.ONE_SEGMENT
+    prefix: str = ""
+    """Goes before the names of its tools, with `_` between; empty for none."""
+    rename: Mapping[str, str] = field(default_factory=dict)
+    """Names of operations, or globs, and what their tools are called: a text with places `{name}`, `{method}`, `{tag}`."""
 
 
 class OpenApiSource:
@@ -147,10 +153,34 @@ class OpenApiSource:
         for pattern in (*self._api.selection.include, *self._api.selection.exclude):
             if pattern != "*" and not fnmatch.filter(words, pattern):
                 raise BadDocument(f"no operation, path or tag of it is called {pattern!r}")
+        names = [operation.name for operation in operations]
+        for pattern in self._api.rename:
+            if not fnmatch.filter(names, pattern):
+                near = nearest(pattern, names)
+                raise BadDocument(
+                    f"`rename` names no operation of it: {pattern!r}" + (f"; is it {near!r}?" if near else "")
+                )
         for name in self._api.auth:
             if name not in document.schemes():
                 known = ", ".join(document.schemes()) or "none"
                 raise BadDocument(f"`auth` names {name!r}, and its security schemes are: {known}")
+
+    def _wanted(self, operation: Operation) -> str:
+        """What its tool is to be called: the first of `rename` that names it, else its own name; then the prefix."""
+        rename = self._api.rename
+        pattern = (
+            operation.name
+            if operation.name in rename
+            else next((each for each in rename if fnmatch.fnmatchcase(operation.name, each)), None)
+        )
+        name = operation.name
+        if pattern is not None:
+            tag = next(iter(operation.words[2:]), "")
+            places = {"{name}": name, "{method}": operation.method.lower(), "{tag}": tag}
+            name = _RENAME_PLACE.sub(lambda found: places[found[0]], rename[pattern])
+        if self._api.prefix and not name.startswith(f"{self._api.prefix}_"):
+            name = f"{self._api.prefix}_{name}"
+        return _ILLEGAL.sub("_", name).strip("_")[:MAX_LENGTH]
 
     def _tool(self, dictionary: Dictionary, operation: Operation) -> Tool:
         api, document = self._api, dictionary.document
@@ -167,6 +197,7 @@ class OpenApiSource:
             url=address,
             headers=headers,
             rules=api.rules,
+            path_values=api.path_values,
             spread=shape.spread,
         )
         return Tool(
@@ -176,8 +207,8 @@ class OpenApiSource:
             executor=executor,
             policy=replace(api.policy, safety=api.safety or _SAFETY.get(operation.method, Safety.WRITE)),
             kind=self.kind,
-            source=f"{operation.method} {_USER.sub('//', address)}",
-            wanted=_ILLEGAL.sub("_", operation.name)[:MAX_LENGTH],
+            source=f"{operation.method} {shown_address(address)}",
+            wanted=self._wanted(operation),
         )
 
 

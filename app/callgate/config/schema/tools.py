@@ -21,6 +21,7 @@ from callgate.config.schema.values import (
     Switch,
     ToolName,
     WebAddress,
+    shape,
 )
 
 
@@ -75,6 +76,9 @@ def _scalars(query: Mapping[str, Any]) -> Mapping[str, Any]:
     return query
 
 
+MultiSegment: TypeAlias = Switch | Literal["encoded"]
+
+
 class HttpTool(ToolSection):
     """One HTTP request as a tool."""
 
@@ -88,6 +92,8 @@ class HttpTool(ToolSection):
     """The HTTP method."""
     url: Annotated[WebAddress, Field(repr=False)]
     """Where to send it. `{name}` stands for an argument, quoted as part of a path or a query."""
+    multi_segment: MultiSegment = False
+    """Let an argument in the path contain `/`: `on` for several segments, `encoded` to send it as `%2F`."""
     headers: Mapping[str, SecretStr] = Field(default_factory=dict)
     """Headers to send. Arguments are not filled in here."""
     query: Annotated[Mapping[str, Any], AfterValidator(_scalars)] = Field(default_factory=dict, repr=False)
@@ -175,6 +181,12 @@ class OpenApiTool(ToolSection):
     """Operations to offer, by their names, `METHOD /path` or tags; globs."""
     exclude: Globs = ()
     """Of these, the ones not to offer."""
+    prefix: Annotated[str, shape(r"^[A-Za-z0-9_-]{0,40}$", "should be at most 40 letters, digits, `_` or `-`")] = ""
+    """What goes before its tools' names, with `_` between."""
+    rename: Mapping[str, Annotated[str, Field(min_length=1)]] = Field(default_factory=dict)
+    """Other names for operations, by their names or globs; `{name}`, `{method}` and `{tag}` stand for those of each."""
+    multi_segment: MultiSegment = False
+    """Let an argument in a path contain `/`: `on` for several segments, `encoded` to send it as `%2F`."""
     allow_private: Switch = False
     """Allow private and loopback addresses, which are refused otherwise."""
     allow_hosts: Globs = ()

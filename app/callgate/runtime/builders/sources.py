@@ -48,6 +48,7 @@ def _transport(section: McpSection) -> "StdioSpec | HttpSpec":
 
 
 def open_api_source(entry: OpenApiTool, defaults: Policy) -> "OpenApiSource":
+    from callgate.runtime.builders.http import path_values
     from callgate.tools.openapi import Api, OpenApiSource, OperationFilter
 
     api = Api(
@@ -58,5 +59,8 @@ def open_api_source(entry: OpenApiTool, defaults: Policy) -> "OpenApiSource":
         rules=AddressRules.of(allow_private=entry.allow_private, allow=entry.allow_hosts),
         policy=replace(defaults, **{**policy_of(entry), "concurrency": None}),  # of the API, all its tools together
         safety=None if entry.safety is None else Safety(entry.safety),
+        path_values=path_values(entry.multi_segment),
+        prefix=entry.prefix,
+        rename=entry.rename,
     )
     return OpenApiSource(entry.name, api, entry.document)

@@ -109,6 +109,8 @@ def _tools(
 
 
 def _http_tool(entry: HttpTool, defaults: Policy, web: "Web") -> Tool:
+    from callgate.runtime.builders.http import path_values
+    from callgate.tools.http_client import shown_address
     from callgate.tools.http_endpoint import HttpEndpoint
 
     executor = HttpEndpoint(
@@ -119,8 +121,9 @@ def _http_tool(entry: HttpTool, defaults: Policy, web: "Web") -> Tool:
         query=entry.query,
         body=entry.body,
         rules=AddressRules.of(allow_private=entry.allow_private, allow=entry.allow_hosts),
+        path_values=path_values(entry.multi_segment),
     )
-    return _tool(entry, executor, defaults, entry.url)
+    return _tool(entry, executor, defaults, shown_address(entry.url))
 
 
 def _command_tool(entry: CommandTool, defaults: Policy, processes: Processes) -> Tool:
