@@ -147,7 +147,7 @@ class _UrlTemplate:
         try:
             origin = httpx2.URL(authority)
             prefix = _path_of(httpx2.URL(authority + _PLACE.split(path, maxsplit=1)[0]))
-        except httpx2.InvalidURL as error:  # its text repeats parts of the address
+        except (httpx2.InvalidURL, UnicodeError) as error:  # its text repeats parts of the address
             raise BadTemplate(f"{shown} is no address that can be used") from error
         places = frozenset(_PLACE.findall(path + "?" + parts.query))
         return cls(origin, authority, path, parts.query, prefix, places, path_values)
