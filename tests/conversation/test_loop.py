@@ -12,13 +12,24 @@ from callgate.calls.states import Finding, Flaw
 from callgate.conversation import feedback
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import (
+    CallDelta,
+    CallsHandedBack,
     CallStarted,
+    ChoiceIgnored,
     EndingKind,
+    ExtraField,
     Finished,
+    Logprobs,
+    ModelEvent,
+    ModelOutput,
     ModelRetried,
     ProviderError,
+    ReasoningDelta,
     TextDelta,
+    ThinkingBlock,
+    TurnEnded,
     TurnStarted,
+    Usage,
 )
 from callgate.conversation.loop import Rules, converse
 from callgate.conversation.ports import ModelRequest
@@ -481,3 +492,85 @@ async def test_cancelling_stops_every_tool_that_runs() -> None:
     assert one.cancelled.is_set()
     assert two.cancelled.is_set()
     assert len(model.asked) == 1
+
+
+# What is passed on, and what is not ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        ExtraField("refusal", "I cannot"),
+        ExtraField("images", [{"image_url": {"url": "data:"}}]),
+        ExtraField("audio", {"id": "a", "data": "UklGRg=="}),
+        ExtraField("annotations", [{"type": "url_citation"}]),
+        ExtraField("some_new_field", 1),
+        ThinkingBlock({"type": "thinking", "thinking": "hm"}),
+        Logprobs({"content": [{"token": "a"}]}),
+        ReasoningDelta("hm"),
+        TextDelta("Hel"),
+    ],
+    ids=lambda event: getattr(event, "field", type(event).__name__),
+)
+async def test_a_turn_of_which_anything_was_shown_is_not_asked_again_when_it_breaks_off(shown: ModelEvent) -> None:
+    model = ScriptedModel([[shown], BrokenOff("reset", transport_error=True)], says("ok"))
+    with pytest.raises(ChatError):
+        await carry(model)
+    assert len(model.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [CallDelta(0, "c", "echo", "{"), Usage({"total_tokens": 1}), ChoiceIgnored(1)],
+    ids=lambda event: type(event).__name__,
+)
+async def test_a_turn_of_which_nothing_was_shown_is_asked_again_when_it_breaks_off(hidden: ModelEvent) -> None:
+    model = ScriptedModel([[hidden], BrokenOff("reset", transport_error=True)], says("ok"))
+    heard = await carry(model)
+    assert text_of(heard) == "ok"
+    assert len(heard.of(ModelRetried)) == 1
+
+
+JSON_ANSWER = {"response_format": {"type": "json_object"}}
+
+
+def text_of(heard: Listener) -> str:
+    events = [event for output in heard.of(ModelOutput) for event in output.events]
+    return "".join(event.text for event in events if isinstance(event, TextDelta))
+
+
+async def test_text_of_a_turn_that_calls_our_tools_is_no_part_of_an_answer_in_json() -> None:
+    model = ScriptedModel(calls(("echo", {"n": 1}), text="Let me see. "), says('{"n":1}'))
+    assert text_of(await carry(model, ask=ask_for(params=JSON_ANSWER))) == '{"n":1}'
+
+
+async def test_text_of_a_turn_whose_calls_were_broken_is_no_part_of_an_answer_in_json() -> None:
+    broken = calls(("nobody", {}), text="Let me see. ")
+    assert text_of(await carry(ScriptedModel(broken, says("{}")), ask=ask_for(params=JSON_ANSWER))) == "{}"
+
+
+async def test_text_beside_the_clients_calls_alone_is_part_of_an_answer_in_json() -> None:
+    box = ShelfToolbox({"theirs"}, echo=EchoTool())
+    heard = await carry(ScriptedModel(calls(("theirs", {}), text="{}")), box, ask_for(params=JSON_ANSWER))
+    assert text_of(heard) == "{}"
+    kinds = [type(event) for event in heard.events]
+    assert kinds.index(ModelOutput, kinds.index(TurnEnded)) < kinds.index(CallsHandedBack)
+
+
+async def test_text_beside_calls_of_both_sides_is_no_part_of_an_answer_in_json() -> None:
+    box = ShelfToolbox({"theirs"}, echo=EchoTool())
+    heard = await carry(
+        ScriptedModel(calls(("theirs", {}), ("echo", {}), text="So. ")), box, ask_for(params=JSON_ANSWER)
+    )
+    assert text_of(heard) == ""
+
+
+@pytest.mark.parametrize("reason", ["length", "content_filter"])
+async def test_text_of_the_last_turn_is_the_answer_in_json_however_it_ended(reason: str) -> None:
+    model = ScriptedModel(says('{"n":', finish=reason))
+    assert text_of(await carry(model, ask=ask_for(params=JSON_ANSWER))) == '{"n":'
+
+
+async def test_an_answer_in_json_that_broke_off_unseen_is_asked_again_and_given_once() -> None:
+    model = ScriptedModel([[TextDelta('{"a')], BrokenOff("reset", transport_error=True)], says("{}"))
+    assert text_of(await carry(model, ask=ask_for(params=JSON_ANSWER))) == "{}"

@@ -313,6 +313,25 @@ async def test_a_format_goes_to_every_turn_of_a_provider_that_takes_it_beside_to
 
 
 @BOTH
+async def test_text_beside_a_call_of_ours_is_no_part_of_an_answer_in_json(upstream: Upstream, stream: bool) -> None:
+    upstream.script("m", [Reply(text="Let me see.", calls=[Call("get_time")]), Reply(text='{"time":"12:00"}')])
+    async with serving(upstream) as served:
+        answer = await served.ask(stream, response_format=SCHEMA)
+    assert answer.choices[0].message.content == '{"time":"12:00"}'
+
+
+@BOTH
+async def test_a_client_that_wants_no_tools_and_has_none_sends_its_provider_no_choice(
+    upstream: Upstream, stream: bool
+) -> None:
+    upstream.script("m", [Reply(text="hi")])
+    async with serving(upstream) as served:
+        answer = await served.ask(stream, tool_choice="none")
+    assert answer.choices[0].message.content == "hi"
+    assert upstream.requests[0].body.keys().isdisjoint({"tools", "tool_choice"})
+
+
+@BOTH
 async def test_where_both_are_refused_the_format_is_for_a_last_turn_without_tools(
     upstream: Upstream, stream: bool
 ) -> None:

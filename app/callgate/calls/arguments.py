@@ -235,7 +235,9 @@ class Fragments:
         if not fragment.strip(_BLANKS):
             return
         self._seen = None
-        if self._watch is not None:
+        if self.size > LARGE:
+            self._watch = None
+        elif self._watch is not None:
             self._watch.feed(fragment)
 
     def _join_pieces(self) -> None:

@@ -120,7 +120,9 @@ def join_halves(text: str) -> str:
 def sound_text(text: str) -> str:
     """Text that can be sent: halves joined, and one without its other half replaced."""
     joined = join_halves(text)
-    return joined if joined.isascii() else _LONE.sub("\ufffd", joined)
+    if joined.isascii():
+        return joined
+    return "".join(_LONE.sub("\ufffd", joined[at : at + LARGE]) for at in range(0, len(joined), LARGE))
 
 
 _LONE = re.compile(r"[\ud800-\udfff]")

@@ -7,7 +7,7 @@ is cancelled, the model's answer is closed and the tools are stopped, because ev
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from callgate.calls.outcome import Failed, FailureKind, Outcome
 from callgate.calls.states import BrokenCall, Call, Flaw, ReadyCall
-from callgate.conversation import feedback
+from callgate.conversation import feedback, raw_json
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import (
     CallEnded,
@@ -25,10 +25,13 @@ from callgate.conversation.events import (
     ChatEnded,
     Ending,
     EndingKind,
+    Logprobs,
+    ModelEvent,
     ModelOutput,
     ModelRetried,
     Passed,
     StreamEnd,
+    TextDelta,
     TurnAccount,
     TurnEnded,
     TurnStarted,
@@ -40,6 +43,7 @@ from callgate.conversation.transcript import Transcript
 from callgate.conversation.turn import PassedTurn, Turn, TurnBuilder
 from callgate.conversation.usage import add_usage
 
+JSON_FORMATS = frozenset({"json_object", "json_schema"})
 FORMAT_IS_DUE = "format"
 """Why the last turn has no tools where they cannot be offered beside the form of the answer."""
 NO_PLAN = Plan(ours=(), theirs=(), broken=())
@@ -128,6 +132,8 @@ class _Conversation(msgspec.Struct):
     repeats: dict[tuple[str, str, str], int] = msgspec.field(default_factory=dict)
     usage: Mapping[str, Any] | None = None
     """Of all turns so far."""
+    held: list[ModelEvent] | None = None
+    """The text of this turn, where it is not emitted before the turn has ended."""
 
     async def run(self) -> Ending:
         while True:
@@ -138,6 +144,7 @@ class _Conversation(msgspec.Struct):
                 raise _broke_off(turn)
             ending = _PASSED_ENDINGS[turn.winner] if turn.passed else await self._ending(turn, plan)
             if ending is not None:
+                await self._emit_held(plan)
                 await self.emit(ChatEnded(ending, self.usage))
                 return ending
             if not turn.calls:
@@ -153,7 +160,8 @@ class _Conversation(msgspec.Struct):
         """One answer of the model, whole. Asked again while it breaks off with nothing of it passed on."""
         question, emit, index = self._question(), self.emit, self.index
         may_pass = isinstance(question, Passthrough)
-        is_told = not self.format_kept_back or isinstance(question, Passthrough) or not question.tools
+        is_emitted = not self.format_kept_back or isinstance(question, Passthrough) or not question.tools
+        self.held = [] if self._holds_text(question) else None
         for attempt in range(1, self.rules.max_broken_off + 2):
             await emit(TurnStarted(index))
             began = self.clock()
@@ -172,22 +180,57 @@ class _Conversation(msgspec.Struct):
                         if building is None:
                             building = self._builder()
                         building.feed(events)
-                        if is_told and (not is_begun or is_for_listeners(events)):
+                        shown = events if self.held is None else self._without_text(events)
+                        if is_emitted and (not is_begun or is_for_listeners(shown)):
                             is_begun = True
-                            await emit(ModelOutput(index, events))
+                            await emit(ModelOutput(index, shown))
                     raw = answer.reason_is_raw
             except BrokenOff as broke:
                 end = StreamEnd.ERROR if broke.transport_error else StreamEnd.EOF
-            turn = (passed or building or self._builder()).finish(end)
+            builder = passed or building or self._builder()
+            # In a thread where reading the arguments would hold up others.
+            turn = await asyncio.to_thread(builder.finish, end) if builder.is_large else builder.finish(end)
             if turn.usage:
                 self.usage = turn.usage if turn.passed else add_usage((self.usage, turn.usage))
             if turn.failure not in BROKE_OFF:
                 break
-            passed_on = is_told and question.stream and bool(turn.text or turn.reasoning or turn.passed)
-            if passed_on or attempt > self.rules.max_broken_off:
+            if (is_emitted and question.stream and self._was_shown(turn)) or attempt > self.rules.max_broken_off:
                 break
+            if self.held:
+                self.held.clear()
             await emit(ModelRetried(index, attempt, str(turn.failure)))
         return turn, self.clock() - began, raw, lane
+
+    def _was_shown(self, turn: Turn) -> bool:
+        """Whether a client has seen anything of a turn: it cannot be taken back, and what is asked again would follow it."""
+        text = self.held is None and (turn.text or turn.logprobs)
+        return bool(text or turn.reasoning or turn.extra_fields or turn.passed)
+
+    def _holds_text(self, question: ModelRequest | Passthrough) -> bool:
+        """Whether text waits for the end of its turn: it is no part of an answer in JSON if the turn calls a tool of ours."""
+        if (
+            isinstance(question, Passthrough)
+            or not question.tools
+            or not (given := question.params.get("response_format"))
+        ):
+            return False
+        form = raw_json.read(given)
+        return (
+            isinstance(form, dict)
+            and form.get("type") in JSON_FORMATS
+            and not all(map(self.toolbox.is_clients, self.toolbox.offer))
+        )
+
+    def _without_text(self, events: Sequence[ModelEvent]) -> Sequence[ModelEvent]:
+        assert self.held is not None
+        self.held += [event for event in events if isinstance(event, TextDelta | Logprobs)]
+        return [event for event in events if not isinstance(event, TextDelta | Logprobs)]
+
+    async def _emit_held(self, plan: Plan) -> None:
+        """Emit the text that was held, now that the turn is known to be the last."""
+        held, self.held = self.held, None
+        if held and not plan.ours:
+            await self.emit(ModelOutput(self.index, held))
 
     def _builder(self) -> TurnBuilder:
         return TurnBuilder(self.toolbox.offer, self.new_id, argument_bytes=self.rules.argument_bytes)
@@ -228,6 +271,7 @@ class _Conversation(msgspec.Struct):
         if plan.theirs:
             # Ours run first: the client cannot come back before everything but its own answers is there.
             answers = await self._answer(plan)
+            await self._emit_held(plan)
             await self.emit(CallsHandedBack(plan.theirs, self.transcript.hidden(turn, answers)))
             half = cut and any(isinstance(call, BrokenCall) for call in plan.theirs)
             return Ending(EndingKind.HANDED_BACK, "length" if half else "tool_calls")
@@ -235,6 +279,7 @@ class _Conversation(msgspec.Struct):
             if self.was_cut:
                 theirs = tuple(call for call in plan.broken if self.toolbox.is_clients(call.name))
                 if theirs:
+                    await self._emit_held(plan)
                     await self.emit(CallsHandedBack(theirs))
                 return Ending(EndingKind.GAVE_UP, "length", "cut_off_twice")
             self.was_cut = True

@@ -81,6 +81,9 @@ class PassedTurn:
 
     __slots__ = ("_error", "_reasons", "_usage")
 
+    is_large = False
+    """It holds no arguments."""
+
     def __init__(self) -> None:
         self._reasons: tuple[str, ...] = ()
         self._usage: Mapping[str, Any] | None = None

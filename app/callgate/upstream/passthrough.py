@@ -86,6 +86,10 @@ class PassthroughModel(DirectModel):
             name: value for name, value in fields.items() if name in ALWAYS_PASSED or not is_denied(name)
         }
         body["model"] = endpoint.model
+        for choice, tools in (("tool_choice", "tools"), ("function_call", "functions")):
+            # A client that wants none of our tools has none of its own to choose from, and providers refuse that.
+            if choice in body and tools not in body and bytes(fields[choice]).strip() == b'"none"':
+                del body[choice]
         if not endpoint.knows_developers:
             body["messages"] = without_developers(_messages.decode(fields["messages"]))
         for name, value in endpoint.defaults.items():

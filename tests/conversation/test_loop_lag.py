@@ -1,0 +1,114 @@
+"""However large or broken what a model writes is, within the limits, others are served meanwhile."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from callgate.calls.outcome import Failed
+from callgate.conversation.events import CallDelta, CallWritten, Finished
+from callgate.conversation.loop import Rules, converse
+from tests.fakes import EchoTool, Listener, ScriptedModel, ShelfToolbox, Step, ask_for, counter, says
+
+pytestmark = pytest.mark.anyio
+SIZE = Rules().argument_bytes - 1000
+MOST = 0.1
+"""Seconds."""
+TRIES = 4
+"""A neighbour on the machine may hold the loop up once; what the reader itself takes is there each time."""
+ROW = '{"i":1,"s":"ab"},'
+SHAPES = {
+    "one string": '{"a":"' + "x" * (SIZE - 8) + '"}',
+    "one string that is cut": '{"a":"' + "x" * (SIZE - 6),
+    "rows": '{"r":[' + ROW * (SIZE // len(ROW) - 1) + "1]}",
+    "rows that are cut": '{"r":[' + ROW * (SIZE // len(ROW) - 1),
+    "keys": "{" + ",".join(f'"k{number:07}":1' for number in range(SIZE // 13)) + "}",
+    "one key again and again": "{" + '"k":1,' * (SIZE // 6 - 1) + '"k":1}',
+    "numbers that are cut": '{"r":[' + "1," * (SIZE // 2 - 10),
+    "objects inside one another": '{"a":' * (SIZE // 5),
+    "lists inside one another": "[" * SIZE,
+    "lists beside one another": '{"a":[' + "[1]," * (SIZE // 4 - 10),
+    "control characters": '{"a":"' + "x\n" * (SIZE // 2 - 10) + '"}',
+    "control characters and escapes": '{"a":"' + "\\t\n" * 100_000 + '"}',
+    "a bad escape at the end": '{"a":"' + "\\n" * (SIZE // 2 - 10) + '\\x"}',
+    "a fence and blanks": "```a" + " " * (SIZE - 4),
+    "empty objects": "{}" * (SIZE // 2),
+    "a string in a string": json.dumps('{"a":"' + "x" * (SIZE // 2)),
+    "halves of pairs as escapes": '{"a":"' + "\\ud83d" * (SIZE // 6 - 10) + '"}',
+    "halves of pairs": '{"a":"' + "\ud83d" * (SIZE // 3 - 10) + '"}',
+}
+
+
+@dataclass
+class Lag:
+    worst: float = 0.0
+
+
+@asynccontextmanager
+async def probed() -> AsyncIterator[Lag]:
+    """How long the loop was held at most."""
+    lag = Lag()
+
+    async def probe() -> None:
+        while True:
+            began = time.perf_counter()
+            await asyncio.sleep(0.001)
+            lag.worst = max(lag.worst, time.perf_counter() - began - 0.001)
+
+    task = asyncio.create_task(probe())
+    await asyncio.sleep(0)
+    try:
+        yield lag
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def lag_of(text: str, *, named: bool) -> float:
+    """The longest that the loop stands still while a chat gets these arguments and settles its turn."""
+    pieces = [text[at : at + 65536] for at in range(0, len(text), 65536)]
+    turn: list[Step] = [[CallDelta(0, None, "echo" if named else None, piece)] for piece in pieces]
+    model = ScriptedModel([[CallDelta(0, "call_1", "echo")], *turn, [Finished("tool_calls")]], says("ok"))
+    async with probed() as lag:
+        await converse(ask_for(), model, ShelfToolbox(echo=EchoTool()), Listener(), new_id=counter("made"))
+    return lag.worst
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["plain", "named each time"])
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_arguments_at_their_limit_do_not_hold_the_loop(shape: str, named: bool) -> None:
+    lags: list[float] = []
+    while len(lags) < TRIES and not any(lag < MOST for lag in lags):
+        lags.append(await lag_of(SHAPES[shape], named=named))
+    assert min(lags) < MOST, lags
+
+
+async def test_a_whole_call_at_the_limit_does_not_hold_the_loop() -> None:
+    lags: list[float] = []
+    for _ in range(TRIES):
+        model = ScriptedModel([[CallWritten("echo", SHAPES["objects inside one another"], "c")]], says("ok"))
+        async with probed() as lag:
+            await converse(ask_for(), model, ShelfToolbox(echo=EchoTool()), Listener(), new_id=counter("made"))
+        lags.append(lag.worst)
+    assert min(lags) < MOST, lags
+
+
+async def test_calls_whose_indexes_are_far_apart_cost_no_more_than_others() -> None:
+    calls: list[Step] = [[CallDelta(number * 10**15, f"c{number}", "echo", "{}")] for number in range(1000)]
+    model = ScriptedModel([*calls, [Finished("tool_calls")]], says("ok"))
+    listener = Listener()
+    async with probed() as lag:
+        await converse(
+            ask_for(),
+            model,
+            ShelfToolbox(echo=EchoTool()),
+            listener,
+            new_id=counter("made"),
+            rules=Rules(max_calls_per_turn=1),
+        )
+    assert lag.worst < 10 * MOST
+    assert not isinstance(listener.events[-1], Failed)
