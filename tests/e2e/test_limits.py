@@ -91,6 +91,27 @@ async def test_a_budget_is_counted_by_the_prices_of_the_entry_and_survives_a_res
     assert refused(fourth) == (429, "insufficient_quota")
 
 
+async def test_a_budget_holds_for_all_names_that_a_wildcard_stands_for(upstream: Upstream) -> None:
+    for name in ("made-1", "made-2", "made-3"):
+        upstream.script(name, lambda _: HI)
+    entry = {"model_info": {"input_cost_per_token": 0.01, "output_cost_per_token": 0.02}}
+    async with serving(upstream, models=["made-*"], alice={"budget_per_day": 0.9}, entry=entry) as client:
+        answers = [await ask(client, model=f"made-{at}", max_tokens=5) for at in (1, 2, 3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+
+
+async def test_the_places_of_a_wildcard_are_those_of_all_its_names_together(upstream: Upstream) -> None:
+    gate = asyncio.Event()
+    for name in ("made-1", "made-2"):
+        upstream.script(name, lambda _: Reply(text="hi", pace=Pace(hold=Hold(gate))))
+    async with serving(upstream, models=["made-*"], entry={"concurrency": 1}) as client:
+        first = asyncio.create_task(ask(client, model="made-1"))
+        await upstream.requests.wait(1)
+        assert refused(await ask(client, BOB, model="made-2")) == (503, "model_over_capacity")
+        gate.set()
+        assert (await first).status_code == 200
+
+
 @BOTH
 async def test_a_key_with_too_many_requests_under_way_gets_a_429(upstream: Upstream, stream: bool) -> None:
     gate = asyncio.Event()

@@ -28,7 +28,7 @@ class Models:
         self._schemas = AdaptedSchemas(has_schema, _log_losses)
         self._tool_calling = ToolCalling(_log_choice, config.limits.argument_bytes)
         self.catalogue = Catalogue(
-            model_entries(config), self.client, wrap=self._wrapped, policy=retry_policy_of(config)
+            model_entries(config), self.client, wrap=self._wrapped, policy=retry_policy_of(config), fetch=_fetched
         )
 
     def calling(self, entry: ModelEntry) -> CallingMode | None:
@@ -49,6 +49,12 @@ def dialect_for(entry: ModelEntry) -> Dialect:
         return entry.schema_dialect
     base = entry.litellm_params.get("api_base") or entry.litellm_params.get("base_url")
     return dialect_of(str(entry.litellm_params["model"]), str(base) if base else None)
+
+
+async def _fetched(url: str, max_bytes: int) -> tuple[bytes, str]:
+    from callgate.runtime.media import fetch_media  # what fetches takes half a second to load
+
+    return await fetch_media(url, max_bytes)
 
 
 def _log_losses(tool: str, dialect: Dialect, losses: Sequence[str]) -> None:

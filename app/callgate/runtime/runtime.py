@@ -35,6 +35,8 @@ audit = structlog.get_logger("callgate.audit")
 
 REMEMBERED_ROUTES = 1024
 """Clients may ask for any names, so there must be a bound."""
+REMEMBERED_PRICES = 1024
+"""Models whose prices are kept; a wildcard lets clients make up names."""
 REMEMBERED_CHARS = 512
 """Of a model's name and of the tools that a request names. What is longer is worked out again, and not kept."""
 WILDCARD = "wildcard"
@@ -108,7 +110,7 @@ class Runtime:
 
     async def place_at(self, model: str) -> Place:
         """A place for one request to a model."""
-        name = self.catalogue.entry(model).model_name
+        name = self.catalogue.entry(model).configured_name
         return await self._admission.model(name, self._places.get(name))
 
     async def meter(self, caller: Caller, model: str, prompt_bytes: int, max_tokens: int | None, choices: int) -> Meter:
@@ -121,10 +123,12 @@ class Runtime:
         """Looked up once for each model, in a thread: it may load litellm."""
         if model not in self._prices:
             entry = self.catalogue.entry(model)
-            info = self._infos.get(entry.model_name, {})
+            info = self._infos.get(entry.configured_name, {})
             costs = await asyncio.to_thread(costs_of, entry.litellm_params, info)
             if costs is None:
                 audit.warning("price_unknown", model=entry.model_name)
+            if len(self._prices) >= REMEMBERED_PRICES:
+                self._prices.clear()
             self._prices[model] = Price(*costs) if costs else FREE
         return self._prices[model]
 
@@ -185,7 +189,7 @@ class Runtime:
             server_tools: ToolSet | None = None
             if tool_choice != "none" and entry.tools:
                 server_tools = self._tools.narrowed(entry.tools, caller.tools, wanted_tools, allowed)
-            name, places = self.counted_name(model), self._places.get(entry.model_name)
+            name, places = self.counted_name(model), self._places.get(entry.configured_name)
             warnings = self._warnings(entry, caller, wanted_tools)
             route = Route(name, entry, self.catalogue.model(model), server_tools, places, warnings)
             if len(model) + len(wanted_tools or "") <= REMEMBERED_CHARS:

@@ -19,6 +19,7 @@ from callgate.http.client import HttpClient
 from callgate.upstream import litellm_model, resolve
 from callgate.upstream.demo_model import DemoModel
 from callgate.upstream.direct_model import Endpoint
+from callgate.upstream.media import Fetch
 from callgate.upstream.passthrough import PassthroughModel
 from callgate.upstream.resolve import ModelEntry
 from callgate.upstream.retry import Circumstances, Pool, Report, RetryBudget, RetryingModel, RetryPolicy
@@ -43,10 +44,12 @@ class Catalogue:
         wrap: Wrap | None = None,
         policy: RetryPolicy | None = None,
         circumstances: Circumstances | None = None,
+        fetch: Fetch | None = None,
     ) -> None:
         for entry in entries:
             resolve.check(entry)
         self._client = client
+        self._fetch = fetch
         self._wrap = wrap or _as_it_is
         self._policy = policy or RetryPolicy()
         self._circumstances = circumstances or Circumstances(RetryBudget())
@@ -113,7 +116,7 @@ class Catalogue:
             return DemoModel(entry.model_name)
         if entry.lane in {"auto", "direct"} and (endpoint := resolve.known_endpoint(entry)) is not None:
             return _direct(entry, endpoint, self._client)
-        return _Undecided(entry, self._client)
+        return _Undecided(entry, self._client, self._fetch)
 
     def _unknown(self, name: str) -> ChatError:
         message = f"The model `{name[:100]}` does not exist"
@@ -136,8 +139,9 @@ class _Ready:
 class _Undecided:
     """A deployment whose lane needs litellm to be told. The first ask settles it."""
 
-    def __init__(self, entry: ModelEntry, client: HttpClient) -> None:
+    def __init__(self, entry: ModelEntry, client: HttpClient, fetch: Fetch | None) -> None:
         self.name = entry.model_name
+        self._fetch = fetch
         self._entry = entry
         self._client = client
         self._settled: Model | None = None
@@ -158,9 +162,14 @@ class _Undecided:
         settings = resolve.through_litellm(entry)
         if entry.lane != "direct" and resolve.lane_of(entry) != "litellm":
             return TranslatedModel(
-                entry.model_name, settings, self._client, entry.deadlines, answer_bytes=entry.answer_bytes
+                entry.model_name,
+                settings,
+                self._client,
+                entry.deadlines,
+                answer_bytes=entry.answer_bytes,
+                fetch=self._fetch,
             )
-        return litellm_model.LiteLLMModel(entry.model_name, settings, entry.deadlines)
+        return litellm_model.LiteLLMModel(entry.model_name, settings, entry.deadlines, self._fetch)
 
 
 def _direct(entry: ModelEntry, endpoint: Endpoint, client: HttpClient) -> PassthroughModel:
@@ -180,7 +189,12 @@ class _Pattern:
         if found is None or not all(found.groups()):
             return ()
         filled = (
-            replace(entry, model_name=name, litellm_params=_filled(entry.litellm_params, found.groups()))
+            replace(
+                entry,
+                model_name=name,
+                pattern=entry.model_name,
+                litellm_params=_filled(entry.litellm_params, found.groups()),
+            )
             for entry in self._entries
         )
         return tuple(map(_without_unseen_tools, filled))

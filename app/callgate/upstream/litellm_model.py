@@ -7,6 +7,7 @@ such fact, so that a new litellm that does otherwise is noticed.
 """
 
 import asyncio
+import copy
 import json
 import logging
 import os
@@ -22,9 +23,11 @@ from callgate.conversation.events import Finished, ModelEvent, ProviderError
 from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough, as_read
 from callgate.http.interface import Deadlines
 from callgate.upstream import errors, resolve
+from callgate.upstream.bounds import check_schemas
 from callgate.upstream.chunks import ChunkReader, read_completion
 from callgate.upstream.direct_model import Endpoint
 from callgate.upstream.first_content import has_begun
+from callgate.upstream.media import Fetch, put_in
 from callgate.upstream.params import for_litellm
 from callgate.upstream.resolve import ModelEntry, ThroughLiteLLM
 
@@ -46,17 +49,20 @@ SHAPING = (
 
 
 class LiteLLMModel:
-    def __init__(self, name: str, way: ThroughLiteLLM, deadlines: Deadlines) -> None:
+    def __init__(self, name: str, way: ThroughLiteLLM, deadlines: Deadlines, fetch: Fetch | None = None) -> None:
         self.name = name
+        self._fetch = fetch
         self._way = way
         self._deadlines = deadlines
 
     @asynccontextmanager
     async def ask(self, ask: ModelRequest | Passthrough) -> AsyncIterator[ModelAnswer]:
         ask = as_read(ask)
+        check_schemas(ask)
         litellm = await loaded()
         clock = _Clock(self._deadlines)
-        arguments = self._arguments(litellm, ask)
+        messages = await put_in([copy.deepcopy(decoded(message)) for message in ask.messages], self._fetch)
+        arguments = self._arguments(litellm, ask, messages)
         try:
             async with asyncio.timeout(clock.until_first()):
                 answer = await litellm.acompletion(**arguments)
@@ -77,13 +83,13 @@ class LiteLLMModel:
             if lines is not None and hasattr(lines, "aclose"):
                 await lines.aclose()
 
-    def _arguments(self, litellm: Any, ask: ModelRequest) -> dict[str, Any]:
+    def _arguments(self, litellm: Any, ask: ModelRequest, messages: Sequence[Any]) -> dict[str, Any]:
         named, beside = for_litellm(ask)
         own = dict(self._way.arguments)
         arguments: dict[str, Any] = {
             **own,
             **{name: decoded(value) for name, value in named.items()},
-            "messages": [decoded(message) for message in ask.messages],
+            "messages": messages,
             "stream": ask.stream,
             # One try and a bounded wait: retrying is ours, and litellm's own default is 6000 seconds.
             "max_retries": 0,
@@ -292,10 +298,28 @@ def _load() -> Any:
     litellm.REPEATED_STREAMING_CHUNK_LIMIT = sys.maxsize
     # Bedrock refuses a history with tool calls when no tools are offered, as on the last turn of a loop; this mends it.
     litellm.modify_params = True
+    _forbid_fetching(litellm)
     for name in ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # its log lines hold requests and keys
     _library = litellm
     return litellm
+
+
+def _forbid_fetching(litellm: Any) -> None:
+    """Keep litellm from fetching what messages have the addresses of: it does so on the event loop, and without bounds."""
+    from litellm.litellm_core_utils import url_utils
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise litellm.ImageFetchError("addresses in messages are not fetched by litellm here")
+
+    async def refuse_later(*_: Any, **__: Any) -> Any:
+        refuse()
+
+    for name, refusal in {"safe_get": refuse, "async_safe_get": refuse_later}.items():
+        original = getattr(url_utils, name)
+        for module in [module for key, module in sys.modules.items() if key.startswith("litellm")]:
+            if module.__dict__.get(name) is original:
+                setattr(module, name, refusal)
 
 
 async def close() -> None:

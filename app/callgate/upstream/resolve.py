@@ -47,6 +47,13 @@ class ModelEntry:
     """Whether it takes a `response_format` beside tools."""
     trust_litellm: bool = False
     """Whether calls may run on litellm's word for how the answer ended."""
+    pattern: str | None = None
+    """The wildcard that a request filled in with this entry's name; limits and prices are those of the wildcard."""
+
+    @property
+    def configured_name(self) -> str:
+        """The name in the config: of many that a wildcard stands for, one."""
+        return self.pattern or self.model_name
 
 
 class LaneError(ValueError):

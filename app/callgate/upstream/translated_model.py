@@ -6,11 +6,13 @@ an answer that cannot be read is the answer's; neither changes how the next requ
 """
 
 import asyncio
+import copy
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
 import structlog
+from msgspec.structs import replace
 
 from callgate.conversation.errors import ChatError
 from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough, as_read
@@ -18,8 +20,10 @@ from callgate.http.client import HttpClient
 from callgate.http.event_stream import BOM
 from callgate.http.interface import Deadlines, Response, TransportError
 from callgate.upstream import bedrock, claude, cohere, errors, gemini, openai_shaped, resolve
+from callgate.upstream.bounds import check_schemas, is_large
 from callgate.upstream.direct_model import ANSWER_BYTES, Body, HttpAnswer, opened
-from callgate.upstream.litellm_model import from_request, loaded
+from callgate.upstream.litellm_model import decoded, from_request, loaded
+from callgate.upstream.media import Fetch, put_in
 from callgate.upstream.resolve import ThroughLiteLLM
 from callgate.upstream.translation import Fields, Question, Report
 
@@ -47,8 +51,10 @@ class TranslatedModel:
         deadlines: Deadlines,
         *,
         answer_bytes: int = ANSWER_BYTES,
+        fetch: Fetch | None = None,
     ) -> None:
-        """`answer_bytes`: how long one answer may be, as it comes over the wire."""
+        """`answer_bytes`: how long one answer may be, as it comes over the wire. `fetch` gets what is at an address, for a
+        provider that takes none."""
         self.name = name
         self._settings = settings
         self._client = client
@@ -57,6 +63,8 @@ class TranslatedModel:
         provider = resolve.provider_of(settings.arguments) or ""
         self._ask = QUESTIONS.get(provider, openai_shaped.question)
         self._fields = Fields(provider, settings)
+        self._fetch = fetch
+        self._takes_addresses = self._ask is openai_shaped.question
 
     @asynccontextmanager
     async def ask(self, ask: ModelRequest | Passthrough) -> AsyncIterator[ModelAnswer]:
@@ -73,10 +81,16 @@ class TranslatedModel:
         await exchange.__aexit__(None, None, None)
 
     async def _question(self, ask: ModelRequest) -> Question:
+        check_schemas(ask)
         litellm = await loaded()
         try:
             async with asyncio.timeout(self._deadlines.first_byte):  # it may have to sign in first
-                return await self._ask(litellm, self._settings, ask, self._fields)
+                messages = [copy.deepcopy(decoded(message)) for message in ask.messages]
+                messages = await put_in(messages, self._fetch, files_only=self._takes_addresses)
+                ask = replace(ask, messages=messages)
+                if is_large(ask):
+                    return await asyncio.to_thread(asyncio.run, self._worded(litellm, ask))
+                return await self._worded(litellm, ask)
         except ChatError:
             raise
         except TimeoutError:
@@ -86,6 +100,9 @@ class TranslatedModel:
         except Exception as error:  # litellm raises its own errors and bare KeyErrors over odd messages
             self._log("request", error)
             raise from_request(error, self._settings.secrets) from error
+
+    async def _worded(self, litellm: Any, ask: ModelRequest) -> Question:
+        return await self._ask(litellm, self._settings, ask, self._fields)
 
     def _report(self, error: Exception) -> None:
         """An answer could not be read."""

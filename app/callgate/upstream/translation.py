@@ -59,11 +59,11 @@ class Unanswerable(ChatError):
 
 
 def messages_of(litellm: Any, settings: ThroughLiteLLM, model: str, ask: ModelRequest) -> Any:
-    """A copy of the messages for litellm, which writes into what it is given, with the marks of the entry's
-    `cache_control_injection_points`."""
+    """The messages as litellm takes them, with the marks of the entry's `cache_control_injection_points`. It writes into
+    them: they are a copy already."""
     from litellm.utils import validate_and_fix_openai_messages
 
-    messages = validate_and_fix_openai_messages(messages=[copy.deepcopy(decoded(message)) for message in ask.messages])
+    messages = validate_and_fix_openai_messages(messages=list(ask.messages))
     points = settings.arguments.get("cache_control_injection_points")
     if not points:
         return messages

@@ -1,0 +1,180 @@
+"""What a request may ask of the libraries that word it: schemas that explode, and what only has an address."""
+
+import asyncio
+import base64
+from typing import Any
+
+import pytest
+
+from callgate.conversation.errors import ChatError
+from callgate.conversation.ports import ModelRequest
+from callgate.upstream import media
+from callgate.upstream.catalogue import Catalogue
+from callgate.upstream.media import CannotFetch
+from callgate.upstream.resolve import ModelEntry
+from callgate.upstream.retry import RetryPolicy
+from tests.lanes.matrix import AWS, VERTEX
+from tests.schemas.test_expansion import doubling
+from tests.upstream.through_litellm import MARKS
+from tests.upstream.wire import QUICK, asking, serving, tool
+
+pytestmark = MARKS
+
+PROVIDERS: dict[str, dict[str, Any]] = {
+    "gemini": {"model": "gemini/gemini-2.5-flash", "api_key": "k"},
+    "vertex": {"model": "vertex_ai/gemini-2.5-flash", **VERTEX},
+    "claude": {"model": "anthropic/claude-sonnet-4-5", "api_key": "k"},
+    "bedrock": {"model": "bedrock/anthropic.claude-3-5-sonnet-20240620-v1:0", **AWS},
+    "cohere": {"model": "cohere/command-r", "api_key": "k"},
+    "mistral": {"model": "mistral/mistral-large-latest", "api_key": "k"},
+    "litellm": {"model": "ollama_chat/m"},
+}
+BOMB = tool("bomb", x=doubling(30))
+
+
+@pytest.fixture
+def model(client):
+    def make(server, provider, fetch=None):
+        entry = ModelEntry("m", {**PROVIDERS[provider], "api_base": server.url}, deadlines=QUICK)
+        return Catalogue([entry], client, policy=RetryPolicy(tries=1), fetch=fetch).model("m")
+
+    return make
+
+
+async def refused(model, request):
+    with pytest.raises(ChatError) as caught:
+        async with asyncio.timeout(20), model.ask(request):
+            pass
+    return caught.value
+
+
+async def never(request, wire):
+    await wire.whole({"error": {"message": "seen"}}, 418)
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+async def test_a_schema_that_explodes_is_the_requests_mistake_and_asked_of_nobody(model, provider):
+    schema = BOMB["function"]["parameters"]
+    wanted = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    async with serving(never) as server:
+        for request, param in [
+            (asking(tools=[tool("fine"), BOMB]), "tools[1]"),
+            (asking(response_format=wanted), "response_format"),
+            (asking(functions=[BOMB["function"]]), "functions"),
+        ]:
+            error = await refused(model(server, provider), request)
+            assert (error.status, error.code, error.param) == (400, "schema_too_large", param)
+            assert "/properties/x" in error.message
+    assert server.requests == []
+
+
+def parts(address):
+    return [
+        {"type": "image_url", "image_url": {"url": address}},
+        {"type": "image_url", "image_url": address},
+        {"type": "file", "file": {"file_id": address}},
+        {"type": "file", "file": {"file_data": address}},
+        {"type": "input_audio", "input_audio": {"data": address, "format": "wav"}},
+        {"type": "video_url", "video_url": {"url": address}},
+        {"type": "document", "source": {"type": "url", "url": address}},
+        {"type": "image", "source": {"type": "url", "url": address}},
+        {"type": "tool_result", "content": [{"type": "image_url", "image_url": {"url": address}}]},
+    ]
+
+
+@pytest.mark.parametrize("provider", [name for name in PROVIDERS if name != "mistral"])
+@pytest.mark.parametrize("role", ["user", "assistant", "tool", "system"])
+async def test_nothing_but_the_given_fetcher_goes_to_an_address_in_any_place(model, provider, role):
+    async with serving(never) as server, serving(never) as elsewhere:
+        places = [{"role": role, "content": [part]} for part in parts(f"{elsewhere.url}/a.png")]
+        places.append({"role": role, "content": "look", "images": [f"{elsewhere.url}/a.png"]})
+        for place in places:
+            message = {**place, "tool_call_id": "c"} if role == "tool" else place
+            error = await refused(model(server, provider), ModelRequest([{"role": "user", "content": "hi"}, message]))
+            assert (error.status, error.param) == (400, "messages"), message
+    assert (elsewhere.requests, server.requests) == ([], [])
+
+
+async def test_an_address_is_fetched_once_and_sent_as_what_is_there(model):
+    fetched = []
+
+    async def fetch(url, most):
+        fetched.append((url, most))
+        return b"\x89PNG", "image/png"
+
+    part = {"type": "image_url", "image_url": {"url": "https://pictures.example/a.png"}}
+    text = {"type": "text", "text": "see https://pictures.example/b.png"}
+    async with serving(never) as server:
+        await refused(model(server, "gemini", fetch), ModelRequest([{"role": "user", "content": [part, part, text]}]))
+    assert [url for url, _ in fetched] == ["https://pictures.example/a.png"]
+    sent = server.requests[0].body["contents"][0]["parts"]
+    assert sum(base64.b64encode(b"\x89PNG").decode() in str(each) for each in sent) == 2
+
+
+async def test_where_addresses_travel_they_travel(model):
+    part = {"type": "image_url", "image_url": {"url": "https://pictures.example/a.png"}}
+    async with serving(never) as server:
+        await refused(model(server, "mistral"), ModelRequest([{"role": "user", "content": [part]}]))
+    assert "https://pictures.example/a.png" in str(server.requests[0].body)
+
+
+async def test_addresses_are_bounded_in_number_size_and_time(model, monkeypatch):
+    async def fetch(url, most):
+        if most < 60:
+            raise CannotFetch(f"it is longer than {most} bytes")
+        if url.endswith("slow"):
+            await asyncio.Event().wait()
+        return b"x" * 60, "image/png"
+
+    def asked(*urls):
+        return ModelRequest([{"role": "user", "content": [parts(url)[0] for url in urls]}])
+
+    async with serving(never) as server:
+        deployment = model(server, "gemini", fetch)
+        many = await refused(deployment, asked(*(f"https://a.example/{at}" for at in range(media.MOST + 1))))
+        monkeypatch.setattr(media, "ALL_BYTES", 100)
+        large = await refused(deployment, asked("https://a.example/1", "https://a.example/2"))
+        monkeypatch.setattr(media, "SECONDS", 0.05)
+        slow = await refused(deployment, asked("https://a.example/slow"))
+    assert {(error.status, error.param) for error in (many, large, slow)} == {(400, "messages")}
+    assert ["more than" in many.message, "longer" in large.message, "did not come" in slow.message] == [True] * 3
+    assert server.requests == []
+
+
+async def test_litellm_itself_cannot_fetch(model):
+    from litellm.litellm_core_utils.prompt_templates.image_handling import (
+        async_convert_url_to_base64,
+        convert_url_to_base64,
+    )
+
+    async with serving(never) as server:
+        await refused(model(server, "gemini"), asking())
+        with pytest.raises(Exception, match="not fetched by litellm"):
+            convert_url_to_base64(f"{server.url}/b.png")
+        with pytest.raises(Exception, match="not fetched by litellm"):
+            await async_convert_url_to_base64(f"{server.url}/b.png")
+    assert len(server.requests) == 1
+
+
+async def test_a_large_request_is_worded_off_the_loop(model):
+    longest, last = 0.0, asyncio.get_running_loop().time()
+
+    async def probe():
+        nonlocal longest, last
+        while True:
+            await asyncio.sleep(0)
+            now = asyncio.get_running_loop().time()
+            longest, last = max(longest, now - last), now
+
+    many = [tool(f"tool_{at}", **{f"field_{it}": {"type": "string"} for it in range(40)}) for at in range(300)]
+    async with serving(never) as server:
+        deployment = model(server, "gemini")
+        await refused(deployment, asking())
+        task = asyncio.create_task(probe())
+        await asyncio.sleep(0)
+        last = asyncio.get_running_loop().time()
+        await refused(deployment, asking(tools=many))
+        task.cancel()
+        await asyncio.wait([task])
+    assert len(server.requests[1].body["tools"][0]["function_declarations"]) == 300
+    assert longest < 0.5
