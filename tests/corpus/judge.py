@@ -14,6 +14,7 @@ from typing import Any
 from callgate.calls.offer import Offer, OfferedTool
 from callgate.calls.states import BrokenCall, ReadyCall
 from callgate.conversation.events import Finished, PromptedCalling, StreamEnd
+from callgate.conversation.finish import FinishClass, classify
 from callgate.conversation.turn import Turn, TurnBuilder
 from callgate.tools.schema import compile_schema
 from callgate.upstream.chunks import ChunkReader, read_completion
@@ -99,16 +100,23 @@ def _run_message(data: Mapping[str, Any]) -> Turn:
 
 
 def _run_text(data: Mapping[str, Any]) -> Turn:
-    from callgate.text_calls.reader import reader_for  # here, so that native cases can be judged without it
+    from callgate.text_calls.echoes import RequestEchoes  # here, so that native cases can be judged without them
+    from callgate.text_calls.reader import reader_for
 
     building = _builder(data)
     building.feed([PromptedCalling(data["format"])])
-    whole = "text" in data
-    reader = reader_for(data["format"], [tool["function"]["name"] for tool in data["tools"]], whole=whole)
-    for text in [data["text"]] if whole else data["text_chunks"]:
+    functions = [tool["function"] for tool in data["tools"]]
+    reader = reader_for(
+        data["format"],
+        {function["name"]: (function.get("parameters") or {}).get("properties", ()) for function in functions},
+        thinking="unknown",
+        echoes=RequestEchoes(data.get("messages", ())),
+    )
+    reason = data.get("finish_reason", "stop") or ""
+    for text in [data["text"]] if "text" in data else data["text_chunks"]:
         building.feed(reader.feed(text))
-    building.feed(reader.finish())
-    building.feed([Finished(data.get("finish_reason", "stop") or "")])
+    building.feed(reader.finish(in_order=classify(reason) <= FinishClass.TOOL_CALLS))
+    building.feed([Finished(reason)])
     return building.finish()
 
 

@@ -17,7 +17,7 @@ CASES = Path(__file__).parents[1] / "corpus" / "text"
 
 def read(format: str, pieces: Iterable[str], *, whole: bool = False) -> list[ModelEvent]:
     """The events of a text that comes in these pieces; talk in a row is one event."""
-    reader = reader_for(format, TOOLS, whole=whole)
+    reader = reader_for(format, TOOLS, thinking="unknown" if whole else "none")
     events: list[ModelEvent] = []
     for piece in pieces:
         events += reader.feed(piece)

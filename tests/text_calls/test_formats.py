@@ -83,8 +83,7 @@ def bare_cases(format: str) -> list[Any]:
         case(
             format,
             '```json\n{"a": 1}\n```\nand\n```\n' + WEATHER_JSON + "\n```\nx",
-            [WEATHER],
-            content='```json {"a": 1} ``` and x',
+            content='```json {"a": 1} ``` and ``` ' + WEATHER_JSON + " ``` x",
         ),
         case(
             format,
@@ -124,7 +123,7 @@ def bare_cases(format: str) -> list[Any]:
         ),
         case(format, '{"name": "get_weather", "arguments": [1]}', incomplete=[broken("get_weather", "not_an_object")]),
         case(format, "<think>\n" + WEATHER_JSON + "\n</think>\n" + TIME_JSON, [TIME], reasoning=WEATHER_JSON),
-        case(format, "hm\n</think>\n" + WEATHER_JSON, [WEATHER], reasoning="hm", only="whole"),
+        case(format, "hm\n</think>\n" + WEATHER_JSON, [WEATHER], reasoning="hm"),
         case(format, '{"x":\n' + WEATHER_JSON + "\n}", content='{"x": ' + WEATHER_JSON + " }"),
         case(format, "text " + WEATHER_JSON, content="text " + WEATHER_JSON),
         case(
@@ -151,13 +150,13 @@ def bare_cases(format: str) -> list[Any]:
 CASES = [
     case(
         "xml",
-        "<function_calls>" + INVOKE + "</function_calls> and <function_calls>" + INVOKE + "</function_calls> done",
+        "<function_calls>" + INVOKE + "</function_calls>\nand <function_calls>" + INVOKE + "</function_calls>\ndone",
         [WEATHER, WEATHER],
         content="and done",
     ),
     case(
         "xml",
-        "a <invoke name = 'get_weather' ><parameter name='city'>A</parameter></invoke> b",
+        "a <invoke name = 'get_weather' ><parameter name='city'>A</parameter></invoke>\nb",
         [WEATHER],
         content="a b",
     ),
@@ -215,9 +214,8 @@ CASES = [
         [WEATHER],
         warnings=["name_repaired"],
     ),
-    case("xml", "reason</think>" + INVOKE, [WEATHER], reasoning="reason", only="whole"),
-    case("xml", INVOKE + "more</think>", [WEATHER], content="more</think>"),
-    case("xml", "reason</think>" + INVOKE, [WEATHER], content="reason</think>", only="streamed"),
+    case("xml", "reason</think>" + INVOKE, [WEATHER], reasoning="reason"),
+    case("xml", INVOKE + "more</think>", reasoning=INVOKE + "more"),
     case("xml", "<think>x" + INVOKE, reasoning="x" + INVOKE),
     case("xml", "<thinking>x</thinking>a" + INVOKE, [WEATHER], content="a", reasoning="x"),
     case(
@@ -281,7 +279,7 @@ CASES = [
         [WEATHER],
         warnings=["arguments_repaired"],
     ),
-    case("glm45", "a" + GLM + GLM + "b", [WEATHER, WEATHER], content="ab"),
+    case("glm45", "a" + GLM + GLM + "\nb", [WEATHER, WEATHER], content="a b"),
     case("glm45", "<tool_call>get_we", incomplete=[broken(None, "truncated")]),
     case("glm45", "<tool_call>get_weather junk</tool_call>", incomplete=[broken("get_weather", "invalid_markup")]),
     case(
@@ -348,7 +346,7 @@ CASES = [
     case("hermes", "<tool_call>" + WEATHER_JSON + "</tool_ca", [WEATHER]),
     case(
         "hermes",
-        "a <tool_call>" + WEATHER_JSON + " junk</tool_call> b",
+        "a <tool_call>" + WEATHER_JSON + " junk</tool_call>\nb",
         incomplete=[broken("get_weather", "invalid_json")],
         content="a b",
     ),
@@ -379,8 +377,8 @@ CASES = [
     case("hermes", "<think>a</think>\nb<think>c</think>d", content="bd", reasoning="ac"),
     case("granite", "x<|tool_call|>[" + WEATHER_JSON + "]</tool_call>\nbye", [WEATHER], content="x bye"),
     case("granite", "<tool_call>" + WEATHER_JSON, [WEATHER]),
-    case("granite", "<|tool_call|>[" + WEATHER_JSON + "] ok", [WEATHER], content="ok"),
-    case("phi4", "hi functools[" + WEATHER_JSON + "," + TIME_JSON + "] x", [WEATHER, TIME], content="hi x"),
+    case("granite", "<|tool_call|>[" + WEATHER_JSON + "]\nok", [WEATHER], content="ok"),
+    case("phi4", "hi functools[" + WEATHER_JSON + "," + TIME_JSON + "]\nx", [WEATHER, TIME], content="hi x"),
     case("phi4", "functools[" + WEATHER_JSON + ', {"name": "get_time"', [WEATHER], [broken("get_time", "truncated")]),
     case("phi4", "functools[", incomplete=[broken(None, "truncated")]),
     case("mistral", '[TOOL_CALLS]get_weather[CALL_ID]abc123def[ARGS]{"city":"A"}', [{**WEATHER, "id": "abc123def"}]),
@@ -456,7 +454,7 @@ CASES = [
     case("functionary_v32", "Hello there\nall", content="Hello there all"),
     case("functionary_v32", '>>>get_weather\n{"city', incomplete=[broken("get_weather", "truncated")]),
     case("functionary_v32", ">>>get_wea", incomplete=[broken(None, "truncated")]),
-    case("functionary_v31", 'a <function=get_weather>{"city":"A"}</function> b', [WEATHER], content="a b"),
+    case("functionary_v31", 'a <function=get_weather>{"city":"A"}</function>\nb', [WEATHER], content="a b"),
     case("functionary_v31", '<function=get_weather>{"city":"A"}', [WEATHER]),
     case("functionary_v31", "<function=get_time></function>", [TIME]),
     case("functionary_v31", "a <function=get", content="a <function=get"),
@@ -504,7 +502,7 @@ CASES = [
         incomplete=[broken("get_weather", "invalid_markup")],
     ),
     case("gemma4", "<|tool_call>call:get_ti", incomplete=[broken(None, "truncated")]),
-    case("gemma4", "<|tool_call>call:get_time{}<tool_call|>ok", [TIME], content="ok"),
+    case("gemma4", "<|tool_call>call:get_time{}<tool_call|>\nok", [TIME], content="ok"),
     case(
         "gemma4",
         '<|tool_call>call:search_docs{query:<|"|>}{<|"|>,limit:3,filters:{a:[1,-2.5,null,{}]}}<tool_call|>',
@@ -514,7 +512,7 @@ CASES = [
     case("llama3_json", "hi<|eot_id|>", content="hi"),
     case("pythonic", '[get_weather(city="A"), get_time()]', [WEATHER, TIME]),
     case("pythonic", '<|python_start|>[get_weather(city="A")]<|python_end|>', [WEATHER]),
-    case("pythonic", "Sure <|tool_call_start|>[get_time()]<|tool_call_end|>ok", [TIME], content="Sure ok"),
+    case("pythonic", "Sure <|tool_call_start|>[get_time()]<|tool_call_end|>\nok", [TIME], content="Sure ok"),
     case("pythonic", "Sure [get_time()]", content="Sure [get_time()]"),
     case("pythonic", "[get_time()] ok", content="[get_time()] ok"),
     case("pythonic", "[nope()]", content="[nope()]"),
@@ -598,11 +596,10 @@ CASES = [
         "I am here.\n</think>\nAction: get_time\nAction Input: {}",
         [TIME],
         reasoning="I am here.",
-        only="whole",
     ),
     case("react", "Action: get_weather\nAction Input: 42", incomplete=[broken("get_weather", "invalid_json")]),
     case("functionary_v32", "<think>h</think>\nget_time\n{}", [TIME], reasoning="h"),
-    case("functionary_v32", "h</think>\nget_time\n{}", [TIME], reasoning="h", only="whole"),
+    case("functionary_v32", "h</think>\nget_time\n{}", [TIME], reasoning="h"),
     case("functionary_v32", "a\n>>> get_time\n{}", content="a >>> get_time {}"),
     case(
         "kimi_k2", KIMI + "functions.:0" + KIMI_ARGUMENTS + "{}" + KIMI_END, incomplete=[broken(None, "missing_name")]
@@ -648,7 +645,7 @@ CASES = [
     ),
     case(
         "step3",
-        '<steptml:invoke name="get_time"/><｜tool_call_end｜><｜tool_calls_end｜>Done.',
+        '<steptml:invoke name="get_time"/><｜tool_call_end｜><｜tool_calls_end｜>\nDone.',
         [TIME],
         content="Done.",
     ),
@@ -659,14 +656,14 @@ CASES = [
         reasoning="now",
     ),
     case("inkling", "<|message_model|>assistant speaking", content="assistant speaking"),
-    case("hermes", "<tool_call>" + TIME_JSON + "</tool_call>\n</tool_call>Done.", [TIME], content="Done."),
+    case("hermes", "<tool_call>" + TIME_JSON + "</tool_call>\n</tool_call>\nDone.", [TIME], content="Done."),
     case("glm45", "<tool_call>get_time</tool_call></tool_call>", [TIME]),
     case("longcat", "There.</longcat_tool_call>", content="There."),
     case(
         "kimi_k2",
-        "a<|tool_calls_section_begin|>b<|tool_call_end|><|tool_calls_section_end|>c",
+        "a<|tool_calls_section_begin|>b<|tool_call_end|><|tool_calls_section_end|>\nc",
         incomplete=[broken(None, "invalid_markup")],
-        content="ac",
+        content="a c",
     ),
     case(
         "deepseek_v31",

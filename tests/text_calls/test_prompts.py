@@ -41,7 +41,7 @@ CLOCK = ToolSpec("get_time", "The time.", {"type": "object", "properties": {}})
 
 
 def read_back(format: str, text: str, tools: list[ToolSpec]) -> tuple[list[ReadyCall], str]:
-    reading = reader_for(format, [tool.name for tool in tools], whole=True)
+    reading = reader_for(format, [tool.name for tool in tools], thinking="unknown")
     building = TurnBuilder(
         {tool.name: OfferedTool(tool.name, tool.parameters) for tool in tools}, map(str, itertools.count()).__next__
     )

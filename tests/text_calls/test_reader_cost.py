@@ -43,7 +43,7 @@ def steps(reader, text):
     def trace(frame, event, _):
         nonlocal count
         count += 1
-        return trace if "dialects" in frame.f_code.co_filename else None
+        return trace if "text_calls" in frame.f_code.co_filename else None
 
     before = sys.gettrace()
     sys.settrace(trace)
@@ -56,7 +56,7 @@ def steps(reader, text):
 
 
 @pytest.mark.parametrize("format", sorted(FORMATS))
-def test_what_waits_on_the_tape_stays_small(format):
+def test_what_waits_on_the_cursor_stays_small(format):
     """A held call is kept in pieces; the cursor itself, which is copied with every feed, holds only a mark or a head."""
     for kind in FLOODS:
         reader = reader_for(format, TOOLS)

@@ -135,13 +135,13 @@ def test_an_open_think_block_takes_the_rest(format):
 
 
 @pytest.mark.parametrize("format", sorted(FORMATS))
-def test_a_lone_end_of_thinking_makes_what_precedes_it_reasoning_in_a_whole_text_only(format):
+def test_a_lone_end_of_thinking_makes_what_precedes_it_reasoning_where_text_is_held_back(format):
     text = "They greet me.\n</think>\nHello there."
     assert read(format, text, whole=True) == [
         ReasoningDelta("They greet me.\n", source="text"),
         TextDelta("\nHello there."),
     ]
-    assert said(read(format, text)) == text
+    assert said(read(format, text)) == "They greet me.\n\nHello there."
 
 
 @pytest.mark.parametrize("format", sorted(FORMATS))
@@ -194,7 +194,7 @@ def test_a_format_without_a_reader_is_an_error():
 
 
 def test_no_mark_of_a_format_begins_another_one():
-    """The tape takes the first mark that fits; which one that is must not hang on where the text is cut."""
+    """The cursor takes the first mark that fits; which one that is must not hang on where the text is cut."""
     for grammar in GRAMMARS.values():
         marks = [*grammar.dropped, *grammar.channels]
         assert not any(one != other and other.startswith(one) for one in marks for other in marks)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from callgate.calls.outcome import Failed
 from callgate.calls.states import BrokenCall, Call, ReadyCall
 from callgate.conversation.events import (
+    NOT_RUN_SHOWN,
     CallEnded,
     ChatEnded,
     ModelRetried,
@@ -83,6 +84,8 @@ class Diagnosis(Listener):
             turn["finish_reason_rewritten"] = True
         if answer.prompted is not None:
             turn["asked_in_words"] = {"format": answer.prompted.format, "extra_tokens": answer.prompted.extra_tokens}
+        if answer.not_run:
+            turn["not_run"] = [{"name": call.name, "reason": call.reason} for call in answer.not_run[:NOT_RUN_SHOWN]]
         return turn
 
     def _call(self, turn: int, call: Call, owner: str | None) -> dict[str, Any]:

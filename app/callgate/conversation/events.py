@@ -95,6 +95,17 @@ class CallWritten(msgspec.Struct, frozen=True, gc=False):
     custom: bool = False
 
 
+class CallNotRun(msgspec.Struct, frozen=True, gc=False):
+    """A call that stands in the model's text and is none, because it is quoted, repeated or only considered."""
+
+    name: str
+    reason: str
+
+
+NOT_RUN_SHOWN = 20
+"""How many of these a log line or an account names; a text may hold thousands."""
+
+
 class ThinkingBlock(msgspec.Struct, frozen=True, gc=False):
     """A piece of a thinking block (or a whole redacted one); pieces are joined until a signature comes."""
 
@@ -147,6 +158,7 @@ ModelEvent: TypeAlias = (
     | ReasoningDelta
     | CallDelta
     | CallWritten
+    | CallNotRun
     | ThinkingBlock
     | ExtraField
     | Logprobs
@@ -230,6 +242,8 @@ class TurnAccount(msgspec.Struct, frozen=True, gc=False):
     """False where a library between us and the provider may have rewritten the finish reason."""
     prompted: PromptedCalling | None = None
     """How the model was asked for calls, where it was asked in its prompt."""
+    not_run: tuple[CallNotRun, ...] = ()
+    """Calls in the model's text that were quoted, repeated or only considered."""
     lane: str = ""
     """Which way the model was reached; nothing where none was."""
 

@@ -363,6 +363,7 @@ def _account(turn: Turn, plan: Plan, seconds: float, reason_is_raw: bool, lane: 
         seconds=seconds,
         reason_is_raw=reason_is_raw,
         prompted=turn.prompted,
+        not_run=turn.not_run,
         lane=lane,
     )
 

@@ -18,6 +18,7 @@ from callgate.calls.states import BrokenCall, Call, Finding, Flaw, ReadyCall
 from callgate.conversation.call_assembly import CallAssembler
 from callgate.conversation.events import (
     CallDelta,
+    CallNotRun,
     CallWritten,
     CharactersLost,
     ChoiceIgnored,
@@ -62,6 +63,8 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
     error: ProviderError | None = None
     passed: bool = False
     """The answer went to the client in its provider's own bytes; nothing of it is known but its end and what it used."""
+    not_run: tuple[CallNotRun, ...] = ()
+    """Calls in its text that were quoted, repeated or only considered."""
     prompted: PromptedCalling | None = None
     """Set where the tools were described in the prompt and calls were looked for in the text."""
 
@@ -128,6 +131,7 @@ class TurnBuilder:
         """Each once, in their order."""
         self._calls = CallAssembler(offer, ids, self._noticed, argument_bytes)
         self._prompted: PromptedCalling | None = None
+        self._not_run: list[CallNotRun] = []
         self._texts: list[str] = []
         self._reasoning: dict[str, list[str]] = {}
         self._reasons: list[str] = []
@@ -182,6 +186,7 @@ class TurnBuilder:
             extra_fields=self._all_extra_fields(),
             error=self._error,
             prompted=self._prompted,
+            not_run=tuple(self._not_run),
         )
 
     # -- what is not a call
@@ -191,6 +196,9 @@ class TurnBuilder:
 
     def _lost(self, event: CharactersLost) -> None:
         self._calls.text_is_damaged = True
+
+    def _quoted(self, event: CallNotRun) -> None:
+        self._not_run.append(event)
 
     def _reason(self, event: ReasoningDelta) -> None:
         self._reasoning.setdefault(event.source, []).append(event.text)
@@ -246,6 +254,7 @@ class TurnBuilder:
 _TAKEN: dict[type, Callable[[TurnBuilder, Any], None]] = {
     ReasoningDelta: TurnBuilder._reason,  # noqa: SLF001 - the rest of the class
     CallWritten: TurnBuilder._written,  # noqa: SLF001
+    CallNotRun: TurnBuilder._quoted,  # noqa: SLF001
     CharactersLost: TurnBuilder._lost,  # noqa: SLF001
     Finished: TurnBuilder._finished,  # noqa: SLF001
     Usage: TurnBuilder._used,  # noqa: SLF001

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Final
 from callgate.calls.outcome import Failed, Outcome, Returned
 from callgate.calls.states import BrokenCall, Finding, ReadyCall
 from callgate.conversation.events import (
+    NOT_RUN_SHOWN,
     CallEnded,
     CallsHandedBack,
     CallStarted,
@@ -55,6 +56,13 @@ class LogListener(Listener):
             return
         if (words := answer.prompted) is not None:
             self._log.info("tools_in_prompt", turn=turn, format=words.format, extra_tokens=words.extra_tokens)
+        if answer.not_run:
+            self._log.warning(
+                "quoted_calls_not_run",
+                turn=turn,
+                calls=[{"tool": call.name, "reason": call.reason} for call in answer.not_run[:NOT_RUN_SHOWN]],
+                count=len(answer.not_run),
+            )
         findings = _findings(answer)
         if not findings and not answer.broken:
             return
@@ -132,6 +140,8 @@ class MetricsListener(Listener):
             self._metrics.prompt_tokens_added.of(self._model, words.format).inc(words.extra_tokens)
         for finding in _findings(answer):
             self._metrics.findings.of(self._model, str(finding)).inc()
+        for quoted in answer.not_run:
+            self._metrics.findings.of(self._model, f"call_{quoted.reason}").inc()
         for call in answer.broken:
             self._metrics.calls.of(self._label(call.name), str(call.flaw)).inc()
 

@@ -18,6 +18,7 @@ from callgate.conversation.events import CallWritten
 from callgate.text_calls.event_sink import TAB, EventSink
 from callgate.text_calls.json_calls import ARGUMENT_KEYS, CallObjects
 from callgate.text_calls.json_scan import JsonEntry, JsonScan, State
+from callgate.text_calls.quoting import FENCED
 from callgate.text_calls.text_cursor import Sink, Steps, TextCursor
 
 LONGEST_FENCE = 16
@@ -30,6 +31,8 @@ _WAVES = re.compile(r"~*")
 _INFO = re.compile(r"[A-Za-z0-9_+\-./ \t\r]*")
 
 CALLS: Final = CallObjects()
+
+BARE_OPENINGS: Final = ("{", "[")
 
 
 def read_bare_json(out: EventSink) -> Steps[None]:
@@ -49,8 +52,7 @@ class _Held:
         self.pieces.append(text)
 
     def release(self, out: EventSink) -> None:
-        for text in self.pieces:
-            out.add_text(text)
+        out.add_text("".join(self.pieces))
         self.pieces.clear()
         self.calls.clear()
 
@@ -78,10 +80,14 @@ class _Bare:
     def _line_start(self) -> Steps[bool]:
         """Read what begins at the start of a line, if it is held for a call. False: it is prose."""
         char = yield from self._cursor.peek()
-        if char in ("{", "["):
+        if char in BARE_OPENINGS:
+            if reason := self._out.quoted():
+                self._cursor.at += 1
+                self._out.add_quoted(char, reason)
+                return False
             yield from self._objects()
             return True
-        if char in ("`", "~"):
+        if char in ("`", "~") and self._out.is_silent:
             return (yield from self._fence(char))
         return False
 
@@ -130,8 +136,9 @@ class _Bare:
 
     # Values
 
-    def _value(self, held: _Held) -> Steps[bool]:
-        """Read one value into `held`. False: it is no call, or the last one of the text; nothing is held any more."""
+    def _value(self, held: _Held, *, keep: bool = False) -> Steps[bool]:
+        """Read one value into `held`. False: it is no call, or the last one of the text; nothing is held any more, but
+        with `keep` what is no call."""
         candidate = Candidate(self._out.tools)
         yield from candidate.read(self._cursor)
         calls = candidate.calls()
@@ -147,6 +154,8 @@ class _Bare:
                 self._out.add_text(rest)
                 return False
         held.add(candidate.text)
+        if keep:
+            return False
         held.release(self._out)
         yield from candidate.pass_rest(self._cursor, self._out.add_text)
         return False
@@ -163,31 +172,49 @@ class _Bare:
         if info is None or (yield from self._cursor.peek()) not in ("\n", ""):
             self._out.add_text(fence + (info or ""))
             return (yield from self._pass_line())
+        if self._out.is_judging and not self._out.fenced_runs:
+            self._out.add_text(fence + info)
+            return True
         held = _Held([fence + info])
         yield from self._cursor.space(held.add)
-        if (yield from self._cursor.peek()) in ("{", "[") and (yield from self._fenced_calls(held, fence)):
+        if (yield from self._cursor.peek()) in BARE_OPENINGS and (yield from self._fenced_calls(held, fence)):
             return True
-        held.release(self._out)
-        yield from self._pass_fence(fence)
+        self._release_quoted(held)
         return True
 
+    def _release_quoted(self, held: _Held) -> None:
+        """What was held for calls is quoted text."""
+        calls = held.calls[:]
+        held.release(self._out)
+        self._out.note_not_run(calls, FENCED)
+
     def _fenced_calls(self, held: _Held, fence: str) -> Steps[bool]:
-        """Values up to the closing fence. False: they are not all calls, and nothing is held any more."""
+        """Values up to the closing fence, behind which the message ends. False: they are not all calls, or not all of
+        the message, and are still held."""
         while True:
-            if not (yield from self._value(held)):
-                return self._cursor.dry
+            if not (yield from self._value(held, keep=True)):
+                return not held.pieces
             yield from self._cursor.space(held.add)
             if (yield from self._cursor.one_of((";",))):
                 held.add(";")
                 yield from self._cursor.space(held.add)
             char = yield from self._cursor.peek()
-            if char in ("{", "["):
+            if char in BARE_OPENINGS:
                 continue
-            if not char or (yield from self._closes(held, fence)):
-                held.settle(self._out)
-                return True
-            held.release(self._out)
-            return False
+            if char:
+                if not (yield from self._closes(held, fence)):
+                    return False
+                yield from self._blanks_and_dropped(held)
+                if self._out.is_judging and (yield from self._cursor.peek()):
+                    return False
+            held.settle(self._out)
+            return True
+
+    def _blanks_and_dropped(self, held: _Held) -> Steps[None]:
+        while True:
+            yield from self._cursor.space(held.add)
+            if (yield from self._cursor.one_of(self._out.dropped)) is None:
+                return
 
     def _closes(self, held: _Held, fence: str) -> Steps[bool]:
         """Whether the closing fence stands here, with nothing else on its line."""
@@ -199,21 +226,6 @@ class _Bare:
             return self._cursor.dry
         yield from self._cursor.space(held.add, same_line=True)
         return (yield from self._cursor.peek()) in ("", "\n") or (yield from self._is_dropped())
-
-    def _pass_fence(self, fence: str) -> Steps[None]:
-        """Emit text up to the line that closes a fence. Nothing in it is a call."""
-        while True:
-            yield from self._cursor.space(self._out.add_text, same_line=True)
-            if 0 <= self._out.indent < TAB and (yield from self._cursor.peek()) == fence[0]:
-                found = yield from self._cursor.run(_TICKS if fence[0] == "`" else _WAVES, LONGEST_FENCE)
-                if found:
-                    self._out.add_text(found)
-                    if len(found) >= len(fence):
-                        yield from self._cursor.space(self._out.add_text, same_line=True)
-                        if (yield from self._cursor.peek()) in ("", "\n"):
-                            return
-            if not (yield from self._pass_line()):
-                return
 
 
 class Candidate:

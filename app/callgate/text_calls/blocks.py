@@ -125,7 +125,7 @@ def _from_markup(text: str, tools: Collection[str]) -> CallWritten:
     from callgate.text_calls.reader import reader_for
     from callgate.text_calls.writers import ANTML
 
-    reader = reader_for("antml" if f"<{ANTML}" in text else "xml", tools, whole=True)
+    reader = reader_for("antml" if f"<{ANTML}" in text else "xml", tools, thinking="unknown", is_judging=False)
     found = [event for event in (*reader.feed(text), *reader.finish()) if isinstance(event, CallWritten)]
     if len(found) == 1:
         return found[0]

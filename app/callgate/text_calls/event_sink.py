@@ -1,41 +1,111 @@
-"""What a reader says of a text: prose, reasoning and calls, in order; and what is the same for all formats.
+"""Gathers what a reader finds in a text: prose, reasoning and calls, in order; and what is the same for all formats.
 
 `<think>` blocks and a format's own reasoning channels are reasoning wherever a grammar reads prose, tokens that
 mean nothing to a user are dropped, and everything else that is no mark of the grammar is prose. The marks themselves
-are known by the grammars.
+are known by the grammars. What is quoted, repeated or only considered is prose as well, whatever its form: a mark in a
+quoted place opens nothing, and a call that was read is kept, with its text, until the text has ended, because what
+follows may show that it was no call.
 """
 
-from collections.abc import Collection, Mapping
-from typing import Final
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
 
-from callgate.conversation.events import CallWritten, ModelEvent, ReasoningDelta, TextDelta
-from callgate.text_calls.text_cursor import Finder, Steps, TextCursor, finder
+from callgate.conversation.events import CallNotRun, CallWritten, ModelEvent, ReasoningDelta, TextDelta
+from callgate.text_calls import quoting
+from callgate.text_calls.quoting import OpenSpan, ParagraphRest, QuoteTracker
+from callgate.text_calls.text_cursor import Steps, TextCursor, finder
 
 THINK_TAGS: Final[Mapping[str, str]] = {"<think>": "</think>", "<thinking>": "</thinking>"}
 
-TAB = 4
-"""How many columns a tab counts for; four columns make an indented (quoted) block in Markdown."""
+TAB = quoting.TAB
 
 ASIDE: Final = ""
 """What `Prose.step` returns for a mark that is dealt with already: reasoning, or a dropped token."""
 
+Thinking = Literal["unknown", "prefilled", "none"]
+"""Whether the model's template opens its thinking: `unknown` holds text back until it shows, `prefilled` takes the text
+for reasoning from its beginning, `none` lets it out at once. A call before a lone end of thinking runs in no case."""
+
+_SPECIAL = re.compile(
+    r"(?:[ \t\r;,]|<\|[^|<>\n]{1,40}\|>|<｜[^｜<>\n]{1,40}｜>|</?[\w:｜]{1,40}>|\[/?[A-Z_]{2,40}\]|<\w{1,20}_of_\w{1,20}>)*"
+)
+"""What may stand behind a call on its line: blanks, separators, special tokens and end tags."""
+_SPECIAL_STARTS = "<[ \t\r;,"
+_SPECIAL_LIMIT = 512
+_SPOKEN = frozenset({quoting.LISTED, quoting.TABLE, quoting.INDENTED, quoting.QUOTATION})
+"""Quoted places in which a model's own tokens may stand all the same, at the end of an answer: they are dropped there."""
+_NEW_MESSAGE = re.compile(r"<\|(?:start|message|channel|content_\w+|message_model|im_start|open|START_\w+)\|>")
+"""Tokens behind which prose has nothing to do with a call before."""
+_WORDS = re.compile(r"\w[.,:;!?]?[ \t]+\w")
+_PROBED = 65_536
+"""Characters of quoted text that are looked at for calls that are not run."""
+
+
+class RestartError(Exception):
+    """The grammar has to begin anew: what it took for a call was thinking, and the cursor stands behind it."""
+
+
+TEXT, REASONING, CALLS = "text", "reasoning", "calls"
+
+
+@dataclass(slots=True)
+class Item:
+    """A stretch of the text: prose, reasoning, or calls and the text they were read from."""
+
+    kind: str
+    text: str
+    start: int = 0
+    """Where calls begin in the whole text."""
+    at_line_start: bool = False
+    """Nothing but blanks stands before them on their line."""
+    calls: list[CallWritten] = field(default_factory=list)
+    end: int = 0
+    size: int = 0
+    """How much of the text is the calls'; what follows was read behind them and means nothing."""
+    span: OpenSpan | None = None
+    """What was open before the calls and quotes them if it closes behind them."""
+
+    @property
+    def is_whole(self) -> bool:
+        return all(call.flaw is None for call in self.calls)
+
+    @property
+    def has_prose_in_it(self) -> bool:
+        """More than end marks was read behind the calls."""
+        return _WORDS.search(self.text, self.size) is not None
+
+
+EchoCheck: TypeAlias = Callable[[Item], bool]
+"""Whether the text of calls stands in the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unclosed:
+    """Reasoning that was never closed, and has a line in it that begins like a call."""
+
+    text: str
+    call_may_begin: int
+    """Where in the text that line is."""
+
 
 class EventSink:
-    """What was read so far, and what a grammar may want to know of it.
-
-    With `whole`, a closing think tag that comes first turns what stands before it into reasoning (the
-    template opened it in the prompt). Text is then held back until that is settled, so it is for whole texts only.
-    """
+    """What was read so far, and what a grammar may want to know of it."""
 
     def __init__(
         self,
         cursor: TextCursor,
         tools: Collection[str],
         *,
-        whole: bool = False,
+        thinking: Thinking = "none",
         channels: Mapping[str, str] | None = None,
         dropped: tuple[str, ...] = (),
+        openings: tuple[str, ...] = (),
+        fenced_runs: bool = True,
+        is_judging: bool = True,
     ) -> None:
+        """`is_judging`: whether quoted calls are prose. Without it every call that the grammar finds is one."""
         self.cursor = cursor
         self.tools = tools
         self.indent = 0
@@ -44,62 +114,360 @@ class EventSink:
         """Nothing but blanks was said so far."""
         self.channels = {**THINK_TAGS, **(channels or {})}
         self.dropped = dropped
+        self.openings = openings
+        self.fenced_runs = fenced_runs
+        self.is_judging = is_judging
+        self.may_end_alone = thinking != "prefilled"
+        """A closing think tag that comes now would be the first think tag of the text."""
+        self.had_lone_end = False
+        self.quoted_regions: list[tuple[str, str]] = []
+        """Why something was quoted, and the text from its mark on."""
+        self.unclosed: Unclosed | None = None
+        """Reasoning in which the text ended."""
+        self.not_run: list[ModelEvent] = []
+        self._holds_all = thinking == "unknown"
+        self._holds_reasoning = False
         self._events: list[ModelEvent] = []
+        self._items: list[Item] = []
+        self._blocks = 0
         self._run: list[str] = []
         self._run_is_text = True
-        self._unsettled: list[str] | None = [] if whole else None
+        self._context = QuoteTracker() if is_judging else None
+        self._open_line: list[Item] = []
+        """Calls behind which the line has not ended yet."""
+        self._line_rest = ""
+        self._prose_line = False
+        self._region: list[str] | None = None
+        self._region_reason = ""
+        self._region_size = 0
 
-    @property
-    def awaits_lone_end(self) -> bool:
-        return self._unsettled is not None
+    # -- what grammars add
 
     def add_text(self, text: str) -> None:
+        """Prose that was not read by `Prose`: a mark that opened nothing, or text that was held for a call."""
+        if self.may_end_alone and "</think" in text and self.is_judging:
+            self._look_for_lone_end(text)
+        self.add_prose(text)
+
+    def add_prose(self, text: str) -> None:
         self.indent = _indent_after(self.indent, text)
-        self.is_silent = self.is_silent and not text.strip()
-        if self._unsettled is not None:
-            self._unsettled.append(text)
+        if self.is_silent:
+            self.is_silent = not text.strip()
+        if self._blocks:
+            self._add_behind_block(text)
         else:
-            self._add(text, is_text=True)
+            self.cursor.forget()
+            if self._prose_line and "\n" in text:
+                self._prose_line = False
+        if self._context is not None:
+            self._context.feed(text)
+        if self._region is not None:
+            self._add_to_region(text)
+        if not self._run_is_text:
+            self._end_run()
+            self._run_is_text = True
+        self._run.append(text)
 
     def add_reasoning(self, text: str) -> None:
-        self.settle()
-        self._add(text, is_text=False)
+        self.forget()
+        if self._run_is_text:
+            self._end_run()
+            self._run_is_text = False
+        self._run.append(text)
 
     def add_call(self, call: CallWritten) -> None:
-        self.settle()
-        self._flush()
-        self._events.append(call)
-
-    def settle(self, *, as_reasoning: bool = False) -> None:
-        """What was held back for a lone closing think tag is prose after all, or reasoning."""
-        if self._unsettled is None:
+        self._end_run()
+        raw = self._take()
+        last = self._items[-1] if self._items else None
+        if last is not None and last.kind == CALLS and not raw:
+            block = last
+        else:
+            start = self.cursor.offset - len(raw)
+            span = self._context.open_span() if self._context is not None and self._context.quoted() is None else None
+            block = Item(CALLS, raw, start, self.indent >= 0, span=span)
+            self._items.append(block)
+            self._blocks += 1
+            self._open_line.append(block)
+        block.calls.append(call)
+        block.size, block.end = len(block.text), self.cursor.offset
+        self._region = None
+        if not self.is_judging:
             return
-        held, self._unsettled = self._unsettled, None
-        for text in held:
-            self._add(text, is_text=not as_reasoning)
-        if as_reasoning:
-            self.indent = 0
-            self.is_silent = True
+        if call.flaw is not None and self.may_end_alone and "</think" in block.text:
+            self._restart_behind_lone_end(block)
+        if self._prose_line:
+            self._demote_prose([block])
+            self._open_line.clear()
 
-    def take(self) -> list[ModelEvent]:
-        """The events since the last time."""
-        self._flush()
-        events, self._events = self._events, []
-        return events
+    def forget(self, mark: str = "") -> None:
+        """What was read last, `mark`, means nothing and is no part of a call."""
+        if not self._blocks:
+            self.cursor.forget()
+            return
+        self._swallow(self._take())
+        if mark and not _NEW_MESSAGE.search(mark):
+            self._reopen_line()
 
     def prose(self, *marks: str) -> "Prose":
         return Prose(self, marks)
 
-    def _add(self, text: str, *, is_text: bool) -> None:
-        if is_text is not self._run_is_text:
-            self._flush()
-            self._run_is_text = is_text
-        self._run.append(text)
+    # -- what is quoted
 
-    def _flush(self) -> None:
-        text, self._run = "".join(self._run), []
-        if text:
-            self._events.append(TextDelta(text) if self._run_is_text else ReasoningDelta(text, source="text"))
+    def quoted(self) -> str | None:
+        """Why a call that began here would be quoted; None if it would not."""
+        if self._context is None:
+            return None
+        reason = self._context.quoted()
+        if reason is None:
+            self._close_region()
+        return reason
+
+    def add_quoted(self, mark: str, reason: str) -> None:
+        """A mark in a quoted place: prose, that is looked at later for the calls that are not run."""
+        if self._region is None and self._region_size < _PROBED:
+            self._region, self._region_reason = [], reason
+        self.add_text(mark)
+
+    def _add_to_region(self, text: str) -> None:
+        assert self._region is not None
+        self._region.append(text)
+        self._region_size += len(text)
+        if self._region_size > _PROBED:
+            self._close_region()
+
+    def _close_region(self) -> None:
+        if self._region is not None:
+            self.quoted_regions.append((self._region_reason, "".join(self._region)))
+            self._region = None
+
+    # -- thinking
+
+    def begin_channel(self) -> None:
+        """A reasoning channel opened: what was held back for a lone end of thinking is prose."""
+        self.may_end_alone = False
+        self._holds_all = False
+
+    def hold_reasoning(self, *, held: bool) -> None:
+        """Keep reasoning back from here on, or no longer: a call may begin here, should the reasoning never be closed."""
+        self._end_run()
+        if held and not self._blocks:
+            self._emit(self._items)
+            self._items.clear()
+        self._holds_reasoning = held
+
+    def end_alone(self) -> None:
+        """A closing think tag came first: all that precedes it is reasoning, save for prose that may be out already."""
+        self._end_run()
+        is_reasoning = self._holds_all
+        for item in self._items:
+            if item.kind == CALLS:
+                self.note_not_run(item.calls, quoting.THINKING)
+                is_reasoning = True
+            if is_reasoning:
+                item.kind = REASONING
+        self.may_end_alone, self.had_lone_end = False, True
+        self._holds_all = False
+        self._blocks = 0
+        self.cursor.forget()
+        self.indent, self.is_silent, self._prose_line = 0, True, False
+        self._open_line.clear()
+        self._region = None
+        self.quoted_regions.clear()
+        if self._context is not None:
+            self._context = QuoteTracker()
+
+    def _look_for_lone_end(self, text: str) -> None:
+        """A lone end of thinking in text that a grammar held for a call."""
+        found = _LONE_END.search(text)
+        if found is None:
+            return
+        taken = self.cursor.take()
+        place = taken.find(text)
+        behind = taken[place + found.end() :] if place >= 0 else text[found.end() :]
+        self.may_end_alone = False
+        if before := text[: found.start()]:
+            self.add_prose(before)
+        self.end_alone()
+        self.cursor.put_back(behind)
+        raise RestartError
+
+    def _restart_behind_lone_end(self, block: Item, start: int = 0) -> None:
+        """What was taken for a broken call is a mark mentioned in thinking, whose end stands inside."""
+        found = _LONE_END.search(block.text, start)
+        if found is None:
+            return
+        behind = block.text[found.end() :]
+        block.text = block.text[: found.start()]
+        self.end_alone()
+        self.cursor.put_back(behind)
+        raise RestartError
+
+    # -- what follows a call
+
+    def _add_behind_block(self, text: str) -> None:
+        """Text behind a call that is kept: end marks that were read and not said belong to the call's text, and prose
+        on the same line shows that it was no call."""
+        taken = self._take()
+        if taken != text:
+            if taken.endswith(text):
+                self._swallow(taken[: len(taken) - len(text)])
+            elif taken.startswith(text):
+                self.cursor.untake(taken[len(text) :])
+            elif not taken and not self._run and (last := self._items[-1]).kind == CALLS and last.text.endswith(text):
+                last.text = last.text[: len(last.text) - len(text)]
+        if not self._open_line:
+            if self._prose_line and "\n" in text:
+                self._prose_line = False
+            return
+        line, line_break, _ = text.partition("\n")
+        self._line_rest += line
+        shown = self._line_rest.lstrip(" \t\r;,")
+        is_prose = bool(shown) and shown[0] not in _SPECIAL_STARTS
+        if (line_break or len(shown) > _SPECIAL_LIMIT) and not is_prose:
+            is_prose = _SPECIAL.fullmatch(self._line_rest) is None
+        if is_prose:
+            self._prose_line = not line_break
+            self._demote_prose(self._open_line)
+        if is_prose or line_break:
+            self._open_line.clear()
+            self._line_rest = ""
+
+    def _take(self) -> str:
+        """What was read since the last time. What was put back after a call was added is not the call's."""
+        text = self.cursor.take()
+        if self._blocks and not self._run and (last := self._items[-1]).kind == CALLS:
+            overlap = last.end - (self.cursor.offset - len(text))
+            if 0 < overlap <= len(last.text):
+                last.text = last.text[: len(last.text) - overlap]
+                last.size = min(last.size, len(last.text))
+                last.end -= overlap
+        return text
+
+    def _reopen_line(self) -> None:
+        """A mark behind calls was read, that may stand on a line of its own: they end with its line."""
+        if not self._open_line and self._items and self._items[-1].kind == CALLS and not self._run:
+            self._open_line = [self._items[-1]]
+            self._line_rest = ""
+
+    def _swallow(self, text: str) -> None:
+        if text and self._blocks:
+            if _NEW_MESSAGE.search(text):
+                self._open_line, self._line_rest = [], ""
+            self._end_run()
+            if len(self._items) > 1 and self._items[-2].kind == CALLS and not self._items[-1].text.strip():
+                # Blanks between calls and their end mark.
+                text = self._items.pop().text + text
+            if (last := self._items[-1]).kind == CALLS:
+                last.text += text
+                last.end = self.cursor.offset
+            else:
+                self._items.append(last := Item(CALLS, text, self.cursor.offset - len(text)))
+                self._blocks += 1
+            if self.is_judging and self.may_end_alone and "</think" in text:
+                self._restart_behind_lone_end(last, last.size if last.is_whole else 0)
+
+    def _demote_prose(self, blocks: list[Item]) -> None:
+        """Prose goes on behind these. A broken call is told to the model all the same if it stood by itself before."""
+        self._demote([block for block in blocks if block.is_whole or not block.at_line_start], quoting.PROSE_BEHIND)
+
+    def _demote(self, blocks: list[Item], reason: str) -> None:
+        """These are prose after all."""
+        if not self.is_judging:
+            return
+        for block in blocks:
+            self.note_not_run(block.calls, reason)
+            block.kind = TEXT
+            self._blocks -= 1
+
+    def note_not_run(self, calls: Iterable[CallWritten], reason: str) -> None:
+        self.not_run += [CallNotRun(call.name, reason) for call in calls if call.name and call.flaw is None]
+
+    # -- what comes out
+
+    def take(self) -> list[ModelEvent]:
+        """The events since the last time, as far as nothing that follows can change what they are."""
+        if self._holds_all or self._holds_reasoning:
+            events, self._events = self._events, []
+            return events
+        if not self._blocks:
+            self._end_run()
+            self._emit(self._items)
+            self._items.clear()
+        else:
+            first = next(place for place, item in enumerate(self._items) if item.kind == CALLS)
+            self._emit(self._items[:first])
+            del self._items[:first]
+        events, self._events = self._events, []
+        return events
+
+    def finish(self, is_echo: EchoCheck) -> list[ModelEvent]:
+        """All that is left, now that the text has ended."""
+        self._end_run()
+        self.forget()
+        if self._open_line and _SPECIAL.fullmatch(self._line_rest) is None:
+            self._demote_prose(self._open_line)
+        self._close_region()
+        if self.is_judging and self._blocks:
+            self._judge_kept(is_echo)
+        self._holds_all = self._holds_reasoning = False
+        self._emit(self._items)
+        self._items.clear()
+        self._blocks = 0
+        events, self._events = self._events, []
+        return events
+
+    def replace_unclosed(self, items: list[Item]) -> None:
+        """What was kept back of unclosed reasoning is these."""
+        self._end_run()
+        del self._items[-1:]
+        self._items += items
+        self._blocks += sum(item.kind == CALLS for item in items)
+
+    def items_left(self) -> list[Item]:
+        self._end_run()
+        self.forget()
+        return self._items
+
+    def _judge_kept(self, is_echo: EchoCheck) -> None:
+        rest = ParagraphRest()
+        for item in reversed(self._items):
+            if item.kind != CALLS:
+                if item.kind == TEXT:
+                    rest.add_before(item.text)
+                continue
+            rest.add_before(item.text[item.size :])
+            reason = item.span.is_closed_by(rest.ticks, rest.quotes) if item.span is not None else None
+            if reason is None and item.calls and item.is_whole and is_echo(item):
+                reason = quoting.ECHO
+            if reason is not None:
+                self._demote([item], reason)
+
+    def _emit(self, items: list[Item]) -> None:
+        """Runs of prose and of reasoning are one event each."""
+        run: list[str] = []
+        kind = TEXT
+        for item in items:
+            if item.kind != kind:
+                _append_run(self._events, run, kind)
+                run, kind = [], item.kind
+            if kind == CALLS:
+                self._events += item.calls
+            else:
+                run.append(item.text)
+        _append_run(self._events, run, kind)
+
+    def _end_run(self) -> None:
+        if self._run:
+            self._items.append(Item(TEXT if self._run_is_text else REASONING, "".join(self._run)))
+            self._run = []
+
+
+def _append_run(events: list[ModelEvent], run: list[str], kind: str) -> None:
+    if text := "".join(run):
+        events.append(TextDelta(text) if kind == TEXT else ReasoningDelta(text, source="text"))
+
+
+_LONE_END = re.compile("|".join(map(re.escape, THINK_TAGS.values())))
 
 
 class Prose:
@@ -107,6 +475,7 @@ class Prose:
 
     def __init__(self, out: EventSink, marks: tuple[str, ...]) -> None:
         self._out = out
+        self._marks = frozenset(marks) - {"\n"}
         self._asides = (*out.channels, *out.dropped)
         self._finder = finder((*marks, *self._asides))
         self._lone_ends = frozenset(out.channels.values()) - set(self._asides)
@@ -116,20 +485,57 @@ class Prose:
         """Text goes out up to the next mark, which is read and returned. `ASIDE`: it was none of the grammar's and
         is dealt with. None: the text has ended."""
         out = self._out
-        mark = yield from out.cursor.until(self._current(), out.add_text)
-        if mark is None:
-            return None
+        current = self._first_finder if out.may_end_alone else self._finder
+        mark = yield from out.cursor.until(current, out.add_prose)
+        if mark is None or mark == "\n":
+            return mark
+        reason = out.quoted()
+        if mark in out.dropped and (not reason or reason in _SPOKEN):
+            out.forget(mark)
+            return ASIDE
+        if reason:
+            out.add_quoted(mark, reason) if mark in self._marks else out.add_prose(mark)
+            return ASIDE
+        if mark in self._marks:
+            return mark
         if mark in out.channels:
-            out.settle()
-            yield from out.cursor.until(finder((out.channels[mark],)), out.add_reasoning)
-            return ASIDE
-        if mark in self._lone_ends and out.awaits_lone_end:
-            out.settle(as_reasoning=True)
-            return ASIDE
-        return ASIDE if mark in out.dropped else mark
+            yield from read_channel(out, (out.channels[mark],), mark)
+        elif mark in self._lone_ends and out.may_end_alone:
+            out.forget(mark)
+            out.end_alone()
+        else:
+            out.add_prose(mark)
+        return ASIDE
 
-    def _current(self) -> Finder:
-        return self._first_finder if self._out.awaits_lone_end else self._finder
+
+def read_channel(out: EventSink, ends: tuple[str, ...], mark: str = "") -> Steps[None]:
+    """Reasoning up to one of `ends`. From where a line begins like a call it is kept back: should the reasoning never
+    be closed, it may have ended there."""
+    cursor = out.cursor
+    out.forget(mark)
+    out.begin_channel()
+    begin, call_may_begin = cursor.offset, -1
+    marks = finder((*ends, *(opening for opening in out.openings if not any(opening in end for end in ends))))
+    line = "\n"
+    pieces: list[str] = []
+
+    def sink(text: str) -> None:
+        nonlocal line
+        line = text[text.rfind("\n") :] if "\n" in text else (line + text)[-64:]
+        pieces.append(text)
+        out.add_reasoning(text)
+
+    while (mark_found := (yield from cursor.until(marks, sink))) not in ends:
+        if mark_found is None:
+            if call_may_begin >= 0:
+                out.unclosed = Unclosed("".join(pieces), call_may_begin - begin)
+            return
+        if call_may_begin < 0 and line[0] == "\n" and not line.strip():
+            call_may_begin = cursor.offset - len(mark_found)
+            out.hold_reasoning(held=True)
+        sink(mark_found)
+    out.forget(mark_found)
+    out.hold_reasoning(held=False)
 
 
 def _indent_after(indent: int, text: str) -> int:

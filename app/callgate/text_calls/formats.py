@@ -7,13 +7,13 @@ from typing import Any, Final
 
 from callgate.calls.names import resolve_name
 from callgate.text_calls import headed, nested_tags
-from callgate.text_calls.bare_json import read_bare_json
+from callgate.text_calls.bare_json import BARE_OPENINGS, read_bare_json
 from callgate.text_calls.event_sink import EventSink
 from callgate.text_calls.gemma import FUNCTIONGEMMA, GEMMA4, GemmaMarks, gemma_call
 from callgate.text_calls.harmony import HARMONY, MUSE, read_messages
 from callgate.text_calls.json_calls import ARGUMENT_KEYS, FENCE, CallObjects, Ends
-from callgate.text_calls.pythonic import END_MARKS, read_pythonic
-from callgate.text_calls.react import read_react
+from callgate.text_calls.pythonic import END_MARKS, MARKS, read_pythonic
+from callgate.text_calls.react import ACTION, read_react
 from callgate.text_calls.tag_calls import (
     HEAD_LIMIT,
     NAME,
@@ -40,6 +40,8 @@ class Grammar:
     """The format's own reasoning channels, with what closes them."""
     dropped: tuple[str, ...] = ()
     """Tokens that mean nothing to a user."""
+    openings: tuple[str, ...] = ()
+    """How a call may begin."""
 
 
 def marked(
@@ -61,7 +63,7 @@ def marked(
             elif strays:
                 yield from swallow(out, strays)
 
-    return Grammar(read, channels or {}, dropped)
+    return Grammar(read, channels or {}, dropped, tuple(blocks))
 
 
 def swallow(out: EventSink, strays: tuple[str, ...]) -> Steps[None]:
@@ -454,17 +456,19 @@ GRAMMARS: Final[Mapping[str, Grammar]] = {
         },
         dropped=(headed.KIMI_CALLS_END, headed.KIMI_CALL_END, headed.KIMI_ARGUMENTS),
     ),
-    "functionary_v32": Grammar(headed.functionary_v32),
+    "functionary_v32": Grammar(headed.functionary_v32, openings=(headed.FUNCTIONARY_MARK,)),
     "functionary_v31": marked({headed.FUNCTION_TAG: lambda out, _: headed.functionary_v31(out)}),
-    "glm4": Grammar(headed.glm4),
-    "harmony": Grammar(lambda out: read_messages(out, HARMONY)),
+    "glm4": Grammar(headed.glm4, openings=("{",)),
+    "harmony": Grammar(lambda out: read_messages(out, HARMONY), openings=("<|start|>", "<|channel|>")),
     "muse": Grammar(lambda out: read_messages(out, MUSE)),
     # Notations of their own
     "gemma4": gemma(GEMMA4, channels={"<|channel>thought": "<channel|>"}),
     "functiongemma": gemma(FUNCTIONGEMMA, dropped=("<start_function_response>", FUNCTIONGEMMA.end)),
-    "pythonic": Grammar(read_pythonic, dropped=END_MARKS),
-    "olmo3": Grammar(read_pythonic, dropped=END_MARKS),
-    "llama3_json": Grammar(read_bare_json, dropped=("<|python_tag|>", "<|eom_id|>", "<|eot_id|>")),
-    "litellm_json": Grammar(read_bare_json),
-    "react": Grammar(read_react),
+    "pythonic": Grammar(read_pythonic, dropped=END_MARKS, openings=(*MARKS, "[")),
+    "olmo3": Grammar(read_pythonic, dropped=END_MARKS, openings=(*MARKS, "[")),
+    "llama3_json": Grammar(
+        read_bare_json, dropped=("<|python_tag|>", "<|eom_id|>", "<|eot_id|>"), openings=BARE_OPENINGS
+    ),
+    "litellm_json": Grammar(read_bare_json, openings=BARE_OPENINGS),
+    "react": Grammar(read_react, openings=(ACTION,)),
 }

@@ -205,6 +205,9 @@ def glm4(out: EventSink) -> Steps[None]:
         yield from cursor.space(out.add_text)
         name = yield from cursor.run(_RECIPIENT, _NAME_LIMIT)
         if name and out.indent == 0 and (yield from _is_glm4_call(cursor, name, out.tools)):
+            if reason := out.quoted():
+                out.add_quoted(name, reason)
+                continue
             body = yield from read_body(cursor, Ends(GLM4_ENDS, loose=True))
             out.add_call(arguments_written(name, body))
             out.add_text(body.after)

@@ -11,7 +11,7 @@ for the gate to refuse and the diagnostics to show.
 """
 
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,13 +22,16 @@ from msgspec.structs import replace
 from callgate.calls.states import Flaw
 from callgate.conversation import raw_json
 from callgate.conversation.errors import BrokenOff, ChatError
-from callgate.conversation.events import CallWritten, ModelEvent, PromptedCalling, TextDelta
-from callgate.conversation.ports import Model, ModelAnswer, ModelRequest, Passthrough, as_read
+from callgate.conversation.events import CallWritten, Finished, ModelEvent, PromptedCalling, TextDelta
+from callgate.conversation.finish import FinishClass, classify
+from callgate.conversation.ports import Message, Model, ModelAnswer, ModelRequest, Passthrough, as_read
 from callgate.text_calls import prompts
+from callgate.text_calls.echoes import RequestEchoes
 from callgate.text_calls.history import PromptedHistory
 from callgate.text_calls.listings import ToolSpec
 from callgate.text_calls.prompts import Style, style_for
-from callgate.text_calls.reader import Reader, reader_for
+from callgate.text_calls.reader import TextReader, reader_for
+from callgate.text_calls.thinking import ThinkingMemory
 
 CHARACTERS_A_TOKEN = 4
 """A rule of thumb for English and JSON; good enough to compare formats and to warn."""
@@ -58,14 +61,24 @@ class PromptedModel:
     """
 
     def __init__(
-        self, model: Model, format: str, *, constrain: bool = False, argument_bytes: int | None = None
+        self,
+        model: Model,
+        format: str,
+        *,
+        constrain: bool = False,
+        argument_bytes: int | None = None,
+        thinking: ThinkingMemory | None = None,
+        fenced_runs: bool = True,
     ) -> None:
-        """`argument_bytes`: how much of one call's arguments is kept while they come; None for all of it."""
+        """`argument_bytes`: how much of one call's arguments is kept while they come; None for all of it. `thinking`: what
+        is known of the model's thinking. `fenced_runs`: whether a fence that is the whole message may be a call."""
         self.name = model.name
         self._model = model
         self._style = style_for(format)
         self._constrain = constrain and self._style.arguments_key is not None
         self._argument_bytes = argument_bytes
+        self._thinking = thinking or ThinkingMemory(setting="auto", model_name="llama-3")
+        self._fenced_runs = fenced_runs
 
     @property
     def format(self) -> str:
@@ -77,10 +90,19 @@ class PromptedModel:
 
     @asynccontextmanager
     async def _ask_prompted(self, prompted: "_PromptedAsk") -> AsyncIterator["PromptedAnswer"]:
-        reader = reader_for(self._style.format, prompted.readable, whole=not prompted.ask.stream)
+        reader = reader_for(
+            self._style.format,
+            prompted.readable,
+            thinking=self._thinking.mode(streams=prompted.ask.stream),
+            echoes=RequestEchoes(prompted.asked),
+            fenced_runs=self._fenced_runs,
+        )
         async with self._model.ask(prompted.ask) as answer:
             asked = PromptedCalling(self._style.format, prompted.cost.tokens)
-            yield PromptedAnswer(answer, _BoundedReader(reader, self._argument_bytes), asked)
+            bounded = _BoundedReader(reader, self._argument_bytes)
+            yield PromptedAnswer(answer, bounded, asked)
+        if bounded.has_finished:
+            self._thinking.learn(had_lone_end=reader.had_lone_end)
 
 
 # Asking ---------------------------------------------------------------------------------------------------------------
@@ -91,8 +113,10 @@ class _PromptedAsk:
     """A request with its tools described in the prompt."""
 
     ask: ModelRequest
-    readable: Sequence[str]
-    """The tools whose calls the answer may hold; none at all where it is not to be read."""
+    readable: Mapping[str, Collection[str]]
+    """The tools whose calls the answer may hold, with their parameters; none where it is not to be read."""
+    asked: Sequence[Message] = ()
+    """The messages as they came, before tools were described in them."""
     cost: PromptCost = PromptCost(0)
 
 
@@ -102,7 +126,7 @@ def _prompted_ask(ask: ModelRequest, style: Style, *, constrain: bool) -> _Promp
     history = PromptedHistory(style)
     history.add(ask.messages)
     if not tools and not history.called:
-        return _PromptedAsk(_without_tools(ask) if ask.tools else ask, ())
+        return _PromptedAsk(_without_tools(ask) if ask.tools else ask, {})
     form = _answer_format(ask) if tools else None
     described, demand = _description(ask, style, tools, every_example=constrain), _demand(choice, tools)
     if form is not None and not constrain and not choice.is_demand:
@@ -118,8 +142,13 @@ def _prompted_ask(ask: ModelRequest, style: Style, *, constrain: bool) -> _Promp
         sent = replace(sent, params={name: value for name, value in sent.params.items() if name != "response_format"})
     if constrain and (shapes := _shapes(style, choice, tools, form)):
         sent = replace(sent, params={**sent.params, "response_format": shapes})
-    readable = [tool.name for tool in tools] or list(history.called)
-    return _PromptedAsk(sent, readable, PromptCost(len(described) + len(demand)))
+    readable = {tool.name: _properties(tool) for tool in tools} or dict.fromkeys(history.called, ())
+    return _PromptedAsk(sent, readable, ask.messages, PromptCost(len(described) + len(demand)))
+
+
+def _properties(tool: ToolSpec) -> Collection[str]:
+    properties = tool.parameters.get("properties")
+    return frozenset(properties) if isinstance(properties, Mapping) else ()
 
 
 def _without_tools(ask: ModelRequest) -> ModelRequest:
@@ -247,6 +276,7 @@ class PromptedAnswer:
         self._blank_filter = _BlankFilter()
         self._over = False
         self._broke_off: BrokenOff | None = None
+        self._ended_in_order = False
 
     def __aiter__(self) -> "PromptedAnswer":
         return self
@@ -272,40 +302,41 @@ class PromptedAnswer:
             return [read for event in batch for read in self._read(event)]
         self._over = True
         self.reason_is_raw = self._answer.reason_is_raw
-        return [*self._blank_filter.filtered(self._reader.finish()), *self._blank_filter.rest()]
+        return [
+            *self._blank_filter.filtered(self._reader.finish(in_order=self._ended_in_order)),
+            *self._blank_filter.rest(),
+        ]
 
     def _read(self, event: ModelEvent) -> Sequence[ModelEvent]:
-        return self._blank_filter.filtered(self._reader.feed(event.text)) if isinstance(event, TextDelta) else (event,)
+        if isinstance(event, TextDelta):
+            return self._blank_filter.filtered(self._reader.feed(event.text))
+        if isinstance(event, Finished):
+            self._ended_in_order = classify(event.reason) <= FinishClass.TOOL_CALLS
+        return (event,)
 
 
 class _BoundedReader:
     """A reader with a limit on the size of one call. Past the limit the call is broken, and as it is not known any more
     what in the rest of the text would be prose and what the inside of a call, the rest is dropped."""
 
-    def __init__(self, reader: Reader, limit: int | None) -> None:
-        self._reader: Reader | None = reader
+    def __init__(self, reader: TextReader, limit: int | None) -> None:
+        self._reader: TextReader | None = reader
         self._limit = sys.maxsize if limit is None else limit + MARKUP
-        self._waiting = 0
+        self.has_finished = False
 
     def feed(self, text: str) -> list[ModelEvent]:
         if self._reader is None:
             return []
         events = self._reader.feed(text)
-        self._waiting = 0 if events else self._waiting + len(text)
-        if self._waiting <= self._limit:
+        if self._reader.unread_size <= self._limit:
             return events
-        events = [_too_large(event) for event in self._reader.finish()]
+        events += self._reader.break_off(Flaw.ARGUMENTS_TOO_LARGE)
         self._reader = None
         return events
 
-    def finish(self) -> list[ModelEvent]:
-        return [] if self._reader is None else self._reader.finish()
-
-
-def _too_large(event: ModelEvent) -> ModelEvent:
-    if isinstance(event, CallWritten):
-        return replace(event, arguments=None, flaw=Flaw.ARGUMENTS_TOO_LARGE)
-    return event
+    def finish(self, *, in_order: bool) -> list[ModelEvent]:
+        self.has_finished = True
+        return [] if self._reader is None else self._reader.finish(in_order=in_order)
 
 
 class _BlankFilter:

@@ -31,7 +31,10 @@ def read_react(out: EventSink) -> Steps[None]:
         sink = out.add_reasoning if is_thought else out.add_text
         yield from cursor.space(sink, same_line=True)
         label = yield from cursor.one_of((THOUGHT, ACTION, ANSWER))
-        if label == ACTION:
+        if label and (reason := out.quoted()):
+            out.add_quoted(label, reason)
+            yield from _line(out, prose, is_thought=False)
+        elif label == ACTION:
             out.add_call((yield from _action(cursor)))
             yield from skip_all(cursor)
         elif label == ANSWER:

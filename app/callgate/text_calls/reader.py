@@ -1,17 +1,23 @@
 """Reads tool calls that a model wrote as text, in the formats of `tests/corpus/README.md`.
 
-`reader_for` gives the reader of a format; it is fed text as it comes and answers with model events: prose and
-reasoning go out at once, save for an end that may still become a mark, and a call comes when it has ended. How a
-format is written is said in `formats`; whether a call may run is decided by the gate (`callgate.calls`), not here.
+`reader_for` gives the reader of a format; it is fed text as it comes and answers with model events. Prose and reasoning
+go out at once, save for an end that may still become a mark; calls come when the text has ended, because until then
+what follows may show that they were quoted or only considered (`event_sink`). How a format is written is said in
+`formats`; whether a call may run is decided by the gate (`callgate.calls`), not here.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Protocol
 
-from callgate.conversation.events import ModelEvent
-from callgate.text_calls.event_sink import EventSink
+from msgspec.structs import replace
+
+from callgate.calls.names import resolve_name
+from callgate.calls.states import Flaw
+from callgate.conversation.events import CallNotRun, CallWritten, ModelEvent
+from callgate.text_calls.echoes import NO_ECHOES, Echoes
+from callgate.text_calls.event_sink import CALLS, REASONING, EventSink, Item, RestartError, Thinking, read_channel
 from callgate.text_calls.formats import GRAMMARS, Grammar
-from callgate.text_calls.text_cursor import TextCursor
+from callgate.text_calls.text_cursor import Steps, TextCursor
 
 FORMATS: frozenset[str] = frozenset(GRAMMARS)
 
@@ -21,41 +27,163 @@ class Reader(Protocol):
 
     def feed(self, text: str) -> list[ModelEvent]: ...
 
-    def finish(self) -> list[ModelEvent]:
-        """The text has ended: what was held back goes out, and calls that were cut off are said to be."""
+    def finish(self, *, in_order: bool = True) -> list[ModelEvent]:
+        """The text has ended: what was held back goes out, and calls that were cut off are said to be. `in_order`: the
+        model ended it, and was not cut off."""
         ...
 
 
-def reader_for(format: str, tools: Collection[str], *, whole: bool = False) -> Reader:
-    """The reader of a format. `tools` are the names of the tools on offer.
+def reader_for(
+    format: str,
+    tools: Collection[str],
+    *,
+    thinking: Thinking = "none",
+    echoes: Echoes = NO_ECHOES,
+    fenced_runs: bool = True,
+    is_judging: bool = True,
+) -> "TextReader":
+    """The reader of a format.
 
-    `whole` is for a text that comes as one: a lone closing think tag then makes what precedes it reasoning, which
-    means that prose is held back until it is known whether there is one.
+    `tools` are the names of the tools on offer; as a mapping, with the names of their parameters. `thinking` says whether
+    the model's template opens its thinking. `echoes` knows the text of the request. `fenced_runs`: a call of the bare
+    JSON formats may stand in a fence that is the whole message. Without `is_judging` quoted calls are calls as well: for
+    text that is known to be nothing but a call.
     """
-    return TextReader(GRAMMARS[format], tools, whole=whole)
+    return TextReader(
+        GRAMMARS[format],
+        tools,
+        thinking=thinking,
+        echoes=echoes,
+        fenced_runs=fenced_runs,
+        is_judging=is_judging,
+    )
 
 
 class TextReader:
     """Runs a grammar over text as it comes."""
 
-    def __init__(self, grammar: Grammar, tools: Collection[str], *, whole: bool) -> None:
+    def __init__(
+        self,
+        grammar: Grammar,
+        tools: Collection[str],
+        *,
+        thinking: Thinking = "none",
+        echoes: Echoes = NO_ECHOES,
+        fenced_runs: bool = True,
+        is_judging: bool = True,
+    ) -> None:
+        self._grammar = grammar
+        self._tools = tools
+        self._echoes = echoes
+        self._fenced_runs = fenced_runs
+        self._is_judging = is_judging
         self._cursor = TextCursor()
         self._out = EventSink(
-            self._cursor, frozenset(tools), whole=whole, channels=grammar.channels, dropped=grammar.dropped
+            self._cursor,
+            tools,
+            thinking=thinking,
+            channels=grammar.channels,
+            dropped=grammar.dropped,
+            openings=grammar.openings,
+            fenced_runs=fenced_runs,
+            is_judging=is_judging,
         )
-        self._steps = grammar.read(self._out)
+        self._steps = grammar.read(self._out) if thinking != "prefilled" else self._read_prefilled()
         self._go_on()
+
+    @property
+    def had_lone_end(self) -> bool:
+        """The text had a closing think tag before any opening one: the template opens the thinking."""
+        return self._out.had_lone_end
+
+    @property
+    def unread_size(self) -> int:
+        """How much of the text is read and kept for a call that is not whole yet."""
+        return self._cursor.untaken
 
     def feed(self, text: str) -> list[ModelEvent]:
-        self._cursor.push(text)
-        self._go_on()
+        if "</think" in text and self._out.may_end_alone:
+            # A tag that a grammar meets in the middle of something else begins and ends a piece.
+            for piece in text.replace("</think", "\0</think").split("\0"):
+                self._cursor.push(piece)
+                self._go_on()
+        else:
+            self._cursor.push(text)
+            self._go_on()
         return self._out.take()
 
-    def finish(self) -> list[ModelEvent]:
+    def finish(self, *, in_order: bool = True) -> list[ModelEvent]:
+        if self._cursor.ended:
+            return []
         self._cursor.ended = True
         self._go_on()
-        self._out.settle()
-        return self._out.take()
+        if in_order and self._is_judging and self._out.unclosed is not None:
+            self._end_thinking_at_calls(self._out.unclosed.text, self._out.unclosed.call_may_begin)
+        while True:
+            try:
+                events = self._out.finish(self._echoes.is_echo)
+            except RestartError:
+                self._steps = self._grammar.read(self._out)
+                self._go_on()
+            else:
+                break
+        return [*self._quoted_calls(), *self._out.not_run, *events]
+
+    def break_off(self, flaw: Flaw) -> list[ModelEvent]:
+        """Read no further: the call that is being read has this flaw."""
+        events = self.finish(in_order=False)
+        last = next((at for at in reversed(range(len(events))) if isinstance(events[at], CallWritten)), None)
+        if last is not None:
+            events[last] = replace(events[last], arguments=None, flaw=flaw)
+        return events
 
     def _go_on(self) -> None:
-        next(self._steps, None)
+        while True:
+            try:
+                next(self._steps, None)
+            except RestartError:
+                self._steps = self._grammar.read(self._out)
+            else:
+                return
+
+    def _read_prefilled(self) -> Steps[None]:
+        out = self._out
+        yield from self._cursor.space(out.add_reasoning)
+        opened = yield from self._cursor.one_of(tuple(out.channels))
+        ends = (out.channels[opened],) if opened else tuple(dict.fromkeys(out.channels.values()))
+        yield from read_channel(out, ends, opened or "")
+        yield from self._grammar.read(out)
+
+    def _end_thinking_at_calls(self, thinking: str, call_may_begin: int) -> None:
+        """Thinking was never closed. The calls that end it, if it ends with calls that begin lines, are calls; what is
+        followed by more thinking was only considered."""
+        inner = TextReader(self._grammar, self._tools, fenced_runs=False)
+        items = inner.items_of(thinking)
+        first = len(items)
+        while first and (items[first - 1].kind == CALLS or not items[first - 1].text.strip()):
+            first -= 1
+        calls = [item for item in items[first:] if item.kind == CALLS]
+        if any(item.has_prose_in_it for item in calls):
+            return
+        if calls and calls[0].at_line_start and calls[0].start >= call_may_begin:
+            considered = Item(REASONING, thinking[call_may_begin : calls[0].start])
+            self._out.replace_unclosed([considered, *calls])
+
+    def items_of(self, text: str) -> list[Item]:
+        """What is found in a whole text."""
+        self._out.channels, self._out.may_end_alone = {}, False
+        self._cursor.push(text)
+        self._go_on()
+        self._cursor.ended = True
+        self._go_on()
+        return self._out.items_left()
+
+    def _quoted_calls(self) -> Iterable[ModelEvent]:
+        """The calls that stand in quoted text, which were not run."""
+        for reason, text in self._out.quoted_regions:
+            inner = TextReader(self._grammar, self._tools, is_judging=False)
+            for event in (*inner.feed(text), *inner.finish()):
+                if not isinstance(event, CallWritten) or not event.name:
+                    continue
+                if resolve_name(event.name, self._tools) is not None:
+                    yield CallNotRun(event.name, reason)

@@ -58,16 +58,63 @@ def finder(marks: tuple[str, ...]) -> Finder:
 class TextCursor:
     """Text with a place in it. `text[at:]` is what was fed and is not yet read."""
 
-    __slots__ = ("at", "ended", "text")
+    __slots__ = ("_base", "_taken", "_taken_size", "_untaken_from", "at", "ended", "text")
 
     def __init__(self) -> None:
         self.text = ""
         self.at = 0
         self.ended = False
+        self._base = 0
+        self._taken: list[str] = []
+        """Text that was read and not yet taken, as far as it is not in `text` any more."""
+        self._taken_size = 0
+        self._untaken_from = 0
+
+    @property
+    def offset(self) -> int:
+        """How much of the whole text is read."""
+        return self._base + self.at
+
+    @property
+    def untaken(self) -> int:
+        """How many characters were read since `take` or `forget`."""
+        return self._taken_size + max(0, self.at - self._untaken_from)
 
     def push(self, text: str) -> None:
-        self.text = self.text[self.at :] + text
+        at = self.at
+        if self._untaken_from < at:
+            self._taken.append(self.text[self._untaken_from : at])
+            self._taken_size += at - self._untaken_from
+        self._base += at
+        self.text = self.text[at:] + text
+        self.at = self._untaken_from = 0
+
+    def take(self) -> str:
+        """The text that was read since the last time."""
+        text = self.text[self._untaken_from : self.at]
+        if self._taken:
+            text = "".join(self._taken) + text
+        self.forget()
+        return text
+
+    def forget(self) -> None:
+        """Take nothing of what was read so far."""
+        self._untaken_from = self.at
+        if self._taken:
+            self._taken.clear()
+            self._taken_size = 0
+
+    def untake(self, text: str) -> None:
+        """The end of what was taken is taken later."""
+        self._taken.append(text)
+        self._taken_size += len(text)
+
+    def put_back(self, text: str) -> None:
+        """Text that was read, to be read once more before all that is unread."""
+        self._base += self.at - len(text)
+        self.text = text + self.text[self.at :]
         self.at = 0
+        self.forget()
 
     def more(self) -> Steps[bool]:
         """Wait for text beyond what is here. False: the text has ended."""
@@ -87,10 +134,10 @@ class TextCursor:
         """Read blanks, and line breaks unless they are to stay."""
         pattern = _BLANKS if same_line else _SPACE
         while True:
-            end = self._past(pattern)
-            if end > self.at:
-                sink(self.text[self.at : end])
+            start, end = self.at, self._past(pattern)
+            if end > start:
                 self.at = end
+                sink(self.text[start:end])
             if end < len(self.text) or not (yield from self.more()):
                 return
 
@@ -110,16 +157,18 @@ class TextCursor:
     def until(self, marks: Finder, sink: Sink = drop) -> Steps[str | None]:
         """Send the text before the next mark to `sink`, read the mark and return it; None at the end."""
         while True:
-            found = marks.search(self.text, self.at)
+            start = self.at
+            found = marks.search(self.text, start)
             if found:
-                if found.start() > self.at:
-                    sink(self.text[self.at : found.start()])
+                if found.start() > start:
+                    self.at = found.start()
+                    sink(self.text[start : found.start()])
                 self.at = found.end()
                 return found.group()
-            end = len(self.text) if self.ended else marks.held_from(self.text, self.at)
-            if end > self.at:
-                sink(self.text[self.at : end])
+            end = len(self.text) if self.ended else marks.held_from(self.text, start)
+            if end > start:
                 self.at = end
+                sink(self.text[start:end])
             if self.ended:
                 return None
             yield from self.more()
@@ -139,6 +188,7 @@ class TextCursor:
     def back(self, text: str) -> None:
         """Put back what was read last, so that someone else reads it."""
         self.at -= len(text)
+        self._untaken_from = min(self._untaken_from, self.at)
 
     @property
     def dry(self) -> bool:

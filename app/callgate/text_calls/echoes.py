@@ -1,0 +1,102 @@
+"""Finds out whether the text of a call stands in the request: then the model repeats it, and does not call.
+
+What users and tools wrote is compared without blanks and escapes, so that a call that was quoted as a JSON string, or laid
+out otherwise, is found as well. Instructions (system and developer messages) are not looked at: an operator's example
+of a call without arguments would forbid that very call.
+"""
+
+import re
+from collections.abc import Iterable
+from html import unescape
+from typing import Any, Final, Protocol
+
+from callgate.conversation import raw_json
+from callgate.conversation.ports import Message
+from callgate.text_calls.event_sink import Item
+
+WATCHED_ROLES: Final = frozenset({"user", "tool", "function"})
+
+BUDGET: Final = 256_000_000
+"""Characters that are searched in one answer; a quarter of a second. Calls beyond it are taken for echoes, because it is
+not known that they are none; it takes hundreds of calls after a history of a megabyte."""
+
+_ESCAPED = re.compile(r"\\u([0-9a-fA-F]{4})")
+_ENTITIES = ("&lt;", "&gt;", "&quot;", "&amp;", "&#")
+
+
+class Echoes(Protocol):
+    """Knows the text of a request."""
+
+    def is_echo(self, item: Item) -> bool:
+        """Whether the text of these calls stands in it."""
+        ...
+
+
+class _NoEchoes:
+    def is_echo(self, item: Item) -> bool:
+        return False
+
+
+NO_ECHOES: Final[Echoes] = _NoEchoes()
+
+
+class RequestEchoes:
+    """The texts of users and tools. Nothing is looked at before a call was read."""
+
+    def __init__(self, messages: Iterable[Message]) -> None:
+        self._messages = messages
+        self._texts: list[str] | None = None
+        self._plain: dict[int, str] = {}
+        self._budget = BUDGET
+
+    def is_echo(self, item: Item) -> bool:
+        if self._texts is None:
+            self._texts = [text for message in self._messages if (text := _watched_text(message))]
+        name = item.calls[0].name or ""
+        needles = {needle for text in _spellings(item.text, name) if (needle := _plain(text))}
+        for place, text in enumerate(self._texts):
+            self._budget -= len(text) * (1 + len(needles))
+            if self._budget < 0:
+                return True
+            if name not in text and "\\u" not in text:
+                continue
+            if place not in self._plain:
+                self._plain[place] = _plain(text)
+            if any(needle in self._plain[place] for needle in needles):
+                return True
+        return False
+
+
+def _spellings(text: str, name: str) -> Iterable[str]:
+    """The text of a call, and the same without the tag around all calls."""
+    yield text
+    own_tag = text.rfind("<", 0, text.find(name)) if name in text else -1
+    if own_tag > 0:
+        yield text[own_tag:]
+
+
+def _watched_text(message: Message) -> str:
+    body = raw_json.read(message)
+    if not isinstance(body, dict) or body.get("role") not in WATCHED_ROLES:
+        return ""
+    return "\n".join(_texts(body.get("content")))
+
+
+def _texts(content: Any) -> Iterable[str]:
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, list):
+        for part in content:
+            if isinstance(part, dict) and isinstance(part.get("text"), str):
+                yield part["text"]
+
+
+def _plain(text: str) -> str:
+    """The text without what quoting and layout change: blanks, escapes, entities."""
+    if any(entity in text for entity in _ENTITIES):
+        text = unescape(text)
+    if "\\" in text:
+        text = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text)
+        for escape in ("\\n", "\\t", "\\r", "\\"):
+            text = text.replace(escape, "")
+    return "".join(text.split())
