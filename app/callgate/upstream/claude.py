@@ -15,6 +15,7 @@ from callgate.conversation.events import CallDelta, CallWritten, Finished, Model
 from callgate.conversation.ports import ModelRequest
 from callgate.upstream import errors
 from callgate.upstream.chunks import read_completion
+from callgate.upstream.direct_model import read_json
 from callgate.upstream.litellm_model import plain
 from callgate.upstream.resolve import ThroughLiteLLM
 from callgate.upstream.translation import (
@@ -33,6 +34,8 @@ PROVIDER = "anthropic"
 PATH = "/v1/messages"
 CUT = frozenset({"max_tokens", "model_context_window_exceeded"})
 """Stop reasons of an answer that was not at its end."""
+PAUSED = "pause_turn"
+"""A stop reason that is none: Anthropic's own tools take long, and it goes on when it is given what it has said so far."""
 STATUSES = {
     "invalid_request_error": 400,
     "authentication_error": 401,
@@ -96,14 +99,27 @@ async def question(litellm: Any, settings: ThroughLiteLLM, ask: ModelRequest, in
     sent = {str(name): str(value) for name, value in headers.items()}
     secret = tuple(value for name, value in sent.items() if name.lower() in {"x-api-key", "authorization"})
     whole = _Whole(config, litellm.ModelResponse(), prefix, parser)
+    may_pause = _has_server_tools(body)
     return Question(
         url=_address(AnthropicModelInfo.get_api_base(base)),
         headers=sent,
         body=encode(body),
         secrets=(*settings.secrets, *secret, *(value.removeprefix("Bearer ") for value in secret)),
-        as_events=partial(_Events, parser),
+        as_events=partial(_Events, parser, may_pause),
         as_message=partial(_Message, whole),
+        continued=partial(_continued, body) if may_pause else None,
     )
+
+
+def _continued(body: dict[str, Any], content: list[Any]) -> bytes:
+    return encode({**body, "messages": [*body["messages"], {"role": "assistant", "content": content}]})
+
+
+def _has_server_tools(body: dict[str, Any]) -> bool:
+    """Whether Anthropic runs tools of its own for this request, during which it may pause."""
+    tools = body.get("tools")
+    kinds = [field_of(tool, "type") for tool in tools] if isinstance(tools, list) else []
+    return bool(body.get("mcp_servers")) or any(kind not in {None, "custom"} for kind in kinds)
 
 
 def _with_known_betas(headers: dict[str, Any], body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -135,15 +151,21 @@ class _Whole:
 
 
 class _Events(EventsBody):
-    def __init__(self, parser: Any, report: Report) -> None:
+    def __init__(self, parser: Any, may_pause: bool, report: Report) -> None:
         super().__init__(report)
         self._parser = parser
+        self._content: list[dict[str, Any]] | None = [] if may_pause else None
+        """The blocks as they came, where the answer may have to be continued."""
+        self._json = ""
+        self._kind: object = None
         self._input: object = None
         """What the block of the call being written began with; nothing, unless a server sends it all at once."""
         self._in_pieces = False
 
     def _told(self, event: dict[str, Any]) -> list[ModelEvent]:
         kind = event.get("type")
+        if self._content is not None:
+            self._keep(event, self._content)
         if kind == "content_block_delta" and isinstance(text := field_of(event, "delta", "text"), str):
             # Nearly all of a stream, and nothing to translate: litellm makes three objects of it for us to take apart.
             return self._chunks.read({"choices": [{"delta": {"content": text}}]})
@@ -164,12 +186,38 @@ class _Events(EventsBody):
         if kind in {"content_block_start", "content_block_delta", "content_block_stop"}:
             found = self._as_written(event, found)
         if (reason := field_of(event, "delta", "stop_reason")) is not None:
-            found.append(Finished(_reason(reason, converted=self._parser.converted_response_format_tool)))
+            if reason == PAUSED and self._content:
+                self.paused = self._content
+            else:
+                found.append(Finished(_reason(reason, converted=self._parser.converted_response_format_tool)))
         return found
+
+    def _keep(self, event: dict[str, Any], content: list[dict[str, Any]]) -> None:
+        """Put the blocks together again."""
+        kind, delta = event.get("type"), event.get("delta")
+        if kind == "content_block_start" and isinstance(block := event.get("content_block"), dict):
+            content.append(dict(block))
+            self._json = ""
+        elif kind == "content_block_delta" and isinstance(delta, dict) and content:
+            block = content[-1]
+            for name in ("text", "thinking", "signature"):
+                if isinstance(piece := delta.get(name), str):
+                    block[name] = str(block.get(name) or "") + piece
+            if isinstance(piece := delta.get("partial_json"), str):
+                self._json += piece
+            if delta.get("citation"):
+                block["citations"] = [*(block.get("citations") or ()), delta["citation"]]
+        elif kind == "content_block_stop" and content and self._json:
+            content[-1]["input"] = read_json(self._json.encode(errors="surrogatepass"))
 
     def _as_written(self, event: dict[str, Any], found: list[ModelEvent]) -> list[ModelEvent]:
         """Calls as the provider wrote them. litellm leaves out arguments that come with the call's start, and at its
-        end writes `{}` for none, which would make a whole call of one that was cut off behind its name."""
+        end writes `{}` for none, which would make a whole call of one that was cut off behind its name. What Anthropic
+        calls itself, and has run by the time it is written, is no call for anybody here."""
+        if event["type"] == "content_block_start":
+            self._kind = field_of(event, "content_block", "type")
+        if self._kind != "tool_use":
+            return [each for each in found if not isinstance(each, CallDelta)]
         if event["type"] == "content_block_start":
             self._input, self._in_pieces = field_of(event, "content_block", "input"), False
         elif event["type"] == "content_block_delta":
@@ -197,7 +245,7 @@ class _Message(MessageBody):
         try:
             completion = whole.config.transform_parsed_response(
                 # It needs a reason, and writes its own into the body it is given.
-                completion_response={**body, "stop_reason": reason or "end_turn"},
+                completion_response={**body, "content": _without_foreign(body), "stop_reason": reason or "end_turn"},
                 raw_response=SimpleNamespace(headers={}, status_code=200),
                 model_response=whole.completion,
                 json_mode=parser.json_mode,
@@ -212,12 +260,19 @@ class _Message(MessageBody):
         for choice in completion.get("choices") or ():
             tidy(choice, choice.get("message"))
         events = [_without_nothing(event) for event in read_completion(completion)]
-        if isinstance(reason, str):
+        if reason == PAUSED and body["content"]:
+            self.paused = body["content"]
+        elif isinstance(reason, str):
             has_calls = any(isinstance(event, CallWritten) for event in events)
             events.append(Finished(_reason(reason, converted=parser.json_mode and not has_calls)))
             if reason in CUT and field_of({"last": body["content"][-1:]}, "last", 0, "type") == "tool_use":
                 _mark_last_call(events)
         return events
+
+
+def _without_foreign(body: dict[str, Any]) -> list[Any]:
+    """The blocks without the calls that Anthropic ran itself: they are for nobody here to answer."""
+    return [block for block in body["content"] if field_of(block, "type") not in {"server_tool_use", "mcp_tool_use"}]
 
 
 def _without_nothing(event: ModelEvent) -> ModelEvent:

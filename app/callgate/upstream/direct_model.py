@@ -199,7 +199,7 @@ class HttpAnswer:
                 raise self._broken(BrokenOff(body.fault, transport_error=True))
             if body is not None and body.done:
                 self._response.settle()
-                if not self._begun:
+                if not self._is_over():
                     raise errors.bad_answer("The model's provider sent an empty answer.")
                 raise StopAsyncIteration
             if self._at_end:
@@ -219,6 +219,16 @@ class HttpAnswer:
         if not self._begun:
             self._begin(batch)
         return batch
+
+    def _is_over(self) -> bool:
+        """Whether there may be nothing more, once the body is read."""
+        return self._begun
+
+    def _read_on(self, response: Response) -> None:
+        """Read the next part of the answer, in another response."""
+        self._response = response
+        self._reads = aiter(response.chunks())
+        self._body, self._start, self._at_end = None, b"", False
 
     def _first(self, data: bytes) -> Sequence[ModelEvent]:
         self._start += data

@@ -7,14 +7,16 @@ an answer that cannot be read is the answer's; neither changes how the next requ
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+import dataclasses
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeAlias
 
 import structlog
 from msgspec.structs import replace
 
-from callgate.conversation.errors import ChatError
+from callgate.conversation.errors import BrokenOff, ChatError
+from callgate.conversation.events import ModelEvent, Usage
 from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough, as_read
 from callgate.http.client import HttpClient
 from callgate.http.event_stream import BOM
@@ -25,7 +27,7 @@ from callgate.upstream.direct_model import ANSWER_BYTES, Body, HttpAnswer, opene
 from callgate.upstream.litellm_model import decoded, from_request, loaded
 from callgate.upstream.media import Fetch, put_in
 from callgate.upstream.resolve import ThroughLiteLLM
-from callgate.upstream.translation import Fields, Question, Report
+from callgate.upstream.translation import Fields, Question
 
 Asking: TypeAlias = Callable[[Any, ThroughLiteLLM, ModelRequest, Fields], Awaitable[Question]]
 QUESTIONS: Mapping[str, Asking] = {
@@ -38,6 +40,9 @@ QUESTIONS: Mapping[str, Asking] = {
     "vertex_ai_beta": gemini.question,
 }
 """What words a request, by provider; those that are not here have OpenAI's wire."""
+
+MOST_PAUSES = 8
+"""Of one answer. Each is some ten runs of the provider's own tools."""
 
 log = structlog.get_logger("callgate.models")
 
@@ -59,7 +64,7 @@ class TranslatedModel:
         self._settings = settings
         self._client = client
         self._deadlines = deadlines
-        self._answer_bytes = answer_bytes
+        self.answer_bytes = answer_bytes
         provider = resolve.provider_of(settings.arguments) or ""
         self._ask = QUESTIONS.get(provider, openai_shaped.question)
         self._fields = Fields(provider, settings)
@@ -69,16 +74,21 @@ class TranslatedModel:
     @asynccontextmanager
     async def ask(self, ask: ModelRequest | Passthrough) -> AsyncIterator[ModelAnswer]:
         question = await self._question(as_read(ask))
+        async with AsyncExitStack() as exchanges:
+            try:
+                response = await self.asked(question, exchanges)
+                if question.continued is None:
+                    yield _TranslatedAnswer(response, question, self)
+                else:
+                    yield _PausingAnswer(response, question, self, exchanges)
+            except TransportError as error:
+                raise errors.from_transport(error) from error
+
+    async def asked(self, question: Question, exchanges: AsyncExitStack) -> Response:
         exchange = self._client.post(question.url, question.headers, question.body, self._deadlines)
         response = await opened(exchange, question.secrets)
-        try:
-            yield _TranslatedAnswer(response, question, self._answer_bytes, self._report)
-        except BaseException as error:
-            await exchange.__aexit__(type(error), error, error.__traceback__)
-            if isinstance(error, TransportError):
-                raise errors.from_transport(error) from error
-            raise
-        await exchange.__aexit__(None, None, None)
+        exchanges.push_async_exit(exchange.__aexit__)
+        return response
 
     async def _question(self, ask: ModelRequest) -> Question:
         check_schemas(ask)
@@ -104,7 +114,7 @@ class TranslatedModel:
     async def _worded(self, litellm: Any, ask: ModelRequest) -> Question:
         return await self._ask(litellm, self._settings, ask, self._fields)
 
-    def _report(self, error: Exception) -> None:
+    def report(self, error: Exception) -> None:
         """An answer could not be read."""
         self._log("answer", error)
 
@@ -114,10 +124,10 @@ class TranslatedModel:
 
 
 class _TranslatedAnswer(HttpAnswer):
-    def __init__(self, response: Response, question: Question, answer_bytes: int, report: Report) -> None:
-        super().__init__(response, question.secrets, answer_bytes)
+    def __init__(self, response: Response, question: Question, model: TranslatedModel) -> None:
+        super().__init__(response, question.secrets, model.answer_bytes)
         self._question = question
-        self._report = report
+        self._model = model
         self.lane = question.lane
 
     def _recognise(self, start: bytes) -> Body | None:
@@ -126,4 +136,54 @@ class _TranslatedAnswer(HttpAnswer):
             return None
         if mark == b"<":
             raise errors.bad_answer("The model's provider sent something that is not an answer.", "a web page")
-        return (self._question.as_message if mark in b"{[" else self._question.as_events)(self._report)
+        return (self._question.as_message if mark in b"{[" else self._question.as_events)(self._model.report)
+
+
+class _PausingAnswer(_TranslatedAnswer):
+    """One answer of a provider that may pause in it, and goes on when it is asked with what it has said."""
+
+    def __init__(
+        self, response: Response, question: Question, model: TranslatedModel, exchanges: AsyncExitStack
+    ) -> None:
+        super().__init__(response, question, model)
+        self._exchanges = exchanges
+        self._said: list[Any] = []
+        self._pauses = 0
+        self._before: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
+        """Tokens of the parts before this one, and of this one so far."""
+
+    async def __anext__(self) -> Sequence[ModelEvent]:
+        while True:
+            try:
+                return [self._added_up(event) for event in await super().__anext__()]
+            except StopAsyncIteration:
+                paused = getattr(self._body, "paused", None)
+                if paused is None:
+                    raise
+            await self._ask_on(paused)
+
+    def _is_over(self) -> bool:
+        return getattr(self._body, "paused", None) is not None or super()._is_over()
+
+    async def _ask_on(self, content: list[Any]) -> None:
+        assert self._question.continued is not None
+        self._pauses += 1
+        if self._pauses > MOST_PAUSES:
+            raise BrokenOff(f"the provider paused more than {MOST_PAUSES} times", transport_error=True)
+        self._said += content
+        self._before, self._counts = self._counts, {}
+        question = dataclasses.replace(self._question, body=self._question.continued(self._said))
+        try:
+            self._read_on(await self._model.asked(question, self._exchanges))
+        except ChatError as error:
+            if not self._begun:
+                raise
+            raise BrokenOff(error.detail or error.message, transport_error=True) from error
+
+    def _added_up(self, event: ModelEvent) -> ModelEvent:
+        if not isinstance(event, Usage):
+            return event
+        now = {name: count for name, count in event.counts.items() if type(count) is int}
+        self._counts = {name: self._before.get(name, 0) + now.get(name, 0) for name in {**self._before, **now}}
+        return Usage({**event.counts, **self._counts})

@@ -49,6 +49,8 @@ class Question:
     as_message: Callable[[Report], Body]
     """Makes the reader of a body that is one JSON text."""
     lane: str = "translated"
+    continued: Callable[[list[Any]], bytes] | None = None
+    """Makes the body that asks on after a pause, from what was said before it."""
 
 
 class Unanswerable(ChatError):
@@ -156,6 +158,8 @@ class EventsBody:
         self._chunks = ChunkReader()
         self.done = False
         self.fault: str | None = None
+        self.paused: list[Any] | None = None
+        """What was said, where the provider waits to be asked on."""
 
     def feed(self, data: bytes) -> Sequence[ModelEvent]:
         try:
@@ -204,6 +208,7 @@ class MessageBody(WholeBody):
 
     def __init__(self, report: Report) -> None:
         super().__init__()
+        self.paused: list[Any] | None = None
         self._report = report
 
     def finish(self) -> Sequence[ModelEvent]:
