@@ -92,6 +92,28 @@ def test_a_call_by_hand_goes_the_way_of_a_models_call_and_the_exit_code_tells(tm
     assert words in (ran.stdout if code == 0 else ran.stderr)
 
 
+def test_a_tool_that_raises_shows_its_file_and_line_and_its_traceback(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from callgate import tool\n\n@tool\ndef divide(a: int, b: int) -> float:\n    return int('x') if a > 8 else a / b\n"
+    )
+    config = {"tools": [{"kind": "python", "module": "mine"}]}
+    ran = callgate("tools", "call", "divide", '{"a": 1, "b": 0}', config=config, folder=tmp_path)
+    assert ran.returncode == 1
+    assert "ZeroDivisionError: division by zero" in ran.stderr
+    assert "tool_raised" in ran.stderr
+    assert f"{tmp_path / 'mine.py'}:5" in ran.stderr
+    assert "Traceback" in ran.stderr
+
+
+def test_a_tool_may_be_called_by_its_origin_and_a_name_that_is_none_has_a_near_one(tmp_path):
+    config = {"tools": [tool_entry("add")]}
+    ran = callgate("tools", "call", "config/add", '{"a": 1, "b": 2}', config=config, folder=tmp_path)
+    assert (ran.returncode, ran.stdout) == (0, "3\n")
+    ran = callgate("tools", "call", "ad", "{}", config=config, folder=tmp_path)
+    assert ran.returncode == 3
+    assert "add" in ran.stderr
+
+
 def test_programs_get_the_outcome_as_json(tmp_path):
     ran = callgate(
         "tools", "call", "echo", '{"text": "hi"}', "--json", config={"tools": [tool_entry("echo")]}, folder=tmp_path

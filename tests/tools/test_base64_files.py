@@ -48,3 +48,20 @@ def test_a_hostile_text_costs_no_more_than_a_long_one(text):
     began = time.process_time()
     without_files(text)
     assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "iVBORw0KGgo" * 900_000,
+        ("/9j/" + "A" * 500 + " ") * 20_000,
+        "data:a/" + "b;" * 4_000_000 + ";base64,",
+        ";base64," + "data:;base64," * 700_000,
+        "data:a/b;base64," + "a\\/" * 3_000_000,
+        "[" * 10_000_000,
+    ],
+)
+def test_the_worst_texts_are_read_in_no_time(text):
+    began = time.process_time()
+    without_files(text)
+    assert time.process_time() - began < 1.5

@@ -185,6 +185,20 @@ async def test_a_result_that_is_not_the_protocols_is_a_failure_and_not_a_crash()
         assert await it.text("raw_echo", a=1) == '{"a": 1}'
 
 
+async def test_an_answer_that_is_nested_too_deep_is_a_failure_at_once_and_the_server_stays() -> None:
+    async with house() as it:
+        outcome = await it.run("raw_deep")
+        assert isinstance(outcome, Failed)
+        assert "cannot be read" in outcome.text
+        assert await it.text("raw_echo", a=1) == '{"a": 1}'
+
+
+@pytest.mark.parametrize("tool", ["raw_nan", "raw_batch"])
+async def test_an_answer_in_a_batch_or_beside_a_number_that_is_none_is_an_answer(tool: str) -> None:
+    async with house() as it:
+        assert await it.text(tool) == "hello"
+
+
 async def test_noise_and_torn_lines_and_broken_text_do_no_harm() -> None:
     async with house() as it:
         assert await it.text("raw_half") == "lone ? surrogate, � broken byte"

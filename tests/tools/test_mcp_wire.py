@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 
 import pytest
 from hypothesis import given
@@ -20,8 +21,10 @@ from callgate.tools.mcp_wire import (
     Waiting,
     answer_in,
     answer_in_part,
+    batch_of,
     id_in_head,
     id_in_tail,
+    id_of_unreadable,
     progress_of,
     read_message,
     request,
@@ -191,3 +194,37 @@ async def test_an_answer_that_came_before_anybody_waited_is_not_lost():
     waiting.failed(Gone("away"))
     with pytest.raises(Gone):
         await waiting.answer(report)
+
+
+# What is no answer --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"[" * 8_000_000,
+        b'{"jsonrpc":"2.0","id":"c1","result":' + b"[" * 8_000_000 + b"}",
+        b'{"jsonrpc":"2.0","id":"c1","result":' + b'{"a":' * 1_000_000 + b"}",
+    ],
+)
+def test_what_is_nested_too_deep_is_no_message_and_its_call_is_known(data):
+    began = time.process_time()
+    assert [read_message(each) for each in batch_of(data)] == [None]
+    assert time.process_time() - began < 0.5
+    assert id_of_unreadable(data) == ("c1" if data.startswith(b"{") else None)
+
+
+def test_a_number_that_is_none_does_not_spoil_the_answer():
+    message = read_message(
+        b'{"jsonrpc":"2.0","id":"c1","result":{"content":[{"type":"text","text":"4"}],"x":NaN,"y":-Infinity}}'
+    )
+    assert message is not None
+    result = answer_in(message).result
+    assert result is not None
+    assert result.content[0].text == "4"
+
+
+def test_a_batch_is_read_message_by_message():
+    pieces = batch_of(b' [{"jsonrpc":"2.0","id":"c1","result":{}}, {"jsonrpc":"2.0","method":"m"}]')
+    messages = [read_message(each) for each in pieces]
+    assert [(each.id, each.method) for each in messages if each] == [("c1", None), (None, "m")]

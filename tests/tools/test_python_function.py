@@ -2,6 +2,8 @@ import asyncio
 import datetime as dt
 import enum
 import functools
+import inspect
+import json
 import sys
 import threading
 import types
@@ -10,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import BaseModel, Field
+from structlog.testing import capture_logs
 
 from callgate import Context, ToolError, tool
 from callgate.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
@@ -428,3 +431,33 @@ async def test_progress_after_the_end_is_dropped(threads):
     kept[0].progress("too late")
     await asyncio.sleep(0)
     assert told == []
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_what_a_tool_raises_is_logged_with_the_line_of_the_tool_and_not_of_a_library(threads, is_async):
+    def fails(text: str) -> None:
+        json.loads(text)  # this line
+
+    async def fails_too(text: str) -> None:
+        fails(text)
+
+    found = python_tool(fails_too if is_async else fails, threads)
+    with capture_logs() as lines:
+        outcome = await found.executor.execute(ready(found.name, text="s3cret"), an_occasion())
+    assert isinstance(outcome, Failed)
+    [line] = lines
+    assert (line["event"], line["log_level"], line["tool"]) == ("tool_raised", "warning", found.name)
+    assert line["where"] == f"{__file__}:{inspect.getsourcelines(fails)[1] + 1}"
+    assert isinstance(line["exc_info"], json.JSONDecodeError)
+    assert "s3cret" not in str(line["where"])
+
+
+@pytest.mark.anyio
+async def test_what_a_tool_says_on_purpose_is_not_logged(threads):
+    def refuses() -> None:
+        raise ToolError("Not today.")
+
+    with capture_logs() as lines:
+        await python_tool(refuses, threads).executor.execute(ready("refuses"), an_occasion())
+    assert lines == []

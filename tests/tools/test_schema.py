@@ -1,3 +1,4 @@
+import time
 from typing import Any
 
 import pytest
@@ -147,3 +148,58 @@ def test_the_schema_given_is_not_kept():
     check = compile_schema(schema)
     schema["required"] = []
     assert check({}) is not None
+
+
+# Patterns -----------------------------------------------------------------------------------------
+
+LOOKS_AHEAD = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-.]*)[A-Za-z0-9_+-]@[a-z.]+$"
+"""What a widely used library writes for an address of mail."""
+
+
+def with_pattern(pattern: str, **more: object) -> dict[str, object]:
+    return {"type": "object", "properties": {"a": {"type": "string", "pattern": pattern, **more}}}
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(?=a)(a+)+$", "^(?!.*(a+)+$)b", r"(a*)*\1$", "(a|a)*$(?!b)", "(a+)+$", "(a|aa)+$", "(.*a){20}$"]
+)
+@pytest.mark.parametrize("length", [500, 100_000, 4_000_000])
+def test_no_pattern_takes_long_whatever_the_value(pattern, length):
+    check = compile_schema(with_pattern(pattern))
+    began = time.process_time()
+    check({"a": "a" * length + "!"})
+    assert time.process_time() - began < 0.5
+
+
+def test_a_pattern_that_looks_around_is_held_against_values_of_ordinary_length():
+    check = compile_schema(with_pattern(LOOKS_AHEAD))
+    assert check({"a": "me@example.com"}) is None
+    problem = check({"a": "..me@example.com"})
+    assert problem is not None
+    assert problem.pointer == "/a"
+    assert "pattern" in problem.expected
+    problem = check({"a": "m" * 600 + "@example.com"})
+    assert problem is not None
+    assert "maxLength" in problem.expected
+
+
+@pytest.mark.parametrize("name", ["default", "enum", "pattern", "properties", "a"])
+def test_a_pattern_is_bounded_whatever_its_property_is_called(name):
+    check = compile_schema({"type": "object", "properties": {name: {"type": "string", "pattern": "(?=a)(a+)+$"}}})
+    assert check({name: "a" * 100}) is None
+    assert check({name: "a" * 100_000}) is not None
+
+
+def test_what_looks_like_a_pattern_in_data_stays_as_it_is():
+    check = compile_schema(with_pattern("(?=a)", default={"pattern": "(?=x)"}, enum=["a", {"pattern": "(?=x)"}]))
+    assert check({"a": "a"}) is None
+
+
+def test_a_pattern_for_names_that_looks_around_is_refused_with_the_reason():
+    with pytest.raises(SchemaError, match="for names of properties looks around"):
+        compile_schema({"type": "object", "patternProperties": {"(?=a)(a+)+$": {}}})
+
+
+def test_a_pattern_that_is_none_is_refused():
+    with pytest.raises(SchemaError):
+        compile_schema(with_pattern("("))

@@ -16,9 +16,9 @@ from callgate.tools.registry import Registry
 from callgate.tools.threads import ThreadPool
 
 
-def keep_quiet(loaded: Loaded) -> None:
+def keep_quiet(loaded: Loaded, level: str = "error") -> None:
     """A command says itself what there is to say; only what is really wrong is logged, with secrets masked."""
-    logs.configure(Redactor(loaded.secrets), level="error", format=loaded.config.logging.format)
+    logs.configure(Redactor(loaded.secrets), level=level, format=loaded.config.logging.format)
 
 
 @asynccontextmanager

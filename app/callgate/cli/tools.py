@@ -95,11 +95,13 @@ async def _called(loaded: "Loaded", name: str, arguments: str, *, yes: bool) -> 
     from callgate.conversation.feedback import explain
     from callgate.tools.toolbox import RequestToolbox
 
-    keep_quiet(loaded)
+    keep_quiet(loaded, "warning")  # a tool that raises is logged with its file, its line and its traceback
     async with opened_tools(loaded, OPEN_SECONDS) as registry:
         toolbox = RequestToolbox(
             registry.tools(), run_id="run_by_hand", limits=registry.limits, approve=_approving(yes=yes)
         )
+        if registry.find(name) is None and (named := [each for each in registry.tools() if each.address == name]):
+            name = named[0].name
         call = _settled(name, arguments, registry)
         if isinstance(call, BrokenCall):
             return NOT_WHOLE, {"outcome": "not_run", "flaw": str(call.flaw), "text": explain(call, toolbox.offer)}

@@ -40,6 +40,7 @@ from callgate.tools.mcp_wire import (
     Unreadable,
     answer_in,
     answer_in_part,
+    batch_of,
     cancellation,
     encoded,
     progress_of,
@@ -397,8 +398,9 @@ async def _read(response: Response, headers: Mapping[str, str], max_bytes: int) 
 def _whole(id: str, body: bytes, missing: int) -> RpcAnswer:
     if missing:
         return answer_in_part(body, missing)
-    message = read_message(body)
-    if message is None or message.method is not None or message.id not in (id, None):
+    messages = map(read_message, batch_of(body))
+    message = next((each for each in messages if each and each.method is None and each.id in (id, None)), None)
+    if message is None:
         raise Unreadable("The tool's server sent an answer that is not the protocol's.")
     return answer_in(message)
 

@@ -30,9 +30,11 @@ from callgate.tools.mcp_wire import (
     Waiting,
     answer_in,
     answer_in_part,
+    batch_of,
     cancellation,
     id_in_head,
     id_in_tail,
+    id_of_unreadable,
     progress_of,
     read_message,
     request,
@@ -127,7 +129,8 @@ class StdioLink:
 
     def _heard(self, data: bytes) -> None:
         for line in self._lines.feed(data):
-            self._route(line)
+            for each in [line] if line.missing else map(Line, batch_of(line.data)):
+                self._route(each)
         if self._lines.missing > MAX_SKIPPED_BYTES:
             self._ended("it wrote without end and without a line break")
 
@@ -136,7 +139,9 @@ class StdioLink:
             self._route_in_part(line)
             return
         message = read_message(line.data)
-        if message is None:
+        if message is None and (waiting := self._waiting.get(id_of_unreadable(line.data) or "")) is not None:
+            waiting.failed(Unreadable("The tool's server sent an answer that cannot be read."))
+        elif message is None:
             assert self._child is not None
             self._child.note(line.data[:300] + b"\n" if line.data.strip() else b"")
         elif message.method is None and isinstance(message.id, str) and message.id in self._waiting:

@@ -131,6 +131,7 @@ class RpcProgress:
     fraction: float | None
 
 
+_batch = msgspec.json.Decoder(list[msgspec.Raw])
 _message = msgspec.json.Decoder(RpcMessage)
 _result = msgspec.json.Decoder(Result)
 _progress = msgspec.json.Decoder(_Progress)
@@ -153,18 +154,28 @@ def encoded(message: Mapping[str, Any]) -> bytes:
         return json.dumps(message, separators=(",", ":")).encode()
 
 
+def batch_of(data: bytes) -> list[bytes]:
+    """The messages of a batch, which the protocol once had; a single one is returned as it is."""
+    if not data.lstrip().startswith(b"["):
+        return [data]
+    try:
+        return [bytes(each) for each in _batch.decode(data)]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return [data]
+
+
 def read_message(data: bytes) -> RpcMessage | None:
     """The message, or None where this is none."""
     try:
         return _message.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         pass
     if not data.lstrip().startswith(b"{"):
         return None
     try:
-        # lone surrogates and broken UTF-8 spoil a text, not the answer that it stands in
-        mended = json.dumps(json.loads(data.decode("utf-8", "replace")), ensure_ascii=False)
-        return _message.decode(mended.encode("utf-8", "replace"))
+        # lone surrogates, broken UTF-8 and NaN spoil a value, not the answer that it stands in
+        read = json.loads(data.decode("utf-8", "replace"), parse_constant=lambda _: None)
+        return _message.decode(json.dumps(read, ensure_ascii=False).encode("utf-8", "replace"))
     except (ValueError, RecursionError, msgspec.MsgspecError):
         return None
 
@@ -175,7 +186,7 @@ def answer_in(message: RpcMessage) -> RpcAnswer:
         return RpcAnswer(error=message.error)
     try:
         return RpcAnswer(_result.decode(message.result), raw=message.result)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Unreadable("The tool's server sent a result that is not one of the protocol's.") from error
 
 
@@ -199,6 +210,11 @@ def answer_in_part(head: bytes, missing: int) -> RpcAnswer:
 def id_in_tail(tail: bytes) -> str | None:
     found = _LAST_ID.search(tail)
     return found[1].decode("ascii", "replace") if found else None
+
+
+def id_of_unreadable(data: bytes) -> str | None:
+    """Which of our calls a message answers that cannot be read as one: its id stands at one of its ends."""
+    return id_in_head(data) or id_in_tail(data[-TAIL_BYTES:])
 
 
 def id_in_head(head: bytes) -> str | None:

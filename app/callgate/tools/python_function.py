@@ -11,12 +11,15 @@ import importlib
 import inspect
 import pkgutil
 import sys
+import sysconfig
+import traceback
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, cast
 
+import structlog
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
 from pydantic.fields import FieldInfo
@@ -29,6 +32,8 @@ from callgate.tools.authoring import Context, Mark, ToolError, mark_of, progress
 from callgate.tools.executor import DEFAULT_POLICY, Policy, RunContext, Tool
 from callgate.tools.results import Unwritable, returned
 from callgate.tools.threads import NoThreadLeft, ThreadPool
+
+log = structlog.get_logger("callgate.tools")
 
 
 class NotATool(Exception):
@@ -79,6 +84,7 @@ class PythonFunction:
         self._threads = threads
         self.is_async = _is_async(function)
         self._signature = _Signature(function)
+        self.name = _name_of(function)
         self.description = self._signature.description
         self.parameters = self._signature.schema
 
@@ -115,13 +121,19 @@ class PythonFunction:
             return Failed(f"The tool ran, but returned {error}.")
         except OSError as error:
             # Files, sockets, DNS, timeouts: the world may be better on the next try.
+            self._log_raised(error)
             return Failed(_said(error), FailureKind.UNAVAILABLE)
         except asyncio.CancelledError as error:
             if _is_cancelled():
                 raise
             return Failed(_said(error))  # something inside the tool was cancelled, and not the tool by us
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's code: anything may come, and is the model's to read
+            self._log_raised(error)
             return Failed(_said(error))
+
+    def _log_raised(self, error: BaseException) -> None:
+        """The model reads what was raised, and whoever wrote the tool has to see where. No argument stands in this."""
+        log.warning("tool_raised", tool=self.name, where=raised_at(error), exc_info=error)
 
     async def _call(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if self.is_async:
@@ -314,6 +326,20 @@ def _is_generator(function: Callable[..., Any]) -> bool:
 def _is_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+def raised_at(error: BaseException) -> str:
+    """The line of a tool where something went wrong: the innermost one that is neither a library's nor ours."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [each for each in frames if not each.filename.startswith(_NOT_THEIRS)]
+    if not frames:
+        return ""
+    last = (theirs or frames)[-1]
+    return f"{last.filename}:{last.lineno}"
+
+
+_LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
+_NOT_THEIRS = (*map(sysconfig.get_path, _LIBRARIES), str(Path(__file__).resolve().parents[1]))
 
 
 def _said(error: BaseException) -> str:

@@ -65,7 +65,7 @@ def as_json(value: Any) -> str:
     # msgspec would write bytes as base64 and the fields of an `Image`; only the standard library asks about both.
     try:
         return _encoder.encode(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         pass  # keys that are no text, or numbers that JSON does not have
     try:
         return _encoder.encode(_encodable(value))

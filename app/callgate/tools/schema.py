@@ -7,15 +7,25 @@ refused and never fetched. What is wrong with arguments is said as a `FlawDetail
 import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, NoReturn
 
 import jsonschema_rs
-from jsonschema_rs import ValidationError, ValidationErrorKind
+from jsonschema_rs import FancyRegexOptions, RegexOptions, ValidationError, ValidationErrorKind
 
 from callgate.calls.offer import Check
 from callgate.calls.states import FlawDetail
 
+MAX_LOOKED_AT = 512
+"""Characters of a value that is held against a pattern with look-around or back references: matching such a pattern may
+take time in proportion to a power of the length. A longer value does not satisfy it."""
+_LINEAR = RegexOptions()
+_BACKTRACKING = FancyRegexOptions(backtrack_limit=100_000)
+_OF_DATA = frozenset({"const", "default", "enum", "example", "examples"})
+"""Keywords with data, which may look like a schema."""
+_OF_NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
+"""Keywords with schemas under names, which may look like keywords."""
 MAX_ERRORS = 32
 """How many errors are looked at to find the most telling one; a list of a million wrong items has a million."""
 MAX_QUOTE = 120
@@ -37,9 +47,17 @@ def compile_schema(parameters: Mapping[str, Any]) -> Check:
         outside.append(uri)
         raise LookupError(uri)
 
+    # `format` is a note in the current drafts and a check in old ones; for a tool it is a note in all of them.
+    compiled = partial(jsonschema_rs.validator_for, retriever=deny, validate_formats=False)
     try:
-        # `format` is a note in the current drafts and a check in old ones; for a tool it is a note in all of them.
-        validator = jsonschema_rs.validator_for(schema, retriever=deny, validate_formats=False)
+        try:
+            validator = compiled(schema, pattern_options=_LINEAR)
+        except ValidationError as error:
+            if not _is_about_a_pattern(error):
+                raise
+            compiled(schema, pattern_options=_BACKTRACKING)  # what is wrong with it is reported where it stands
+            schema = _with_bounded_patterns(schema)
+            validator = compiled(schema, pattern_options=_BACKTRACKING)
     except ValidationError as error:
         if outside:
             raise SchemaError(
@@ -58,6 +76,48 @@ def compile_schema(parameters: Mapping[str, Any]) -> Check:
         return _problem(_most_telling(islice(validator.iter_errors(arguments), MAX_ERRORS)), schema)
 
     return check
+
+
+def _is_about_a_pattern(error: ValidationError) -> bool:
+    """Whether a schema was refused for a pattern that the linear engine does not know."""
+    return isinstance(error.kind, ValidationErrorKind.Format)
+
+
+def _with_bounded_patterns(schema: Any) -> Any:
+    """The schema with every pattern that only a backtracking engine knows applied to short values, and no others.
+
+    Names of properties cannot be bounded so, and a schema that has such a pattern for them is refused.
+    """
+    if isinstance(schema, list):
+        return [_with_bounded_patterns(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    bounded: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _OF_DATA:
+            bounded[key] = value
+        elif key in _OF_NAMED_SCHEMAS and isinstance(value, Mapping):
+            bounded[key] = {name: _with_bounded_patterns(each) for name, each in value.items()}
+        else:
+            bounded[key] = _with_bounded_patterns(value)
+    for name in bounded.get("patternProperties") or ():
+        if not _is_linear(name):
+            raise SchemaError(f"the pattern {name[:MAX_QUOTE]!r} for names of properties looks around or back")
+    pattern = schema.get("pattern")
+    if isinstance(pattern, str) and not _is_linear(pattern):
+        del bounded["pattern"]
+        short = {"maxLength": MAX_LOOKED_AT}
+        condition = {"if": short, "then": {"pattern": pattern}, "else": short}
+        bounded["allOf"] = [*(bounded.get("allOf") or ()), condition]
+    return bounded
+
+
+def _is_linear(pattern: str) -> bool:
+    try:
+        jsonschema_rs.validator_for({"pattern": pattern}, pattern_options=_LINEAR)
+    except ValidationError:
+        return False
+    return True
 
 
 def _most_telling(errors: Iterable[ValidationError]) -> ValidationError:

@@ -29,7 +29,7 @@ TOOLS: dict[str, dict[str, Any]] = {
     "answers": CITY, "raises": CITY, "hangs": CITY, "floods": CITY, "binary": CITY,
     "dies": ANY, "forks": ANY, "pid": ANY, "environment": ANY, "progresses": ANY, "changes": ANY, "renames": ANY,
     "refuses": ANY, "strange": ANY, "half": ANY, "asks": ANY, "echo": ANY, "last_words": ANY, "chatters": ANY,
-    "closes": ANY, "twice": ANY,
+    "closes": ANY, "twice": ANY, "deep": ANY, "nan": ANY, "batch": ANY,
 }  # fmt: skip
 
 words = sys.argv[1:]
@@ -122,6 +122,15 @@ def call(id: object, name: str, arguments: dict[str, Any], token: object) -> Non
             send({"method": "notifications/tools/list_changed"})
         case "refuses":
             send({"id": id, "error": {"code": -32602, "message": "there is no such city"}})
+        case "deep" | "nan" | "batch":
+            whole = (
+                b'{"jsonrpc":"2.0","id":"%s","result":{"content":[{"type":"text","text":"hello"}],"x":%%s}}'
+                % str(id).encode()
+            )
+            with lock:
+                value = {"deep": b"[" * 1_000_000 + b"]" * 1_000_000, "nan": b"NaN", "batch": b"1"}[name]
+                out.write((b"[%s]\n" if name == "batch" else b"%s\n") % (whole % value))
+                out.flush()
         case "strange":
             send({"id": id, "result": {"content": "not a list"}})
         case "half":
