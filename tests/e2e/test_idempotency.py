@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ import pytest
 
 from callgate.application import create_app
 from callgate.auth.keys import hash_key
+from callgate.stores.store import StoreError
 from tests.harness import toolshed
 from tests.harness.clients import openai_client
-from tests.harness.configs import make_config
+from tests.harness.configs import as_yaml, config_dict, make_config
 from tests.harness.needs import needs
+from tests.harness.process import serving as process_serving
 from tests.harness.redis import redis_server
 from tests.harness.server import serve
 from tests.harness.wire import RawAnswer, raw_connection, raw_post
@@ -232,3 +235,119 @@ async def test_with_redis_a_key_that_another_process_is_at_work_on_is_told_so(
     assert (refused.status, error_of(refused)["code"]) == (409, "idempotency_key_in_use")
     assert refused.headers["retry-after"] == "1"
     assert answer.body == again.body
+
+
+KILLED = pytest.mark.parametrize(
+    "kept_in", ["disk", pytest.param("redis", marks=needs("redis-server", "module:redis"))]
+)
+
+
+@contextlib.asynccontextmanager
+async def shared_by_processes(kept_in: str, folder: Path) -> AsyncIterator[dict[str, Any]]:
+    """The settings of processes that know each other's keys."""
+    if kept_in == "disk":
+        yield {"data_dir": str(folder / "data")}
+        return
+    async with redis_server(folder) as redis_url:
+        yield {"store": {"redis_url": redis_url}}
+
+
+def config_file(folder: Path, provider: Upstream, *tools: str, **options: Any) -> Path:
+    file = folder / "config.yaml"
+    file.write_text(as_yaml(config_dict(provider.url, tools=tools, **options)))
+    return file
+
+
+async def until_known(url: str, stream: bool) -> RawAnswer:
+    """The answer once it is not that another process may still be at work, which must be within seconds."""
+    async with asyncio.timeout(20):
+        while True:
+            answer = await ask(url, stream)
+            if answer.status != 409 or error_of(answer)["code"] != "idempotency_key_in_use":
+                return answer
+            await asyncio.sleep(0.2)
+
+
+@KILLED
+@BOTH
+async def test_a_request_whose_process_was_killed_after_a_tool_began_is_not_run_again(
+    upstream: Upstream, stream: bool, kept_in: str, tmp_path: Path
+) -> None:
+    gate = asyncio.Event()
+    mail = Call("send_mail", {"to": "a", "text": "b"})
+    upstream.script("m", [Reply(calls=[mail]), Reply(text="late", pace=Pace(hold=Hold(gate, after=0)))])
+    async with shared_by_processes(kept_in, tmp_path) as options:
+        file = config_file(tmp_path, upstream, "send_mail", **options)
+        async with process_serving(file) as child:
+            first = asyncio.create_task(ask(child.url, stream))
+            await upstream.requests.wait(2)
+            child.signal(signal.SIGKILL)
+            with contextlib.suppress(Exception):
+                await first
+        async with process_serving(file) as child:
+            answers = [await until_known(child.url, stream), await ask(child.url, stream)]
+    for answer in answers:
+        assert (answer.status, error_of(answer)["code"]) == (409, "idempotency_key_interrupted")
+        assert answer.headers["x-should-retry"] == "false"
+    assert len(upstream.requests) == 2
+
+
+@KILLED
+@BOTH
+async def test_a_request_whose_process_was_killed_before_any_tool_began_is_run_again(
+    upstream: Upstream, stream: bool, kept_in: str, tmp_path: Path
+) -> None:
+    gate = asyncio.Event()
+    upstream.script("m", [Reply(text="late", pace=Pace(hold=Hold(gate, after=0))), Reply(text="now")])
+    async with shared_by_processes(kept_in, tmp_path) as options:
+        file = config_file(tmp_path, upstream, "send_mail", **options)
+        async with process_serving(file) as child:
+            first = asyncio.create_task(ask(child.url, stream))
+            await upstream.requests.wait(1)
+            child.signal(signal.SIGKILL)
+            with contextlib.suppress(Exception):
+                await first
+        async with process_serving(file) as child:
+            answer = await until_known(child.url, stream)
+    assert b"now" in answer.body
+
+
+async def test_an_answer_is_given_again_after_a_restart(upstream: Upstream, tmp_path: Path) -> None:
+    upstream.script("m", [Reply(text="once")])
+    data = str(tmp_path / "data")
+    async with serving(upstream, data_dir=data) as url:
+        first = await ask(url, False)
+    async with serving(upstream, data_dir=data) as url:
+        second = await ask(url, False)
+    assert first.body == second.body
+    assert len(upstream.requests) == 1
+
+
+@needs("redis-server", "module:redis")
+@BOTH
+async def test_with_redis_away_a_request_with_a_key_is_refused(
+    upstream: Upstream, stream: bool, tmp_path: Path
+) -> None:
+    upstream.script("m", [Reply(text="without a key")])
+    async with redis_server(tmp_path) as redis_url:
+        kept = {"redis_url": redis_url}
+    async with serving(upstream, store=kept) as url:
+        refused = await ask(url, stream)
+        answer = await ask(url, stream, headers={})
+    assert (refused.status, error_of(refused)["code"]) == (503, "idempotency_unavailable")
+    assert answer.status == 200
+
+
+async def test_where_a_claim_cannot_be_kept_before_a_tool_the_tool_is_not_started(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(calls=[Call("send_mail", {"to": "a", "text": "b"})]), Reply(text="Sent.")])
+    app = create_app(make_config(upstream.url, tools=("send_mail",)))
+    async with serve(app) as url, asyncio.timeout(20):
+        claims = app.state.manager.claims
+
+        async def away(*_: object) -> None:
+            raise StoreError("away")
+
+        claims.begin = away
+        refused = await ask(url, False)
+    assert (refused.status, error_of(refused)["code"]) == (503, "idempotency_unavailable")
+    assert len(upstream.requests) == 1

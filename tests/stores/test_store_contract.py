@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from callgate.stores.disk import DiskStore
 from callgate.stores.memory import MemoryStore
 from callgate.stores.redis import RedisStore
 from callgate.stores.store import Store, StoreError
@@ -19,10 +20,15 @@ pytestmark = pytest.mark.anyio
 LONG = 60.0
 
 
-@pytest.fixture(params=["memory", pytest.param("redis", marks=needs("redis-server", "module:redis"))])
+@pytest.fixture(params=["memory", "disk", pytest.param("redis", marks=needs("redis-server", "module:redis"))])
 async def store(request: Any, tmp_path: Path) -> AsyncIterator[Store]:
     if request.param == "memory":
         yield MemoryStore(entries=100, bytes=1_000_000)
+        return
+    if request.param == "disk":
+        kept = DiskStore(tmp_path / "ledger.sqlite3")
+        yield kept
+        await kept.close()
         return
     async with redis_server(tmp_path) as url:
         opened = RedisStore(url)

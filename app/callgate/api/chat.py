@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from callgate.api.answers import ClientLeft, EventStream, Pulse, WholeAnswer
 from callgate.api.conversation import Conversation, caller_key
-from callgate.api.idempotency import WELL, Ended, Idempotency
+from callgate.api.idempotency import WELL, BeforeTools, Ended, Idempotency
 from callgate.api.middleware import RequestContext, context_of
 from callgate.api.openai_writers import AnswerHead, ChoicesChunkWriter, ChoicesWriter, ChunkWriter, CompletionWriter
 from callgate.api.requests import ChatRequest, check_encoding, read_body, read_chat_request
@@ -25,7 +25,7 @@ class ChatEndpoint:
 
     def __init__(self, manager: RuntimeManager) -> None:
         self._manager = manager
-        self._once = Idempotency(manager.store)
+        self._idempotency = Idempotency(manager.claims)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = context_of(scope)
@@ -40,16 +40,22 @@ class ChatEndpoint:
 
         key = context.headers.get("idempotency-key")
         if key is None:
-            await self._answer(context, request, caller, receive, send)
+            await self._answer(context, request, caller, None, receive, send)
             return
         begin, seconds = partial(self._answer, context, request, caller), config.store.answer_seconds
         try:
-            await self._once.answer(caller_key(caller), key, body, begin, seconds, receive, send)
+            await self._idempotency.answer(caller_key(caller), key, body, begin, seconds, receive, send)
         except ClientLeft:
             context.notes["ending"] = "client_left"
 
     async def _answer(
-        self, context: RequestContext, request: ChatRequest, caller: Caller, receive: Receive, send: Send
+        self,
+        context: RequestContext,
+        request: ChatRequest,
+        caller: Caller,
+        before_tools: BeforeTools | None,
+        receive: Receive,
+        send: Send,
     ) -> Ended:
         with self._manager.lease() as runtime:
             route = runtime.choose(
@@ -62,7 +68,9 @@ class ChatEndpoint:
             context.model = route.name
             notes = context.notes
             notes["model"], notes["stream"] = request.model, request.stream
-            conversation = Conversation(runtime, route, self._manager.conversations, context, request, caller)
+            conversation = Conversation(
+                runtime, route, self._manager.conversations, context, request, caller, before_tools
+            )
             try:
                 error = await _answer_to(request, conversation, runtime).send(receive, send)
             except ClientLeft:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from callgate.api import legacy
 from callgate.api.answers import NOTHING, Work
+from callgate.api.idempotency import BeforeTools
 from callgate.api.middleware import RequestContext
 from callgate.api.openai_writers import ForChoice, function_body
 from callgate.api.requests import ChatRequest, passed_through
@@ -45,6 +46,7 @@ class Conversation:
     """
 
     __slots__ = (
+        "_before_tools",
         "_caller",
         "_context",
         "_conversations",
@@ -64,10 +66,13 @@ class Conversation:
         context: RequestContext,
         request: ChatRequest,
         caller: Caller,
+        before_tools: BeforeTools | None = None,
     ) -> None:
+        """`before_tools` is awaited before a tool is started."""
         self.run_id = run_id = context.ids["run_id"] = new_id("run")
         self._runtime, self._route, self._conversations = runtime, route, conversations
         self._context, self._request, self._caller = context, request, caller
+        self._before_tools = before_tools
         self._meter: Meter | None = None
         self.diagnoses = [Diagnosis(run_id, route.warnings)]
         if request.n > 1:
@@ -162,6 +167,8 @@ class Conversation:
         tool_choice, keep = request.tool_choice, None
         if route.server_tools:
             listeners.append(_WriteNote(self._context))
+            if self._before_tools is not None:
+                emit = _awaiting(self._before_tools, self.run_id, emit)
             keep = self._keep
             messages = await self._conversations.made_whole(
                 owner_of(self._caller, request), messages, request.hints, setup.toolbox
@@ -203,6 +210,17 @@ class _WriteNote(Listener):
             self._context.wrote = True
 
     handlers: ClassVar[Handlers] = {CallStarted: _call_started}
+
+
+def _awaiting(before_tools: BeforeTools, run_id: str, emit: Emit) -> Emit:
+    async def emit_start(event: ChatEvent) -> None:
+        await before_tools(run_id)
+        await emit(event)
+
+    def emit_awaiting(event: ChatEvent) -> Awaitable[None]:
+        return emit_start(event) if isinstance(event, CallStarted) else emit(event)
+
+    return emit_awaiting
 
 
 def caller_key(caller: Caller) -> str:

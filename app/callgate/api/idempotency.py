@@ -1,25 +1,26 @@
 """`Idempotency-Key`: a request that comes again with the same key is the same request, and is answered by the one run.
 
-While it runs, whoever comes later hears it from its beginning; when it has ended, its answer is given again from where
-it is kept. The run belongs to none of those who listen, and ends early only when all of them have left.
+While it runs, whoever comes later gets it from its beginning; when it has ended, its answer is given again from where it is
+kept. The run belongs to none of those who follow it, and ends early only when all of them have left.
 """
 
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
-import msgspec
 import structlog
+from msgspec.structs import replace
 from starlette.types import Message, Receive, Send
 
 from callgate.api.answers import start_message, unless_left
 from callgate.api.errors import as_chat_error, encode, error_headers
 from callgate.conversation.errors import ChatError
-from callgate.stores.store import Store, StoreError
+from callgate.stores.claims import Claim, Claims, Held, Interrupted
+from callgate.stores.store import StoreError
 
-log = structlog.get_logger("callgate.once")
+log = structlog.get_logger("callgate.idempotency")
 
 KEY_LENGTH = 255
 INTERRUPTED = "idempotency_key_interrupted"
@@ -45,36 +46,24 @@ class Ended:
 
 WELL = Ended()
 
-Begin: TypeAlias = Callable[[Receive, Send], Awaitable[Ended]]
+BeforeTools: TypeAlias = Callable[[str], Awaitable[None]]
+"""Awaited with the id of the run before it starts a tool. A tool whose start cannot be kept is not started."""
+Begin: TypeAlias = Callable[[BeforeTools, Receive, Send], Awaitable[Ended]]
 """Starts the run of a request."""
 
 
-class _Kept(msgspec.Struct, array_like=True):
-    """What the store has under a key: a claim while a process is at work, then the answer."""
-
-    digest: bytes
-    state: Literal["running", "done"]
-    status: int = 0
-    headers: list[tuple[bytes, bytes]] = []
-    body: bytes = b""
-
-
-_read_kept = msgspec.msgpack.Decoder(_Kept).decode
-_write_kept = msgspec.msgpack.Encoder().encode
-
-
 class Idempotency:
-    """The requests with a key that run now in this process, and the store with those that ran before."""
+    """The requests with a key that run now in this process, and the claims of all processes."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, claims: Claims) -> None:
+        self._claims = claims
         self._runs: dict[str, _Run] = {}
 
     async def answer(
         self, caller: str, key: str, body: bytes, begin: Begin, seconds: float, receive: Receive, send: Send
     ) -> None:
-        """Answer a request that has a key, and keep the answer for so many seconds. The claim of a process that died in
-        the middle is kept as long: what it had done by then is not known, and must not be done twice.
+        """Answer a request that has a key, and keep the answer for so many seconds. The claim of a process that died after a
+        tool was begun is kept as long: what it had done by then is not known, and must not be done twice.
 
         Raises `ClientLeft` when its client did not wait for the answer."""
         if not (0 < len(key) <= KEY_LENGTH and key.isprintable()):
@@ -90,68 +79,89 @@ class Idempotency:
             await asyncio.wait({run.task})  # on its way out; whether it may run again is known when it has ended
         if run is None:
             run = self._runs[place] = _Run(digest)
-            run.task = asyncio.create_task(self._carry(place, run, begin, seconds), name="a run with a key")
+            run.task = asyncio.create_task(self._answer(place, run, begin, seconds), name="a run with a key")
         elif run.digest != digest:
             raise _other_request()
         await run.follow(receive, send)
 
-    async def _carry(self, place: str, run: "_Run", begin: Begin, seconds: float) -> None:
+    async def _answer(self, place: str, run: "_Run", begin: Begin, seconds: float) -> None:
         try:
-            kept = await self._claimed(place, run.digest, seconds)
-            if kept is None:
-                await self._run(place, run, begin, seconds)
+            claim = await self._claimed(place, run.digest, seconds)
+            if claim.state == "done":
+                run.replay(claim)
             else:
-                run.replay(kept)
+                await self._run(place, run, claim, begin, seconds)
         except ChatError as refusal:
             run.fail(refusal)
         finally:
             self._runs.pop(place, None)
             run.end()
 
-    async def _run(self, place: str, run: "_Run", begin: Begin, seconds: float) -> None:
-        try:
-            ended = await begin(run.receive, run.record)
-        except Exception as failure:  # noqa: BLE001 - told to all who listen; nobody awaits this task for its result
-            run.fail(as_chat_error(failure))
-            await self._forget(place)
-            return
-        await self._finish(place, run, ended, seconds)
+    async def _run(self, place: str, run: "_Run", claim: Claim, begin: Begin, seconds: float) -> None:
+        begun: asyncio.Task[None] | None = None
 
-    async def _claimed(self, place: str, digest: bytes, seconds: float) -> _Kept | None:
-        """What an earlier request with this key came to; None if there was none and the claim is ours."""
-        try:
-            while not await self._store.add(place, _write_kept(_Kept(digest, "running")), seconds):
-                found = await self._store.get(place)
-                if found is not None:
-                    return _settled(_read_kept(found), digest)
-        except StoreError as error:
-            # This process still runs it once; only another one would not know.
-            log.warning("idempotency_not_shared", error=str(error))
-        return None
+        async def before_tools(run_id: str) -> None:
+            """Tie the key to the run before its first tool; all tools wait for that."""
+            nonlocal begun
+            if begun is None:
+                begun = asyncio.ensure_future(self._claims.begin(place, claim, run_id, seconds))
+            try:
+                await asyncio.shield(begun)
+            except StoreError as error:
+                raise _unreachable(error) from error
+            except Interrupted:
+                raise _interrupted() from None
 
-    async def _finish(self, place: str, run: "_Run", ended: Ended, seconds: float) -> None:
+        try:
+            ended = await begin(before_tools, run.receive, run.record)
+        except Exception as failure:  # noqa: BLE001 - sent to all who listen; nobody awaits this task for its result
+            error = as_chat_error(failure)
+            run.fail(error)
+            if begun is None:
+                await self._forget(place)
+                return
+            ended = Ended(error, wrote=True)
         if ended.may_run_again:
             await self._forget(place)
             return
         if ended.left:
-            # Nobody has heard it, and half an answer is none: what is kept is why there will be no whole one.
+            # Nobody has got it, and half an answer is none: what is kept is why there will be no whole one.
             run.status = 0
-            run.fail(_was_left())
-        kept = _Kept(run.digest, "done", run.status, run.headers, b"".join(run.parts))
+            run.fail(_interrupted())
+        done = replace(claim, state="done", status=run.status, headers=run.headers, body=b"".join(run.parts))
         try:
-            await self._store.put(place, _write_kept(kept), seconds)
+            await self._claims.finish(place, done, seconds)
         except StoreError as error:
-            log.warning("answer_not_kept", error=str(error))
+            log.warning("idempotency_answer_not_kept", error=str(error))
+
+    async def _claimed(self, place: str, digest: bytes, seconds: float) -> Claim:
+        """A claim of ours, or one that is done."""
+        try:
+            claim = await self._claims.claim(place, digest, seconds)
+        except StoreError as error:
+            raise _unreachable(error) from error
+        except Interrupted:
+            raise _interrupted() from None
+        except Held:
+            raise ChatError(
+                409,
+                "A request with this Idempotency-Key is still being answered elsewhere. Try again in a moment.",
+                code="idempotency_key_in_use",
+                retry_after=1,
+            ) from None
+        if claim.digest != digest:
+            raise _other_request()
+        return claim
 
     async def _forget(self, place: str) -> None:
         try:
-            await self._store.delete(place)
+            await self._claims.forget(place)
         except StoreError as error:
-            log.warning("answer_not_forgotten", error=str(error))
+            log.warning("idempotency_key_not_freed", error=str(error))
 
 
 class _Run:
-    """One run: what it has sent so far, and those who listen."""
+    """One run: what it has sent so far, and those who follow it."""
 
     def __init__(self, digest: bytes) -> None:
         self.digest = digest
@@ -160,13 +170,13 @@ class _Run:
         self.parts: list[bytes] = []
         self.task: asyncio.Task[None] | None = None
         self._ended = False
-        self._listeners = 0
+        self._followers = 0
         self._all_left = asyncio.Event()
         self._news = asyncio.Event()
 
     @property
     def is_left(self) -> bool:
-        """Nobody listens any more, and it is being ended."""
+        """Nobody follows it any more, and it is being ended."""
         return self._all_left.is_set()
 
     # -- from the side of the run
@@ -180,14 +190,14 @@ class _Run:
             self.status, self.headers = message["status"], list(message["headers"])
         elif message.get("body"):
             self.parts.append(message["body"])
-        self._tell()
+        self._notify()
 
-    def replay(self, kept: _Kept) -> None:
+    def replay(self, kept: Claim) -> None:
         self.status, self.parts = kept.status, [kept.body]
         self.headers = [*((name, value) for name, value in kept.headers), (b"idempotent-replayed", b"true")]
 
     def fail(self, error: ChatError) -> None:
-        """An answer for those who have heard nothing yet; a stream that has begun just ends."""
+        """An answer for those who have got nothing yet; a stream that has begun just ends."""
         if not self.status:
             fields = {"content-type": "application/json", **error_headers(error)}
             if error.code == INTERRUPTED:
@@ -198,27 +208,27 @@ class _Run:
 
     def end(self) -> None:
         self._ended = True
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
 
     # -- from the side of a client
 
     async def follow(self, receive: Receive, send: Send) -> None:
-        self._listeners += 1
+        self._followers += 1
         try:
-            await unless_left(self._pass_on(send), receive)
+            await unless_left(self._send_all(send), receive)
         finally:
-            self._listeners -= 1
-            if not self._listeners and not self._ended:
+            self._followers -= 1
+            if not self._followers and not self._ended:
                 self._all_left.set()
                 assert self.task is not None
                 # What it had begun is stopped before this request is over, as without a key.
                 await asyncio.wait({self.task})
 
-    async def _pass_on(self, send: Send) -> None:
+    async def _send_all(self, send: Send) -> None:
         started, sent = False, 0
         while True:
             news = self._news
@@ -231,22 +241,8 @@ class _Run:
             if self._ended and sent == len(self.parts):
                 break
             await news.wait()
-        assert started, "a run ends with an answer while anybody listens"
+        assert started, "a run ends with an answer while anybody follows it"
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def _settled(kept: _Kept, digest: bytes) -> _Kept:
-    if kept.digest != digest:
-        raise _other_request()
-    if kept.state == "running":
-        raise ChatError(
-            409,
-            "A request with this Idempotency-Key is still being answered elsewhere, or was cut off there. "
-            "Try again in a moment.",
-            code="idempotency_key_in_use",
-            retry_after=1,
-        )
-    return kept
 
 
 def _other_request() -> ChatError:
@@ -259,10 +255,21 @@ def _other_request() -> ChatError:
     )
 
 
-def _was_left() -> ChatError:
+def _interrupted() -> ChatError:
     return ChatError(
         409,
-        "The first request with this Idempotency-Key was left before it was answered, after a tool that may change "
-        "something had been started. It is not run again.",
+        "The first request with this Idempotency-Key was cut off after a tool had been started. It is not run again.",
         code=INTERRUPTED,
+    )
+
+
+def _unreachable(error: StoreError) -> ChatError:
+    """What cannot be kept could be run twice."""
+    log.error("idempotency_key_refused", error=str(error))
+    return ChatError(
+        503,
+        "This Idempotency-Key cannot be kept at the moment, so that nothing is run. Try again in a moment.",
+        type="server_error",
+        code="idempotency_unavailable",
+        retry_after=1,
     )

@@ -376,6 +376,11 @@ def _writable(text: str | None) -> str | None:
     return None if text is None else text.encode(errors="replace").decode()
 
 
+def is_gone(folder: Path, process: str) -> bool:
+    """Whether the process of a ledger in this folder has ended, however it ended."""
+    return _Lock.is_free(folder, process)
+
+
 @dataclass(slots=True)
 class _Lock:
     """A process of ours lives for as long as its lock file is locked, however it ends."""

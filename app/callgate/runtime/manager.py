@@ -18,7 +18,7 @@ from callgate.config.schema import Config
 from callgate.config.watch import changes
 from callgate.conversation.ids import new_id
 from callgate.runtime.builders.errors import BadEntry
-from callgate.runtime.builders.stores import store_of
+from callgate.runtime.builders.stores import claims_of, store_of
 from callgate.runtime.builders.tools import import_tools
 from callgate.runtime.lease import Lease, OpenRuntime
 from callgate.runtime.reload import ConfigSource, ReloadResult, changed_blocks, needs_restart, reads_otherwise
@@ -48,6 +48,7 @@ class RuntimeManager:
         self.opened_at = int(time.time())
         self.is_ready = False
         self.store = store_of(config)
+        self.claims = claims_of(config, self.store, lambda: self.shared.process)
         self.conversations = Conversations(self.store, config.store.conversation_seconds, new_call_id)
         self._open: OpenRuntime | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -78,6 +79,7 @@ class RuntimeManager:
             await self._open.end()
         if self._background:
             await asyncio.wait(self._background)
+        await self.claims.close()
         await self.shared.close()
         await self.store.close()
         await litellm_model.close()

@@ -35,6 +35,8 @@ class SharedResources:
         self.metrics.in_flight.set_function(lambda: self.admission.all.running)
         self.keys: KeyStore | None = None
         self.ledger: Ledger = NoLedger()
+        self.process = ""
+        """The name of this process among those that share the ledger."""
         self.limiter: Limiter = MemoryLimiter()
         self.servers = ToolServers(self.metrics)
         self.pins = pins_of(config, self.servers)
@@ -57,6 +59,7 @@ class SharedResources:
         """Open what lies in files. Where that fails nothing is served: what was promised could not be kept."""
         ledger = ledger_of(self._config)
         self.ledger = ledger or NoLedger()
+        self.process = "" if ledger is None else ledger.process
         self.limiter = limiter_of(self._config, ledger)
         self.keys = key_store_of(self._config)
         if ledger is not None and ledger.found_unknown:

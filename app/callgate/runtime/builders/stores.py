@@ -1,10 +1,14 @@
 """What outlives a request: the store of conversations, the ledger, the pinned descriptions of tools."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from callgate.config.schema import Config
-from callgate.ledger.sqlite import DamagedLedger, SqliteLedger, check_ledger
+from callgate.ledger.sqlite import FILE, DamagedLedger, SqliteLedger, check_ledger, is_gone
 from callgate.runtime.builders.errors import BadEntry
+from callgate.stores.claims import Claims, LockedProcesses, OneProcess, PulsingProcesses
+from callgate.stores.disk import DiskStore
 from callgate.stores.memory import MemoryStore
 from callgate.stores.redis import RedisStore
 from callgate.stores.store import Store
@@ -25,6 +29,17 @@ def store_of(config: Config) -> Store:
         except ValueError:  # its text repeats the address, which may hold a password
             raise BadEntry(("store", "redis_url"), None, "is no address that Redis can be reached at") from None
     return MemoryStore(section.entries, section.bytes)
+
+
+def claims_of(config: Config, store: Store, process: Callable[[], str]) -> Claims:
+    """Where keys of requests are claimed: with all processes where they share a store, else on the disk where there is a
+    folder for it. `process` names this one in the ledger of that folder."""
+    if config.store.redis_url is not None:
+        return Claims(store, PulsingProcesses(store))
+    if config.data_dir is None:
+        return Claims(store, OneProcess())
+    folder = Path(config.data_dir)
+    return Claims(DiskStore(folder / FILE), LockedProcesses(process, partial(is_gone, folder)), own_store=True)
 
 
 def check_files(config: Config) -> None:

@@ -1,0 +1,99 @@
+"""A store in the ledger's file: what it has taken is on the disk when it says so, and is there after a crash."""
+
+import asyncio
+import contextlib
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, TypeVar
+
+from callgate.stores.store import StoreError
+
+BUSY_SECONDS: Final = 5.0
+PRUNE_EVERY: Final = 256
+"""Entries added between two looks for those that have expired."""
+
+_TABLE: Final = (
+    "CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, value BLOB NOT NULL, expires_at REAL NOT NULL) STRICT"
+)
+_PUT: Final = "INSERT INTO kept VALUES (?1, ?2, ?3) ON CONFLICT (key) DO UPDATE SET value = ?2, expires_at = ?3"
+Result = TypeVar("Result")
+
+
+class DiskStore:
+    """One connection, used by one thread at a time and never by that of the event loop."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._opened: sqlite3.Connection | None = None
+        self._added = 0
+
+    async def get(self, key: str) -> bytes | None:
+        return await self._do(lambda database: _get(database, key))
+
+    async def get_all(self, keys: Sequence[str], *, renew: float) -> list[bytes | None]:
+        expires_at = time.time() + renew
+
+        def get_all(database: sqlite3.Connection) -> list[bytes | None]:
+            found = [_get(database, key) for key in keys]
+            for key, value in zip(keys, found, strict=True):
+                if value is not None:
+                    database.execute("UPDATE kept SET expires_at = ? WHERE key = ?", (expires_at, key))
+            return found
+
+        return await self._do(get_all)
+
+    async def put(self, key: str, value: bytes, seconds: float) -> None:
+        await self._do(lambda database: database.execute(_PUT, (key, value, time.time() + seconds)))
+
+    async def add(self, key: str, value: bytes, seconds: float) -> bool:
+        return await self._do(lambda database: self._add(database, key, value, seconds))
+
+    async def delete(self, key: str) -> None:
+        await self._do(lambda database: database.execute("DELETE FROM kept WHERE key = ?", (key,)))
+
+    async def close(self) -> None:
+        with self._lock:
+            if self._opened is not None:
+                self._opened.close()
+
+    def _add(self, database: sqlite3.Connection, key: str, value: bytes, seconds: float) -> bool:
+        now = time.time()
+        self._added += 1
+        if self._added % PRUNE_EVERY == 0:
+            database.execute("DELETE FROM kept WHERE expires_at <= ?", (now,))
+        changed = database.execute(f"{_PUT} WHERE expires_at <= ?4", (key, value, now + seconds, now))
+        return changed.rowcount == 1
+
+    async def _do(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
+        def locked() -> Result:
+            with self._lock:
+                try:
+                    if self._opened is None:
+                        self._opened = _opened(self._path)
+                    return work(self._opened)
+                except sqlite3.Error as error:
+                    raise StoreError(f"{type(error).__name__}: {error}") from error
+
+        return await asyncio.to_thread(locked)
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    database = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    try:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = FULL")  # a commit is on the disk, not only with the operating system
+        database.execute(_TABLE)
+    except sqlite3.Error:
+        with contextlib.suppress(sqlite3.Error):
+            database.close()
+        raise
+    return database
+
+
+def _get(database: sqlite3.Connection, key: str) -> bytes | None:
+    found = database.execute("SELECT value, expires_at FROM kept WHERE key = ?", (key,)).fetchone()
+    return found[0] if found is not None and found[1] > time.time() else None
