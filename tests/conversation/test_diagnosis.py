@@ -1,7 +1,9 @@
 from typing import Any
 
+from callgate.calls.outcome import Returned
+from callgate.calls.states import ReadyCall
 from callgate.conversation.diagnosis import Diagnosis
-from callgate.conversation.events import PromptedCalling, TurnAccount, TurnEnded
+from callgate.conversation.events import BEFORE_ALL_TURNS, CallEnded, PromptedCalling, TurnAccount, TurnEnded
 
 
 def account(**given: Any) -> TurnAccount:
@@ -22,3 +24,11 @@ def test_a_turn_says_how_it_was_asked_for_calls_where_that_was_in_words():
     in_words, natively = diagnosis.report()["turns"]
     assert in_words["asked_in_words"] == {"format": "hermes", "extra_tokens": 120}
     assert "asked_in_words" not in natively
+
+
+def test_calls_that_were_run_again_are_named_apart():
+    diagnosis = Diagnosis("run_1")
+    diagnosis.handle(CallEnded(BEFORE_ALL_TURNS, ReadyCall("h", "clock", {}, "{}"), Returned("noon"), 0.25))
+    report = diagnosis.report()
+    assert report["recovered"] == [{"id": "h", "name": "clock", "outcome": "returned", "ms": 250.0}]
+    assert report["turns"] == []

@@ -7,20 +7,21 @@ import msgspec
 import pytest
 
 from callgate.calls.outcome import Failed
-from callgate.conversation.events import HiddenTurns
+from callgate.conversation.events import CallEnded, CallStarted, HiddenTurns
 from callgate.conversation.hidden_history import handle_of
 from callgate.conversation.turn_recovery import (
     MAX_CALLS,
     MAX_HINT,
+    MAX_RERUN,
+    ForgottenCall,
     Hint,
-    LostCall,
+    Recovery,
+    forgotten_turns,
     hint_of,
-    lost_turns,
-    made_again,
     take_hints,
 )
 from tests.conversation.test_hidden_history import answer, call, raw, said
-from tests.fakes import CountingTool, FailingTool, ShelfToolbox
+from tests.fakes import CountingTool, FailingTool, Listener, ShelfToolbox
 
 pytestmark = pytest.mark.anyio
 
@@ -30,13 +31,13 @@ class WritingToolbox(ShelfToolbox):
         return True
 
 
-def hint(*calls: LostCall) -> dict[int, Hint]:
+def hint(*calls: ForgottenCall) -> dict[int, Hint]:
     return {0: Hint(list(calls))}
 
 
-async def remade(toolbox: ShelfToolbox, *calls: LostCall) -> HiddenTurns:
-    [turn] = lost_turns([raw(said(call("c"))), raw(answer("c"))], hint(*calls), {})
-    return await made_again(turn, toolbox)
+async def remade(toolbox: ShelfToolbox, *calls: ForgottenCall) -> HiddenTurns:
+    [turn] = forgotten_turns([raw(said(call("c"))), raw(answer("c"))], hint(*calls), {})
+    return await Recovery(toolbox, Listener(), most=64).make_again(turn)
 
 
 def code_of(hidden: HiddenTurns, id: str) -> str:
@@ -45,7 +46,7 @@ def code_of(hidden: HiddenTurns, id: str) -> str:
 
 async def test_a_tool_that_only_reads_is_run_again_in_its_place() -> None:
     tool = CountingTool()
-    hidden = await remade(ShelfToolbox({"echo"}, clock=tool), LostCall(0, "h", "clock", '{"zone":"UTC"}'))
+    hidden = await remade(ShelfToolbox({"echo"}, clock=tool), ForgottenCall(0, "h", "clock", '{"zone":"UTC"}'))
     assert [one["id"] for one in hidden.assistant["tool_calls"]] == ["h", "c"]
     assert hidden.results["h"] == {"role": "tool", "tool_call_id": "h", "content": '{"zone": "UTC"}'}
     assert len(tool.calls) == 1
@@ -53,7 +54,7 @@ async def test_a_tool_that_only_reads_is_run_again_in_its_place() -> None:
 
 async def test_a_tool_that_writes_is_not_run_again() -> None:
     tool = CountingTool()
-    hidden = await remade(WritingToolbox({"echo"}, mail=tool), LostCall(1, "h", "mail", "{}"))
+    hidden = await remade(WritingToolbox({"echo"}, mail=tool), ForgottenCall(1, "h", "mail", "{}"))
     assert code_of(hidden, "h") == "result_lost"
     assert [one["id"] for one in hidden.assistant["tool_calls"]] == ["c", "h"]
     assert not tool.calls
@@ -62,13 +63,13 @@ async def test_a_tool_that_writes_is_not_run_again() -> None:
 @pytest.mark.parametrize(
     "lost",
     [
-        LostCall(0, "h", "not_on_offer", "{}"),
-        LostCall(0, "h", "echo", "{}"),
-        LostCall(0, "h", "clock", None),
+        ForgottenCall(0, "h", "not_on_offer", "{}"),
+        ForgottenCall(0, "h", "echo", "{}"),
+        ForgottenCall(0, "h", "clock", None),
     ],
     ids=["not on offer", "the client's own", "without arguments"],
 )
-async def test_what_may_not_or_cannot_be_run_is_said_to_be_lost(lost: LostCall) -> None:
+async def test_what_may_not_or_cannot_be_run_is_said_to_be_lost(lost: ForgottenCall) -> None:
     tool = CountingTool()
     hidden = await remade(ShelfToolbox({"echo"}, clock=tool), lost)
     assert code_of(hidden, "h") == "result_lost"
@@ -79,27 +80,54 @@ async def test_arguments_pass_the_same_gate() -> None:
     tool = CountingTool()
     schema = {"clock": {"type": "object", "properties": {"zone": {"type": "string"}}, "required": ["zone"]}}
     box = ShelfToolbox({"echo"}, schema, clock=tool)
-    hidden = await remade(box, LostCall(0, "a", "clock", '{"zone":'), LostCall(0, "b", "clock", "{}"))
+    hidden = await remade(box, ForgottenCall(0, "a", "clock", '{"zone":'), ForgottenCall(0, "b", "clock", "{}"))
     assert (code_of(hidden, "a"), code_of(hidden, "b")) == ("truncated", "schema_mismatch")
     assert not tool.calls
 
 
 async def test_a_failure_is_told_as_it_is() -> None:
-    hidden = await remade(ShelfToolbox({"echo"}, clock=FailingTool("no clock")), LostCall(0, "h", "clock", "{}"))
+    hidden = await remade(ShelfToolbox({"echo"}, clock=FailingTool("no clock")), ForgottenCall(0, "h", "clock", "{}"))
     assert hidden.results["h"]["content"] == "no clock"
     assert Failed("no clock").text == "no clock"
 
 
+async def test_of_all_turns_of_a_request_only_a_few_calls_are_run_again_and_every_listener_sees_them() -> None:
+    tool, listener = CountingTool(), Listener()
+    recovery = Recovery(ShelfToolbox({"echo"}, clock=tool), listener, most=64)
+    history = [message for n in range(100) for message in (raw(said(call(f"c{n}"))), raw(answer(f"c{n}")))]
+    hints = {2 * n: Hint([ForgottenCall(0, f"h{n}-{m}", "clock", "{}") for m in range(MAX_CALLS)]) for n in range(100)}
+    made = [await recovery.make_again(turn) for turn in forgotten_turns(history, hints, {})]
+    assert len(made) == 100
+    assert len(tool.calls) == MAX_RERUN
+    assert [event.call.id for event in listener.of(CallStarted)] == [f"h0-{m}" for m in range(MAX_RERUN)]
+    assert len(listener.of(CallEnded)) == MAX_RERUN
+    assert code_of(made[0], f"h0-{MAX_RERUN}") == code_of(made[99], "h99-0") == "result_lost"
+
+
+async def test_no_more_calls_are_run_again_than_one_turn_may_hold() -> None:
+    tool = CountingTool()
+    recovery = Recovery(ShelfToolbox({"echo"}, clock=tool), Listener(), most=1)
+    [turn] = forgotten_turns(
+        [raw(said(call("c")))], hint(*[ForgottenCall(0, f"h{n}", "clock", "{}") for n in range(2)]), {}
+    )
+    await recovery.make_again(turn)
+    assert len(tool.calls) == 1
+
+
 def test_no_more_calls_are_made_again_than_a_turn_may_hold() -> None:
-    many = [LostCall(0, f"h{n}", "clock", "{}") for n in range(MAX_CALLS + 1)]
-    [turn] = lost_turns([raw(said(call("c")))], hint(*many), {})
+    many = [ForgottenCall(0, f"h{n}", "clock", "{}") for n in range(MAX_CALLS + 1)]
+    [turn] = forgotten_turns([raw(said(call("c")))], hint(*many), {})
     assert len(turn.calls) == MAX_CALLS
 
 
 def test_what_is_kept_is_not_lost() -> None:
     kept = HiddenTurns((), said(call("c")), {})
     assert (
-        list(lost_turns([raw(said(call("c")))], hint(LostCall(0, "h", "clock", "{}")), {handle_of("c", [], 0): kept}))
+        list(
+            forgotten_turns(
+                [raw(said(call("c")))], hint(ForgottenCall(0, "h", "clock", "{}")), {handle_of("c", [], 0): kept}
+            )
+        )
         == []
     )
 
@@ -124,4 +152,4 @@ def test_hints_are_taken_out_and_everything_else_stays() -> None:
     rest, hints = take_hints([user, raw({**said(marked, odd), "more": 1})])
     assert rest[0] is user
     assert msgspec.json.decode(rest[1]) == {**said(call("c"), call("d")), "more": 1}
-    assert hints == {1: Hint([LostCall(0, "h", "clock", "{}")])}
+    assert hints == {1: Hint([ForgottenCall(0, "h", "clock", "{}")])}

@@ -7,11 +7,12 @@ from msgspec.structs import replace
 
 from callgate.calls.states import ReadyCall
 from callgate.conversation.events import CallsHandedBack, HiddenTurns
+from callgate.conversation.turn_recovery import Recovery
 from callgate.stores.conversations import Conversations
 from callgate.stores.memory import MemoryStore
 from callgate.stores.store import StoreError
 from tests.conversation.test_hidden_history import answer, call, plain, raw, said
-from tests.fakes import ShelfToolbox, counter
+from tests.fakes import Listener, ShelfToolbox, counter
 
 pytestmark = pytest.mark.anyio
 
@@ -26,7 +27,7 @@ def conversations(store: Any = None) -> Conversations:
 
 async def returned(kept: Conversations, caller: str, id: str = "c") -> list[Any]:
     back = [raw(said(call(id))), raw(answer(id))]
-    return plain(await kept.made_whole(caller, back, {}, ShelfToolbox({"echo"})))
+    return plain(await kept.made_whole(caller, back, {}, Recovery(ShelfToolbox({"echo"}), Listener(), 64)))
 
 
 WHOLE = [UNSEEN.assistant, answer("h", "ours"), answer("c")]
@@ -52,8 +53,14 @@ async def test_a_counted_id_of_another_chat_is_not_taken_for_what_was_kept() -> 
     asked, other = raw({"role": "user", "content": "hi"}), raw({"role": "user", "content": "ho"})
     assert (await kept.keep("alice", HANDED, [asked])).calls[0].id == "c"
     turn = [raw(said(call("c"))), raw(answer("c"))]
-    assert plain(await kept.made_whole("alice", [other, *turn], {}, ShelfToolbox({"echo"})))[1:] == AS_IT_CAME
-    assert plain(await kept.made_whole("alice", [asked, *turn], {}, ShelfToolbox({"echo"})))[1:] == WHOLE
+    assert (
+        plain(await kept.made_whole("alice", [other, *turn], {}, Recovery(ShelfToolbox({"echo"}), Listener(), 64)))[1:]
+        == AS_IT_CAME
+    )
+    assert (
+        plain(await kept.made_whole("alice", [asked, *turn], {}, Recovery(ShelfToolbox({"echo"}), Listener(), 64)))[1:]
+        == WHOLE
+    )
 
 
 async def test_an_id_that_another_chat_has_is_handed_out_anew() -> None:
@@ -74,7 +81,7 @@ async def test_an_id_that_the_clients_own_history_has_is_handed_out_anew() -> No
     handed = await kept.keep("alice", HANDED, earlier)
     [id] = [call.id for call in handed.calls]
     back = [*earlier, raw(said(call(id))), raw(answer(id))]
-    whole = plain(await kept.made_whole("alice", back, {}, ShelfToolbox({"echo"})))
+    whole = plain(await kept.made_whole("alice", back, {}, Recovery(ShelfToolbox({"echo"}), Listener(), 64)))
     assert whole == [said(call("c")), answer("c", "earlier"), *WHOLE]
 
 

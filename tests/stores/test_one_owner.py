@@ -16,6 +16,7 @@ from callgate.calls.states import ReadyCall
 from callgate.conversation.events import CallsHandedBack, ChatEvent, ReasoningDelta
 from callgate.conversation.loop import Rules, converse
 from callgate.conversation.ports import Message, ModelRequest
+from callgate.conversation.turn_recovery import Recovery
 from callgate.stores.conversations import Conversations
 from callgate.stores.memory import MemoryStore
 from callgate.tools.executor import RunContext
@@ -86,7 +87,7 @@ async def divided(chat: Made) -> list[bytes]:
                 event = await kept.keep("caller", event, sent)
             await heard(event)
 
-        messages = await kept.made_whole("caller", sent, {}, box)
+        messages = await kept.made_whole("caller", sent, {}, Recovery(box, heard, 64))
         await converse(ModelRequest(messages), model, box, tell, new_id=counter("made"), rules=RULES)
         handed = heard.of(CallsHandedBack)
         if not handed:

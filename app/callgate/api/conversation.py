@@ -24,6 +24,7 @@ from callgate.conversation.listeners import Handlers, Listener, handlers_of
 from callgate.conversation.loop import Rules, converse
 from callgate.conversation.ports import Emit, Message, Model, ModelRequest
 from callgate.conversation.read_model import ReadModel
+from callgate.conversation.turn_recovery import Recovery
 from callgate.runtime.chat_setup import clients_toolbox
 from callgate.runtime.manager import new_call_id
 from callgate.runtime.route import Route
@@ -171,7 +172,10 @@ class Conversation:
                 emit = _awaiting(self._before_tools, self.run_id, emit)
             keep = self._keep
             messages = await self._conversations.made_whole(
-                owner_of(self._caller, request), messages, request.hints, setup.toolbox
+                owner_of(self._caller, request),
+                messages,
+                request.hints,
+                Recovery(setup.toolbox, emit_to_listeners(listeners, _emit_nothing), rules.max_calls_per_turn),
             )
             setup.recall(messages)
             if request.mode is not None:
@@ -197,6 +201,10 @@ class Conversation:
             self._request.messages,
             with_hint=self._runtime.diagnostics and not self._request.legacy,
         )
+
+
+async def _emit_nothing(event: ChatEvent) -> None:
+    """What happens before the first turn is for listeners alone: the client's answer has not begun."""
 
 
 class _WriteNote(Listener):

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from callgate.calls.outcome import Failed
 from callgate.calls.states import BrokenCall, Call, ReadyCall
 from callgate.conversation.events import (
+    BEFORE_ALL_TURNS,
     NOT_RUN_SHOWN,
     CallEnded,
     ChatEnded,
@@ -29,6 +30,7 @@ class Diagnosis(Listener):
         self.run_id = run_id
         self._warnings = warnings
         self._events: list[TurnEnded | ModelRetried | ChatEnded] = []
+        self._recovered: list[dict[str, Any]] = []
         self._outcomes: dict[tuple[int, str], dict[str, Any]] = {}
 
     def _keep(self, event: TurnEnded | ModelRetried | ChatEnded) -> None:
@@ -36,7 +38,11 @@ class Diagnosis(Listener):
 
     def _call_ended(self, event: CallEnded) -> None:
         word = str(event.outcome.kind) if isinstance(event.outcome, Failed) else "returned"
-        self._outcomes[event.turn, event.call.id] = {"outcome": word, "ms": _milliseconds(event.seconds)}
+        outcome = {"outcome": word, "ms": _milliseconds(event.seconds)}
+        if event.turn == BEFORE_ALL_TURNS:
+            self._recovered.append({"id": event.call.id, "name": event.call.name, **outcome})
+        else:
+            self._outcomes[event.turn, event.call.id] = outcome
 
     handlers: ClassVar[Handlers] = {
         TurnEnded: _keep,
@@ -61,6 +67,8 @@ class Diagnosis(Listener):
                     report["ending"] = str(ending.kind)
                     if ending.note:
                         report["note"] = ending.note
+        if self._recovered:
+            report["recovered"] = self._recovered
         if retries:
             report["retries"] = retries
         return report

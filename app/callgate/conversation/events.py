@@ -248,6 +248,10 @@ class TurnAccount(msgspec.Struct, frozen=True, gc=False):
     """Which way the model was reached; nothing where none was."""
 
 
+BEFORE_ALL_TURNS = -1
+"""The turn of calls that are run again because their results are gone."""
+
+
 class CallStarted(msgspec.Struct, frozen=True, gc=False):
     turn: int
     call: ReadyCall

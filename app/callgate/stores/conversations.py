@@ -9,16 +9,16 @@ from msgspec.structs import replace
 from callgate.calls.states import Call
 from callgate.conversation.events import CallsHandedBack, HiddenTurns
 from callgate.conversation.hidden_history import decode_hidden, encode_hidden, handle_of, handles_in, put_back
-from callgate.conversation.ports import Message, Toolbox
+from callgate.conversation.ports import Message
 from callgate.conversation.turn_recovery import (
     FIELD,
+    ForgottenTurn,
     Hint,
-    LostTurn,
+    Recovery,
     decode_hint,
     encode_hint,
+    forgotten_turns,
     hint_of,
-    lost_turns,
-    made_again,
 )
 from callgate.stores.store import Store, StoreError
 
@@ -58,7 +58,7 @@ class Conversations:
         return replace(handed, calls=(replace(first, extras={**first.extras, FIELD: hint}), *others))
 
     async def made_whole(
-        self, caller: str, messages: Sequence[Message], hints: Mapping[int, Hint], toolbox: Toolbox
+        self, caller: str, messages: Sequence[Message], hints: Mapping[int, Hint], recovery: Recovery
     ) -> tuple[Message, ...]:
         """The history with what was kept for its calls put back, and made again where it is gone."""
         handles = list(dict.fromkeys(handles_in(messages)))
@@ -71,8 +71,8 @@ class Conversations:
             remembered = await self._remembered(caller, [handle for handle in handles if handle not in kept])
         except StoreError as error:
             log.warning("conversation_not_found", error=str(error))
-        for turn in lost_turns(messages, hints, kept, remembered) if hints or remembered else ():
-            hidden = await made_again(turn, toolbox)
+        for turn in forgotten_turns(messages, hints, kept, remembered) if hints or remembered else ():
+            hidden = await recovery.make_again(turn)
             log.info("turn_recovered", calls=[call.id for call in turn.calls])
             kept |= dict.fromkeys(turn.handles, hidden)
             await self._keep_again(caller, turn, hidden)
@@ -95,7 +95,7 @@ class Conversations:
         values = await self._store.get_all([_key(caller, handle, HINT) for handle in handles], renew=HINT_SECONDS)
         return {handle: decode_hint(value) for handle, value in zip(handles, values, strict=True) if value is not None}
 
-    async def _keep_again(self, caller: str, turn: LostTurn, hidden: HiddenTurns) -> None:
+    async def _keep_again(self, caller: str, turn: ForgottenTurn, hidden: HiddenTurns) -> None:
         """So that it is made again once, and not whenever the client returns."""
         try:
             for handle in turn.handles:
