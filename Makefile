@@ -41,8 +41,8 @@ chaos: .venv/.dev ## overload, drain, kill -9, soak, cancellation, bad requests,
 	@CALLGATE_CHAOS=long CALLGATE_CHAOS_FIGURES=build/chaos.jsonl $(PY) -m pytest tests/chaos tests/server $(ARGS)
 	@cat build/chaos.jsonl
 
-fuzz: .venv/.dev ## search for inputs that readers fail on, SECONDS=60 for each of tests/fuzz (ARGS=stream for one of them)
-	@$(PY) -c 'import atheris' 2>/dev/null || $(PY) -m uv pip install --quiet --python $(PY) --group fuzz
+fuzz: .venv/.dev ## search for inputs that readers fail on, SECONDS=60 for each of tests/fuzz (ARGS=stream for one of them; edge tries 100,000)
+	@$(if $(filter edge,$(ARGS)),:,$(PY) -c 'import atheris') 2>/dev/null || $(PY) -m uv pip install --quiet --python $(PY) --group fuzz
 	@$(PY) -m tests.fuzz $(ARGS) --seconds $(or $(SECONDS),60)
 
 check: .venv/.dev ## lint, formatting, types, and who may import whom

@@ -2,10 +2,12 @@
 
 Starts from the committed corpus and from what earlier runs found, which is kept in `build/fuzz`. An input that fails is
 written there and named; put into `corpus/NAME` it is a test from then on. Without NAME all harnesses run, each in a
-process of its own: the fuzzer ends its process when it is done.
+process of its own: the fuzzer ends its process when it is done. `edge` compares two servers and needs no atheris: it
+tries `--inputs 100000` and prints how many of them differed.
 """
 
 import argparse
+import random
 import subprocess
 import sys
 from importlib import import_module
@@ -25,12 +27,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz")
     parser.add_argument("name", nargs="?", choices=NAMES)
     parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--inputs", type=int, default=100_000, help="for `edge`, which counts inputs and not seconds")
     asked = parser.parse_args()
+    if asked.name == "edge":
+        search_edge(asked.inputs)
     if asked.name is not None:
         fuzz(asked.name, asked.seconds)
     each = [[sys.executable, "-m", "tests.fuzz", name, "--seconds", str(asked.seconds)] for name in NAMES]
     ended = [subprocess.call(command) for command in each]  # all of them, whatever the first ones find
     return 1 if any(ended) else 0
+
+
+def search_edge(count: int) -> NoReturn:
+    """The differential one: h11 is no code of ours that could guide a fuzzer, so its inputs are made at random."""
+    from tests.fuzz.fuzz_edge import search
+
+    sys.exit(1 if search(count, random.randrange(2**32)) else 0)
 
 
 def fuzz(name: str, seconds: int) -> NoReturn:

@@ -3,6 +3,7 @@
 import pytest
 
 from callgate.text_calls.reader import FORMATS
+from tests.fuzz.fuzz_edge import search
 from tests.fuzz.harness import CORPUS, NAMES, corpus, load, mutations, timed
 
 MUTATIONS = 300
@@ -23,6 +24,10 @@ def test_so_are_mutations_of_it(name):
         except Exception as error:
             error.add_note(f"the input: {data!r}")
             raise
+
+
+def test_our_server_and_h11s_hand_on_the_same_requests():
+    assert search(5000, seed=7) == 0
 
 
 def test_the_corpus_has_a_text_in_every_format():

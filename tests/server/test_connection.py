@@ -365,6 +365,29 @@ async def test_what_must_be_said_once_and_is_said_twice_is_refused(twice: bytes)
     assert not app.seen
 
 
+async def test_white_space_around_a_value_is_no_part_of_it() -> None:
+    app = Scopes()
+    async with connected(app) as connection:
+        await connection.send(b"GET / HTTP/1.1\r\nhost: localhost \r\nauthorization:\t Bearer  k \t\r\n\r\n")
+        assert (await connection.answer()).status == 200
+    assert app.seen[0]["headers"] == [(b"host", b"localhost"), (b"authorization", b"Bearer  k")]
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [(b"GET / HTTP/2.0", 505), (b"CONNECT / HTTP/1.1", 405), (b"CONNECT localhost:80 HTTP/1.1", 405)],
+)
+async def test_another_version_and_a_tunnel_are_refused_before_the_application_sees_them(
+    line: bytes, status: int
+) -> None:
+    app = Scopes()
+    async with connected(app) as connection:
+        await connection.send(line + b"\r\nhost: localhost\r\n\r\n")
+        refused = await connection.answer()
+        assert (refused.status, refused.headers["connection"]) == (status, "close")
+    assert not app.seen
+
+
 async def test_other_headers_may_come_several_times() -> None:
     app = Scopes()
     async with connected(app) as connection:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from callgate.server.protocol import ProtocolFactory
 
 NEVER: Final = math.inf
+VERSIONS: Final = ("1.1", "1.0")
 ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
 
 
@@ -194,9 +195,6 @@ class ServerConnection(asyncio.Protocol):
             except httptools.HttpParserUpgrade as stopped:
                 if self._upgrade == _ASKED:
                     self._read_plainly(data[stopped.args[0] :])
-                elif self._upgrade == _NONE and self._newest is not None:  # CONNECT, which the application refuses
-                    self._newest.keep = False
-                    self._ignores_input = True
             else:
                 if self._in_body:
                     self._expect_body(body_before if was_in_body else None)
@@ -269,7 +267,7 @@ class ServerConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:
-            self._headers.append((name.lower(), value))
+            self._headers.append((name.lower(), value.rstrip(b" \t")))  # the parser strips the front only
         # else a trailer: it would join the headers of a request that was judged by them already
 
     def on_headers_complete(self) -> None:
@@ -344,6 +342,10 @@ class ServerConnection(asyncio.Protocol):
         return scope
 
     def _taken_apart(self, target: bytes, method: bytes, version: str) -> dict[str, Any]:
+        if version not in VERSIONS:
+            raise refusals.unknown_version(version)
+        if method == b"CONNECT":
+            raise refusals.no_tunnel()
         if target[:1] == b"/" and b"#" not in target:
             raw_path, _, query = target.partition(b"?")
         else:  # a whole address, as a proxy is sent it, or nothing that can be asked for

@@ -40,6 +40,14 @@ def no_host() -> Refused:
     return Refused(400, "The request has no Host header, which HTTP/1.1 asks for.", "invalid_http_request")
 
 
+def unknown_version(version: str) -> Refused:
+    return Refused(505, f"HTTP/{version} is not spoken here; HTTP/1.1 is.", "invalid_http_request")
+
+
+def no_tunnel() -> Refused:
+    return Refused(405, "CONNECT asks for a tunnel, which this server does not open.", "method_not_allowed")
+
+
 def repeated_header(name: str) -> Refused:
     return Refused(400, f"The request has the header {name} more than once.", "invalid_http_request")
 
