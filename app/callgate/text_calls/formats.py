@@ -1,5 +1,6 @@
 """The formats, each in a few lines: its marks, and which grammar reads what they open."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -255,6 +256,15 @@ def action(out: EventSink, mark: str) -> Steps[bool]:
     return True
 
 
+def end_of_citation(out: EventSink, _: str) -> Steps[bool]:
+    """The sources of what was cited: `</co: 0:[1,2]>`."""
+    sources = yield from out.cursor.run(_SOURCES, HEAD_LIMIT)
+    if (yield from out.cursor.one_of((">",))) is None:
+        out.cursor.back(sources or "")
+        return False
+    return True
+
+
 def gigachat(out: EventSink, mark: str) -> Steps[bool]:
     """A separator of messages, with the header of a call behind it or nothing to show."""
     yield from out.cursor.space()
@@ -284,6 +294,7 @@ def inkling_thinking(out: EventSink, _: str) -> Steps[bool]:
     return True
 
 
+_SOURCES = re.compile(r"[0-9:,\[\] ]*")
 COMMAND_R: Final = CallObjects("tool_name", "tool_call_id", frozenset({"directly_answer", "directly-answer"}))
 GIGACHAT_MESSAGE: Final = "<|message_sep|>"
 GIGACHAT_HEADER: Final = "function call<|role_sep|>"
@@ -377,9 +388,9 @@ GRAMMARS: Final[Mapping[str, Grammar]] = {
         {INKLING_HEADER: inkling_header, INKLING_THINKING: inkling_thinking, **INKLING_CALLS}, dropped=INKLING_TOKENS
     ),
     "command_r": marked(
-        {"<|START_ACTION|>": call_objects(COMMAND_R, Ends(("<|END_ACTION|>",)))},
+        {"<|START_ACTION|>": call_objects(COMMAND_R, Ends(("<|END_ACTION|>",))), "</co: ": end_of_citation},
         channels={"<|START_THINKING|>": "<|END_THINKING|>"},
-        dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>", "<|END_ACTION|>"),
+        dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>", "<|END_ACTION|>", "<co>"),
     ),
     "command_r_plus": marked({"Action:": action}),
     # Tags

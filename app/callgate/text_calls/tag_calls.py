@@ -116,7 +116,8 @@ def attributes_up_to(
         look = _Ahead(cursor)
         while True:
             blanks = yield from look.run(_TOKEN_BLANKS if run_together else _BLANKS)
-            ended = yield from look.mark(end, f"/{end}")
+            char = yield from look.char()
+            ended = (yield from look.mark(end, f"/{end}")) if char in (end[0], "/") else None
             if ended:
                 return TagHead(named(found), is_whole=True, is_closed=ended != end, text=look.accept(0))
             is_cut = look.is_cut
