@@ -717,6 +717,34 @@ CASES = [
         [WEATHER],
         warnings=["arguments_repaired"],
     ),
+    case(
+        "solar",
+        "<|think|>hm<|end|><|begin|>assistant<|content|>Look.<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>c1"
+        '<|tool_call:name|>get_weather<|tool_call:args|>{"city": "A"}<|tool_call:end|><|calls|>',
+        [{**WEATHER, "id": "c1"}],
+        content="Look.",
+        reasoning="hm",
+    ),
+    case("solar", "<|tool_call:begin|>c1<|tool_call:name|>get_wea", incomplete=[broken(None, "truncated")]),
+    case(
+        "solar",
+        '<|tool_call:begin|>c1<|tool_call:name|>get_weather<|tool_call:args|>{"city": "A',
+        incomplete=[broken("get_weather", "truncated")],
+    ),
+    case(
+        "hunyuan",
+        "<think:opensource>hm</think:opensource><tool_calls:opensource>\n<tool_call:opensource>get_weather<tool_sep:opensource>\n"
+        "<arg_key:opensource>city</arg_key:opensource>\n<arg_value:opensource>A</arg_value:opensource>\n</tool_call:opensource>\n"
+        "</tool_calls:opensource>",
+        [WEATHER],
+        reasoning="hm",
+    ),
+    case(
+        "hyperclovax",
+        "Sure.<|im_end|>\n<|im_start|>assistant -> tool/function_call\n[" + TIME_JSON + "]<|im_end|>",
+        [TIME],
+        content="Sure.",
+    ),
     *bare_cases("llama3_json"),
     *bare_cases("litellm_json"),
 ]

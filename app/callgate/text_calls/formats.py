@@ -158,15 +158,15 @@ def functions(wrapper: str) -> Vocabulary:
     )
 
 
-def keys_and_values(prefix: str = "", **more: Any) -> Vocabulary:
-    """`<tool_call>N<arg_key>P</arg_key><arg_value>V</arg_value></tool_call>`, each with a prefix."""
+def keys_and_values(prefix: str = "", suffix: str = "", **more: Any) -> Vocabulary:
+    """`<tool_call>N<arg_key>P</arg_key><arg_value>V</arg_value></tool_call>`, each with a prefix or a suffix."""
     return Vocabulary(
-        call=f"<{prefix}tool_call>",
-        call_end=f"</{prefix}tool_call>",
-        value=f"<{prefix}arg_key>",
-        value_end=f"</{prefix}arg_value>",
+        call=f"<{prefix}tool_call{suffix}>",
+        call_end=f"</{prefix}tool_call{suffix}>",
+        value=f"<{prefix}arg_key{suffix}>",
+        value_end=f"</{prefix}arg_value{suffix}>",
         head=attributes,
-        value_head=key_up_to(f"</{prefix}arg_key>", f"<{prefix}arg_value>"),
+        value_head=key_up_to(f"</{prefix}arg_key{suffix}>", f"<{prefix}arg_value{suffix}>"),
         **more,
     )
 
@@ -317,6 +317,8 @@ INKLING_TOKENS: Final = (
 SEED: Final = functions("seed:tool_call")
 QUOTED: Final = keys_and_values(quoted=True)
 HY3: Final = keys_and_values(name_end="<tool_sep>")
+HY3_OPEN: Final = keys_and_values(suffix=":opensource", name_end="<tool_sep:opensource>")
+"""As the weights that anybody can have write it."""
 LONGCAT: Final = keys_and_values("longcat_")
 
 SOLAR: Final = Vocabulary(
@@ -443,13 +445,27 @@ GRAMMARS: Final[Mapping[str, Grammar]] = {
     ),
     "minicpm5": marked({MINICPM5.call: bare_function(MINICPM5)}),
     "glm45": marked({"<tool_call>": tool_call(named(GLM))}, strays=TOOL_CALL_END),
-    "hyperclovax": marked({"<tool_call>": tool_call(named(QUOTED), QUOTED)}, strays=TOOL_CALL_END),
+    "hyperclovax": marked(
+        {"<tool_call>": tool_call(named(QUOTED), QUOTED), **json_block("-> tool/function_call", "<|im_end|>")},
+        dropped=("<|im_end|>", "<|im_start|>assistant"),
+        strays=TOOL_CALL_END,
+    ),
     "hunyuan": marked(
-        {"<tool_calls>": hunyuan, "<tool_call>": tool_call(named(HY3), HY3)},
-        dropped=("</tool_calls>", "<answer>", "</answer>"),
+        {
+            "<tool_calls>": hunyuan,
+            "<tool_call>": tool_call(named(HY3), HY3),
+            "<tool_calls:opensource>": lambda out, _: headed.section(out, HY3_OPEN.call, "</tool_calls:opensource>"),
+            HY3_OPEN.call: named(HY3_OPEN),
+        },
+        channels={"<think:opensource>": "</think:opensource>"},
+        dropped=("</tool_calls>", "</tool_calls:opensource>", "<answer>", "</answer>"),
     ),
     "longcat": marked({"<longcat_tool_call>": longcat}, dropped=("</longcat_tool_call>",)),
-    "solar": marked({SOLAR.call: named(SOLAR)}, dropped=(SOLAR.call_end,)),
+    "solar": marked(
+        {SOLAR.call: named(SOLAR), headed.SOLAR_CALL: lambda out, _: headed.solar(out)},
+        channels={"<|think|>": "<|end|>"},
+        dropped=(SOLAR.call_end, headed.SOLAR_CALL_END, *headed.SOLAR_TOKENS),
+    ),
     # Names in headers
     "mistral": marked(
         {

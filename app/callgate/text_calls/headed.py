@@ -95,6 +95,27 @@ def kimi_k2(out: EventSink) -> Steps[bool]:
     return True
 
 
+# Solar ------------------------------------------------------------------------------------------
+
+SOLAR_CALL: Final = "<|tool_call:begin|>"
+SOLAR_CALL_END: Final = "<|tool_call:end|>"
+SOLAR_TOKENS: Final = ("<|content|>", "<|end|>", "<|flush|>", "<|calls|>", "<|tool_calls|>", "<|begin|>assistant")
+
+
+def solar(out: EventSink) -> Steps[bool]:
+    """Solar Open before its second release: an id, a name and JSON, each behind a token of its own."""
+    id, mark = yield from _header(out.cursor, "<|tool_call:name|>", SOLAR_CALL_END)
+    name = None
+    if id is not None:
+        name, mark = yield from _header(out.cursor, "<|tool_call:args|>", SOLAR_CALL_END)
+    if name is None:
+        out.add_call(cut_off(flaw=Flaw.INVALID_MARKUP if mark else Flaw.TRUNCATED))
+        return True
+    body = yield from read_body(out.cursor, Ends((SOLAR_CALL_END,), others=SOLAR_TOKENS))
+    out.add_call(arguments_written(name, body, id=id or None))
+    return True
+
+
 # Mistral ----------------------------------------------------------------------------------------
 
 MISTRAL_CALLS: Final = "[TOOL_CALLS]"
