@@ -13,7 +13,7 @@ from callgate.calls.offer import OfferedTool
 from callgate.calls.states import ReadyCall
 from callgate.conversation.turn import TurnBuilder
 from callgate.text_calls import prompts, reader, writers
-from callgate.text_calls.listings import ToolSpec, as_typescript, lean
+from callgate.text_calls.listings import ToolSpec, as_typescript, compact
 from callgate.text_calls.prompts import FORMATS, style_for
 from callgate.text_calls.reader import reader_for
 from callgate.text_calls.writers import PastCall, PastResult
@@ -250,9 +250,9 @@ def test_one_example_for_each_tool_where_that_is_wanted():
 
 
 def test_titles_that_generators_add_are_not_paid_for_and_a_property_called_title_stays():
-    assert lean(WEATHER.parameters)["properties"]["title"] == {"type": ["string", "null"]}
-    assert "title" not in lean(WEATHER.parameters)
-    assert "title" not in lean(WEATHER.parameters)["properties"]["city"]
+    assert compact(WEATHER.parameters)["properties"]["title"] == {"type": ["string", "null"]}
+    assert "title" not in compact(WEATHER.parameters)
+    assert "title" not in compact(WEATHER.parameters)["properties"]["city"]
 
 
 def test_typescript_says_types_optionality_and_comments():

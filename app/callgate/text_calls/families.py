@@ -23,14 +23,14 @@ NATIVE = "native"
 PROBE = "probe"
 
 FALLBACK = "hermes"
-"""For a family we do not know: marked, so that talk about JSON stays talk, and many open models were trained on it."""
+"""For a family that is not known: marked, so that JSON in prose stays prose, and many open models were trained on it."""
 
 
 def tool_calling_for(model_name: str, supports_native: bool | None) -> str:
     """`native`, a format, or `probe`: ask the model `probe_ask()`, then go by `judge_probe`.
 
     `supports_native` is what is known of this very model, None where nothing is. litellm's own answer is False for
-    every model that its list lacks: the caller tells the two apart and says None for those.
+    every model that its list lacks: the caller distinguishes the two and passes None for those.
     """
     if supports_native is not None:
         return NATIVE if supports_native else format_for(model_name)

@@ -58,7 +58,7 @@ def in_sentences(tools: Sequence[ToolSpec]) -> str:
 
 def as_menu(tools: Sequence[ToolSpec]) -> str:
     """ReAct."""
-    return "\n".join(f"{tool.name}: {tool.description} Input: {_json(lean(tool.parameters))}" for tool in tools)
+    return "\n".join(f"{tool.name}: {tool.description} Input: {_json(compact(tool.parameters))}" for tool in tools)
 
 
 # XML ------------------------------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def _xml_function(tool: ToolSpec) -> str:
     if tool.description:
         lines.append(f"<description>{tool.description}</description>")
     lines.append("<parameters>")
-    parameters = lean(tool.parameters)
+    parameters = compact(tool.parameters)
     for name, schema in _mapping(parameters.get("properties")).items():
         lines += ["<parameter>", f"<name>{name}</name>"]
         lines += [f"<{key}>{_bare(value)}</{key}>" for key, value in _mapping(schema).items()]
@@ -152,30 +152,30 @@ _TS_WORDS = {
 
 
 def _spec(tool: ToolSpec) -> dict[str, Any]:
-    spec = {"name": tool.name, "description": tool.description, "parameters": lean(tool.parameters)}
+    spec = {"name": tool.name, "description": tool.description, "parameters": compact(tool.parameters)}
     return {key: value for key, value in spec.items() if value != ""}
 
 
-def lean(schema: Any) -> Any:
+def compact(schema: Any) -> Any:
     """The schema without what costs tokens and says nothing: generators repeat each name as a `title`."""
     if not isinstance(schema, Mapping):
         return schema
-    return {key: _lean_under(key, value) for key, value in schema.items() if not _is_noise(key, value)}
+    return {key: _compact_under(key, value) for key, value in schema.items() if not _is_noise(key, value)}
 
 
 def _is_noise(key: str, value: Any) -> bool:
     return key == "$schema" or (key == "title" and isinstance(value, str))
 
 
-def _lean_under(key: str, value: Any) -> Any:
+def _compact_under(key: str, value: Any) -> Any:
     if key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(value, Mapping):
         # These map names to schemas, and a property may well be called title.
-        return {name: lean(schema) for name, schema in value.items()}
+        return {name: compact(schema) for name, schema in value.items()}
     if key in ("default", "const", "enum", "examples"):
         return value
     if isinstance(value, list):
-        return [lean(item) for item in value]
-    return lean(value)
+        return [compact(item) for item in value]
+    return compact(value)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -213,8 +213,8 @@ def answer_form(schema: Mapping[str, Any] | None) -> str:
     """The form that the client wants an answer to have, in words."""
     if schema is None:
         return "When you answer without a call, write nothing but one JSON object."
-    told = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
-    return f"When you answer without a call, write nothing but JSON that satisfies this schema:\n{told}"
+    text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+    return f"When you answer without a call, write nothing but JSON that satisfies this schema:\n{text}"
 
 
 # Worked examples ------------------------------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ def _call_shape(tool: ToolSpec, key: str, definitions: dict[str, Any]) -> dict[s
         # One value under `enum`, not `const`: the older converters from schema to grammar know only the former.
         "properties": {
             "name": {"type": "string", "enum": [tool.name]},
-            key: _moved(listings.lean(tool.parameters), tool.name, definitions) or {"type": "object"},
+            key: _moved(listings.compact(tool.parameters), tool.name, definitions) or {"type": "object"},
         },
         "required": ["name", key],
         "additionalProperties": False,

@@ -1,6 +1,6 @@
 """Reads the keyword arguments of a call written in Python, whose values must be literals that JSON can say.
 
-Nothing is evaluated. What Python would not take, and what JSON cannot carry (bytes, sets, complex numbers, infinities,
+Nothing is evaluated. What Python would not take, and what JSON cannot hold (bytes, sets, complex numbers, infinities,
 keys that are no strings), is refused.
 """
 

@@ -1,16 +1,18 @@
 """How each format writes a turn with tool calls, and how it writes the results: the reverse of the reader.
 
 What is written here for the history and for worked examples is read back by the same format's reader as the same
-calls. The JSON formats carry any JSON object. The tag formats carry text only, so there some things cannot be said:
+calls. The JSON formats hold any JSON object. The tag formats hold text only, so there some things cannot be said:
 
 - a value that is no string, under a parameter whose schema allows strings, comes back as its JSON text;
 - a parameter's name must fit its tag: no quote, angle bracket, line break or blank at its ends, and not empty;
-- a string that contains its own closing tag, or that looks like CDATA or ends in a carriage return, is put into one
-  CDATA section; if it also contains `]]>` nothing can carry it, and it is written raw;
-- `gemma4` has no way to write its own string mark inside a string, and `pythonic` no argument that is not an identifier.
+- a string that contains the closing tag of its own or the opening tag of any parameter, or that looks like CDATA or ends
+  in a carriage return, is put into one CDATA section; if it also contains `]]>` nothing can hold it, and it is written raw;
+- `minimax_m3` has no way to write an empty list or object, nor inside one what the schema does not say is no string;
+- `gemma4` and `functiongemma` have no way to write their own string mark inside a string, and `pythonic` and `olmo3` no
+  argument that is not an identifier.
 
-`deepseek_dsml` marks which values are JSON and has none of these limits on values. A history with such a value is
-still written, and the model sees nearly what it said; nothing is run from it.
+`deepseek_dsml` and `kimi_k3` mark which values are JSON and have none of these limits on values. A history with such a
+value is still written, and the model sees nearly what it said; nothing is run from it.
 """
 
 import json
@@ -145,7 +147,7 @@ def harmony(text: str, calls: Sequence[PastCall]) -> str:
 
 
 def react(text: str, calls: Sequence[PastCall]) -> str:
-    """One call: the format has room for no more, and whoever writes a history in it splits turns accordingly."""
+    """One call: the format has no way to write more, and whoever writes a history in it splits turns accordingly."""
     call = calls[0]
     thought = f"Thought: {text}\n" if text else ""
     return f"{thought}Action: {call.name}\nAction Input: {_json(call.arguments)}"
