@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from callgate.calls.states import ReadyCall
 from callgate.conversation.events import CallWritten, ReasoningDelta, TextDelta
 from callgate.text_calls.formats import GRAMMARS
 from callgate.text_calls.reader import FORMATS, reader_for
-from tests.corpus.judge import cases, verdict
+from tests.corpus.judge import Case, cases, run, verdict
 from tests.text_calls.reading import CASES, SCRAPS, TOOLS, corpus_texts, cuts, flood, merged, mutated, read, said
 
 TEXTS = list(corpus_texts())
@@ -27,6 +28,24 @@ def test_no_cut_of_a_corpus_text_changes_what_is_read(format, text):
     assert read(format, text) == whole
     for at in range(len(text) + 1):
         assert read(format, cuts(text, [at])) == whole
+
+
+CLOSED_BEFORE_ITS_JUNK = "t033-hermes-trailing-brace"
+"""What makes its call broken comes behind the whole of it."""
+
+
+@pytest.mark.parametrize("case", list(cases(CASES)), ids=lambda case: case.id)
+def test_no_beginning_of_a_corpus_text_runs_what_the_whole_does_not(case):
+    text = case.data.get("text") or "".join(case.data["text_chunks"])
+    data = {key: value for key, value in case.data.items() if key != "text"}
+    whole = would_run(case)
+    for end in range(len(text)):
+        beginning = would_run(Case(case.path, {**data, "text_chunks": [text[:end]]}))
+        assert case.id == CLOSED_BEFORE_ITS_JUNK or all(call in whole for call in beginning), text[:end]
+
+
+def would_run(case):
+    return [(call.name, call.arguments) for call in run(case).calls if isinstance(call, ReadyCall)]
 
 
 @settings(max_examples=600, deadline=None)
