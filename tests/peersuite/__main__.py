@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.peersuite.comparing import CLASSES, Difference, class_of, differences, shape
-from tests.peersuite.reading import Case, format_of, pieces_of, read_native, read_streamed, read_whole
+from tests.peersuite.reading import Case, Family, family_of, pieces_of, read_native, read_streamed, read_whole
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,8 +33,9 @@ async def _run(root: Path, only: str, *, verbose: bool) -> int:
     table: dict[tuple[str, str, str], collections.Counter[str]] = {}
     for case in _cases(root, only):
         is_native = case["kind"] == "native"
-        format = "native" if is_native else format_of(case, formats)
-        kind, found = _judged_native(case) if is_native else await _judged_text(case, format)
+        family = family_of(case, formats)
+        format = "native" if is_native else family.format
+        kind, found = _judged_native(case) if is_native else await _judged_text(case, family)
         if kind and case["id"] in judgements:
             kind = judgements[case["id"]]["class"]
         table.setdefault((case["project"], case["format"], format), collections.Counter())[kind or "passed"] += 1
@@ -61,10 +62,10 @@ def _judged_native(case: Case) -> tuple[str, list[Difference]]:
     return class_of(found), found
 
 
-async def _judged_text(case: Case, format: str) -> tuple[str, list[Difference]]:
+async def _judged_text(case: Case, family: Family) -> tuple[str, list[Difference]]:
     """Whole, then streamed: what differs only when streamed is `streamed`, what differs from cut to cut is `cut`."""
-    whole = await read_whole(case, format)
-    letters, *others = [await read_streamed(case, format, pieces) for pieces in pieces_of(case)]
+    whole = await read_whole(case, family)
+    letters, *others = [await read_streamed(case, family, pieces) for pieces in pieces_of(case)]
     found, streamed = differences(case, whole), differences(case, letters)
     kind = class_of(found) or ("streamed" if class_of(streamed) else "")
     found += [(f"streamed {name}", what) for name, what in streamed if (name, what) not in found]

@@ -16,6 +16,7 @@ from callgate.conversation.ports import ModelRequest, Passthrough
 from callgate.conversation.turn import TurnBuilder
 from callgate.text_calls import families
 from callgate.text_calls.prompted import PromptedModel
+from callgate.text_calls.thinking import ThinkingMemory
 from callgate.tools.schema import SchemaError, compile_schema
 from callgate.upstream.chunks import ChunkReader, read_completion
 
@@ -36,11 +37,19 @@ class Read:
     reasoning: str
 
 
-def format_of(case: Case, formats: Mapping[str, Mapping[str, Any]]) -> str:
-    """The format that `auto` reads the case's model in; where `auto` has no line for it, what the list of formats says."""
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The model that a case is from, and the format that its texts are read in."""
+
+    model: str
+    format: str
+
+
+def family_of(case: Case, formats: Mapping[str, Mapping[str, Any]]) -> Family:
+    """Where `auto` has no line for the case's model, the list of formats says what it is read in."""
     entry = formats[case["format"]]
     known = families.known_format(entry["model"])
-    return str(known or entry.get("callgate") or families.format_for(entry["model"]))
+    return Family(entry["model"], str(known or entry.get("callgate") or families.format_for(entry["model"])))
 
 
 def pieces_of(case: Case) -> Iterator[list[str]]:
@@ -56,15 +65,15 @@ def pieces_of(case: Case) -> Iterator[list[str]]:
         yield pieces
 
 
-async def read_whole(case: Case, format: str) -> Read:
+async def read_whole(case: Case, reading: Family) -> Read:
     message = {"role": "assistant", "content": case["text"]}
     choice = {"index": 0, "message": message, "finish_reason": "stop"}
-    return await _read_text(case, format, [read_completion({"id": "c", "choices": [choice]})], stream=False)
+    return await _read_text(case, reading, [read_completion({"id": "c", "choices": [choice]})], stream=False)
 
 
-async def read_streamed(case: Case, format: str, pieces: Iterable[str]) -> Read:
+async def read_streamed(case: Case, reading: Family, pieces: Iterable[str]) -> Read:
     batches = _batches([{"content": piece} for piece in pieces], "stop")
-    return await _read_text(case, format, batches, stream=True)
+    return await _read_text(case, reading, batches, stream=True)
 
 
 def read_native(case: Case) -> Read:
@@ -74,13 +83,15 @@ def read_native(case: Case) -> Read:
     return _read(builder)
 
 
-async def _read_text(case: Case, format: str, batches: Iterable[Sequence[ModelEvent]], *, stream: bool) -> Read:
+async def _read_text(case: Case, reading: Family, batches: Iterable[Sequence[ModelEvent]], *, stream: bool) -> Read:
     ask = ModelRequest(
         messages=({"role": "user", "content": "hello"},),
         tools=tuple(msgspec.Raw(msgspec.json.encode(tool)) for tool in case["tools"]),
         stream=stream,
     )
-    model = PromptedModel(_ScriptedModel(batches), format, argument_bytes=ARGUMENT_BYTES)
+    model = PromptedModel(
+        _ScriptedModel(batches), reading.format, argument_bytes=ARGUMENT_BYTES, thinking=ThinkingMemory(reading.model)
+    )
     builder = _builder(case)
     async with model.ask(ask) as answer:
         async for batch in answer:

@@ -477,8 +477,10 @@ class Prose:
         self._out = out
         self._marks = frozenset(marks) - {"\n"}
         self._asides = (*out.channels, *out.dropped)
-        self._finder = finder((*marks, *self._asides))
         self._lone_ends = frozenset(out.channels.values()) - set(self._asides)
+        self._stray_ends = self._lone_ends - frozenset(THINK_TAGS.values())
+        """Tokens of the format; think tags may as well be something that the model writes about."""
+        self._finder = finder((*marks, *self._asides, *sorted(self._stray_ends)))
         self._first_finder = finder((*marks, *self._asides, *sorted(self._lone_ends)))
 
     def step(self) -> Steps[str | None]:
@@ -503,6 +505,8 @@ class Prose:
         elif mark in self._lone_ends and out.may_end_alone:
             out.forget(mark)
             out.end_alone()
+        elif mark in self._stray_ends:
+            out.forget(mark)
         else:
             out.add_prose(mark)
         return ASIDE

@@ -9,7 +9,7 @@ from typing import Any, Final
 from callgate.calls.names import resolve_name
 from callgate.text_calls import headed, nested_tags
 from callgate.text_calls.bare_json import BARE_OPENINGS, read_bare_json
-from callgate.text_calls.event_sink import EventSink
+from callgate.text_calls.event_sink import EventSink, read_channel
 from callgate.text_calls.gemma import FUNCTIONGEMMA, GEMMA4, GemmaMarks, gemma_call
 from callgate.text_calls.harmony import HARMONY, MUSE, read_messages
 from callgate.text_calls.json_calls import ARGUMENT_KEYS, FENCE, CallObjects, Ends
@@ -48,18 +48,21 @@ class Grammar:
 def marked(
     blocks: Mapping[str, Block],
     *,
+    asides: Mapping[str, Block] | None = None,
     channels: Mapping[str, str] | None = None,
     dropped: tuple[str, ...] = (),
     strays: tuple[str, ...] = (),
 ) -> Grammar:
-    """Prose in which certain marks open something. `strays` are end marks that are no text behind what they end."""
+    """Prose in which certain marks open something: `blocks` calls, `asides` anything else. `strays` are end marks that are no
+    text behind what they end."""
+    all_blocks = {**blocks, **(asides or {})}
 
     def read(out: EventSink) -> Steps[None]:
-        prose = out.prose(*blocks)
+        prose = out.prose(*all_blocks)
         while (mark := (yield from prose.step())) is not None:
             if not mark:
                 continue
-            if not (yield from blocks[mark](out, mark)):
+            if not (yield from all_blocks[mark](out, mark)):
                 out.add_text(mark)
             elif strays:
                 yield from swallow(out, strays)
@@ -233,8 +236,17 @@ def bare_function(words: Vocabulary) -> Block:
     return lambda out, _: Tags(words).bare_if_offered(out)
 
 
-def gemma(marks: GemmaMarks, *, channels: Mapping[str, str] | None = None, dropped: tuple[str, ...] = ()) -> Grammar:
-    return marked({marks.open: lambda out, _: gemma_call(out, marks)}, channels=channels, dropped=dropped)
+def gemma4_channel(out: EventSink, mark: str) -> Steps[bool]:
+    """Thinking, by the name of its channel; without a name the mark means nothing."""
+    if (yield from out.cursor.one_of(("thought",))) is not None:
+        yield from read_channel(out, (GEMMA4_CHANNEL_END,), f"{mark}thought")
+    else:
+        out.forget(mark)
+    return True
+
+
+def gemma(marks: GemmaMarks) -> dict[str, Block]:
+    return {marks.open: lambda out, _: gemma_call(out, marks)}
 
 
 def phi4(out: EventSink, mark: str) -> Steps[bool]:
@@ -296,6 +308,7 @@ def inkling_thinking(out: EventSink, _: str) -> Steps[bool]:
 
 _SOURCES = re.compile(r"[0-9:,\[\] ]*")
 COMMAND_R: Final = CallObjects("tool_name", "tool_call_id", frozenset({"directly_answer", "directly-answer"}))
+GEMMA4_CHANNEL_END: Final = "<channel|>"
 GIGACHAT_MESSAGE: Final = "<|message_sep|>"
 GIGACHAT_HEADER: Final = "function call<|role_sep|>"
 GIGACHAT_MARKS: Final = (GIGACHAT_MESSAGE, "<|function_call|>")
@@ -387,10 +400,13 @@ GRAMMARS: Final[Mapping[str, Grammar]] = {
         dict.fromkeys((*GIGACHAT_MARKS, GIGACHAT_HEADER), gigachat) | {headed.MISTRAL_END: headed.final_token}
     ),
     "inkling": marked(
-        {INKLING_HEADER: inkling_header, INKLING_THINKING: inkling_thinking, **INKLING_CALLS}, dropped=INKLING_TOKENS
+        {INKLING_HEADER: inkling_header, **INKLING_CALLS},
+        asides={INKLING_THINKING: inkling_thinking},
+        dropped=INKLING_TOKENS,
     ),
     "command_r": marked(
-        {"<|START_ACTION|>": call_objects(COMMAND_R, Ends(("<|END_ACTION|>",))), "</co: ": end_of_citation},
+        {"<|START_ACTION|>": call_objects(COMMAND_R, Ends(("<|END_ACTION|>",)))},
+        asides={"</co: ": end_of_citation},
         channels={"<|START_THINKING|>": "<|END_THINKING|>"},
         dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>", "<|END_ACTION|>", "<co>"),
     ),
@@ -489,8 +505,8 @@ GRAMMARS: Final[Mapping[str, Grammar]] = {
     "harmony": Grammar(lambda out: read_messages(out, HARMONY), openings=("<|start|>", "<|channel|>")),
     "muse": Grammar(lambda out: read_messages(out, MUSE)),
     # Notations of their own
-    "gemma4": gemma(GEMMA4, channels={"<|channel>thought": "<channel|>"}),
-    "functiongemma": gemma(FUNCTIONGEMMA, dropped=("<start_function_response>", FUNCTIONGEMMA.end)),
+    "gemma4": marked(gemma(GEMMA4), asides={"<|channel>": gemma4_channel}, channels={"<|think|>": GEMMA4_CHANNEL_END}),
+    "functiongemma": marked(gemma(FUNCTIONGEMMA), dropped=("<start_function_response>", FUNCTIONGEMMA.end)),
     "pythonic": Grammar(read_pythonic, dropped=END_MARKS, openings=(*MARKS, "[")),
     "olmo3": Grammar(read_pythonic, dropped=END_MARKS, openings=(*MARKS, "[")),
     "llama3_json": Grammar(

@@ -16,7 +16,8 @@ ANSWERS_UNTIL_NONE: Final = 3
 
 _PREFILLED = re.compile(
     r"deepseek-?r1|r1-distill|qwq|qwen-?3.*thinking|qwen-?3[.-][5-9]|thinking-25|minimax-?m[12]|kimi-?k2.*think|"
-    r"step-?3|mimo|nemotron.*(?:nano|super|ultra|3)|glm-?z1|exaone.*deep|olmo-?3.*think|phi-?4.*reason|lfm.*thinking|-thinking"
+    r"step-?3|mimo|nemotron.*(?:nano|super|ultra|3)|glm-?z1|exaone.*deep|olmo-?3.*think|phi-?4.*reason|"
+    r"lfm.*thinking|-thinking|command-a-(?:plus|reasoning)"
 )
 _NOT_PREFILLED = re.compile(
     r"gpt-oss|llama-?[234]|mistral|mixtral|ministral|codestral|devstral|pixtral|gemma|command-?[ar]|c4ai|granite|"
