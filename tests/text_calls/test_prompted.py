@@ -29,6 +29,7 @@ from callgate.conversation.ports import ModelRequest
 from callgate.text_calls import prompts
 from callgate.text_calls.prompted import PromptedModel
 from callgate.text_calls.prompts import FORMATS, style_for
+from callgate.text_calls.thinking import ThinkingMemory
 from callgate.text_calls.writers import PastCall
 from tests.fakes import EchoTool, Listener, ScriptedModel, ShelfToolbox, counter, says
 
@@ -353,7 +354,7 @@ async def test_a_call_in_the_text_comes_out_as_a_call_and_not_as_talk(format):
 
 
 async def test_everything_that_is_no_text_passes():
-    others = [ProviderHead("id"), ReasoningDelta("hm"), Logprobs({}), Finished("stop"), Usage({"total_tokens": 3})]
+    others = [ProviderHead("id"), ReasoningDelta("hm"), Logprobs({}), Usage({"total_tokens": 3}), Finished("stop")]
     events = await heard(PromptedModel(Scripted(others), "hermes"))
     assert events == others
 
@@ -608,3 +609,36 @@ async def test_long_talk_is_no_call_without_end():
 
 async def test_a_question_without_tools_costs_nothing():
     assert await tokens_added(ModelRequest(messages=(QUESTION,)), "xml") == 0
+
+
+async def test_a_call_of_a_tool_without_arguments_comes_before_the_reason_that_ended_the_answer():
+    inner = Scripted([TextDelta('<tool_call>{"name": "get_time"}</tool_call>')], [Finished("stop")])
+    events = await heard(PromptedModel(inner, "hermes"))
+    assert [type(event).__name__ for event in events] == ["CallWritten", "Finished"]
+
+
+async def test_thinking_that_the_template_opened_is_reasoning_in_a_stream_once_it_is_known():
+    text = '<tool_call>{"name": "get_time", "arguments": {}}</tool_call> would be wrong.\n</think>\nHello.'
+    memory = ThinkingMemory("somebodys-model")
+    for _ in range(2):
+        inner = Scripted(*([TextDelta(piece)] for piece in text), [Finished("stop")])
+        events = await heard(PromptedModel(inner, "hermes", thinking=memory))
+        assert calls_of(events) == []
+        assert text_of(events).strip() == "Hello."
+
+
+async def test_a_stream_is_held_back_no_longer_than_for_the_first_answers_of_an_unknown_model():
+    memory = ThinkingMemory("somebodys-model")
+    for answer in range(5):
+        inner = Scripted([TextDelta("Hello ")], [TextDelta("there.")], [Finished("stop")])
+        async with PromptedModel(inner, "hermes", thinking=memory).ask(replace(ASK, stream=True)) as batches:
+            pieces = [event.text async for batch in batches for event in batch if isinstance(event, TextDelta)]
+        assert len(pieces) == (1 if answer < 3 else 2)
+
+
+async def test_prefilled_thinking_is_streamed_as_reasoning():
+    memory = ThinkingMemory("somebodys-model", "prefilled")
+    inner = Scripted([TextDelta("So ")], [TextDelta("it is.")], [TextDelta("</think>")], [TextDelta("Hi.")])
+    events = await heard(PromptedModel(inner, "hermes", thinking=memory))
+    assert events[:2] == [ReasoningDelta("So ", source="text"), ReasoningDelta("it is.", source="text")]
+    assert text_of(events) == "Hi."

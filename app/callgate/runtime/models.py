@@ -26,7 +26,9 @@ class Models:
     def __init__(self, config: Config, has_schema: Callable[[Any], bool]) -> None:
         self.client = model_client()
         self._schemas = AdaptedSchemas(has_schema, _log_losses)
-        self._tool_calling = ToolCalling(_log_choice, config.limits.argument_bytes)
+        self._tool_calling = ToolCalling(
+            _log_choice, config.limits.argument_bytes, fenced_runs=config.text_calls.fenced == "run"
+        )
         self.catalogue = Catalogue(
             model_entries(config), self.client, wrap=self._wrapped, policy=retry_policy_of(config), fetch=_fetched
         )

@@ -10,6 +10,7 @@ markup takes it for a fault, so it is read all the same: the call leaves the tex
 for the gate to refuse and the diagnostics to show.
 """
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -38,6 +39,8 @@ CHARACTERS_A_TOKEN = 4
 MARKUP = 65_536
 """Characters of a call that are not its arguments; more than any format needs."""
 PARAGRAPH = "\n\n"
+SLICE = 65_536
+"""Characters that are read at a time: broken JSON of this size takes about 50 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +280,7 @@ class PromptedAnswer:
         self._over = False
         self._broke_off: BrokenOff | None = None
         self._ended_in_order = False
+        self._finished: list[ModelEvent] = []
 
     def __aiter__(self) -> "PromptedAnswer":
         return self
@@ -299,19 +303,37 @@ class PromptedAnswer:
             # What the reader held back did arrive, and a call that was being written is owed a verdict.
             self._broke_off = broke_off
         else:
+            if sum(len(event.text) for event in batch if isinstance(event, TextDelta)) > SLICE:
+                return await self._read_in_slices(batch)
             return [read for event in batch for read in self._read(event)]
         self._over = True
         self.reason_is_raw = self._answer.reason_is_raw
         return [
             *self._blank_filter.filtered(self._reader.finish(in_order=self._ended_in_order)),
             *self._blank_filter.rest(),
+            *self._finished,
         ]
+
+    async def _read_in_slices(self, batch: Sequence[ModelEvent]) -> list[ModelEvent]:
+        """A large text, with others' turns between its slices."""
+        found: list[ModelEvent] = []
+        for event in batch:
+            if not isinstance(event, TextDelta):
+                found += self._read(event)
+                continue
+            for start in range(0, len(event.text), SLICE):
+                found += self._read(TextDelta(event.text[start : start + SLICE]))
+                await asyncio.sleep(0)
+        return found
 
     def _read(self, event: ModelEvent) -> Sequence[ModelEvent]:
         if isinstance(event, TextDelta):
             return self._blank_filter.filtered(self._reader.feed(event.text))
         if isinstance(event, Finished):
+            # Said when the calls are out: a reason that came before a call says nothing of it.
             self._ended_in_order = classify(event.reason) <= FinishClass.TOOL_CALLS
+            self._finished.append(event)
+            return ()
         return (event,)
 
 

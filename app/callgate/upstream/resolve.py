@@ -32,6 +32,8 @@ class ModelEntry:
     tool_calling: str = "auto"
     calls_natively: bool | None = None
     """What the operator's `model_info` says of it; asked where `tool_calling` is `auto`."""
+    thinking: Literal["auto", "prefilled", "none"] = "auto"
+    """Whether its template opens the thinking, where calls are read from its text."""
     constrain_calls: bool = False
     """Whether calls that are asked for in a prompt may be enforced with `response_format`."""
     lane: Lane = "auto"

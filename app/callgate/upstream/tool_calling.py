@@ -15,6 +15,7 @@ from callgate.text_calls.calling_detection import CallingDetector, CallingMode, 
 from callgate.text_calls.families import NATIVE, format_for
 from callgate.text_calls.prompted import PromptedModel
 from callgate.text_calls.prompts import can_be_constrained
+from callgate.text_calls.thinking import ThinkingMemory
 from callgate.upstream import litellm_model, resolve
 from callgate.upstream.catalogue import is_demo
 from callgate.upstream.resolve import ModelEntry
@@ -36,14 +37,22 @@ Told: TypeAlias = Callable[[ModelEntry, CallingMode], None]
 class ToolCalling:
     """Remembers the ways of all deployments for the life of a runtime."""
 
-    def __init__(self, told: Told, argument_bytes: int | None = None) -> None:
+    def __init__(self, told: Told, argument_bytes: int | None = None, *, fenced_runs: bool = True) -> None:
         self._told = told
         self._argument_bytes = argument_bytes
+        self._fenced_runs = fenced_runs
+        self._thinking: OrderedDict[tuple[str, str, str], ThinkingMemory] = OrderedDict()
         self._ways: OrderedDict[tuple[str, str, str], CallingDetector] = OrderedDict()
 
     def wrap(self, model: Model, entry: ModelEntry) -> Model:
         """The deployment, asked as its entry says."""
-        in_words = partial(_in_words, constrain=entry.constrain_calls, argument_bytes=self._argument_bytes)
+        in_words = partial(
+            _in_words,
+            constrain=entry.constrain_calls,
+            argument_bytes=self._argument_bytes,
+            thinking=self._thinking_of(entry),
+            fenced_runs=self._fenced_runs,
+        )
         known = _known(entry)
         if known is None:
             return DetectingModel(model, self._way(entry), in_words)
@@ -54,6 +63,15 @@ class ToolCalling:
         known = _known(entry)
         way = self._ways.get(_key(entry))
         return known or (None if way is None else way.choice)
+
+    def _thinking_of(self, entry: ModelEntry) -> ThinkingMemory:
+        key = _key(entry)
+        memory = self._thinking.get(key)
+        if memory is None:
+            memory = self._thinking[key] = ThinkingMemory(_name(entry), entry.thinking)
+            if len(self._thinking) > REMEMBERED:
+                self._thinking.popitem(last=False)
+        return memory
 
     def _way(self, entry: ModelEntry) -> CallingDetector:
         # A fallback is built once more for each model that falls back to it, but it is one deployment.
@@ -97,8 +115,23 @@ def _needs_litellm(entry: ModelEntry) -> bool:
     return entry.lane in {"translated", "litellm"} or resolve.known_endpoint(entry) is None
 
 
-def _in_words(model: Model, format: str, *, constrain: bool, argument_bytes: int | None) -> Model:
-    return PromptedModel(model, format, constrain=constrain, argument_bytes=argument_bytes)
+def _in_words(
+    model: Model,
+    format: str,
+    *,
+    constrain: bool,
+    argument_bytes: int | None,
+    thinking: ThinkingMemory,
+    fenced_runs: bool,
+) -> Model:
+    return PromptedModel(
+        model,
+        format,
+        constrain=constrain,
+        argument_bytes=argument_bytes,
+        thinking=thinking,
+        fenced_runs=fenced_runs,
+    )
 
 
 def _name(entry: ModelEntry) -> str:

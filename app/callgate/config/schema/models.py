@@ -38,6 +38,8 @@ CONSTRAINED: tuple[ToolCalling, ...] = ("auto", "json", "litellm_json", "llama3_
 SchemaDialect: TypeAlias = Literal["auto", "full", "openai", "gemini", "anthropic", "llama_cpp"]
 Lane: TypeAlias = Literal["auto", "direct", "translated", "litellm"]
 
+ThinkingSetting: TypeAlias = Literal["auto", "prefilled", "none"]
+
 
 class LitellmParams(BaseModel):
     """litellm's parameters for one model, any of them, passed on as they are.
@@ -80,6 +82,9 @@ class ModelEntry(Section):
     """Models to ask instead when this one fails before it has said anything, in order."""
     tool_calling: ToolCalling = "auto"
     """How it calls tools: natively, or asked in the prompt and read back from its text in the format named."""
+    thinking: ThinkingSetting = "auto"
+    """Whether its chat template opens the thinking, where calls are read from its text: `prefilled` takes the text for
+    reasoning up to `</think>`, `none` never waits for one; `auto` goes by the name and the first answers."""
     constrain_calls: Switch = False
     """Have the server enforce the form of a demanded call; for bare JSON formats and servers that know `json_schema`."""
     lane: Lane = "auto"

@@ -10,7 +10,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from callgate.config.problems import near
 from callgate.config.schema.approvals import ApprovalLists, Approvals, RequireApproval
 from callgate.config.schema.keys import Key
-from callgate.config.schema.limits import Limits, Loop, Upstream
+from callgate.config.schema.limits import Limits, Loop, TextCalls, Upstream
 from callgate.config.schema.mcp import McpServer, ServerName
 from callgate.config.schema.models import ModelEntry
 from callgate.config.schema.process import Logging, Reload, Store
@@ -63,6 +63,8 @@ class Config(Section):
     """How calls wait for a person's word."""
     loop: Loop = Loop()
     """How long a chat may go on."""
+    text_calls: TextCalls = TextCalls()
+    """How calls are read that models write as text."""
     limits: Limits = Limits()
     """What one request may cost."""
     upstream: Upstream = Upstream()

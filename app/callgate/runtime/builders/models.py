@@ -38,6 +38,7 @@ def model_entry(section: ModelSection, config: Config) -> ModelEntry:
         fallbacks=section.fallbacks,
         tool_calling=section.tool_calling,
         calls_natively=_yes_or_no(section.model_info.get("supports_function_calling")),
+        thinking=section.thinking,
         constrain_calls=section.constrain_calls,
         lane=section.lane,
         trust_litellm=section.trust_litellm,
