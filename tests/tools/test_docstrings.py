@@ -1,6 +1,10 @@
-import pytest
+import inspect
 
-from callgate.tools.docstrings import read
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from callgate.tools.python_function import read_docstring
 
 GOOGLE = """Find a train.
 
@@ -51,18 +55,38 @@ SPHINX = """Find a train.
 
 @pytest.mark.parametrize("text", [GOOGLE, NUMPY, SPHINX])
 def test_all_three_styles_are_read(text):
-    doc = read(text)
-    assert doc.description == "Find a train.\n\nOnly today's."
-    assert doc.parameters["start"] == "where from, by name"
-    assert doc.parameters["to"] == "where to: the station"
+    description, explained = read_docstring(inspect.cleandoc(text))
+    assert description == "Find a train.\n\nOnly today's."
+    assert explained["start"] == "where from, by name"
+    assert explained["to"] == "where to: the station"
 
 
-@pytest.mark.parametrize("text", [None, "", "   "])
+def test_several_parameters_may_be_explained_at_once():
+    _, explained = read_docstring("Add.\n\nParameters\n----------\na, b : int\n    What to add.\n")
+    assert explained == {"a": "What to add.", "b": "What to add."}
+
+
+@pytest.mark.parametrize("text", ["", "   "])
 def test_nothing_says_nothing(text):
-    assert read(text).description == ""
+    assert read_docstring(text) == ("", {})
 
 
 def test_a_text_without_sections_is_all_description():
     text = "Note: this is a sentence.\n\nArgs are not described: here."
-    assert read(text).description == text
-    assert read(text).parameters == {}
+    assert read_docstring(text) == (text, {})
+
+
+@given(st.text())
+def test_whatever_an_author_wrote_is_read(text):
+    read_docstring(text)
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            ["Args:", "  a: b", ":param a: b", "----", "Parameters", "", "x", ":", "Returns:", "\t", ":return"]
+        )
+    )
+)
+def test_whatever_looks_like_sections_is_read(lines):
+    read_docstring("\n".join(lines))

@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Annotated, Any, cast
 
 import structlog
+from docstring_parser import ParseError, parse
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
 from pydantic.fields import FieldInfo
@@ -27,7 +28,6 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from callgate.calls.outcome import Failed, FailureKind, Outcome
 from callgate.calls.states import ReadyCall
-from callgate.tools import docstrings
 from callgate.tools.authoring import Context, Mark, ToolError, mark_of, progress_of
 from callgate.tools.executor import DEFAULT_POLICY, Policy, RunContext, Tool
 from callgate.tools.results import Unwritable, returned
@@ -165,8 +165,7 @@ class _Signature:
         self._name = _name_of(function)
         if _is_generator(function):
             raise NotATool(f"{self._name} is a generator; a tool returns its result in one piece")
-        doc = docstrings.read(inspect.getdoc(function))
-        self.description = doc.description
+        self.description, explained = read_docstring(inspect.getdoc(function) or "")
         self.context: str | None = None
         self._parameters: list[tuple[str, inspect.Parameter]] = []
         fields: dict[str, Any] = {}
@@ -176,7 +175,7 @@ class _Signature:
                 self._parameters.append(("", parameter))
                 continue
             place = f"p{len(fields)}"  # names of parameters may be ones that a pydantic model keeps for itself
-            fields[place] = _field(parameter, hint, doc.parameters.get(parameter.name))
+            fields[place] = _field(parameter, hint, explained.get(parameter.name))
             self._parameters.append((place, parameter))
         self._model = _model(self._name, fields)
         self.schema = _schema(self._model, self._name)
@@ -192,6 +191,20 @@ class _Signature:
             else:
                 args.append(value)
         return args, kwargs
+
+
+def read_docstring(text: str) -> tuple[str, dict[str, str]]:
+    """The text before the first section of a docstring, and what is said of each parameter."""
+    try:
+        doc = parse(text)
+    except ParseError:
+        return text.strip(), {}
+    explained = {
+        name.strip().lstrip("*"): " ".join((each.description or "").split())
+        for each in doc.params
+        for name in each.arg_name.split(",")  # numpy explains several at once
+    }
+    return (doc.description or "").strip(), explained
 
 
 def _parameters(function: Callable[..., Any], name: str) -> list[tuple[inspect.Parameter, Any]]:
