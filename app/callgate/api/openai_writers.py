@@ -392,7 +392,8 @@ class CompletionWriter:
         said, thought = Joiner(), Joiner()
         text: list[str] = []
         reasoning: list[str] = []
-        logprobs: dict[str, Any] | None = None
+        logprobs: dict[str, list[Any]] = {}
+        fields: dict[str, list[Any]] = {}
         for turn, events in self._heard.items():
             for event in events:
                 if isinstance(event, TextDelta):
@@ -400,12 +401,18 @@ class CompletionWriter:
                 elif isinstance(event, ReasoningDelta):
                     reasoning.append(thought.feed(turn, event.text))
                 elif isinstance(event, Logprobs):
-                    logprobs = _joined_logprobs(logprobs, event.value)
+                    for name, value in event.value.items():
+                        logprobs.setdefault(name, []).append(value)
                 elif isinstance(event, ExtraField) and event.field not in INNER_ASIDES:
-                    message[event.field] = _joined(message.get(event.field), event.value)
+                    fields.setdefault(event.field, []).append(event.value)
             reasoning += map(thought.line, self._lines.get(turn, ()))
         text.append(said.finish())
-        return "".join(text), "".join(reasoning), logprobs
+        message |= {name: _joined(values) for name, values in fields.items()}
+        return (
+            "".join(text),
+            "".join(reasoning),
+            {name: _joined(values) for name, values in logprobs.items()} if logprobs else None,
+        )
 
     def _first_head(self) -> ProviderHead | None:
         for events in self._heard.values():
@@ -476,15 +483,17 @@ def whole_usage(usage: Mapping[str, Any] | None) -> dict[str, Any]:
     return {**NO_USAGE, **(usage or {})}
 
 
-def _joined(known: Any, value: Any) -> Any:
-    if isinstance(known, str) and isinstance(value, str):
-        return known + value
-    if isinstance(known, list) and isinstance(value, list):
-        return [*known, *value]
-    return value if value is not None else known
-
-
-def _joined_logprobs(known: dict[str, Any] | None, value: Mapping[str, Any]) -> dict[str, Any]:
-    if known is None:
-        return dict(value)
-    return {key: _joined(known.get(key), value.get(key)) for key in {**known, **value}}
+def _joined(values: Sequence[Any]) -> Any:
+    """One field out of its pieces: text and lists go on, anything else is replaced by what comes later."""
+    pieces: list[Any] = []
+    for value in values:
+        if value is None:
+            continue
+        if pieces and not (isinstance(value, str | list) and type(value) is type(pieces[0])):
+            pieces.clear()
+        pieces.append(value)
+    if not pieces:
+        return None
+    if isinstance(pieces[0], str):
+        return "".join(pieces)
+    return [item for piece in pieces for item in piece] if isinstance(pieces[0], list) else pieces[-1]
