@@ -217,7 +217,7 @@ def test_raw_control_characters_in_strings_are_taken_as_they_are():
     )
 
 
-def test_the_order_of_keys_does_not_tell_repeats_apart():
+def test_the_order_of_keys_does_not_distinguish_repeats():
     assert read('{"a":1,"b":2}{"b":2,"a":1}') == ({"a": 1, "b": 2}, True)
 
 

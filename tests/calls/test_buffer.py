@@ -102,7 +102,7 @@ def test_a_call_without_a_name_is_never_complete():
     assert not buffer.is_complete("call_1")
 
 
-def test_whole_and_broken_calls_are_told_apart():
+def test_whole_and_broken_calls_are_distinguished():
     buffer = buffer_with('{"a": 1}')
     buffer.add_tool_call("call_2", "write", '{"path": "x')
     assert list(buffer.get_all_complete_tool_calls()) == ["call_1"]

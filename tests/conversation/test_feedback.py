@@ -176,7 +176,7 @@ def test_any_broken_call_under_any_schema_gets_a_bounded_readable_text(flaw, nam
         (feedback.TOO_MANY_CALLS, "too_many_calls", "send this one again in the next answer"),
     ],
 )
-def test_a_whole_call_that_did_not_run_is_told_why_and_what_to_do(text, code, next_step):
+def test_a_whole_call_that_did_not_run_says_why_and_what_to_do(text, code, next_step):
     error = json.loads(text)["error"]
     assert error["code"] == code
     assert error["message"].startswith("Not run: ")

@@ -74,7 +74,7 @@ def test_a_reason_held_against_the_calls_that_came():
     assert findings("stop", calls=False) == findings("length", calls=False) == set()
 
 
-def test_a_missing_reason_is_told_unless_an_error_explains_it():
+def test_a_missing_reason_is_a_finding_unless_an_error_explains_it():
     assert findings() == {Finding.MISSING_FINISH_REASON}
     assert findings(calls=False, end=StreamEnd.EOF) == {Finding.MISSING_FINISH_REASON}
     assert findings(error=True) == {Finding.UPSTREAM_ERROR}
@@ -87,7 +87,7 @@ def test_reasons_contradict_each_other_by_class_and_not_by_spelling():
 
 
 @pytest.mark.parametrize("reason", ["Stop", "end_turn", "max_tokens", "tool_use", "whatever", "tool-calls"])
-def test_a_reason_of_ones_own_is_told(reason):
+def test_a_nonstandard_reason_is_a_finding(reason):
     assert Finding.NONSTANDARD_FINISH_REASON in findings(reason)
 
 

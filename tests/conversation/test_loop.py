@@ -1,4 +1,4 @@
-"""The loop: what is asked, what is run, what is told, and how a chat ends."""
+"""The loop: what is asked, what is run, what is emitted, and how a chat ends."""
 
 import asyncio
 import json
@@ -65,7 +65,7 @@ CITY = {
 }
 
 
-async def carry(
+async def chat(
     model: ScriptedModel,
     toolbox: ShelfToolbox | None = None,
     ask: ModelRequest | None = None,
@@ -73,32 +73,32 @@ async def carry(
     *,
     sees_images: bool = False,
 ) -> Listener:
-    """A chat from its question to its end, and everything that was told on the way."""
-    heard = Listener()
+    """A chat from its question to its end, and everything that was emitted on the way."""
+    listener = Listener()
     box = toolbox or ShelfToolbox(echo=EchoTool())
     async with asyncio.timeout(PATIENCE):
         await converse(
-            ask or ask_for(), model, box, heard, new_id=counter("made"), rules=rules, sees_images=sees_images
+            ask or ask_for(), model, box, listener, new_id=counter("made"), rules=rules, sees_images=sees_images
         )
-    return heard
+    return listener
 
 
 # Answers --------------------------------------------------------------------------------------------------------------
 
 
 async def test_an_answer_without_calls_ends_the_chat() -> None:
-    heard = await carry(ScriptedModel(says("Hello there.", usage={"prompt_tokens": 3, "completion_tokens": 2})))
-    assert heard.text == "Hello there."
-    assert heard.ended.ending.kind is EndingKind.ANSWERED
-    assert heard.ended.ending.finish_reason == "stop"
-    assert heard.ended.usage == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 0}
+    listener = await chat(ScriptedModel(says("Hello there.", usage={"prompt_tokens": 3, "completion_tokens": 2})))
+    assert listener.text == "Hello there."
+    assert listener.ended.ending.kind is EndingKind.ANSWERED
+    assert listener.ended.ending.finish_reason == "stop"
+    assert listener.ended.usage == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 0}
 
 
 async def test_a_call_is_run_and_its_result_goes_back_to_the_model() -> None:
     model = ScriptedModel(calls(("echo", {"text": "hi"}), text="Let me see."), says("It said hi."))
-    heard = await carry(model)
-    assert heard.started == ["echo"]
-    assert heard.ended.ending.kind is EndingKind.ANSWERED
+    listener = await chat(model)
+    assert listener.started == ["echo"]
+    assert listener.ended.ending.kind is EndingKind.ANSWERED
     user, assistant, result = model.asked[1].messages
     assert user == {"role": "user", "content": "hello"}
     assert assistant["content"] == "Let me see."
@@ -109,7 +109,7 @@ async def test_a_call_is_run_and_its_result_goes_back_to_the_model() -> None:
 async def test_what_the_client_sent_goes_on_as_the_bytes_it_was() -> None:
     raw = msgspec.Raw(b'{"role":"user",  "content":"hi", "x_odd": 1.50}')
     model = ScriptedModel(calls(("echo", {})), says("done"))
-    await carry(model, ask=ModelRequest(messages=(raw,)))
+    await chat(model, ask=ModelRequest(messages=(raw,)))
     assert all(asked.ask.messages[0] is raw for asked in model.asked)
 
 
@@ -126,8 +126,8 @@ async def test_usage_is_added_up_over_all_turns_details_included() -> None:
         "total_tokens": 27,
         "prompt_tokens_details": {"cached_tokens": 9},
     }
-    heard = await carry(ScriptedModel(calls(("echo", {}), usage=first), says("ok", usage=second)))
-    assert heard.ended.usage == {
+    listener = await chat(ScriptedModel(calls(("echo", {}), usage=first), says("ok", usage=second)))
+    assert listener.ended.usage == {
         "prompt_tokens": 30,
         "completion_tokens": 12,
         "total_tokens": 42,
@@ -136,13 +136,13 @@ async def test_usage_is_added_up_over_all_turns_details_included() -> None:
 
 
 async def test_a_text_that_was_cut_at_its_length_ends_as_length() -> None:
-    heard = await carry(ScriptedModel(says("and then", finish="length")))
-    assert heard.ended.ending.finish_reason == "length"
+    listener = await chat(ScriptedModel(says("and then", finish="length")))
+    assert listener.ended.ending.finish_reason == "length"
 
 
-async def test_the_end_is_told_once_and_last_and_turns_come_in_order() -> None:
-    heard = await carry(ScriptedModel(calls(("echo", {})), says("ok")))
-    assert heard.kinds == [
+async def test_the_end_is_emitted_once_and_last_and_turns_come_in_order() -> None:
+    listener = await chat(ScriptedModel(calls(("echo", {})), says("ok")))
+    assert listener.kinds == [
         "TurnStarted",
         "TurnEnded",
         "CallStarted",
@@ -160,19 +160,19 @@ async def test_the_end_is_told_once_and_last_and_turns_come_in_order() -> None:
 async def test_truncated_arguments_are_never_run_but_explained_whatever_the_finish_reason(finish: str | None) -> None:
     tool = CountingTool()
     model = ScriptedModel(calls(("echo", '{"text": "h'), finish=finish), calls(("echo", {"text": "hi"})), says("ok"))
-    heard = await carry(model, ShelfToolbox(echo=tool))
+    listener = await chat(model, ShelfToolbox(echo=tool))
     assert [call.arguments for call in tool.calls] == [{"text": "hi"}]
-    assert heard.turns[0].answer.broken[0].flaw is Flaw.TRUNCATED
+    assert listener.turns[0].answer.broken[0].flaw is Flaw.TRUNCATED
     told = json.loads(model.asked[1].tool_results["call_echo_0"])
     assert told["error"]["code"] == "truncated"
     assert model.asked[1].messages[1]["tool_calls"][0]["function"]["arguments"] == "{}"
-    assert heard.ended.ending.kind is EndingKind.ANSWERED
+    assert listener.ended.ending.kind is EndingKind.ANSWERED
 
 
 async def test_whole_calls_run_though_another_of_the_turn_is_broken() -> None:
     model = ScriptedModel(calls(("echo", {"n": 1}), ("echo", '{"n": '), ("echo", {"n": 3})), says("ok"))
     box = ShelfToolbox(echo=EchoTool())
-    await carry(model, box)
+    await chat(model, box)
     assert [call.arguments for call in box.ran] == [{"n": 1}, {"n": 3}]
     assert list(model.asked[1].tool_results) == ["call_echo_0", "call_echo_1", "call_echo_2"]
 
@@ -180,7 +180,7 @@ async def test_whole_calls_run_though_another_of_the_turn_is_broken() -> None:
 async def test_arguments_that_miss_the_schema_are_explained_with_their_place() -> None:
     model = ScriptedModel(calls(("weather", {"city": 7})), says("ok"))
     box = ShelfToolbox(schemas={"weather": CITY}, weather=EchoTool())
-    await carry(model, box)
+    await chat(model, box)
     error = json.loads(model.asked[1].tool_results["call_weather_0"])["error"]
     assert (error["code"], error["pointer"]) == ("schema_mismatch", "/city")
     assert not box.ran
@@ -188,53 +188,53 @@ async def test_arguments_that_miss_the_schema_are_explained_with_their_place() -
 
 async def test_an_unknown_tool_is_explained_with_the_names_there_are() -> None:
     model = ScriptedModel(calls(("ecko", {})), says("ok"))
-    await carry(model)
+    await chat(model)
     error = json.loads(model.asked[1].tool_results["call_ecko_0"])["error"]
     assert error["code"] == "unknown_tool"
     assert error["did_you_mean"] == ["echo"]
 
 
 async def test_stop_beside_calls_runs_them_and_is_a_finding() -> None:
-    heard = await carry(ScriptedModel(calls(("echo", {}), finish="stop"), says("ok")))
-    assert heard.started == ["echo"]
-    assert Finding.TOOL_CALLS_WITH_STOP in heard.turns[0].answer.findings
+    listener = await chat(ScriptedModel(calls(("echo", {}), finish="stop"), says("ok")))
+    assert listener.started == ["echo"]
+    assert Finding.TOOL_CALLS_WITH_STOP in listener.turns[0].answer.findings
 
 
 async def test_tool_calls_beside_no_call_is_an_answer_and_a_finding() -> None:
-    heard = await carry(ScriptedModel(says("That is all.", finish="tool_calls")))
-    assert heard.ended.ending.finish_reason == "stop"
-    assert Finding.FINISH_WITHOUT_TOOL_CALLS in heard.turns[0].answer.findings
+    listener = await chat(ScriptedModel(says("That is all.", finish="tool_calls")))
+    assert listener.ended.ending.finish_reason == "stop"
+    assert Finding.FINISH_WITHOUT_TOOL_CALLS in listener.turns[0].answer.findings
 
 
 async def test_a_filtered_turn_runs_nothing_and_ends_the_chat() -> None:
     box = ShelfToolbox(echo=EchoTool())
-    heard = await carry(ScriptedModel(calls(("echo", {}), finish="content_filter")), box)
+    listener = await chat(ScriptedModel(calls(("echo", {}), finish="content_filter")), box)
     assert not box.ran
-    assert heard.ended.ending.finish_reason == "content_filter"
+    assert listener.ended.ending.finish_reason == "content_filter"
 
 
 async def test_under_length_a_whole_call_still_runs() -> None:
     box = ShelfToolbox(echo=EchoTool())
-    await carry(ScriptedModel(calls(("echo", {"n": 1}), ("echo", '{"n"'), finish="length"), says("ok")), box)
+    await chat(ScriptedModel(calls(("echo", {"n": 1}), ("echo", '{"n"'), finish="length"), says("ok")), box)
     assert [call.arguments for call in box.ran] == [{"n": 1}]
 
 
 async def test_cut_off_twice_the_chat_ends_as_length() -> None:
     cut = calls(("echo", '{"text": "h'), finish="length")
     model = ScriptedModel(cut, cut)
-    heard = await carry(model)
+    listener = await chat(model)
     assert len(model.asked) == 2
-    assert heard.ended.ending.kind is EndingKind.GAVE_UP
-    assert heard.ended.ending.finish_reason == "length"
-    assert not heard.handed_back
+    assert listener.ended.ending.kind is EndingKind.GAVE_UP
+    assert listener.ended.ending.finish_reason == "length"
+    assert not listener.handed_back
 
 
 async def test_cut_off_twice_the_clients_own_call_is_handed_back_as_it_was_sent() -> None:
     cut = calls(("echo", '{"text": "h'), ("lookup", '{"key": "a'), finish="length")
     box = ShelfToolbox({"lookup"}, echo=EchoTool())
     box_plans_broken_ones(box)
-    heard = await carry(ScriptedModel(cut, cut), box)
-    assert [(call.name, call.text) for call in heard.handed_back] == [("lookup", '{"key": "a')]
+    listener = await chat(ScriptedModel(cut, cut), box)
+    assert [(call.name, call.text) for call in listener.handed_back] == [("lookup", '{"key": "a')]
 
 
 def box_plans_broken_ones(box: ShelfToolbox) -> None:
@@ -259,11 +259,11 @@ async def test_a_loop_that_never_ends_gets_ten_turns_and_one_answer_without_tool
     endless = [calls(("echo", {"n": n}), ids=[f"call_{n}"]) for n in range(11)]
     model = ScriptedModel(*endless, says("Here is what I found."))
     box = ShelfToolbox(echo=EchoTool())
-    heard = await carry(model, box)
+    listener = await chat(model, box)
     assert len(box.ran) == 10
-    assert heard.ended.ending.kind is EndingKind.TURN_LIMIT
-    assert heard.ended.ending.finish_reason == "stop"
-    assert heard.text == "Here is what I found."
+    assert listener.ended.ending.kind is EndingKind.TURN_LIMIT
+    assert listener.ended.ending.finish_reason == "stop"
+    assert listener.text == "Here is what I found."
     last = model.asked[-1]
     assert not last.ask.tools
     assert last.ask.tool_choice is None
@@ -273,39 +273,39 @@ async def test_a_loop_that_never_ends_gets_ten_turns_and_one_answer_without_tool
 
 async def test_exactly_as_many_turns_as_allowed_end_as_an_answer() -> None:
     model = ScriptedModel(calls(("echo", {"n": 1})), calls(("echo", {"n": 2})), says("ok"))
-    heard = await carry(model, rules=Rules(max_iterations=2))
-    assert heard.ended.ending.kind is EndingKind.ANSWERED
+    listener = await chat(model, rules=Rules(max_iterations=2))
+    assert listener.ended.ending.kind is EndingKind.ANSWERED
 
 
 async def test_a_model_that_calls_even_without_tools_is_not_run() -> None:
     model = ScriptedModel(calls(("echo", {"n": 1})), calls(("echo", {"n": 2})), calls(("echo", {"n": 3}), text="Well."))
     box = ShelfToolbox(echo=EchoTool())
-    heard = await carry(model, box, rules=Rules(max_iterations=1))
+    listener = await chat(model, box, rules=Rules(max_iterations=1))
     assert len(box.ran) == 1
-    assert heard.ended.ending.finish_reason == "stop"
+    assert listener.ended.ending.finish_reason == "stop"
 
 
 async def test_three_turns_in_which_nothing_worked_end_the_loop() -> None:
     broken = [calls(("echo", '{"a"')), calls(("nope", {})), calls(("fail", {}))]
     model = ScriptedModel(*broken, says("I cannot do it."))
-    heard = await carry(model, ShelfToolbox(echo=EchoTool(), fail=FailingTool()))
-    assert heard.ended.ending.note == "failed_turns"
+    listener = await chat(model, ShelfToolbox(echo=EchoTool(), fail=FailingTool()))
+    assert listener.ended.ending.note == "failed_turns"
     assert not model.asked[3].ask.tools
 
 
 async def test_one_thing_that_worked_starts_the_count_of_failures_anew() -> None:
     bad, good = calls(("fail", {})), calls(("echo", {}))
     model = ScriptedModel(bad, bad, good, bad, bad, says("ok"))
-    heard = await carry(model, ShelfToolbox(echo=EchoTool(), fail=FailingTool()))
-    assert heard.ended.ending.kind is EndingKind.ANSWERED
+    listener = await chat(model, ShelfToolbox(echo=EchoTool(), fail=FailingTool()))
+    assert listener.ended.ending.kind is EndingKind.ANSWERED
 
 
 async def test_the_same_call_with_the_same_result_three_times_running_ends_the_loop() -> None:
     same = calls(("echo", {"n": 1}))
     model = ScriptedModel(same, same, same, says("It does not change."))
-    heard = await carry(model)
-    assert heard.ended.ending.note == "repeated_call"
-    assert heard.text == "It does not change."
+    listener = await chat(model)
+    assert listener.ended.ending.note == "repeated_call"
+    assert listener.text == "It does not change."
 
 
 async def test_a_chat_that_has_spent_its_tokens_answers_without_tools() -> None:
@@ -313,23 +313,23 @@ async def test_a_chat_that_has_spent_its_tokens_answers_without_tools() -> None:
     model = ScriptedModel(
         calls(("echo", {"n": 1}), usage=dear), calls(("echo", {"n": 2}), usage=dear), says("That was enough.")
     )
-    heard = await carry(model, rules=Rules(max_tokens=2000))
-    assert (heard.ended.ending.kind, heard.ended.ending.note) == (EndingKind.TURN_LIMIT, "tokens")
+    listener = await chat(model, rules=Rules(max_tokens=2000))
+    assert (listener.ended.ending.kind, listener.ended.ending.note) == (EndingKind.TURN_LIMIT, "tokens")
     assert not model.asked[2].ask.tools
-    assert heard.text == "That was enough."
+    assert listener.text == "That was enough."
 
 
 async def test_the_same_call_with_other_results_may_go_on() -> None:
     poll = calls(("poll", {}))
     model = ScriptedModel(poll, poll, poll, poll, says("Done."))
-    heard = await carry(model, ShelfToolbox(poll=AnsweringTool("1 %", "40 %", "90 %", "100 %")))
-    assert heard.ended.ending.kind is EndingKind.ANSWERED
+    listener = await chat(model, ShelfToolbox(poll=AnsweringTool("1 %", "40 %", "90 %", "100 %")))
+    assert listener.ended.ending.kind is EndingKind.ANSWERED
 
 
 async def test_more_calls_than_a_turn_may_have_are_answered_and_not_run() -> None:
     model = ScriptedModel(calls(*[("echo", {"n": n}) for n in range(5)]), says("ok"))
     box = ShelfToolbox(echo=EchoTool())
-    await carry(model, box, rules=Rules(max_calls_per_turn=3))
+    await chat(model, box, rules=Rules(max_calls_per_turn=3))
     assert len(box.ran) == 3
     assert len(model.asked[1].tool_results) == 5
 
@@ -340,13 +340,13 @@ async def test_more_calls_than_a_turn_may_have_are_answered_and_not_run() -> Non
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "echo"}}])
 async def test_a_forced_choice_is_honoured_once_and_then_the_model_may_answer(choice: Any) -> None:
     model = ScriptedModel(calls(("echo", {})), says("ok"))
-    await carry(model, ask=ask_for(tool_choice=choice))
+    await chat(model, ask=ask_for(tool_choice=choice))
     assert [asked.ask.tool_choice for asked in model.asked] == [choice, "auto"]
 
 
 async def test_without_a_choice_none_is_made_up() -> None:
     model = ScriptedModel(calls(("echo", {})), says("ok"))
-    await carry(model)
+    await chat(model)
     assert [asked.ask.tool_choice for asked in model.asked] == [None, None]
 
 
@@ -356,9 +356,9 @@ async def test_without_a_choice_none_is_made_up() -> None:
 async def test_calls_of_one_turn_run_together_and_answer_in_their_order() -> None:
     gated, quick = GatedTool(), CountingTool()
     model = ScriptedModel(calls(("slow", {"n": 1}), ("quick", {"n": 2})), says("ok"))
-    heard = Listener()
+    listener = Listener()
     box = ShelfToolbox(slow=gated, quick=quick)
-    chat = asyncio.create_task(converse(ask_for(), model, box, heard, new_id=counter("made")))
+    chat = asyncio.create_task(converse(ask_for(), model, box, listener, new_id=counter("made")))
     await quick.wait(1)
     gated.gate.set()
     await chat
@@ -368,28 +368,28 @@ async def test_calls_of_one_turn_run_together_and_answer_in_their_order() -> Non
 async def test_one_at_a_time_when_the_rules_say_so() -> None:
     counting = CountingTool()
     model = ScriptedModel(calls(*[("echo", {"n": n}) for n in range(4)]), says("ok"))
-    await carry(model, ShelfToolbox(echo=counting), rules=Rules(max_parallel_calls=1))
+    await chat(model, ShelfToolbox(echo=counting), rules=Rules(max_parallel_calls=1))
     assert (len(counting.calls), counting.peak) == (4, 1)
 
 
 async def test_a_failure_is_an_answer_to_the_model() -> None:
     model = ScriptedModel(calls(("fail", {})), says("I am sorry."))
-    heard = await carry(model, ShelfToolbox(fail=FailingTool("no such city")))
+    listener = await chat(model, ShelfToolbox(fail=FailingTool("no such city")))
     assert model.asked[1].tool_results["call_fail_0"] == "no such city"
-    assert heard.outcomes["call_fail_0"] == Failed("no such city", FailureKind.RAISED)
+    assert listener.outcomes["call_fail_0"] == Failed("no such city", FailureKind.RAISED)
 
 
-async def test_progress_is_told() -> None:
+async def test_progress_is_emitted() -> None:
     model = ScriptedModel(calls(("work", {})), says("ok"))
-    heard = await carry(model, ShelfToolbox(work=ReportingTool("half", "whole")))
-    assert heard.kinds.count("CallProgress") == 2
+    listener = await chat(model, ShelfToolbox(work=ReportingTool("half", "whole")))
+    assert listener.kinds.count("CallProgress") == 2
 
 
 @pytest.mark.parametrize("sees", [True, False])
 async def test_images_are_shown_to_models_that_see_and_described_to_others(sees: bool) -> None:
     picture = Returned("a cat", images=(Image("aGk=", "image/png"),))
     model = ScriptedModel(calls(("draw", {})), says("Nice."))
-    await carry(model, ShelfToolbox(draw=AnsweringTool(picture)), sees_images=sees)
+    await chat(model, ShelfToolbox(draw=AnsweringTool(picture)), sees_images=sees)
     messages = model.asked[1].messages
     assert "aGk=" not in messages[2]["content"]
     assert (messages[-1]["role"] == "user") is sees
@@ -400,11 +400,11 @@ async def test_images_are_shown_to_models_that_see_and_described_to_others(sees:
 
 
 async def test_a_call_of_the_clients_is_handed_back_and_not_run() -> None:
-    heard = await carry(ScriptedModel(calls(("lookup", {"k": 1}))), ShelfToolbox({"lookup"}, echo=EchoTool()))
-    assert heard.ended.ending.kind is EndingKind.HANDED_BACK
-    assert heard.ended.ending.finish_reason == "tool_calls"
-    assert [call.name for call in heard.handed_back] == ["lookup"]
-    assert not heard.of(CallStarted)
+    listener = await chat(ScriptedModel(calls(("lookup", {"k": 1}))), ShelfToolbox({"lookup"}, echo=EchoTool()))
+    assert listener.ended.ending.kind is EndingKind.HANDED_BACK
+    assert listener.ended.ending.finish_reason == "tool_calls"
+    assert [call.name for call in listener.handed_back] == ["lookup"]
+    assert not listener.of(CallStarted)
 
 
 # Models that fail -----------------------------------------------------------------------------------------------------
@@ -414,30 +414,30 @@ async def test_an_answer_that_broke_off_before_a_word_was_passed_on_is_asked_aga
     lost: list[Step] = broken_off(calls(("echo", {"n": 1})), BrokenOff("reset", transport_error=True), keep=2)
     model = ScriptedModel(lost, calls(("echo", {"n": 2})), says("ok"))
     box = ShelfToolbox(echo=EchoTool())
-    heard = await carry(model, box)
+    listener = await chat(model, box)
     assert [call.arguments for call in box.ran] == [{"n": 2}]
-    assert len(heard.of(ModelRetried)) == 1
+    assert len(listener.of(ModelRetried)) == 1
 
 
 async def test_an_answer_that_broke_off_after_words_were_passed_on_is_an_error() -> None:
     lost = broken_off(says("Idempotency upon a time"), BrokenOff("cut", transport_error=False), keep=1)
     model = ScriptedModel(lost)
     with pytest.raises(ChatError) as caught:
-        await carry(model)
+        await chat(model)
     assert caught.value.status == 502
 
 
 async def test_a_whole_answer_is_asked_again_even_with_words_in_it() -> None:
     lost: list[Step] = [[TextDelta("half")], BrokenOff("cut", transport_error=False)]
-    heard = await carry(ScriptedModel(lost, says("whole")), ask=ask_for(stream=False))
-    assert heard.ended.ending.kind is EndingKind.ANSWERED
+    listener = await chat(ScriptedModel(lost, says("whole")), ask=ask_for(stream=False))
+    assert listener.ended.ending.kind is EndingKind.ANSWERED
 
 
 async def test_an_answer_that_keeps_breaking_off_is_an_error_and_runs_nothing() -> None:
     lost = broken_off(calls(("echo", {"n": 1})), BrokenOff("cut", transport_error=False), keep=2)
     box = ShelfToolbox(echo=EchoTool())
     with pytest.raises(ChatError):
-        await carry(ScriptedModel(lost, lost, lost), box)
+        await chat(ScriptedModel(lost, lost, lost), box)
     assert not box.ran
 
 
@@ -445,7 +445,7 @@ async def test_a_break_after_the_finish_reason_means_nothing() -> None:
     done = calls(("echo", {"n": 1}))
     model = ScriptedModel([*done, BrokenOff("late", transport_error=True)], says("ok"))
     box = ShelfToolbox(echo=EchoTool())
-    await carry(model, box)
+    await chat(model, box)
     assert len(box.ran) == 1
 
 
@@ -453,7 +453,7 @@ async def test_an_error_inside_the_answer_runs_nothing() -> None:
     failed: list[Step] = [*calls(("echo", {"n": 1}), finish=None), [ProviderError("overloaded")], [Finished("stop")]]
     box = ShelfToolbox(echo=EchoTool())
     with pytest.raises(ChatError) as caught:
-        await carry(ScriptedModel(failed, failed, failed), box)
+        await chat(ScriptedModel(failed, failed, failed), box)
     assert caught.value.code == "upstream_error"
     assert not box.ran
 
@@ -461,7 +461,7 @@ async def test_an_error_inside_the_answer_runs_nothing() -> None:
 async def test_a_refusal_of_the_provider_comes_out_as_it_is() -> None:
     refused = ChatError(429, "slow down", code="rate_limit_exceeded")
     with pytest.raises(ChatError) as caught:
-        await carry(ScriptedModel([refused]))
+        await chat(ScriptedModel([refused]))
     assert caught.value is refused
 
 
@@ -470,9 +470,9 @@ async def test_a_refusal_of_the_provider_comes_out_as_it_is() -> None:
 
 async def test_cancelling_closes_the_models_answer() -> None:
     model = ScriptedModel(hangs())
-    heard = Listener()
-    chat = asyncio.create_task(converse(ask_for(), model, ShelfToolbox(), heard, new_id=counter("made")))
-    await heard.wait_for(TurnStarted)
+    listener = Listener()
+    chat = asyncio.create_task(converse(ask_for(), model, ShelfToolbox(), listener, new_id=counter("made")))
+    await listener.wait_for(TurnStarted)
     chat.cancel()
     await asyncio.wait({chat})
     await model.asked[0].closed.wait()
@@ -515,7 +515,7 @@ async def test_cancelling_stops_every_tool_that_runs() -> None:
 async def test_a_turn_of_which_anything_was_shown_is_not_asked_again_when_it_breaks_off(shown: ModelEvent) -> None:
     model = ScriptedModel([[shown], BrokenOff("reset", transport_error=True)], says("ok"))
     with pytest.raises(ChatError):
-        await carry(model)
+        await chat(model)
     assert len(model.asked) == 1
 
 
@@ -526,51 +526,51 @@ async def test_a_turn_of_which_anything_was_shown_is_not_asked_again_when_it_bre
 )
 async def test_a_turn_of_which_nothing_was_shown_is_asked_again_when_it_breaks_off(hidden: ModelEvent) -> None:
     model = ScriptedModel([[hidden], BrokenOff("reset", transport_error=True)], says("ok"))
-    heard = await carry(model)
-    assert text_of(heard) == "ok"
-    assert len(heard.of(ModelRetried)) == 1
+    listener = await chat(model)
+    assert text_of(listener) == "ok"
+    assert len(listener.of(ModelRetried)) == 1
 
 
 JSON_ANSWER = {"response_format": {"type": "json_object"}}
 
 
-def text_of(heard: Listener) -> str:
-    events = [event for output in heard.of(ModelOutput) for event in output.events]
+def text_of(listener: Listener) -> str:
+    events = [event for output in listener.of(ModelOutput) for event in output.events]
     return "".join(event.text for event in events if isinstance(event, TextDelta))
 
 
 async def test_text_of_a_turn_that_calls_our_tools_is_no_part_of_an_answer_in_json() -> None:
     model = ScriptedModel(calls(("echo", {"n": 1}), text="Let me see. "), says('{"n":1}'))
-    assert text_of(await carry(model, ask=ask_for(params=JSON_ANSWER))) == '{"n":1}'
+    assert text_of(await chat(model, ask=ask_for(params=JSON_ANSWER))) == '{"n":1}'
 
 
 async def test_text_of_a_turn_whose_calls_were_broken_is_no_part_of_an_answer_in_json() -> None:
     broken = calls(("nobody", {}), text="Let me see. ")
-    assert text_of(await carry(ScriptedModel(broken, says("{}")), ask=ask_for(params=JSON_ANSWER))) == "{}"
+    assert text_of(await chat(ScriptedModel(broken, says("{}")), ask=ask_for(params=JSON_ANSWER))) == "{}"
 
 
 async def test_text_beside_the_clients_calls_alone_is_part_of_an_answer_in_json() -> None:
     box = ShelfToolbox({"theirs"}, echo=EchoTool())
-    heard = await carry(ScriptedModel(calls(("theirs", {}), text="{}")), box, ask_for(params=JSON_ANSWER))
-    assert text_of(heard) == "{}"
-    kinds = [type(event) for event in heard.events]
+    listener = await chat(ScriptedModel(calls(("theirs", {}), text="{}")), box, ask_for(params=JSON_ANSWER))
+    assert text_of(listener) == "{}"
+    kinds = [type(event) for event in listener.events]
     assert kinds.index(ModelOutput, kinds.index(TurnEnded)) < kinds.index(CallsHandedBack)
 
 
 async def test_text_beside_calls_of_both_sides_is_no_part_of_an_answer_in_json() -> None:
     box = ShelfToolbox({"theirs"}, echo=EchoTool())
-    heard = await carry(
+    listener = await chat(
         ScriptedModel(calls(("theirs", {}), ("echo", {}), text="So. ")), box, ask_for(params=JSON_ANSWER)
     )
-    assert text_of(heard) == ""
+    assert text_of(listener) == ""
 
 
 @pytest.mark.parametrize("reason", ["length", "content_filter"])
 async def test_text_of_the_last_turn_is_the_answer_in_json_however_it_ended(reason: str) -> None:
     model = ScriptedModel(says('{"n":', finish=reason))
-    assert text_of(await carry(model, ask=ask_for(params=JSON_ANSWER))) == '{"n":'
+    assert text_of(await chat(model, ask=ask_for(params=JSON_ANSWER))) == '{"n":'
 
 
 async def test_an_answer_in_json_that_broke_off_unseen_is_asked_again_and_given_once() -> None:
     model = ScriptedModel([[TextDelta('{"a')], BrokenOff("reset", transport_error=True)], says("{}"))
-    assert text_of(await carry(model, ask=ask_for(params=JSON_ANSWER))) == "{}"
+    assert text_of(await chat(model, ask=ask_for(params=JSON_ANSWER))) == "{}"

@@ -88,7 +88,7 @@ def test_a_character_cut_in_two_is_joined_and_a_lone_half_replaced():
     assert turn.reasoning == "\ufffd"
 
 
-def test_reasoning_under_two_names_is_told_once():
+def test_reasoning_under_two_names_is_kept_once():
     both = (
         ReasoningDelta("a", "reasoning"),
         ReasoningDelta("A"),
@@ -164,7 +164,7 @@ def test_fragments_that_say_nothing_are_ignored():
     assert turn_of(*empty, Finished("stop")).calls == ()
 
 
-def test_fragments_are_told_apart_by_index():
+def test_fragments_are_distinguished_by_index():
     turn = turn_of(
         delta(index=0, id="a", name="get_weather", args=""),
         delta(index=1, id="b", name="get_time"),
@@ -285,12 +285,12 @@ def test_other_arguments_without_an_id_are_another_call():
     assert [(name, arguments) for _, name, arguments in ready(turn)] == [("get", {"x": 1}), ("get", {"x": True})]
 
 
-def test_whole_objects_in_the_place_of_text_are_told_apart_as_well():
+def test_whole_objects_in_the_place_of_text_are_distinguished_as_well():
     turn = turn_of(delta(name="get", args={"x": 1}), delta(name="get", args={"x": 2}), DONE)
     assert [arguments for _, _, arguments in ready(turn)] == [{"x": 1}, {"x": 2}]
 
 
-def test_calls_that_come_as_snapshots_under_one_name_are_told_apart():
+def test_calls_that_come_as_snapshots_under_one_name_are_distinguished():
     pieces = ('{"x"', '{"x":{"y":1}', '{"x":{"y":1}}', '{"x"', '{"x":2}', '{"x":2}')
     turn = turn_of(*(delta(name="get", args=piece) for piece in pieces), DONE)
     assert [arguments for _, _, arguments in ready(turn)] == [{"x": {"y": 1}}, {"x": 2}]
@@ -438,7 +438,7 @@ def test_under_length_the_last_call_is_the_doubtful_one():
     assert turn.winner is FinishClass.LENGTH
 
 
-def test_ignored_choices_and_repeated_reasons_are_told_once():
+def test_ignored_choices_and_repeated_reasons_are_noted_once():
     turn = turn_of(ChoiceIgnored(1), ChoiceIgnored(2), Finished("stop"), Finished("stop"), Finished(""))
     assert (turn.findings, turn.reasons) == ((Finding.EXTRA_CHOICES_IGNORED,), ("stop",))
 

@@ -85,7 +85,7 @@ async def test_arguments_pass_the_same_gate() -> None:
     assert not tool.calls
 
 
-async def test_a_failure_is_told_as_it_is() -> None:
+async def test_a_failure_is_returned_as_it_is() -> None:
     hidden = await remade(ShelfToolbox({"echo"}, clock=FailingTool("no clock")), ForgottenCall(0, "h", "clock", "{}"))
     assert hidden.results["h"]["content"] == "no clock"
     assert Failed("no clock").text == "no clock"

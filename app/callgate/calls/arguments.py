@@ -120,7 +120,7 @@ class Fragments:
         self._snapshots = 0
         """How many fragments that are not blank began with the one before; -1 once one did not."""
         self._snapshots_proven = False
-        self._watch: _Watch | None = None
+        self._watch: _BracketTracker | None = None
         self._seen: Arguments | None = None
         self._looks = MAX_LOOKS
 
@@ -184,7 +184,7 @@ class Fragments:
     def _closed(self) -> Arguments | None:
         """All fragments together, once their brackets have closed."""
         if self._watch is None:
-            self._watch = _Watch()
+            self._watch = _BracketTracker()
             for part in self._all():
                 if isinstance(part, str):
                     self._watch.feed(part)
@@ -252,12 +252,12 @@ class Fragments:
 
 def _beginnings(parts: Iterable[Any]) -> Iterator[str]:
     """As many parts as it takes, none of them longer than what is kept."""
-    room = MAX_KEPT
+    left = MAX_KEPT
     for part in parts:
-        if room <= 0:
+        if left <= 0:
             return
-        text = (part if isinstance(part, str) else _encoded(part))[:room]
-        room -= len(text)
+        text = (part if isinstance(part, str) else _encoded(part))[:left]
+        left -= len(text)
         yield text
 
 
@@ -395,12 +395,13 @@ def _objects_in_a_row(text: str) -> Iterator[dict[str, Any] | None]:
 def _read_objects(parts: Sequence[Any]) -> Arguments:
     """Some providers send the object itself, some of them again with each chunk, some after an empty one."""
     objects = [one for is_text, group in groupby(parts, _is_text) for one in _objects_of(group, is_text=is_text)]
-    told = list(dropwhile(lambda one: not one, objects[:-1])) + objects[-1:]
-    if any(not same_json(told[0], other) for other in told[1:]):
+    distinct = list(dropwhile(lambda one: not one, objects[:-1])) + objects[-1:]
+    if any(not same_json(distinct[0], other) for other in distinct[1:]):
         raise ArgumentsError(
-            Flaw.INVALID_JSON, FlawDetail(expected="one object", got=f"{len(told)} objects that differ, in one call")
+            Flaw.INVALID_JSON,
+            FlawDetail(expected="one object", got=f"{len(distinct)} objects that differ, in one call"),
         )
-    return Arguments(told[0], repaired=True)
+    return Arguments(distinct[0], repaired=True)
 
 
 def _is_text(part: Any) -> bool:
@@ -497,7 +498,7 @@ def _quoted_end(text: str) -> str:
 # Brackets, while the text is coming ----------------------------------------------------------------------------------
 
 
-class _Watch:
+class _BracketTracker:
     """Follows brackets and quotes through text that is still coming, each character once."""
 
     __slots__ = ("_depth", "_escaped", "_in_string", "closed")

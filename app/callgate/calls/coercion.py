@@ -1,7 +1,7 @@
 """Strings where the schema wants something else: `"5"` for an integer, `"[1]"` for an array.
 
 Weak models and tag formats send them. Only top-level properties are converted (save in a format that writes lists and
-objects with nothing but text in them), only where the declared type leaves no room for a string, and only text that is
+objects with nothing but text in them), only where the declared type does not allow a string, and only text that is
 canonical for the type, so that there is one thing it can mean.
 """
 
@@ -67,7 +67,7 @@ def _convert(value: str, schema: Any, root: Mapping[str, Any], *, only_text: boo
     if "string" in types:
         return None if only_text and text == "null" and "null" in types else value
     for name in types:
-        converted = _READINGS[name](text) if name in _READINGS else _UNREAD
+        converted = _reading(name, text)
         if converted is not _UNREAD:
             return converted
     return value
@@ -113,35 +113,20 @@ def _referred(reference: str, root: Mapping[str, Any]) -> Any:
 
 # What a text stands for ------------------------------------------------------------------------------------------
 
-_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)")
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _BOOLEANS = {"true": True, "false": False}
 
 
-def _integer(text: str) -> Any:
-    return _json(text) if _INTEGER.fullmatch(text) else _UNREAD
-
-
-def _number(text: str) -> Any:
-    return _json(text) if _NUMBER.fullmatch(text) else _UNREAD
-
-
-def _boolean(text: str) -> Any:
-    return _BOOLEANS.get(text.lower(), _UNREAD)
-
-
-def _null(text: str) -> Any:
-    return None if text == "null" else _UNREAD
-
-
-def _array(text: str) -> Any:
-    value = _json(text) if text.startswith("[") else _UNREAD
-    return value if isinstance(value, list) else _UNREAD
-
-
-def _object(text: str) -> Any:
-    value = _json(text) if text.startswith("{") else _UNREAD
-    return value if isinstance(value, dict) else _UNREAD
+def _reading(type_name: str, text: str) -> Any:
+    """What the text is as a value of this JSON type; `_UNREAD` if it is not canonical for it."""
+    if type_name == "boolean":
+        return _BOOLEANS.get(text.lower(), _UNREAD)
+    if type_name == "null":
+        return None if text == "null" else _UNREAD
+    pattern, kind = _WRITTEN.get(type_name, (None, object))
+    if pattern is None or not pattern.match(text):
+        return _UNREAD
+    value = _json(text)
+    return value if isinstance(value, kind) else _UNREAD
 
 
 def _json(text: str) -> Any:
@@ -151,11 +136,9 @@ def _json(text: str) -> Any:
         return _UNREAD
 
 
-_READINGS = {
-    "integer": _integer,
-    "number": _number,
-    "boolean": _boolean,
-    "null": _null,
-    "array": _array,
-    "object": _object,
+_WRITTEN: Final[dict[str, tuple[re.Pattern[str], type]]] = {
+    "integer": (re.compile(r"-?(?:0|[1-9][0-9]*)\Z"), object),
+    "number": (re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?\Z"), object),
+    "array": (re.compile(r"\["), list),
+    "object": (re.compile(r"\{"), dict),
 }

@@ -16,7 +16,7 @@ class FailureKind(StrEnum):
     UNAVAILABLE = "unavailable"
     """The tool's server cannot be reached."""
     UNKNOWN = "unknown"
-    """It was started and how it ended cannot be told."""
+    """It was started and how it ended is not known."""
     NOT_RUN = "not_run"
     """Broken, or over a limit: it was never started."""
 
@@ -45,7 +45,7 @@ class Returned(msgspec.Struct, frozen=True, gc=False):
 
 
 class Failed(msgspec.Struct, frozen=True, gc=False):
-    """The tool did not answer. `text` tells the model what happened and what it can do."""
+    """The tool did not answer. `text` says to the model what happened and what it can do."""
 
     text: str
     kind: FailureKind = FailureKind.RAISED

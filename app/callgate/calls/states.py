@@ -2,7 +2,7 @@
 
 Only a `ReadyCall` has arguments to run with, so running half a call is a type error and not a matter
 of remembering to look. The words for what can be wrong (`Flaw`) and for what was noticed (`Finding`)
-are closed lists; `tests/corpus/README.md` says when each applies, save for the one that is a limit of the house.
+are closed lists; `tests/corpus/README.md` says when each applies, save for the one that is a limit of our own.
 """
 
 from collections.abc import Mapping

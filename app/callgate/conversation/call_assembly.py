@@ -1,7 +1,7 @@
-"""Which fragment belongs to which call. A `CallAssembler` puts the calls of one answer together while they come.
+"""Assembles the tool calls of one answer from their fragments.
 
-Providers leave out, repeat, renumber and rename what tells calls apart; rules I1 to I10 of `tests/corpus/README.md` say
-what is made of it. Whether a call that was gathered is whole is `callgate.calls.gate`'s business.
+Providers leave out, repeat, renumber and rename what distinguishes calls; rules I1 to I12 of `tests/corpus/README.md` say
+what is made of it. Whether an assembled call is whole is `callgate.calls.gate`'s business.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ MAX_NUMERIC_ID = 10**30
 
 
 class CallAssembler:
-    """The calls of one answer. Feeding costs the same however much has come; arguments are read at the end."""
+    """Collects the calls of one answer. Feeding costs the same however much has come; arguments are read at the end."""
 
     def __init__(
         self,
@@ -39,12 +39,12 @@ class CallAssembler:
         self._ids = ids
         self._noticed = noticed
         self._argument_bytes = argument_bytes
-        self._calls: list[_Gathering] = []
-        self._by_index: dict[int, _Gathering] = {}
-        self._by_id: dict[str, _Gathering] = {}
-        self._by_both: dict[tuple[str, int], _Gathering] = {}
+        self._calls: list[_OpenCall] = []
+        self._by_index: dict[int, _OpenCall] = {}
+        self._by_id: dict[str, _OpenCall] = {}
+        self._by_both: dict[tuple[str, int], _OpenCall] = {}
         self._written: dict[str, tuple[str | None, Fragments] | set[tuple[str | None, str]]] = {}
-        """The first call of each id, or what tells those apart that have one id."""
+        """The first call of each id, or what distinguishes those that have the same id."""
         self._are_related = False
         """A call may be another one sent again, or a piece of it."""
         self._legacy: Fragments | None = None
@@ -72,7 +72,7 @@ class CallAssembler:
             # Nearly all fragments: a piece of arguments for a call that was opened before.
             if arguments is None or arguments == "":
                 return
-            call = self._candidate(None, delta.index) or self._open(delta, _Given())
+            call = self._candidate(None, delta.index) or self._open(delta, _GivenId())
             call.arguments.add(arguments)
             call.reasons_before = self._reasons
             if call.is_followed:
@@ -82,7 +82,7 @@ class CallAssembler:
         else:
             self._fragment(delta, _given(delta.id), None if arguments == "" else arguments)
 
-    def _fragment(self, delta: CallDelta, given: "_Given", arguments: Any) -> None:
+    def _fragment(self, delta: CallDelta, given: "_GivenId", arguments: Any) -> None:
         if given.id is None and not delta.name and arguments is None and not delta.extras:
             return
         candidate = self._candidate(given.id, delta.index)
@@ -101,7 +101,7 @@ class CallAssembler:
         if delta.extras:
             call.extras = _merged(call.extras, delta.extras)
 
-    def _candidate(self, id_: str | None, index: int | None) -> "_Gathering | None":
+    def _candidate(self, id_: str | None, index: int | None) -> "_OpenCall | None":
         """The latest call that this fragment could continue."""
         if id_ is not None:
             if index is not None and (call := self._by_both.get((id_, index))) is not None:
@@ -112,7 +112,7 @@ class CallAssembler:
             return self._by_index.get(index)
         return self._calls[-1] if self._calls else None
 
-    def _open(self, delta: CallDelta, given: "_Given") -> "_Gathering":
+    def _open(self, delta: CallDelta, given: "_GivenId") -> "_OpenCall":
         call = self._begun(name=delta.name or None, index=delta.index, custom=delta.custom)
         self._calls.append(call)
         if call.index is not None:
@@ -120,8 +120,9 @@ class CallAssembler:
         self._identify(call, given)
         return call
 
-    def _relate(self, call: "_Gathering", before: "_Gathering", *, both_indexes: bool) -> None:
-        """Note what a call may have to do with the one it was told apart from: the same sent once more, or the same again where ids change, or names grow, with every piece."""
+    def _relate(self, call: "_OpenCall", before: "_OpenCall", *, both_indexes: bool) -> None:
+        """Note how a call may be related to its candidate: the same call sent once more, or the next piece of one whose id
+        or name changes with every piece."""
         call.may_be_resent = call.id is not None and call.id == before.id
         name, known = call.name or "", before.name or ""
         self._are_related |= call.may_be_resent
@@ -131,7 +132,7 @@ class CallAssembler:
             call.may_continue, before.is_followed, self._are_related = before, True, True
             call.opened_inside = _state_of(before) is _Written.PART
 
-    def _identify(self, call: "_Gathering", given: "_Given") -> None:
+    def _identify(self, call: "_OpenCall", given: "_GivenId") -> None:
         """A call takes the first id that comes for it; any other after that makes its id doubtful."""
         if given.id is None:
             return
@@ -143,7 +144,7 @@ class CallAssembler:
         elif call.id != given.id:
             call.id_usable = False
 
-    def _fate(self, candidate: "_Gathering", delta: CallDelta, given: "_Given", arguments: Any) -> "_Fate":
+    def _fate(self, candidate: "_OpenCall", delta: CallDelta, given: "_GivenId", arguments: Any) -> "_Fate":
         """What a fragment is to its candidate. Only one that has a name can be something else than a continuation."""
         name = delta.name
         if not name:
@@ -161,7 +162,7 @@ class CallAssembler:
             return self._named_again(candidate, arguments, same_id=both_ids)
         return self._renamed(candidate, name)
 
-    def _named_again(self, candidate: "_Gathering", arguments: Any, *, same_id: bool) -> "_Fate":
+    def _named_again(self, candidate: "_OpenCall", arguments: Any, *, same_id: bool) -> "_Fate":
         if arguments is None or (isinstance(arguments, str) and arguments.isspace()):
             return _Fate.CONTINUES
         so_far = candidate.arguments.object_so_far()
@@ -172,7 +173,7 @@ class CallAssembler:
             return _Fate.RESENT
         return _Fate.CONTINUES if same_id else _Fate.OPENS
 
-    def _renamed(self, candidate: "_Gathering", name: str) -> "_Fate":
+    def _renamed(self, candidate: "_OpenCall", name: str) -> "_Fate":
         """A name may come in pieces, or as snapshots that grow, as long as no arguments have come."""
         before = candidate.name or ""
         if candidate.arguments or (before in self._offer and name in self._offer):
@@ -185,8 +186,8 @@ class CallAssembler:
             return _Fate.OPENS
         return _Fate.CONTINUES
 
-    def _begun(self, **known: Any) -> "_Gathering":
-        return _Gathering(arguments=Fragments(self._argument_bytes), **known)
+    def _begun(self, **known: Any) -> "_OpenCall":
+        return _OpenCall(arguments=Fragments(self._argument_bytes), **known)
 
     # -- calls in one piece
 
@@ -195,18 +196,18 @@ class CallAssembler:
             self._legacy_piece(call.name, call.arguments)
             return
         given = _given(call.id)
-        gathering = self._begun(
+        opened = self._begun(
             name=call.name or None, id=given.id, id_usable=given.usable, extras=call.extras, custom=call.custom
         )
-        gathering.arguments.add(call.arguments)
-        gathering.reasons_before = self._reasons
-        gathering.written = replace(call, arguments=None) if gathering.arguments.too_large else call
+        opened.arguments.add(call.arguments)
+        opened.reasons_before = self._reasons
+        opened.written = replace(call, arguments=None) if opened.arguments.too_large else call
         if call.from_text:
             self.read_from_text = True
-        elif given.id is not None and self._was_written(given.id, call.name, gathering.arguments):
+        elif given.id is not None and self._was_written(given.id, call.name, opened.arguments):
             self._noticed[Finding.DUPLICATE_CALL_DROPPED] = None
             return
-        self._calls.append(gathering)
+        self._calls.append(opened)
 
     def _was_written(self, id_: str, name: str | None, arguments: Fragments) -> bool:
         """Arguments are only compared where an id comes a second time."""
@@ -215,8 +216,8 @@ class CallAssembler:
             self._written[id_] = (name, arguments)
             return False
         if isinstance(before, tuple):
-            before = self._written[id_] = {(self._meant(before[0]), _told_apart_by(before[1]))}
-        mine = (self._meant(name), _told_apart_by(arguments))
+            before = self._written[id_] = {(self._meant(before[0]), _spelling_of(before[1]))}
+        mine = (self._meant(name), _spelling_of(arguments))
         was_written = mine in before
         before.add(mine)
         return was_written
@@ -243,7 +244,7 @@ class CallAssembler:
         """The calls that came. `in_order` says that the body of the answer ended with its end mark."""
         if not self._calls and self._legacy is not None:
             name = "".join(self._legacy_names) or None
-            legacy = _Gathering(name, arguments=self._legacy, reasons_before=self._legacy_reasons_before)
+            legacy = _OpenCall(name, arguments=self._legacy, reasons_before=self._legacy_reasons_before)
             return [replace(self._found_call(legacy, in_order), findings=(Finding.LEGACY_FUNCTION_CALL,))]
         calls = self._calls
         if self._are_related:
@@ -257,13 +258,13 @@ class CallAssembler:
             calls = native
         return [self._found_call(call, in_order) for call in calls]
 
-    def _without_resent(self) -> list["_Gathering"]:
+    def _without_resent(self) -> list["_OpenCall"]:
         """The calls without those that came before with the same id, name and arguments."""
-        kept: list[_Gathering] = []
+        kept: list[_OpenCall] = []
         spellings: dict[tuple[str | None, str | None], set[str]] = {}
         for call in self._calls:
             known = spellings.setdefault((call.id, self._meant(call.name)), set())
-            spelling = _told_apart_by(call.arguments)
+            spelling = _spelling_of(call.arguments)
             if call.may_be_resent and spelling in known:
                 self._noticed[Finding.DUPLICATE_CALL_DROPPED] = None
             else:
@@ -278,7 +279,7 @@ class CallAssembler:
     def _doubt_pieces(self) -> None:
         """Where one call may be a piece of another, what makes an object may be only a part of one, or what is left of it."""
         states = {id(call): _state_of(call) for call in self._calls}
-        chains: dict[int, list[_Gathering]] = {}
+        chains: dict[int, list[_OpenCall]] = {}
         for call in self._calls:
             before = call.may_continue
             chain = chains.setdefault(id(call), []) if before is None else chains.setdefault(id(before), [before])
@@ -292,7 +293,7 @@ class CallAssembler:
                 is_blank = states[id(call)] is _Written.NOTHING
                 call.doubtful |= is_blank or (call.resumed and _Written.PART in of_chain)
 
-    def _found_call(self, call: "_Gathering", in_order: bool) -> FoundCall:
+    def _found_call(self, call: "_OpenCall", in_order: bool) -> FoundCall:
         written = call.written
         from_text = written is not None and written.from_text
         id_, repaired = self._free_id(call)
@@ -315,7 +316,7 @@ class CallAssembler:
             custom=call.custom,
         )
 
-    def _flaw_of(self, call: "_Gathering") -> Flaw | None:
+    def _flaw_of(self, call: "_OpenCall") -> Flaw | None:
         """What is wrong with a call whatever its arguments say: of too large ones there is only the beginning left."""
         if call.arguments.too_large:
             return Flaw.ARGUMENTS_TOO_LARGE
@@ -326,7 +327,7 @@ class CallAssembler:
             return written.flaw or Flaw.INVALID_JSON
         return written.flaw
 
-    def _free_id(self, call: "_Gathering") -> tuple[str, bool]:
+    def _free_id(self, call: "_OpenCall") -> tuple[str, bool]:
         """The id this call has in the history, and whether that took a repair."""
         if call.id is None or call.id in self._taken:
             return self.new_id(), True
@@ -356,31 +357,31 @@ class _Written(Enum):
     WHOLE = auto()
 
 
-def _state_of(call: "_Gathering") -> _Written:
+def _state_of(call: "_OpenCall") -> _Written:
     try:
         return _Written.NOTHING if call.arguments.read().absent else _Written.WHOLE
     except ArgumentsError:
         return _Written.PART
 
 
-class _Given(msgspec.Struct, frozen=True, gc=False):
-    """An id as a provider gave it; a number is kept as text, to tell calls apart by, but is no id to answer with."""
+class _GivenId(msgspec.Struct, frozen=True, gc=False):
+    """An id as a provider gave it; a number is kept as text, which distinguishes calls, but is no id to answer with."""
 
     id: str | None = None
     usable: bool = False
 
 
-def _given(raw: object) -> _Given:
+def _given(raw: object) -> _GivenId:
     if isinstance(raw, str):
         sound = sound_text(raw)
-        return _Given(sound, usable=sound == raw) if raw and not raw.isspace() else _Given()
+        return _GivenId(sound, usable=sound == raw) if raw and not raw.isspace() else _GivenId()
     if isinstance(raw, int | float) and not isinstance(raw, bool) and abs(raw) < MAX_NUMERIC_ID:
-        return _Given(str(raw))
-    return _Given()
+        return _GivenId(str(raw))
+    return _GivenId()
 
 
 @dataclass(slots=True)
-class _Gathering:
+class _OpenCall:
     """A call while its fragments come."""
 
     name: str | None = None
@@ -396,7 +397,7 @@ class _Gathering:
     """How many finish reasons had come before its last fragment."""
     may_be_resent: bool = False
     """Its id came before."""
-    may_continue: "_Gathering | None" = None
+    may_continue: "_OpenCall | None" = None
     """A call of which it may be the next piece, though its name or id says that it is another."""
     is_followed: bool = False
     """Another call may continue this one."""
@@ -408,7 +409,7 @@ class _Gathering:
     """What it has may be a part of other arguments, or what is left of them."""
 
 
-def _told_apart_by(arguments: Fragments) -> str:
+def _spelling_of(arguments: Fragments) -> str:
     """The object in one spelling, or the text if it makes none."""
     try:
         return canonical(arguments.read().value)

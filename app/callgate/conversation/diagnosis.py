@@ -1,4 +1,4 @@
-"""What a chat looked like from inside, turn by turn, for whoever has to explain it: the `x_callgate` object.
+"""Builds the `x_callgate` object: what happened in a chat, turn by turn.
 
 A listener like any other. It keeps previews only of what broken calls said, because those are seen nowhere else.
 """

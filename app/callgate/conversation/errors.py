@@ -1,4 +1,4 @@
-"""Failures the client has to hear of, in the client's terms. Everything else is a value for the model or a crash for us."""
+"""Failures that are reported to the client, in its terms. Everything else is a value for the model or a crash for us."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 class ChatError(Exception):
-    """An error with what OpenAI's error envelope needs. `detail` is for our logs and never leaves the house."""
+    """An error with what OpenAI's error envelope needs. `detail` is for our logs and is never sent."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class ChatError(Exception):
 
 
 class BrokenOff(Exception):
-    """The body of a model's answer ended before its end mark: closed early, or lost to a transport error."""
+    """The body of a model's answer ended before its end mark: closed early, or by a transport error."""
 
     def __init__(self, how: str, transport_error: bool) -> None:
         super().__init__(how)

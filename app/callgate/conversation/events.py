@@ -2,7 +2,7 @@
 
 `ModelEvent`s are what a model just did; `upstream` and `dialects` make them out of whatever a provider
 sent, and beyond those rooms nobody looks at a provider's shapes again. The loop folds them into a `Turn`
-and tells its listeners `ChatEvent`s.
+and emits `ChatEvent`s to its listeners.
 """
 
 from collections.abc import Mapping, Sequence
@@ -81,7 +81,7 @@ class CallWritten(msgspec.Struct, frozen=True, gc=False):
     arguments: Any = None
     id: str | int | float | None = None
     flaw: Flaw | None = None
-    """What the reader of the text already knows to be wrong; the gate may find a more telling flaw."""
+    """What the reader of the text already knows to be wrong; the gate may find a more precise one."""
     repaired: bool = False
     """The reader took something harmless away (a code fence)."""
     only_text: bool = False
@@ -191,7 +191,7 @@ FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "content_filte
 
 
 class Ending(msgspec.Struct, frozen=True, gc=False):
-    """Why a chat is over, and the one finish reason the client is told."""
+    """Why a chat is over, and the one finish reason the client gets."""
 
     kind: EndingKind
     finish_reason: FinishReason

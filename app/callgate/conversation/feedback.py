@@ -1,4 +1,4 @@
-"""What a model is told about a call that did not run: what was wrong, and what to do next.
+"""Writes what a model gets back for a call that did not run: what was wrong, and what to do next.
 
 The texts go back on the tool-result channel. They are short JSON with fixed keys, because models read those reliably
 and so do people looking at a trace. They are bounded: a schema is cut down to the part that matters, and nothing a

@@ -1,6 +1,6 @@
-"""Putting back what a client did not see of its own chat.
+"""Puts back what a client was not shown of its own chat.
 
-A client that gets calls of its own back sees nothing of what the house did on the way to them: earlier turns that ran
+A client that gets calls of its own back sees nothing of what was done here on the way to them: earlier turns that ran
 our tools, our calls beside its own, the model's signatures. All of that is one `HiddenTurns`. It is kept under the ids of
 the calls that were handed out, and when the client returns with these ids the history is made whole again: the model
 reads what it would have read if all tools had one owner.
@@ -23,7 +23,7 @@ _USER = b'"user"'
 _LAST_WORD = re.compile(r"[A-Za-z0-9]+\Z")
 
 
-class _Said(msgspec.Struct):
+class _CallBody(msgspec.Struct):
     name: str | None = None
     arguments: Any = None
     input: Any = None
@@ -33,11 +33,11 @@ class HandedCall(msgspec.Struct):
     """A call in a history that came from a client."""
 
     id: str | None = None
-    function: _Said | None = None
-    custom: _Said | None = None
+    function: _CallBody | None = None
+    custom: _CallBody | None = None
 
 
-class _Head(msgspec.Struct):
+class _MessageHead(msgspec.Struct):
     role: str = ""
     tool_calls: list[HandedCall] | None = None
     tool_call_id: str | None = None
@@ -45,7 +45,7 @@ class _Head(msgspec.Struct):
 
 
 _decoder = msgspec.json.Decoder(HiddenTurns)
-_head = msgspec.json.Decoder(_Head)
+_head = msgspec.json.Decoder(_MessageHead)
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -70,7 +70,7 @@ class CallingTurn:
 def handle_of(id: str, messages: Sequence[Message], place: int) -> str:
     """What a call is known by, that was or will be made at a place of a history. An id alone, if it is random; one that was
     counted (`call_0`) comes in every conversation, and means something only after all that the user said in this one."""
-    return _Speech(messages).handle(id, place)
+    return _UserTexts(messages).handle(id, place)
 
 
 def handles_in(messages: Sequence[Message]) -> list[str]:
@@ -79,7 +79,7 @@ def handles_in(messages: Sequence[Message]) -> list[str]:
 
 
 def calling_turns(messages: Sequence[Message]) -> Iterator[CallingTurn]:
-    speech = _Speech(messages)
+    speech = _UserTexts(messages)
     for place, message in enumerate(messages):
         head = _head_of(message, _CALLS)
         if head is not None and head.role == "assistant" and head.tool_calls:
@@ -111,10 +111,12 @@ def _whole_turn(hidden: HiddenTurns, calls: Sequence[HandedCall], answers: dict[
     """The turns before it, its message with all its calls, and the answers in the order of the calls."""
     shown = {hidden.names.get(call.id, call.id): call.id for call in calls if call.id}
     # A call that the client left out has no answer, and would make the history one that no provider takes.
-    told = [call for call in hidden.assistant["tool_calls"] if call["id"] in hidden.results or call["id"] in shown]
+    known_calls = [
+        call for call in hidden.assistant["tool_calls"] if call["id"] in hidden.results or call["id"] in shown
+    ]
     yield from hidden.before
-    yield {**hidden.assistant, "tool_calls": told}
-    for call in told:
+    yield {**hidden.assistant, "tool_calls": known_calls}
+    for call in known_calls:
         model_id = call["id"]
         if model_id in hidden.results:
             yield hidden.results[model_id]
@@ -167,7 +169,7 @@ def _is_random(id: str) -> bool:
     return last is not None and len(last.group()) >= 8 and 2 <= digits < len(last.group())
 
 
-class _Speech:
+class _UserTexts:
     """A digest of all that the user said before each place of a history. Asked for one place after the other it is read
     once."""
 
@@ -190,7 +192,7 @@ class _Speech:
         return digest
 
 
-def _head_of(message: Message, mark: bytes) -> _Head | None:
+def _head_of(message: Message, mark: bytes) -> _MessageHead | None:
     if not isinstance(message, msgspec.Raw) or mark not in bytes(message):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Ids of our own making. They tell things apart and guard nothing, so they need no system call for every one."""
+"""Ids of our own making. They distinguish things and protect nothing, so they need no system call for every one."""
 
 from random import Random
 from typing import Literal, TypeAlias

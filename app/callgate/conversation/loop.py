@@ -1,7 +1,7 @@
-"""The one loop. A model is asked, its calls are settled, ours are run, and it is asked again, until it has answered.
+"""The conversation loop. A model is asked, its calls are settled, ours are run, and it is asked again, until it has answered.
 
-`converse` is a plain coroutine that tells what happens and decides everything that is decided between turns;
-what the telling is turned into (a stream, a whole answer, a log line) is the listeners' affair. When its caller
+`converse` is a plain coroutine that emits what happens and takes every decision between turns;
+listeners turn the events into a stream, a whole answer or a log line. When its caller
 is cancelled, the model's answer is closed and the tools are stopped, because everything hangs under this coroutine.
 """
 
@@ -343,7 +343,7 @@ class _Conversation(msgspec.Struct):
             self.limit = "tokens"
 
     def _spent(self) -> int:
-        """Tokens so far; a provider that tells no total tells at least its parts."""
+        """Tokens so far; a provider that gives no total gives at least its parts."""
         usage = self.usage or {}
         return int(usage.get("total_tokens") or usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0))
 

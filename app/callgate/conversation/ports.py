@@ -61,7 +61,7 @@ class ModelAnswer(Protocol):
 
     @property
     def lane(self) -> str:
-        """Which way the model was reached, in the words of the config: `direct`, `translated`, `litellm`."""
+        """Which way the model was reached, as the config names it: `direct`, `translated`, `litellm`."""
         ...
 
     def __aiter__(self) -> AsyncIterator[Sequence[ModelEvent]]: ...

@@ -9,7 +9,7 @@ from callgate.conversation.errors import ChatError
 
 def read(value: Any) -> Any:
     """A value as an object, whether it came as bytes or was made here. What turns out to be unreadable, such as a number
-    that no double holds, is the client's mistake, however late it is seen."""
+    that no double holds, is the client's mistake, whenever it is seen."""
     if not isinstance(value, msgspec.Raw):
         return value
     try:

@@ -23,7 +23,7 @@ class Transcript(msgspec.Struct, frozen=True, gc=False):
 
     messages: Sequence[Message]
     sees_images: bool = False
-    """Whether the model takes images; if not, an image in a result is described in words."""
+    """Whether the model takes images; if not, an image in a result is described in text."""
     made: tuple[dict[str, Any], ...] = ()
     """The last of these messages: those that we made."""
 
@@ -62,9 +62,9 @@ class Transcript(msgspec.Struct, frozen=True, gc=False):
     def _text_of(self, outcome: Outcome) -> str:
         if isinstance(outcome, Failed) or not outcome.images:
             return outcome.text
-        words = "shown in the next message" if self.sees_images else "not shown, this model takes no images"
+        where = "shown in the next message" if self.sees_images else "not shown, this model takes no images"
         kinds = ", ".join(image.mime_type for image in outcome.images)
-        note = f"[{len(outcome.images)} image(s) ({kinds}): {words}]"
+        note = f"[{len(outcome.images)} image(s) ({kinds}): {where}]"
         return f"{outcome.text}\n{note}" if outcome.text else note
 
 

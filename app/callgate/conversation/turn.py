@@ -1,6 +1,6 @@
 """One model answer. A `TurnBuilder` folds its events while they come; `finish` settles its calls and gives the `Turn`.
 
-Which fragment belongs to which call is decided in `gathering`; whether a call is whole is `callgate.calls.gate`'s business.
+Which fragment belongs to which call is decided in `call_assembly`; whether a call is whole is `callgate.calls.gate`'s business.
 """
 
 import json
@@ -208,9 +208,9 @@ class TurnBuilder:
         not such a copy."""
         if not self._reasoning:
             return ""
-        told = {source: "".join(pieces) for source, pieces in self._reasoning.items()}
-        native = next((told[name] for name in ("reasoning_content", "reasoning", "thinking") if told.get(name)), "")
-        return sound_text(native + told.get("text", ""))
+        texts = {source: "".join(pieces) for source, pieces in self._reasoning.items()}
+        native = next((texts[name] for name in ("reasoning_content", "reasoning", "thinking") if texts.get(name)), "")
+        return sound_text(native + texts.get("text", ""))
 
     def _finished(self, event: Finished) -> None:
         if not event.reason:
