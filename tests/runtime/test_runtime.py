@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from callgate.auth.keys import ANONYMOUS
+from callgate.auth.meter import Price
 from callgate.config.load import Loaded, load
 from callgate.config.problems import ConfigError
 from callgate.config.schema import Config
@@ -18,7 +19,6 @@ from callgate.runtime.builders.errors import BadEntry
 from callgate.runtime.builders.models import model_entries
 from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.reload import ConfigSource
-from callgate.tools.process import Command
 
 pytestmark = pytest.mark.anyio
 
@@ -176,17 +176,14 @@ async def test_no_more_threads_run_tools_than_the_limit_says():
 
 async def test_no_more_commands_run_than_the_limit_says():
     async with RuntimeManager(config(limits={"child_processes": 1})) as manager:
-        processes = manager.shared.processes
-        sleeping = Command("/bin/sleep", ("30",), "/", {})
-        tasks = [asyncio.create_task(processes.run(sleeping, 100)) for _ in range(2)]
-        await until(lambda: processes.running)
-        await asyncio.sleep(0)  # the second has asked, too
-        begun = processes.running
-        for task in tasks:
-            task.cancel()
-        async with asyncio.timeout(10):
-            await asyncio.wait(tasks)
-        assert begun == 1
+        queue = manager.shared.processes.queue
+        await queue.enter()
+        waiting = asyncio.create_task(queue.enter())
+        await settled()
+        assert (queue.waiting, waiting.done()) == (1, False)
+        queue.leave()
+        await waiting
+        queue.leave()
 
 
 def test_a_models_answers_are_as_long_as_the_limit_says():
@@ -323,3 +320,30 @@ async def test_a_config_that_was_not_read_from_anywhere_says_so():
         assert manager.current.may_administer(ANONYMOUS)
     async with RuntimeManager(config(server={"host": "0.0.0.0"}, auth="off")) as open_manager:
         assert not open_manager.current.may_administer(ANONYMOUS)
+
+
+WILD = {
+    "model_name": "any/*",
+    "litellm_params": {"model": "demo/*"},
+    "concurrency": 1,
+    "model_info": {"input_cost_per_token": 0.5, "output_cost_per_token": 2.0},
+}
+
+
+async def test_all_names_of_a_wildcard_share_its_places():
+    async with RuntimeManager(config(model_list=[WILD], limits={"queue_seconds": 0})) as manager:
+        runtime = manager.current
+        assert runtime.choose("any/a", ANONYMOUS).places == 1
+        with await runtime.place_at("any/a"):
+            with pytest.raises(ChatError) as refused:
+                await runtime.place_at("any/b")
+            assert refused.value.code == "model_over_capacity"
+        with await runtime.place_at("any/b"):
+            pass
+
+
+async def test_the_prices_of_a_wildcard_hold_for_every_name_and_made_up_names_are_not_remembered_for_ever():
+    async with RuntimeManager(config(model_list=[WILD])) as manager:
+        for number in range(2100):
+            assert await manager.current._price(f"any/{number}") == Price(0.5, 2.0, None)
+        assert len(manager.current._prices) <= 1024
