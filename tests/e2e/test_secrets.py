@@ -10,11 +10,15 @@ from typing import Any
 
 import pytest
 
+from callgate.application import create_app
 from callgate.auth.keys import hash_key
+from callgate.config.schema import Config
 from tests.chaos.load import asking, shoot
+from tests.harness.clients import http_client
 from tests.harness.configs import as_yaml, config_dict
 from tests.harness.process import Child, serving
-from tests.scripted_upstream import Call, Cut, ErrorEvent, Hang, Html, Malformed, Reply, Reset, Upstream, by_turn
+from tests.harness.server import serve
+from tests.scripted_upstream import Call, Cut, ErrorEvent, Hang, Html, Malformed, Reply, Reset, Shape, Upstream, by_turn
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -155,3 +159,38 @@ async def test_none_is_found_in_logs_metrics_answers_or_files(tmp_path: Path) ->
     assert len(lines) > 50
     for line in lines:
         json.loads(line)
+
+
+ECHOED = f"I was asked with {UPSTREAM_KEY}."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("tools", [["get_time"], []])
+@pytest.mark.parametrize("model", ["openai/m", "anthropic/m"])
+async def test_a_provider_that_echoes_its_key_in_an_answer_does_not_show_it(
+    upstream: Upstream, stream: bool, tools: list[str], model: str
+) -> None:
+    upstream.script("m", [Reply(text=ECHOED, shape=Shape(piece=100))])
+    params = {
+        "model": model,
+        "api_base": upstream.url if model.startswith("openai") else upstream.url.removesuffix("/v1"),
+    }
+    entry = {"model_name": "m", "litellm_params": {**params, "api_key": UPSTREAM_KEY}, "tools": ["*"] if tools else []}
+    config = Config.model_validate({**config_dict(upstream.url, tools=tools), "model_list": [entry]})
+    body = {"model": "m", "stream": stream, "messages": [{"role": "user", "content": "hi"}]}
+    async with serve(create_app(config)) as url, http_client(url) as client:
+        answer = await client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200
+    assert UPSTREAM_KEY not in answer.text
+    assert "*" * len(UPSTREAM_KEY) in answer.text
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/completions", "/v1/responses"])
+async def test_nor_on_the_routes_that_pass_it_on(upstream: Upstream, path: str) -> None:
+    upstream.script("m", [Reply(body={"echo": ECHOED})])
+    params = {"model": "openai/m", "api_base": upstream.url, "api_key": UPSTREAM_KEY}
+    config = Config.model_validate({"model_list": [{"model_name": "m", "litellm_params": params}]})
+    async with serve(create_app(config)) as url, http_client(url) as client:
+        answer = await client.post(path, json={"model": "m", "input": "x", "prompt": "x"})
+    assert UPSTREAM_KEY not in answer.text
+    assert answer.status_code != 200 or "*" * len(UPSTREAM_KEY) in answer.text

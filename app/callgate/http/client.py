@@ -223,7 +223,7 @@ class Exchange:
 
     async def __aenter__(self) -> ClientConnection:
         client = self._client
-        origin, head = request_head(self._method, self._url, tuple(self._headers.items()), client.proxies)
+        origin, head, credentials = request_head(self._method, self._url, tuple(self._headers.items()), client.proxies)
         connection = client.take(origin)
         if connection is not None:
             began_at = connection.loop.time()  # its own loop: to ask which one runs is a system call
@@ -231,7 +231,7 @@ class Exchange:
             began_at = asyncio.get_running_loop().time()
             connection = await client.connect(origin, self._deadlines)
         try:
-            await connection.send(head, self._body, self._deadlines, began_at)
+            await connection.send(head, self._body, self._deadlines, began_at, credentials)
             if origin.proxy is not None and connection.status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
                 raise ConnectFailed(refused_by(origin.proxy, connection.status))
         except BaseException:

@@ -11,6 +11,7 @@ from typing import Protocol, cast
 
 import httptools
 
+from callgate.http.credentials import CredentialMask
 from callgate.http.interface import Broken, Deadlines, TimedOut, TooLarge, TransportError, Which, reason
 from callgate.http.request_head import Origin
 
@@ -48,6 +49,7 @@ class ClientConnection(asyncio.Protocol):
         "_headers",
         "_held",
         "_keep",
+        "_mask",
         "_owner",
         "_parser",
         "_parts",
@@ -84,12 +86,16 @@ class ClientConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf
         self._draining: asyncio.TimerHandle | None = None
+        self._mask: CredentialMask | None = None
 
     # -- for the client
 
-    async def send(self, head: bytes, body: bytes, deadlines: Deadlines, began_at: float) -> None:
+    async def send(
+        self, head: bytes, body: bytes, deadlines: Deadlines, began_at: float, credentials: tuple[bytes, ...] = ()
+    ) -> None:
         """Send a request and wait for the head of its response. `head` ends where the length of the body belongs."""
         self._begin(deadlines, began_at)
+        self._mask = CredentialMask(credentials) if credentials else None
         if len(body) <= JOINED_BYTES:
             self._transport.write(b"%b%d\r\n\r\n%b" % (head, len(body), body))
         else:
@@ -138,19 +144,24 @@ class ClientConnection(asyncio.Protocol):
         return self
 
     async def __anext__(self) -> bytes:
-        while not self._parts:
-            if self._fault is not None:
-                raise self._fault
-            if self._state != _BODY:
-                raise StopAsyncIteration
-            await self._change()
-        return self._taken()
+        while True:
+            while not self._parts:
+                if self._mask is not None and self._state != _BODY and (rest := self._mask.finish()):
+                    return rest
+                if self._fault is not None:
+                    raise self._fault
+                if self._state != _BODY:
+                    raise StopAsyncIteration
+                await self._change()
+            if data := self._taken():
+                return data
 
     async def read(self, limit: int) -> bytes:
         """The whole body, or `TooLarge` when it is longer than `limit`."""
         chunks = self.chunks()
         if self._state == _COMPLETE and self._fault is None and self._held <= limit:
-            return self._taken()  # a short body comes with its head
+            data = self._taken()  # a short body comes with its head
+            return data if self._mask is None else data + self._mask.finish()
         parts: list[bytes] = []
         size = 0
         async for part in chunks:
@@ -292,7 +303,7 @@ class ClientConnection(asyncio.Protocol):
         parts = self._parts
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         self._forget_parts()
-        return data
+        return data if self._mask is None else self._mask.feed(data)
 
     def _forget_parts(self) -> None:
         self._parts.clear()

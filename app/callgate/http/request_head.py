@@ -3,6 +3,7 @@
 from typing import Final, NamedTuple, TypeAlias
 from urllib.parse import quote, urlsplit
 
+from callgate.http.credentials import credentials_in
 from callgate.http.interface import ConnectFailed
 from callgate.http.proxies import USUAL_PORTS, Proxies, Proxy, basic_credentials
 
@@ -28,23 +29,33 @@ class Origin(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-_heads: dict[tuple[str, str, Headers, Proxies | None], tuple[Origin, bytes]] = {}
+class RequestHead(NamedTuple):
+    """Where a request goes, and how it begins."""
+
+    origin: Origin
+    head: bytes
+    """Up to the value of `Content-Length`, which is its last header."""
+    credentials: tuple[bytes, ...]
+    """What of it may not come back in the response."""
 
 
-def request_head(method: str, url: str, headers: Headers, proxies: Proxies | None) -> tuple[Origin, bytes]:
-    """Where a request goes, and its head up to the value of `Content-Length`, which is its last header."""
+_heads: dict[tuple[str, str, Headers, Proxies | None], RequestHead] = {}
+
+
+def request_head(method: str, url: str, headers: Headers, proxies: Proxies | None) -> RequestHead:
+    """What of a request is the same whenever it is sent."""
     key = (method, url, headers, proxies)
     found = _heads.get(key)
     if found is None:
         found = _written(method, url, headers, proxies)
-        if len(found[1]) <= MAX_HEAD_BYTES:
+        if len(found.head) <= MAX_HEAD_BYTES:
             if len(_heads) >= MAX_HEADS:
                 _heads.clear()
             _heads[key] = found
     return found
 
 
-def _written(method: str, url: str, headers: Headers, proxies: Proxies | None) -> tuple[Origin, bytes]:
+def _written(method: str, url: str, headers: Headers, proxies: Proxies | None) -> RequestHead:
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -80,6 +91,7 @@ def _written(method: str, url: str, headers: Headers, proxies: Proxies | None) -
     if any("\r" in line or "\n" in line or "\0" in line for line in lines):
         raise ConnectFailed("a header holds a line break")
     try:
-        return origin, "\r\n".join(lines).encode("latin-1")
+        head = "\r\n".join(lines).encode("latin-1")
     except UnicodeEncodeError:
         raise ConnectFailed("a header holds a character that no header can hold") from None
+    return RequestHead(origin, head, credentials_in(headers))
