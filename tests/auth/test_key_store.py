@@ -1,11 +1,15 @@
+import contextlib
+import json
 import sqlite3
 import stat
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from callgate.__main__ import app
 from callgate.auth import key_store
-from callgate.auth.key_store import KeyStore, NameTaken, stored_keys
+from callgate.auth.key_store import DamagedStore, KeyStore, NameTaken, stored_keys
 from callgate.auth.keys import ANONYMOUS, KeyEntry, Keyring, mint_key
 from callgate.auth.limits import Allowance
 from callgate.conversation.errors import ChatError
@@ -105,7 +109,45 @@ def test_names_are_values_to_the_database(store: KeyStore) -> None:
     assert not store.revoke("' OR 1=1 --")
 
 
-def test_a_file_that_is_no_database_is_an_error_and_not_an_open_door(tmp_path: Path) -> None:
-    (tmp_path / key_store.FILE).write_bytes(b"not a database, but long enough to be taken for one" * 50)
-    with pytest.raises(sqlite3.DatabaseError):
+@pytest.mark.parametrize("damage", ["no database", "cut", "models", "allowance", "hash", "another table"])
+def test_a_damaged_file_is_one_clear_error_and_not_an_open_door(tmp_path: Path, damage: str) -> None:
+    file = damaged(tmp_path, damage)
+    with pytest.raises(DamagedStore, match="No key in it is accepted") as failed:
         KeyStore(tmp_path)
+    assert str(file) in str(failed.value)
+    assert file.exists()
+
+
+@pytest.mark.parametrize("damage", ["no database", "cut", "models"])
+@pytest.mark.parametrize("command", [["serve"], ["keys", "list"], ["check"], ["doctor"]])
+def test_every_command_ends_with_one_line_about_it(tmp_path: Path, damage: str, command: list[str]) -> None:
+    file = damaged(tmp_path / "data", damage)
+    config = tmp_path / "config.yaml"
+    model = {"model_name": "demo", "litellm_params": {"model": "demo/demo"}}
+    config.write_text(json.dumps({"model_list": [model], "data_dir": str(tmp_path / "data")}))
+    ended = CliRunner().invoke(app, [*command, "--config", str(config)])
+    assert ended.exit_code == 2
+    [line] = ended.output.splitlines()
+    assert line.startswith(f"callgate: data_dir: {file} cannot be read (")
+
+
+def damaged(folder: Path, damage: str) -> Path:
+    file = folder / key_store.FILE
+    if damage == "no database":
+        folder.mkdir(exist_ok=True)
+        file.write_bytes(b"not a database, but long enough to be taken for one" * 50)
+        return file
+    if damage == "another table":
+        with contextlib.closing(sqlite3.connect(file)) as database:
+            database.execute("CREATE TABLE keys (name TEXT)")
+        return file
+    store = KeyStore(folder)
+    store.add(ALICE)
+    store.close()
+    if damage == "cut":
+        file.write_bytes(file.read_bytes()[:5000])
+        return file
+    with contextlib.closing(sqlite3.connect(file)) as database:
+        database.execute(f"UPDATE keys SET {damage} = '7'")
+        database.commit()
+    return file

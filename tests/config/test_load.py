@@ -362,7 +362,7 @@ tools:
     secrets = {"provider-key", "literal-secret", "in-a-header", "from-a-file", "header-key", "path-token", "query-key",
                "body-password"}  # fmt: skip
     assert secrets <= loaded.secrets
-    assert "host.example" not in loaded.secrets
+    assert "host.example" in loaded.secrets, "nobody can know what a variable holds"
     assert "team-value" not in loaded.secrets
     assert [secret for secret in secrets if secret in repr(loaded) + str(loaded.config)] == []
     assert loaded.config.model_list[0].litellm_params.reveal()["api_key"] == "provider-key"

@@ -80,15 +80,18 @@ def test_a_default_is_not_expanded_again(references):
 @pytest.mark.parametrize(
     ("text", "secrets"),
     [
-        ("${NAME}", ()),
+        ("${NAME}", ("value",)),
+        ("${UNSET:-a default}", ()),
+        ("${SOME_TOKEN:-a default}", ("a default",)),
+        ("plain", ()),
         ("Bearer ${API_KEY}", ("secret-value",)),
         ("os.environ/API_KEY", ("secret-value",)),
         ("file:./held", ("from a file",)),
         ("${HELD}", ("from a file",)),
     ],
 )
-def test_secrets_are_known_by_their_variables_name_or_by_coming_from_a_file(references, text, secrets):
+def test_whatever_comes_from_a_variable_or_a_file_is_a_secret(references, text, secrets):
     resolved = references.resolve(text)
 
     assert resolved.secrets == secrets
-    assert resolved.referred
+    assert resolved.referred == (text != "plain")

@@ -6,6 +6,7 @@ and a file whose last key was revoked lets nobody in.
 
 import dataclasses
 import json
+import re
 import sqlite3
 import time
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ from callgate.auth.limits import Allowance
 FILE: Final = "keys.sqlite3"
 LOOK_SECONDS: Final = 1.0
 """How often a server looks whether the file has changed: the longest that a revoked key still works."""
+DAMAGE: Final = (sqlite3.Error, ValueError, TypeError)
+"""From the file, and from what stands in a row."""
 BUSY_SECONDS: Final = 2.0
 """For another process that is writing; it writes one row."""
 
@@ -41,6 +44,16 @@ CREATE TABLE IF NOT EXISTS keys (
 
 
 log = structlog.get_logger("callgate.keys")
+
+
+class DamagedStore(Exception):
+    """The file is no key store that can be read. Says which, why, and what to do."""
+
+    def __init__(self, path: Path, why: object) -> None:
+        super().__init__(
+            f"{path} cannot be read ({why}). No key in it is accepted: put a copy in its place, or move it away and make "
+            "the keys anew with `callgate keys create`"
+        )
 
 
 class NameTaken(Exception):
@@ -64,13 +77,17 @@ class KeyStore:
         path = folder / FILE
         path.touch(mode=0o600)
         self._database = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
-        self._database.execute("PRAGMA journal_mode = WAL")
-        self._database.execute(_TABLE)
         self._entries: tuple[KeyEntry, ...] = ()
         self._in_use = False
         self._version = -1
         self._look_at = -inf
-        self._look(time.monotonic())
+        try:
+            self._database.execute("PRAGMA journal_mode = WAL")
+            self._database.execute(_TABLE)
+            self._look(time.monotonic())
+        except DAMAGE as failure:
+            self._database.close()
+            raise DamagedStore(path, failure) from None
 
     def close(self) -> None:
         self._database.close()
@@ -95,7 +112,7 @@ class KeyStore:
             if version != self._version:
                 self._read()
                 self._version = version
-        except sqlite3.Error as failure:
+        except DAMAGE as failure:
             if self._version < 0:
                 raise
             # What was read last still holds: a disk that fails for a moment must not turn everyone away.
@@ -152,13 +169,25 @@ def stored_keys(folder: Path) -> int:
 
 def _stored(row: tuple[Any, ...]) -> StoredKey:
     name, digest, models, tools, allowance, approve, admin, created_at, revoked_at = row
+    if not _HASH.fullmatch(digest):
+        raise ValueError(f"the hash of {name!r} is none")
     entry = KeyEntry(
         name,
         digest,
-        tuple(json.loads(models)),
-        tuple(json.loads(tools)),
+        _names(models),
+        _names(tools),
         approve=bool(approve),
         admin=bool(admin),
         allowance=Allowance(**json.loads(allowance)),
     )
     return StoredKey(entry, created_at, revoked_at)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = json.loads(text)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError("a list of names is none")
+    return tuple(names)
+
+
+_HASH: Final = re.compile(r"sha256:[0-9a-f]{64}")

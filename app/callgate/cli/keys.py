@@ -141,13 +141,11 @@ def _as_yaml(key: "Key") -> str:
 
 def key_store(folder: str) -> "KeyStore":
     """The key store, or the end of the command with what is wrong with its file."""
-    import sqlite3
-
-    from callgate.auth.key_store import KeyStore
+    from callgate.auth.key_store import DamagedStore, KeyStore
 
     try:
         return KeyStore(Path(folder))
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, DamagedStore) as error:
         raise give_up(f"data_dir: {error}") from None
 
 

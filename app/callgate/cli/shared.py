@@ -61,13 +61,11 @@ def count_keys(config: "Config") -> int:
     """How many keys there are, of the config and of the key store."""
     if config.data_dir is None:
         return len(config.keys)
-    import sqlite3
-
-    from callgate.auth.key_store import stored_keys
+    from callgate.auth.key_store import DamagedStore, stored_keys
 
     try:
         return len(config.keys) + stored_keys(Path(config.data_dir))
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, DamagedStore) as error:
         raise give_up(f"data_dir: {error}") from None
 
 

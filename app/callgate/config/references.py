@@ -74,9 +74,9 @@ class References:
         return Resolved("".join(parts) + text[end:], tuple(secrets), referred=True)
 
     def _variable(self, name: str, default: str | None) -> tuple[str, bool]:
-        """The value, and whether it is a secret by its name or its place."""
+        """The value, and whether it is a secret: all that does not stand in the config itself is taken for one."""
         if value := self._environ.get(name):
-            return value, means_secret(name)
+            return value, True
         if path := self._environ.get(f"{name}_FILE"):
             return self._read(path), True
         if default is not None:
