@@ -22,7 +22,7 @@ from callgate.tools.executor import HasLeftOut, Source, Tool
 from callgate.tools.names import RESERVED_PREFIX, hashed_name, legal_name
 from callgate.tools.schema import SchemaError, compile_schema
 from callgate.tools.source_pool import SourcePool
-from callgate.tools.source_supervisor import Delay, SourceState, SourceStatus, SourceSupervisor, full_jitter
+from callgate.tools.source_supervisor import Delay, SourceState, SourceStatus, SourceSupervisor, reopening_delay
 from callgate.tools.tool_filter import ToolFilter, narrowed
 
 FIRST_WAIT = 5.0
@@ -113,7 +113,7 @@ class Registry:
         self,
         *,
         limits: ConcurrencyLimits | None = None,
-        delay: Delay = full_jitter,
+        delay: Delay = reopening_delay,
         tell: Callable[[SourceStatus], None] | None = None,
         approval: ApprovalRule = NO_RULE,
         pool: SourcePool | None = None,

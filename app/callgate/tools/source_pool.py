@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from callgate.tools.executor import Source
-from callgate.tools.source_supervisor import Delay, SourceStatus, SourceSupervisor, full_jitter
+from callgate.tools.source_supervisor import Delay, SourceStatus, SourceSupervisor, reopening_delay
 
 
 @dataclass(slots=True)
@@ -20,7 +20,7 @@ class _Lease:
 class SourcePool:
     """`tell` hears how the sources are doing, whoever has them at the time."""
 
-    def __init__(self, tell: Callable[[SourceStatus], None] | None = None, *, delay: Delay = full_jitter) -> None:
+    def __init__(self, tell: Callable[[SourceStatus], None] | None = None, *, delay: Delay = reopening_delay) -> None:
         self._tell = tell or _nobody
         self._delay = delay
         self._leases: dict[Hashable, _Lease] = {}

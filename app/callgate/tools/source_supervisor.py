@@ -5,12 +5,13 @@ It is told to end by an event; it is cancelled only while opening, or when it do
 """
 
 import asyncio
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import Protocol, TypeAlias, runtime_checkable
 
+from callgate.http.backoff import full_jitter
 from callgate.tools.executor import Source
 
 OPEN_SECONDS = 30.0
@@ -57,10 +58,7 @@ Delay: TypeAlias = Callable[[int], float]
 """Seconds to wait after so many failures."""
 
 
-def full_jitter(failures: int) -> float:
-    """Anything up to a ceiling that doubles: many who failed together do not come back together."""
-    ceiling = min(LONGEST_DELAY, FIRST_DELAY * 2 ** min(failures, 16))
-    return random.uniform(ceiling / 10, ceiling)  # noqa: S311 - spreads load, guards nothing
+reopening_delay: Delay = partial(full_jitter, first=FIRST_DELAY, longest=LONGEST_DELAY, least=0.1)
 
 
 class SourceSupervisor:
@@ -71,7 +69,7 @@ class SourceSupervisor:
         source: Source,
         tell: Callable[[SourceStatus], None],
         *,
-        delay: Delay = full_jitter,
+        delay: Delay = reopening_delay,
         open_seconds: float = OPEN_SECONDS,
         close_seconds: float = CLOSE_SECONDS,
     ) -> None:

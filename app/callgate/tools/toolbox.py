@@ -8,6 +8,7 @@ time, tries, and the size of what comes back.
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from time import monotonic
 from typing import Any, Protocol, TypeAlias
 
@@ -18,6 +19,7 @@ from callgate.calls.offer import Offer, OfferedTool
 from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned
 from callgate.calls.states import BrokenCall, Call, Flaw, ReadyCall
 from callgate.conversation.ports import Plan, Report
+from callgate.http.backoff import full_jitter
 from callgate.tools.base64_files import without_files
 from callgate.tools.concurrency import ConcurrencyLimits, QueueFull, Slots
 from callgate.tools.executor import RunContext, Safety, Tool
@@ -92,8 +94,8 @@ class RunAccount(msgspec.Struct, frozen=True, gc=False):
     """Seconds at work, all tries together."""
 
 
-def full_jitter(failures: int) -> float:
-    return random.uniform(0, min(LONGEST_DELAY, FIRST_DELAY * 2.0**failures))  # noqa: S311 - spreads load, guards nothing
+retry_delay: Callable[[int], float] = partial(full_jitter, first=FIRST_DELAY, longest=LONGEST_DELAY)
+"""Seconds to wait after so many failures."""
 
 
 class ToolSet:
@@ -136,7 +138,7 @@ class RequestToolbox:
         queue_seconds: float = QUEUE_SECONDS,
         on_run: Callable[[RunAccount], None] | None = None,
         on_cut: Callable[[Returned, int], Returned] | None = None,
-        delay: Callable[[int], float] = full_jitter,
+        delay: Callable[[int], float] = retry_delay,
     ) -> None:
         """`on_cut` is given a result that is too long, and the bytes it may take, and says what the model gets."""
         selection = house if isinstance(house, ToolSet) else ToolSet(house)

@@ -19,6 +19,7 @@ from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import ModelEvent, ProviderError
 from callgate.conversation.ports import Model, ModelAnswer, ModelRequest, Passthrough
 from callgate.conversation.read_model import ReadAnswer
+from callgate.http.backoff import full_jitter
 from callgate.upstream import errors
 from callgate.upstream.first_content import first_said
 
@@ -214,8 +215,8 @@ class _Asking:
     def _wait(self, failure: ChatError, asked: int) -> float:
         if not asked:
             return 0.0  # another deployment of the same name has nothing to recover from
-        policy = self._model.policy
-        jitter = self._model.circumstances.random() * min(policy.longest_wait, policy.first_wait * 2.0 ** (asked - 1))
+        policy, chance = self._model.policy, self._model.circumstances.random
+        jitter = full_jitter(asked - 1, first=policy.first_wait, longest=policy.longest_wait, chance=chance)
         return jitter if failure.retry_after is None else failure.retry_after + jitter
 
 

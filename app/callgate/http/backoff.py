@@ -1,0 +1,22 @@
+"""How long to wait before something that failed is tried again."""
+
+import random
+from collections.abc import Callable
+
+MAX_DOUBLINGS = 30
+
+
+def full_jitter(
+    failures: int,
+    *,
+    first: float,
+    longest: float,
+    least: float = 0.0,
+    chance: Callable[[], float] = random.random,  # noqa: S311 -- spreads load, guards nothing
+) -> float:
+    """Seconds up to a ceiling that doubles with each failure, so that many who failed together do not come back together.
+
+    `least` is the share of the ceiling that is waited at least.
+    """
+    ceiling = min(longest, first * 2.0 ** min(failures, MAX_DOUBLINGS))
+    return ceiling * (least + (1 - least) * chance())
