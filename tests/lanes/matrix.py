@@ -114,7 +114,7 @@ async def _executed(
     data, count = case.data, itertools.count()
     building = TurnBuilder(offer_of(data["tools"]), lambda: f"made_{next(count)}")
     tools = [msgspec.Raw(json.dumps(tool).encode()) for tool in data["tools"]]
-    end = await _heard(
+    end = await _read(
         answering, ModelRequest([{"role": "user", "content": "hi"}], tools, None, {}, "chunks" in data), building, lanes
     )
     if end is None:
@@ -123,7 +123,7 @@ async def _executed(
     return Counter(f"{call.name} {json.dumps(call.arguments, sort_keys=True)}" for call in ready)
 
 
-async def _heard(model: Model, request: ModelRequest, building: TurnBuilder, lanes: set[str]) -> StreamEnd | None:
+async def _read(model: Model, request: ModelRequest, building: TurnBuilder, lanes: set[str]) -> StreamEnd | None:
     """How the answer ended; None where it failed before it had begun, so that there is no turn."""
     try:
         async with asyncio.timeout(20), model.ask(request) as answer:

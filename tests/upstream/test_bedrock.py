@@ -9,7 +9,7 @@ from callgate.upstream.resolve import ModelEntry
 from callgate.upstream.retry import RetryPolicy
 from tests.lanes.matrix import AWS
 from tests.lanes.wires import frame
-from tests.upstream.through_litellm import MARKS, heard
+from tests.upstream.through_litellm import MARKS, turn_of
 from tests.upstream.wire import QUICK, asking, closing, serving, tool
 
 pytestmark = MARKS
@@ -57,7 +57,7 @@ async def test_frames_are_read_however_the_network_cuts_them(model):
     data = b"".join(CALL)
     for size in (1, 7, 64, len(data)):
         async with serving(streaming(*(data[at : at + size] for at in range(0, len(data), size)))) as server:
-            turn, broke, raw = await heard(model(server), asking(tools=[WRITE]))
+            turn, broke, raw = await turn_of(model(server), asking(tools=[WRITE]))
         assert (turn.text, broke, raw, turn.reasons) == ("I write.", None, True, ("tool_use",))
         assert [(call.id, call.name, call.arguments) for call in turn.calls] == [("t1", "fs/write", {"path": "/a"})]
         assert (turn.usage["prompt_tokens"], turn.usage["total_tokens"]) == (9, 14)
@@ -67,7 +67,7 @@ async def test_a_stream_that_ends_before_its_stop_reason_runs_nothing_wherever_i
     data, stop = b"".join(CALL), len(b"".join(CALL[:6])) + len(CALL[6])
     for cut in range(len(CALL[0]) + len(CALL[1]), stop, 23):
         async with serving(streaming(data[:cut])) as server:
-            turn, broke, _ = await heard(model(server), asking(tools=[WRITE]))
+            turn, broke, _ = await turn_of(model(server), asking(tools=[WRITE]))
         assert isinstance(broke, BrokenOff), cut
         assert not any(isinstance(call, ReadyCall) for call in turn.calls), cut
 
@@ -75,7 +75,7 @@ async def test_a_stream_that_ends_before_its_stop_reason_runs_nothing_wherever_i
 async def test_a_frame_with_a_wrong_sum_breaks_the_answer_off(model):
     broken = CALL[4][:-1] + bytes([CALL[4][-1] ^ 1])
     async with serving(streaming(*CALL[:4], broken, *CALL[5:])) as server:
-        turn, broke, _ = await heard(model(server), asking(tools=[WRITE]))
+        turn, broke, _ = await turn_of(model(server), asking(tools=[WRITE]))
     assert broke is not None
     assert all(isinstance(call, BrokenCall) for call in turn.calls)
 
@@ -83,12 +83,12 @@ async def test_a_frame_with_a_wrong_sum_breaks_the_answer_off(model):
 async def test_an_exception_inside_a_stream_fails_the_turn(model):
     throttled = frame("throttlingException", {"message": "Too many tokens"}, "exception")
     async with serving(streaming(*CALL[:5], throttled)) as server:
-        turn, _, _ = await heard(model(server), asking(tools=[WRITE]))
+        turn, _, _ = await turn_of(model(server), asking(tools=[WRITE]))
     assert turn.error is not None
     assert all(isinstance(call, BrokenCall) for call in turn.calls)
     async with serving(streaming(throttled)) as server:
         with pytest.raises(ChatError) as caught:
-            await heard(model(server), asking())
+            await turn_of(model(server), asking())
     assert caught.value.status == 429
 
 
@@ -100,14 +100,14 @@ async def test_input_that_the_length_limit_cut_never_runs(model):
         await wire.whole(body)
 
     async with serving(closing(serve)) as server:
-        turn, _, _ = await heard(model(server), asking(stream=False, tools=[WRITE]))
+        turn, _, _ = await turn_of(model(server), asking(stream=False, tools=[WRITE]))
     assert [call.flaw for call in turn.calls] == [Flaw.TRUNCATED]
 
 
 async def test_a_request_is_signed_and_goes_to_the_models_own_path(model):
     async with serving(streaming(*CALL)) as server:
-        await heard(model(server), asking(tools=[WRITE], max_tokens=9))
-        await heard(model(server, api_key="bearer-of-the-operator"), asking())
+        await turn_of(model(server), asking(tools=[WRITE], max_tokens=9))
+        await turn_of(model(server, api_key="bearer-of-the-operator"), asking())
     signed, with_key = server.requests
     assert signed.target == "/model/anthropic.claude-3-5-sonnet-20240620-v1%3A0/converse-stream"
     assert signed.headers["authorization"].startswith("AWS4-HMAC-SHA256 Credential=AKIAEXAMPLE/")

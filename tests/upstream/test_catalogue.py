@@ -250,13 +250,13 @@ def test_what_could_never_work_is_refused_at_load(broken, word):
 
 
 def test_ollama_is_spoken_to_by_the_class_that_leaves_the_process_alone():
-    assert resolve.through_litellm(ModelEntry("m", {"model": "ollama/x"})).arguments["model"] == "ollama_chat/x"
+    assert resolve.litellm_settings(ModelEntry("m", {"model": "ollama/x"})).arguments["model"] == "ollama_chat/x"
 
 
 def test_no_repr_shows_a_key():
     params = {"model": "openai/m", "api_base": "http://h", "api_key": "key-000-secret"}
     found = ModelEntry("m", params)
-    assert "key-000-secret" not in f"{resolve.known_endpoint(found)!r}{resolve.through_litellm(found)!r}{found!r}"
+    assert "key-000-secret" not in f"{resolve.known_endpoint(found)!r}{resolve.litellm_settings(found)!r}{found!r}"
 
 
 def test_reading_the_room_and_building_a_catalogue_does_not_load_litellm():

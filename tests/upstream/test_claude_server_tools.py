@@ -8,7 +8,7 @@ from callgate.upstream.catalogue import Catalogue
 from callgate.upstream.resolve import ModelEntry
 from callgate.upstream.retry import RetryPolicy
 from callgate.upstream.translated_model import MOST_PAUSES
-from tests.upstream.through_litellm import MARKS, both_ways, heard
+from tests.upstream.through_litellm import MARKS, both_ways, turn_of
 from tests.upstream.wire import QUICK, asking, serving, tool
 
 pytestmark = MARKS
@@ -81,14 +81,14 @@ def asked(stream):
 @both_ways
 async def test_a_finished_answer_with_a_search_in_it_has_no_calls(model, stream):
     async with serving(saying(ASIDE, SEARCHING, FOUND, ANSWER)) as server:
-        turn, broke, _ = await heard(model(server), asked(stream))
+        turn, broke, _ = await turn_of(model(server), asked(stream))
     assert (turn.text, turn.calls, turn.reasons, broke) == ("I look it up. It rains.", (), ("end_turn",), None)
 
 
 @both_ways
 async def test_of_a_search_and_a_call_the_call_is_a_call(model, stream):
     async with serving(saying(SEARCHING, FOUND, CALL, reason="tool_use")) as server:
-        turn, _, _ = await heard(model(server), asked(stream))
+        turn, _, _ = await turn_of(model(server), asked(stream))
     assert [(type(call), call.name, call.arguments) for call in turn.calls] == [(ReadyCall, "now", {"place": "Lisbon"})]
 
 
@@ -96,7 +96,7 @@ async def test_of_a_search_and_a_call_the_call_is_a_call(model, stream):
 @pytest.mark.parametrize("before", [(ASIDE, SEARCHING, FOUND), (SEARCHING,)], ids=["said", "silent"])
 async def test_a_pause_is_no_end_the_answer_goes_on_with_what_was_said(model, stream, before):
     async with serving(saying(*before, reason="pause_turn"), saying(ANSWER)) as server:
-        turn, broke, _ = await heard(model(server), asked(stream))
+        turn, broke, _ = await turn_of(model(server), asked(stream))
     assert turn.text == ("I look it up. It rains." if ASIDE in before else "It rains.")
     assert (turn.reasons, turn.calls, broke) == (("end_turn",), (), None)
     assert (turn.usage["prompt_tokens"], turn.usage["completion_tokens"]) == (10, 6)
@@ -106,7 +106,7 @@ async def test_a_pause_is_no_end_the_answer_goes_on_with_what_was_said(model, st
 
 async def test_who_pauses_for_ever_is_left(model):
     async with serving(saying(ASIDE, SEARCHING, reason="pause_turn")) as server:
-        _, broke, _ = await heard(model(server), asked(True))
+        _, broke, _ = await turn_of(model(server), asked(True))
     assert isinstance(broke, BrokenOff)
     assert len(server.requests) == MOST_PAUSES + 1
 
@@ -116,6 +116,6 @@ async def test_a_failure_after_a_pause_breaks_the_answer_off(model):
         await wire.whole({"error": {"type": "overloaded_error", "message": "busy"}}, 529)
 
     async with serving(saying(ASIDE, SEARCHING, reason="pause_turn"), refuse) as server:
-        turn, broke, _ = await heard(model(server), asked(True))
+        turn, broke, _ = await turn_of(model(server), asked(True))
     assert isinstance(broke, BrokenOff)
     assert (turn.text, turn.calls) == ("I look it up. ", ())

@@ -1,4 +1,4 @@
-"""Taking a string out of a known frame says what reading all of it says, whatever comes and however it is cut."""
+"""Taking a string out of a known template says what reading all of it says, whatever comes and however it is cut."""
 
 import json
 from typing import Any
@@ -11,7 +11,7 @@ from callgate.conversation.events import CallDelta, ReasoningDelta, TextDelta
 from callgate.http.event_stream import EventStreamReader
 from callgate.upstream import direct_model
 from callgate.upstream.chunks import ChunkReader
-from callgate.upstream.delta_template import FIRST_LESSON, MOST_LESSONS, WORTH_A_LESSON, Frame
+from callgate.upstream.delta_template import EARLIEST, MOST_TEMPLATES, PAYS_AFTER, DeltaTemplate
 from tests.upstream.wire import chunk
 
 
@@ -26,7 +26,7 @@ def read_all(body):
     return [*events, *chunks.finish()]
 
 
-def read_framed(pieces):
+def read_by_template(pieces):
     body = direct_model.StreamedBody()
     events: list[Any] = []
     for piece in pieces:
@@ -42,11 +42,11 @@ def alone(payload):
     return chunks.read(direct_model.read_json(payload))
 
 
-def learned(payload):
-    frame = Frame()
-    for _ in range(FIRST_LESSON):
-        frame.learn(payload, alone(payload), alone)
-    return frame
+def template_of(payload):
+    template = DeltaTemplate()
+    for _ in range(EARLIEST):
+        template.make_from(payload, alone(payload), alone)
+    return template
 
 
 def spelled_alone(delta):
@@ -71,22 +71,22 @@ STRINGS = ["b", " two words", "caf\u00e9 \u4f60", 'say "hi"\n', "\\", "/", "\U00
 @pytest.mark.parametrize("spelled", [text, thinking, arguments])
 @pytest.mark.parametrize("value", STRINGS)
 def test_the_string_of_another_chunk_is_taken_out(spelled, value):
-    frame = learned(spelled("first"))
-    assert frame.payload_in(spelled(value)) == alone(spelled(value))
-    assert frame.read_in(b"data: " + spelled(value) + b"\n\n") == alone(spelled(value))
+    template = template_of(spelled("first"))
+    assert template.payload_in(spelled(value)) == alone(spelled(value))
+    assert template.read_in(b"data: " + spelled(value) + b"\n\n") == alone(spelled(value))
 
 
 def test_what_kind_of_string_it_was_is_kept():
-    assert learned(text("a")).payload_in(text("b")) == [TextDelta("b")]
-    assert learned(thinking("a")).payload_in(thinking("b")) == [ReasoningDelta("b", "reasoning")]
-    assert learned(arguments("a", 3)).payload_in(arguments("b", 3)) == [CallDelta(3, arguments="b")]
-    assert learned(arguments("a", id="c")).payload_in(arguments("b", id="c")) == [CallDelta(0, "c", arguments="b")]
+    assert template_of(text("a")).payload_in(text("b")) == [TextDelta("b")]
+    assert template_of(thinking("a")).payload_in(thinking("b")) == [ReasoningDelta("b", "reasoning")]
+    assert template_of(arguments("a", 3)).payload_in(arguments("b", 3)) == [CallDelta(3, arguments="b")]
+    assert template_of(arguments("a", id="c")).payload_in(arguments("b", id="c")) == [CallDelta(0, "c", arguments="b")]
 
 
 def test_several_events_of_one_read_are_taken_out_together():
-    frame = learned(arguments("first"))
+    template = template_of(arguments("first"))
     read = b"".join(b"data: " + arguments(value) + b"\n\n" for value in STRINGS)
-    assert frame.read_in(read) == [CallDelta(0, arguments=value) for value in STRINGS]
+    assert template.read_in(read) == [CallDelta(0, arguments=value) for value in STRINGS]
 
 
 @pytest.mark.parametrize(
@@ -106,11 +106,11 @@ def test_several_events_of_one_read_are_taken_out_together():
     ],
 )
 def test_everything_else_is_left_to_be_read(payload):
-    frame = learned(text("first"))
+    template = template_of(text("first"))
     first = b"data: " + text("a") + b"\n\n"
-    assert frame.payload_in(payload) is None
-    assert frame.read_in(b"data: " + payload + b"\n\n") is None
-    assert frame.read_in(first + b"data: " + payload + b"\n\n" + first) is None
+    assert template.payload_in(payload) is None
+    assert template.read_in(b"data: " + payload + b"\n\n") is None
+    assert template.read_in(first + b"data: " + payload + b"\n\n" + first) is None
 
 
 @pytest.mark.parametrize(
@@ -127,51 +127,51 @@ def test_everything_else_is_left_to_be_read(payload):
     ],
 )
 def test_a_read_that_is_more_or_less_than_whole_events_is_taken_apart_first(read):
-    assert learned(text("first")).read_in(read) is None
+    assert template_of(text("first")).read_in(read) is None
 
 
 @pytest.mark.parametrize("delta", [{"content": "x", "reasoning": "y"}, {"tool_calls": [{"index": 0, "id": "c"}]}, {}])
-def test_nothing_is_learned_from_a_chunk_that_says_more_than_one_string_or_none(delta):
+def test_no_template_is_made_of_a_chunk_that_says_more_than_one_string_or_none(delta):
     payload = spelled_alone(delta)
-    assert learned(payload).payload_in(payload) is None
+    assert template_of(payload).payload_in(payload) is None
 
 
 def test_a_string_that_is_not_the_one_said_is_never_taken_for_it():
     payload = b'{"choices":[{"note":{"content":"other"},"index":0,"delta":{"content":"text"}}]}'
-    assert learned(payload).payload_in(payload.replace(b"other", b"more")) is None
+    assert template_of(payload).payload_in(payload.replace(b"other", b"more")) is None
 
 
-def test_a_frame_that_goes_over_several_lines_is_not_learned():
+def test_a_chunk_over_several_lines_makes_no_template():
     payload = text("x").replace(b", ", b",\n", 1)
-    assert learned(payload).payload_in(payload) is None
+    assert template_of(payload).payload_in(payload) is None
 
 
-def test_a_short_stream_is_read_without_learning():
-    frame = Frame()
-    for _ in range(FIRST_LESSON - 1):
-        frame.learn(text("a"), alone(text("a")), alone)
-    assert frame.payload_in(text("a")) is None
+def test_a_short_stream_is_parsed():
+    template = DeltaTemplate()
+    for _ in range(EARLIEST - 1):
+        template.make_from(text("a"), alone(text("a")), alone)
+    assert template.payload_in(text("a")) is None
 
 
-def test_frames_that_always_change_are_not_learned_for_ever():
-    frame, lessons = Frame(), 0
+def test_chunks_that_always_change_do_not_make_templates_for_ever():
+    template, made = DeltaTemplate(), 0
 
     def never_the_same(payload):
-        nonlocal lessons
-        lessons += 1
+        nonlocal made
+        made += 1
         return []
 
-    for number in range(FIRST_LESSON + MOST_LESSONS + 5):
-        frame.learn(arguments("a", number), alone(arguments("a", number)), never_the_same)
-    assert lessons == MOST_LESSONS
+    for number in range(EARLIEST + MOST_TEMPLATES + 5):
+        template.make_from(arguments("a", number), alone(arguments("a", number)), never_the_same)
+    assert made == MOST_TEMPLATES
 
 
-def test_frames_that_pay_for_themselves_are():
-    frame = learned(arguments("a"))
-    for number in range(MOST_LESSONS + 5):
-        frame.learn(arguments("a", number), alone(arguments("a", number)), alone)
-        for _ in range(WORTH_A_LESSON):
-            assert frame.payload_in(arguments("b", number)) == [CallDelta(number, arguments="b")]
+def test_templates_that_pay_for_themselves_are_made_again():
+    template = template_of(arguments("a"))
+    for number in range(MOST_TEMPLATES + 5):
+        template.make_from(arguments("a", number), alone(arguments("a", number)), alone)
+        for _ in range(PAYS_AFTER):
+            assert template.payload_in(arguments("b", number)) == [CallDelta(number, arguments="b")]
 
 
 def spelled(delta, finish, spacing, more):
@@ -221,5 +221,5 @@ def test_however_a_stream_is_written_and_cut_it_says_the_same(found, spacing, da
     cuts = sorted(data.draw(st.lists(st.one_of(st.integers(0, len(body)), st.sampled_from(ends)), max_size=8)))
     pieces = [body[a:b] for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("callgate.upstream.delta_template.FIRST_LESSON", data.draw(st.sampled_from([1, FIRST_LESSON])))
-        assert read_framed([piece for piece in pieces if piece]) == read_all(body)
+        patch.setattr("callgate.upstream.delta_template.EARLIEST", data.draw(st.sampled_from([1, EARLIEST])))
+        assert read_by_template([piece for piece in pieces if piece]) == read_all(body)

@@ -33,7 +33,7 @@ async def batches(question):
         return [list(batch) async for batch in answer]
 
 
-async def heard(question):
+async def turn_of(question):
     return [event for batch in await batches(question) for event in batch]
 
 
@@ -77,7 +77,7 @@ def reason_of(events):
     ],
 )
 async def test_a_request_leads_to_its_calls(text, calls, stream):
-    events = await heard(ask(user(text), stream=stream))
+    events = await turn_of(ask(user(text), stream=stream))
     assert calls_of(events) == calls
     assert reason_of(events) == "tool_calls"
     assert text_of(events) == ""
@@ -85,18 +85,18 @@ async def test_a_request_leads_to_its_calls(text, calls, stream):
 
 @pytest.mark.parametrize("text", ["What time is it in Tokyo?", "What is 2*21?", "Call clock", "hello"])
 async def test_what_is_not_offered_is_not_called(text):
-    events = await heard(ask(user(text), tools=()))
+    events = await turn_of(ask(user(text), tools=()))
     assert calls_of(events) == []
     assert reason_of(events) == "stop"
     assert "demo model" in text_of(events)
 
 
 async def test_with_tool_choice_none_nothing_is_called():
-    assert calls_of(await heard(ask(user("What is 2*21?"), choice="none"))) == []
+    assert calls_of(await turn_of(ask(user("What is 2*21?"), choice="none"))) == []
 
 
 async def test_a_house_tool_under_a_prefix_is_found():
-    events = await heard(
+    events = await turn_of(
         ask(user("What is 2*21?"), tools=[tool("callgate__calculator", expression={"type": "string"})])
     )
     assert calls_of(events) == [("callgate__calculator", {"expression": "2*21"})]
@@ -122,16 +122,16 @@ async def test_results_become_the_answer():
         user("What time is it in Tokyo, and what is 2*21?"),
         *history([("clock", "10:00"), ("calculator", "42")]),
     ]
-    events = await heard(ask(*messages))
+    events = await turn_of(ask(*messages))
     assert text_of(events) == "The clock tool says: 10:00. The calculator tool says: 42."
     assert reason_of(events) == "stop"
 
 
 async def test_then_means_another_turn():
     request = user("What time is it in Tokyo? Then what is 2*21?")
-    first = await heard(ask(request))
-    second = await heard(ask(request, *history([("clock", "10:00")])))
-    last = await heard(ask(request, *history([("clock", "10:00")], [("calculator", "42")])))
+    first = await turn_of(ask(request))
+    second = await turn_of(ask(request, *history([("clock", "10:00")])))
+    last = await turn_of(ask(request, *history([("clock", "10:00")], [("calculator", "42")])))
     assert [name for name, _ in calls_of(first)] == ["clock"]
     assert [name for name, _ in calls_of(second)] == ["calculator"]
     assert text_of(last) == "The clock tool says: 10:00. The calculator tool says: 42."
@@ -139,7 +139,7 @@ async def test_then_means_another_turn():
 
 async def test_a_new_question_begins_anew():
     messages = [user("What is 1+1?"), *history([("calculator", "2")]), {"role": "assistant", "content": "2"}]
-    assert calls_of(await heard(ask(*messages, user("What is 2*21?")))) == [("calculator", {"expression": "2*21"})]
+    assert calls_of(await turn_of(ask(*messages, user("What is 2*21?")))) == [("calculator", {"expression": "2*21"})]
 
 
 SCHEMA = {
@@ -160,14 +160,14 @@ WEATHER = {"type": "function", "function": {"name": "weather", "parameters": SCH
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
 async def test_a_forced_call_is_made_with_arguments_that_satisfy_the_schema(choice):
-    events = await heard(ask(user("hello"), tools=[WEATHER], choice=choice))
+    events = await turn_of(ask(user("hello"), tools=[WEATHER], choice=choice))
     made_up = {"city": "Rome", "days": 3, "deep": {"on": True}, "tags": ["demo", "demo"], "maybe": None}
     assert calls_of(events) == [("weather", made_up)]
 
 
 async def test_a_forced_choice_of_a_tool_that_was_asked_for_takes_the_requests_arguments():
     choice = {"type": "function", "function": {"name": "calculator"}}
-    assert calls_of(await heard(ask(user("2*21 and the time"), choice=choice))) == [
+    assert calls_of(await turn_of(ask(user("2*21 and the time"), choice=choice))) == [
         ("calculator", {"expression": "2*21"})
     ]
 
@@ -181,21 +181,21 @@ async def test_it_speaks_in_words_and_its_calls_in_fragments():
 
 
 async def test_streamed_and_whole_it_says_the_same():
-    streamed, whole = await heard(ask(user("hello"))), await batches(ask(user("hello"), stream=False))
+    streamed, whole = await turn_of(ask(user("hello"))), await batches(ask(user("hello"), stream=False))
     assert len(whole) == 1
     assert text_of(streamed) == text_of(whole[0])
     assert [event for event in streamed if isinstance(event, Usage)] == [e for e in whole[0] if isinstance(e, Usage)]
 
 
 async def test_usage_adds_up():
-    (usage,) = [event for event in await heard(ask(user("hello"))) if isinstance(event, Usage)]
+    (usage,) = [event for event in await turn_of(ask(user("hello"))) if isinstance(event, Usage)]
     counts = usage.counts
     assert counts["prompt_tokens"] > 0
     assert counts["total_tokens"] == counts["prompt_tokens"] + counts["completion_tokens"]
 
 
 async def test_a_token_limit_cuts_its_text():
-    events = await heard(ask(user("hello"), max_tokens=3))
+    events = await turn_of(ask(user("hello"), max_tokens=3))
     assert len(text_of(events).split()) == 3
     assert reason_of(events) == "length"
 
@@ -203,11 +203,11 @@ async def test_a_token_limit_cuts_its_text():
 async def test_a_response_format_is_met():
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     form = msgspec.Raw(json.dumps({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}).encode())
-    assert json.loads(text_of(await heard(ask(user("hello"), response_format=form)))) == {"n": 1}
+    assert json.loads(text_of(await turn_of(ask(user("hello"), response_format=form)))) == {"n": 1}
 
 
 async def test_hidden_requests_of_chat_pages_call_nothing():
-    events = await heard(ask(user("### Task:\nGenerate a title.\nUSER: What is 2*21?")))
+    events = await turn_of(ask(user("### Task:\nGenerate a title.\nUSER: What is 2*21?")))
     assert calls_of(events) == []
     assert json.loads(text_of(events))["title"]
 
@@ -222,4 +222,4 @@ async def test_hidden_requests_of_chat_pages_call_nothing():
     ],
 )
 async def test_odd_messages_are_answered_in_words(message):
-    assert "demo model" in text_of(await heard(ask(message)))
+    assert "demo model" in text_of(await turn_of(ask(message)))

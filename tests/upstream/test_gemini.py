@@ -16,7 +16,7 @@ from callgate.upstream.litellm_model import LiteLLMModel
 from callgate.upstream.resolve import ModelEntry
 from callgate.upstream.translated_model import TranslatedModel
 from tests.scripted_upstream.script import Call, Cut, ErrorEvent, Malformed, Reply, Reset, Shape
-from tests.upstream.through_litellm import MARKS, both_ways, heard, refused
+from tests.upstream.through_litellm import MARKS, both_ways, refused, turn_of
 from tests.upstream.wire import QUICK, asking, tool
 
 pytestmark = MARKS
@@ -34,7 +34,7 @@ def lanes(upstream, client):
 
     def make(**more):
         upstream.key = KEY
-        way = resolve.through_litellm(entry(upstream, **more))
+        way = resolve.litellm_settings(entry(upstream, **more))
         through = LiteLLMModel("m", way, QUICK)
         return TranslatedModel("m", way, client, QUICK), through
 
@@ -78,8 +78,8 @@ async def test_an_answer_is_the_same_on_both_lanes_but_for_the_providers_own_rea
 ):
     upstream.script(MODEL, [reply], repeat_last=True)
     ours, litellms = lanes()
-    turn, broke, raw = await heard(ours, question(stream))
-    theirs, _, theirs_raw = await heard(litellms, question(stream))
+    turn, broke, raw = await turn_of(ours, question(stream))
+    theirs, _, theirs_raw = await turn_of(litellms, question(stream))
     assert broke is None
     assert likeness(turn) == likeness(theirs)
     assert (turn.reasons, raw, theirs_raw) == ((reason,), True, False)
@@ -110,7 +110,7 @@ async def test_the_request_is_the_one_litellm_would_send(upstream, lanes, stream
     ask = ModelRequest(messages, [msgspec.Raw(msgspec.json.encode(PATH))], "auto", params, stream)
     translated, through = lanes(extra_headers={"X-Team": "blue"}, top_p=0.9)
     for lane in (translated, translated, through):
-        await heard(lane, ask)
+        await turn_of(lane, ask)
     ours, again, theirs = upstream.requests
     assert ours.body == theirs.body
     assert again.body == ours.body, "the second time its fields are remembered"
@@ -126,7 +126,7 @@ async def test_a_signature_goes_back_with_its_call(upstream, lanes, stream):
     signed = replace(WRITE, extras={"thoughtSignature": "c2lnbmVk"})
     upstream.script(MODEL, [Reply(calls=[signed]), Reply(text="ok")])
     ours, _ = lanes()
-    turn, _, _ = await heard(ours, question(stream))
+    turn, _, _ = await turn_of(ours, question(stream))
     [call] = turn.calls
     sent = {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": '{"path":"/a"}'}}
     history: list[Message] = [
@@ -134,7 +134,7 @@ async def test_a_signature_goes_back_with_its_call(upstream, lanes, stream):
         {"role": "assistant", "content": None, "tool_calls": [{**sent, **call.extras}]},
         {"role": "tool", "tool_call_id": call.id, "content": "12:00"},
     ]
-    await heard(ours, ModelRequest(history, question(stream).tools, stream=stream))
+    await turn_of(ours, ModelRequest(history, question(stream).tools, stream=stream))
     [part] = upstream.requests[1].body["contents"][1]["parts"]
     assert part["thoughtSignature" if "thoughtSignature" in part else "thought_signature"] == "c2lnbmVk"
 
@@ -143,7 +143,7 @@ async def test_a_signature_goes_back_with_its_call(upstream, lanes, stream):
 @pytest.mark.parametrize("word", ["SAFETY", "RECITATION", "PROHIBITED_CONTENT"])
 async def test_a_flagged_answer_runs_nothing_and_keeps_its_reason(upstream, lanes, stream, word):
     upstream.script(MODEL, [Reply(text="So", calls=[WRITE], finish=word)])
-    turn, _, _ = await heard(lanes()[0], question(stream))
+    turn, _, _ = await turn_of(lanes()[0], question(stream))
     assert turn.reasons == (word,)
     assert [type(call) for call in turn.calls] == [BrokenCall]
 
@@ -151,7 +151,7 @@ async def test_a_flagged_answer_runs_nothing_and_keeps_its_reason(upstream, lane
 @both_ways
 async def test_a_failed_turn_keeps_its_reason_and_runs_nothing(upstream, lanes, stream):
     upstream.script(MODEL, [Reply(text="So", calls=[WRITE], finish="MALFORMED_FUNCTION_CALL")])
-    turn, _, _ = await heard(lanes()[0], question(stream))
+    turn, _, _ = await turn_of(lanes()[0], question(stream))
     assert turn.reasons == ("MALFORMED_FUNCTION_CALL",)
     assert not any(isinstance(call, ReadyCall) for call in turn.calls)
 
@@ -160,20 +160,20 @@ async def test_a_failed_turn_keeps_its_reason_and_runs_nothing(upstream, lanes, 
 async def test_a_blocked_prompt_is_a_filtered_answer(upstream, lanes, stream):
     blocked = {"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}, "modelVersion": MODEL, "responseId": "r1"}
     upstream.script(MODEL, [Reply(chunks=[blocked]) if stream else Reply(body=blocked)])
-    turn, broke, _ = await heard(lanes()[0], question(stream))
+    turn, broke, _ = await turn_of(lanes()[0], question(stream))
     assert (turn.reasons, turn.calls, broke) == (("content_filter",), (), None)
 
 
 async def test_comments_between_the_events_are_not_part_of_them(upstream, lanes):
     upstream.script(MODEL, [Reply(text="Odd", calls=[WRITE], shape=Shape(comments=True))])
-    turn, broke, _ = await heard(lanes()[0], question(True))
+    turn, broke, _ = await turn_of(lanes()[0], question(True))
     assert (turn.text, [type(call) for call in turn.calls], broke) == ("Odd", [ReadyCall], None)
 
 
 @pytest.mark.parametrize("fault", [Cut(after=1), Reset(after=1), Malformed(after=1)], ids=["cut", "reset", "malformed"])
 async def test_a_stream_that_breaks_off_runs_nothing(upstream, lanes, fault):
     upstream.script(MODEL, [Reply(calls=[WRITE, WRITE], fault=fault)])
-    turn, broke, _ = await heard(lanes()[0], question(True))
+    turn, broke, _ = await turn_of(lanes()[0], question(True))
     assert isinstance(broke, BrokenOff)
     assert turn.calls
     assert all(isinstance(call, BrokenCall) for call in turn.calls)
@@ -181,14 +181,14 @@ async def test_a_stream_that_breaks_off_runs_nothing(upstream, lanes, fault):
 
 async def test_a_stream_without_a_reason_is_not_over(upstream, lanes):
     upstream.script(MODEL, [Reply(text="So", calls=[WRITE], finish=None)])
-    turn, broke, _ = await heard(lanes()[0], question(True))
+    turn, broke, _ = await turn_of(lanes()[0], question(True))
     assert isinstance(broke, BrokenOff)
     assert not any(isinstance(call, ReadyCall) for call in turn.calls)
 
 
 async def test_an_error_in_the_middle_fails_the_turn(upstream, lanes):
     upstream.script(MODEL, [Reply(calls=[WRITE], fault=ErrorEvent(after=1, message="Overloaded"))])
-    turn, _, _ = await heard(lanes()[0], question(True))
+    turn, _, _ = await turn_of(lanes()[0], question(True))
     assert turn.error.message == "Overloaded"
     assert [type(call) for call in turn.calls] == [BrokenCall]
 
@@ -214,7 +214,7 @@ async def test_a_message_that_is_to_be_cached_goes_with_the_rest(upstream, lanes
     upstream.script(MODEL, [Reply(text="ok")])
     part = {"type": "text", "text": "long " * 10, "cache_control": {"type": "ephemeral"}}
     ours, _ = lanes()
-    turn, _, raw = await heard(ours, ModelRequest([{"role": "user", "content": [part]}], stream=True))
+    turn, _, raw = await turn_of(ours, ModelRequest([{"role": "user", "content": [part]}], stream=True))
     assert (turn.text, raw) == ("ok", True)
     [asked] = upstream.requests
     assert "cache" not in json.dumps(asked.body)
@@ -227,7 +227,7 @@ async def test_a_call_without_args_is_a_call_and_keeps_the_lane(upstream, lanes,
     upstream.script(MODEL, [Reply(chunks=[answer]) if stream else Reply(body=answer)], repeat_last=True)
     ours, _ = lanes()
     for _ in range(2):
-        turn, broke, raw = await heard(ours, question(stream))
+        turn, broke, raw = await turn_of(ours, question(stream))
         assert [(type(call), call.name, call.arguments) for call in turn.calls] == [(ReadyCall, "later", {})]
         assert (broke, raw) == (None, True)
 
@@ -237,6 +237,6 @@ async def test_gemini_takes_the_lane_unless_told_otherwise(upstream, client, lan
     upstream.script(MODEL, [Reply(text="ok")])
     upstream.key = KEY
     model = Catalogue([entry(upstream, lane)], client).model("m")
-    turn, _, is_raw = await heard(model, question(True))
+    turn, _, is_raw = await turn_of(model, question(True))
     assert (turn.text, is_raw) == ("ok", raw)
     assert (await whereabouts(entry(upstream, lane))).lane == ("translated" if raw else "litellm")

@@ -16,10 +16,10 @@ from callgate.http.interface import Deadlines
 from callgate.upstream import resolve
 from callgate.upstream.direct_model import DirectModel, Endpoint
 from callgate.upstream.litellm_model import LiteLLMModel
-from callgate.upstream.resolve import ModelEntry, ThroughLiteLLM
+from callgate.upstream.resolve import LiteLLMSettings, ModelEntry
 from callgate.upstream.translated_model import TranslatedModel
 from tests.scripted_upstream.script import Call, Cut, ErrorEvent, Hang, Reply, Reset
-from tests.upstream.through_litellm import MARKS, both_ways, heard
+from tests.upstream.through_litellm import MARKS, both_ways, turn_of
 from tests.upstream.wire import QUICK, SSE, asking, chunk, closing, serving, tool
 
 pytestmark = MARKS
@@ -47,7 +47,7 @@ def lane(request, upstream, client):
         "gemini": ("gemini", f"{upstream.root}/v1beta"),
     }[request.param.rpartition("-")[2]]
     params = {"model": f"{provider}/{SCRIPTED}", "api_base": base, "api_key": KEY}
-    way = resolve.through_litellm(ModelEntry("m", params))
+    way = resolve.litellm_settings(ModelEntry("m", params))
     through = LiteLLMModel("m", way, QUICK)
     return through if request.param.startswith("litellm") else TranslatedModel("m", way, client, QUICK)
 
@@ -69,7 +69,7 @@ def question(stream):
 )
 async def test_the_same_answer_is_the_same_turn_on_every_lane(upstream, lane, stream, reply, winner):
     upstream.script(SCRIPTED, [reply])
-    turn, broke, _ = await heard(lane, question(stream))
+    turn, broke, _ = await turn_of(lane, question(stream))
     assert (turn.text, broke) == (reply.text or "", None)
     assert [(type(it), it.name, it.arguments) for it in turn.calls] == [
         (ReadyCall, call.name, dict(call.arguments)) for call in reply.calls
@@ -83,7 +83,7 @@ async def test_the_same_answer_is_the_same_turn_on_every_lane(upstream, lane, st
 @pytest.mark.parametrize("fault", [Cut(after=5), Reset(after=5)], ids=["cut", "reset"])
 async def test_a_stream_that_breaks_off_is_not_an_answer_on_any_lane(upstream, lane, fault, request):
     upstream.script(SCRIPTED, [Reply(text="I look it up, and then I tell you all of it.", calls=[CALL], fault=fault)])
-    turn, broke, _ = await heard(lane, question(True))
+    turn, broke, _ = await turn_of(lane, question(True))
     assert not any(isinstance(call, ReadyCall) for call in turn.calls)
     if "litellm-gemini" in request.node.name:
         # litellm has a reason for it that nobody sent. Such models take the translated lane by themselves.
@@ -98,7 +98,7 @@ async def test_a_key_that_is_refused_is_the_operators_to_mend_on_every_lane(upst
     upstream.key = "another"
     upstream.script(SCRIPTED, [Reply(text="never")])
     with pytest.raises(ChatError) as caught:
-        await heard(lane, question(stream))
+        await turn_of(lane, question(stream))
     assert (caught.value.status, caught.value.code) == (502, "upstream_auth")
     assert KEY not in f"{caught.value.envelope()}{caught.value.detail}"
     assert len(upstream.requests) == 1
@@ -107,7 +107,7 @@ async def test_a_key_that_is_refused_is_the_operators_to_mend_on_every_lane(upst
 async def test_an_error_before_anything_else_is_the_requests_on_every_lane(upstream, lane):
     upstream.script(SCRIPTED, [Reply(text="x", fault=ErrorEvent(after=0, message="Overloaded"))])
     with pytest.raises(ChatError) as caught:
-        await heard(lane, question(True))
+        await turn_of(lane, question(True))
     assert caught.value.status >= 500
 
 
@@ -130,7 +130,7 @@ def model(request, client):
             endpoint = Endpoint(f"{server.url}/v1/chat/completions", "real-m", secrets=(KEY,))
             return DirectModel("m", endpoint, client, deadlines)
         arguments = {"model": "openai/m", "api_base": f"{server.url}/v1", "api_key": KEY}
-        return LiteLLMModel("m", ThroughLiteLLM(arguments, (KEY,)), deadlines)
+        return LiteLLMModel("m", LiteLLMSettings(arguments, (KEY,)), deadlines)
 
     return make
 

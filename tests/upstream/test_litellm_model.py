@@ -16,7 +16,7 @@ from callgate.conversation.ports import ModelRequest
 from callgate.upstream import litellm_model, resolve
 from callgate.upstream.litellm_model import LiteLLMModel
 from callgate.upstream.params import NAMED
-from callgate.upstream.resolve import ModelEntry, ThroughLiteLLM
+from callgate.upstream.resolve import LiteLLMSettings, ModelEntry
 from tests.upstream.through_litellm import MARKS
 from tests.upstream.wire import QUICK, SSE, asking, chunk, closing, completion, serving, tool
 
@@ -30,7 +30,7 @@ async def litellm():
 
 def at(server, deadlines=QUICK, **more):
     arguments = {"model": "openai/m", "api_base": f"{server.url}/v1", "api_key": "sk-planted-key-000111222", **more}
-    return LiteLLMModel("m", ThroughLiteLLM(arguments, ("sk-planted-key-000111222",)), deadlines)
+    return LiteLLMModel("m", LiteLLMSettings(arguments, ("sk-planted-key-000111222",)), deadlines)
 
 
 async def events(model, ask):
@@ -224,7 +224,7 @@ async def test_a_hundred_equal_chunks_are_an_answer():
 
 
 async def test_an_entry_of_no_known_provider_is_the_operators_to_mend():
-    model = LiteLLMModel("m", ThroughLiteLLM({"model": "nobody-knows-this"}), QUICK)
+    model = LiteLLMModel("m", LiteLLMSettings({"model": "nobody-knows-this"}), QUICK)
     with pytest.raises(ChatError) as caught:
         await events(model, asking())
     assert (caught.value.status, caught.value.code) == (502, "upstream_error")
@@ -238,7 +238,7 @@ async def test_a_provider_with_a_shape_of_its_own_is_reached():
         "usage": {"input_tokens": 3, "output_tokens": 2},
     }  # fmt: skip
     async with serving(whole(answer)) as server:
-        way = ThroughLiteLLM({"model": "anthropic/claude-x", "api_base": server.url, "api_key": "k"})
+        way = LiteLLMSettings({"model": "anthropic/claude-x", "api_base": server.url, "api_key": "k"})
         found = await events(
             LiteLLMModel("m", way, QUICK), asking(stream=False, tools=[tool("t")], top_k=3, odd_thing=1)
         )
@@ -279,7 +279,7 @@ ENDING = named_event("message_delta", delta={"stop_reason": "tool_use"}, usage={
 
 def claude_at(server):
     return LiteLLMModel(
-        "m", ThroughLiteLLM({"model": "anthropic/claude-x", "api_base": server.url, "api_key": "k"}), QUICK
+        "m", LiteLLMSettings({"model": "anthropic/claude-x", "api_base": server.url, "api_key": "k"}), QUICK
     )
 
 

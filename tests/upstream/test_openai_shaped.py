@@ -12,7 +12,7 @@ from callgate.upstream.catalogue import Catalogue
 from callgate.upstream.openai_shaped import ADDRESSES, azure_url
 from callgate.upstream.resolve import LaneError, ModelEntry
 from callgate.upstream.retry import RetryPolicy
-from tests.upstream.through_litellm import MARKS, both_ways, heard
+from tests.upstream.through_litellm import MARKS, both_ways, turn_of
 from tests.upstream.wire import QUICK, asking, chunk, closing, completion, serving, tool
 
 pytestmark = MARKS
@@ -49,7 +49,7 @@ def call(arguments="{}"):
 @pytest.mark.parametrize("reason", ["error", "insufficient_system_resource", "MALFORMED_FUNCTION_CALL"])
 async def test_nothing_of_a_turn_that_its_provider_calls_failed_runs(model, provider, reason):
     async with serving(saying(chunk(call()), chunk(finish=reason))) as server:
-        turn, _, raw = await heard(model(server, f"{provider}/some-model"), asking(tools=[NOW]))
+        turn, _, raw = await turn_of(model(server, f"{provider}/some-model"), asking(tools=[NOW]))
     assert [type(each) for each in turn.calls] == [BrokenCall]
     assert (turn.reasons, raw) == ((reason,), True)
 
@@ -57,7 +57,7 @@ async def test_nothing_of_a_turn_that_its_provider_calls_failed_runs(model, prov
 async def test_parameters_are_mapped_and_what_litellm_does_not_know_travels_in_the_body(model):
     async with serving(saying(chunk({"content": "hi"}, finish="stop"))) as server:
         asked = asking(max_completion_tokens=7, top_k=3, tools=[NOW], tool_choice="required")
-        await heard(model(server, "mistral/mistral-large-latest", extra_body={"safe_prompt": True}, min_p=0.1), asked)
+        await turn_of(model(server, "mistral/mistral-large-latest", extra_body={"safe_prompt": True}, min_p=0.1), asked)
     body = server.requests[0].body
     assert (body["model"], body["max_tokens"], body["tool_choice"]) == ("mistral-large-latest", 7, "any")
     assert (body["top_k"], body["min_p"], body["safe_prompt"], body["stream"]) == (3, 0.1, True, True)
@@ -76,7 +76,7 @@ async def test_a_format_that_litellm_asks_for_as_a_call_is_text_again(model, str
 
     served = saying(chunk({"tool_calls": [entry]}), chunk(finish="tool_calls")) if stream else closing(serve)
     async with serving(served) as server:
-        turn, _, _ = await heard(
+        turn, _, _ = await turn_of(
             model(server, "groq/llama-3.1-8b-instant"), asking(stream=stream, response_format=wanted)
         )
     assert (turn.text, turn.calls, turn.reasons) == ('{"a":1}', (), ("stop",))
@@ -86,9 +86,9 @@ async def test_a_parameter_that_the_provider_has_not_is_the_requests_mistake_and
     async with serving(saying(chunk(call(), finish="tool_calls"))) as server:
         deployment = model(server, "xai/grok-4")
         with pytest.raises(ChatError) as caught:
-            await heard(deployment, asking(frequency_penalty=1.0))
+            await turn_of(deployment, asking(frequency_penalty=1.0))
         assert caught.value.status == 400
-        turn, _, raw = await heard(deployment, asking(tools=[NOW]))
+        turn, _, raw = await turn_of(deployment, asking(tools=[NOW]))
     assert [type(each) for each in turn.calls] == [ReadyCall]
     assert (len(server.requests), raw) == (1, True)
 
@@ -102,7 +102,7 @@ async def test_marks_for_a_cache_are_put_where_the_entry_says(model):
         request = type(request)(
             [{"role": "system", "content": "Be brief."}, *request.messages], request.tools, None, {}, stream=True
         )
-        await heard(deployment, request)
+        await turn_of(deployment, request)
     assert "cache_control" in json.dumps(server.requests[0].body["messages"][0])
 
 
@@ -130,7 +130,7 @@ async def test_an_azure_deployment_is_where_its_version_says(base, version, expe
 
 async def test_azure_is_asked_with_its_own_header(model):
     async with serving(saying(chunk(call(), finish="tool_calls"))) as server:
-        turn, _, _ = await heard(model(server, "azure/d", api_version="2024-10-21"), asking(tools=[NOW]))
+        turn, _, _ = await turn_of(model(server, "azure/d", api_version="2024-10-21"), asking(tools=[NOW]))
     assert [type(each) for each in turn.calls] == [ReadyCall]
     assert server.requests[0].headers["api-key"] == KEY
     assert "authorization" not in server.requests[0].headers

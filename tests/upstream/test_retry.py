@@ -94,7 +94,7 @@ class World:
         return RetryingModel("m", made, self.circumstances, RetryPolicy(**policy)).reporting_to(self.tell)
 
 
-async def heard(model):
+async def turn_of(model):
     async with model.ask(asking()) as answer:
         return [event async for batch in answer for event in batch]
 
@@ -106,7 +106,7 @@ def world():
 
 async def test_an_answer_that_begins_is_given_out_from_its_first_batch(world):
     one = Scripted(ANSWER)
-    assert await heard(world.model(one)) == [event for batch in ANSWER for event in batch]
+    assert await turn_of(world.model(one)) == [event for batch in ANSWER for event in batch]
     assert (one.asked, one.open, world.told) == (1, 0, [])
 
 
@@ -132,59 +132,59 @@ async def test_how_raw_the_finish_reason_is_is_known_as_late_as_inside(world):
 )
 async def test_what_fails_before_the_first_words_is_asked_again(world, failure):
     one = Scripted(failure, ANSWER)
-    assert TextDelta("hello") in await heard(world.model(one))
+    assert TextDelta("hello") in await turn_of(world.model(one))
     assert (one.asked, one.open, len(world.told)) == (2, 0, 1)
 
 
 async def test_nothing_is_repeated_once_words_were_passed_on(world):
     one = Scripted([[TextDelta("hel")], BrokenOff("cut", transport_error=True)], ANSWER)
     with pytest.raises(BrokenOff):
-        await heard(world.model(one))
+        await turn_of(world.model(one))
     assert (one.asked, one.open) == (1, 0)
 
 
 async def test_a_mistake_of_the_clients_is_not_repeated_anywhere(world):
     one, other = Scripted(mistake()), Scripted(ANSWER)
     with pytest.raises(ChatError, match="bad"):
-        await heard(world.model(one, other))
+        await turn_of(world.model(one, other))
     assert (one.asked, other.asked) == (1, 0)
 
 
 async def test_waits_grow_are_random_and_end_with_the_tries(world):
     one = Scripted(passing())
     with pytest.raises(ChatError, match="busy"):
-        await heard(world.model(one, tries=5, first_wait=1, longest_wait=3))
+        await turn_of(world.model(one, tries=5, first_wait=1, longest_wait=3))
     assert world.waits == [0.5, 1.0, 1.5, 1.5]
     assert [(told.attempt, told.model) for told in world.told] == [(1, "p0"), (2, "p0"), (3, "p0"), (4, "p0")]
 
 
 async def test_retry_after_is_honoured_with_some_scatter_on_top(world):
-    await heard(world.model(Scripted(passing(retry_after=3), ANSWER)))
+    await turn_of(world.model(Scripted(passing(retry_after=3), ANSWER)))
     assert world.waits == [3.25]
 
 
 async def test_a_retry_after_beyond_the_deadline_goes_to_the_fallback_at_once(world):
     one, other = Scripted(passing(retry_after=300)), Scripted(ANSWER)
-    await heard(world.model(one, other))
+    await turn_of(world.model(one, other))
     assert (one.asked, other.asked, world.waits) == (1, 1, [])
 
 
 async def test_a_retry_after_beyond_the_deadline_without_fallback_is_told_to_the_client(world):
     with pytest.raises(ChatError) as caught:
-        await heard(world.model(Scripted(passing(retry_after=300))))
+        await turn_of(world.model(Scripted(passing(retry_after=300))))
     assert caught.value.retry_after == 300
     assert world.waits == []
 
 
 async def test_a_refused_key_is_not_tried_again_but_the_fallback_is(world):
     one, other = Scripted(lasting()), Scripted(ANSWER)
-    await heard(world.model(one, other))
+    await turn_of(world.model(one, other))
     assert (one.asked, other.asked, world.waits) == (1, 1, [])
 
 
 async def test_another_deployment_of_the_name_is_asked_without_waiting(world):
     one, two = Scripted(passing()), Scripted(ANSWER)
-    await heard(world.model([one, two]))
+    await turn_of(world.model([one, two]))
     assert (one.asked, two.asked, world.waits) == (1, 1, [])
 
 
@@ -192,14 +192,14 @@ async def test_deployments_take_turns(world):
     one, two = Scripted(ANSWER), Scripted(ANSWER)
     model = world.model([one, two])
     for _ in range(6):
-        await heard(model)
+        await turn_of(model)
     assert (one.asked, two.asked) == (3, 3)
 
 
 async def test_fallbacks_are_asked_in_order_and_the_last_failure_is_the_answer(world):
     pools = [Scripted(lasting()), Scripted(passing()), Scripted(UpstreamError(504, "slow"))]
     with pytest.raises(ChatError, match="slow"):
-        await heard(world.model(*pools, tries=2))
+        await turn_of(world.model(*pools, tries=2))
     assert [pool.asked for pool in pools] == [1, 2, 1]
     assert [told.model for told in world.told] == ["p1", "p1", "p2"]
 
@@ -214,7 +214,7 @@ async def test_nothing_is_asked_again_after_the_deadline(world):
 
     one, other = Slow(passing()), Scripted(ANSWER)
     with pytest.raises(ChatError, match="busy"):
-        await heard(world.model(one, other, give_up_after=60))
+        await turn_of(world.model(one, other, give_up_after=60))
     assert (one.asked, other.asked) == (1, 0)
 
 
@@ -224,14 +224,14 @@ async def test_the_budget_bounds_repetitions_of_all_requests_together(world):
     model = world.model(one)
     for _ in range(100):
         with pytest.raises(ChatError):
-            await heard(model)
+            await turn_of(model)
     assert 100 + 3 + 15 <= one.asked <= 100 + 3 + 21
 
 
 async def test_the_budget_does_not_bound_fallbacks(world):
     world.circumstances = World(RetryBudget(share=0, free=0, clock=lambda: world.now)).circumstances
     one, other = Scripted(passing()), Scripted(ANSWER)
-    await heard(world.model(one, other))
+    await turn_of(world.model(one, other))
     assert (one.asked, other.asked) == (1, 1)
 
 
@@ -251,7 +251,7 @@ async def test_the_budget_forgets_with_time():
 async def test_cancelling_closes_what_was_opened(world, when):
     never = asyncio.Event()
     one = Scripted([[TextDelta("x")], never] if when == "after_words" else [[ProviderHead(id="1")], never])
-    task = asyncio.create_task(heard(world.model(one)))
+    task = asyncio.create_task(turn_of(world.model(one)))
     async with asyncio.timeout(5):
         await one.opened.wait()
         task.cancel()

@@ -24,7 +24,7 @@ from callgate.upstream.litellm_model import LiteLLMModel
 from callgate.upstream.resolve import LaneError, ModelEntry
 from callgate.upstream.translated_model import TranslatedModel
 from tests.scripted_upstream.script import Call, Cut, ErrorEvent, Hang, Hold, Html, Malformed, Pace, Reply, Reset, Shape
-from tests.upstream.through_litellm import MARKS, both_ways, heard, refused
+from tests.upstream.through_litellm import MARKS, both_ways, refused, turn_of
 from tests.upstream.wire import QUICK, asking, tool
 
 pytestmark = MARKS
@@ -42,7 +42,7 @@ def lanes(upstream, client):
 
     def make(deadlines=QUICK, answer_bytes=ANSWER_BYTES, **more):
         upstream.key = KEY
-        way = resolve.through_litellm(entry(upstream, **more))
+        way = resolve.litellm_settings(entry(upstream, **more))
         through = LiteLLMModel("m", way, deadlines)
         return TranslatedModel("m", way, client, deadlines, answer_bytes=answer_bytes), through
 
@@ -100,8 +100,8 @@ async def test_an_answer_is_the_same_on_both_lanes_but_for_the_providers_own_rea
     calls = [replace(call, id=call.id or "toolu_9") for call in reply.calls]
     upstream.script(MODEL, [replace(reply, calls=calls)], repeat_last=True)
     ours, litellms = lanes()
-    turn, broke, raw = await heard(ours, asked(stream))
-    theirs, _, theirs_raw = await heard(litellms, asked(stream))
+    turn, broke, raw = await turn_of(ours, asked(stream))
+    theirs, _, theirs_raw = await turn_of(litellms, asked(stream))
     assert broke is None
     assert likeness(turn) == likeness(theirs)
     assert (turn.reasons, raw, theirs_raw) == ((reason,), True, False)
@@ -138,7 +138,7 @@ async def test_the_request_is_the_one_litellm_would_send(upstream, lanes, stream
     ask = ModelRequest(messages, [msgspec.Raw(msgspec.json.encode(PATH))], "auto", params, stream)
     translated, through = lanes(extra_headers={"X-Team": "blue"}, temperature=1)
     for lane in (translated, translated, through):
-        await heard(lane, ask)
+        await turn_of(lane, ask)
     ours, again, theirs = upstream.requests
     assert ours.body == {**theirs.body, "stream": stream}
     assert again.body == ours.body, "the second time its fields are remembered"
@@ -162,7 +162,7 @@ async def test_each_request_is_asked_with_its_own_fields_however_many_are_rememb
         ({}, []),
     ]
     for params, tools in [*given, *given]:
-        await heard(translated, asking(tools=tools, params=params))
+        await turn_of(translated, asking(tools=tools, params=params))
     found = [
         (it.body.get("temperature"), [each["name"] for each in it.body.get("tools", ())]) for it in upstream.requests
     ]
@@ -174,7 +174,7 @@ async def test_the_history_is_left_as_it_was(upstream, lanes):
     # litellm writes a role into a message that has none.
     messages: list[Message] = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}, {"content": "Hello."}]
     before = json.dumps(messages)
-    await heard(lanes()[0], ModelRequest(messages))
+    await turn_of(lanes()[0], ModelRequest(messages))
     assert json.dumps(messages) == before
 
 
@@ -182,11 +182,11 @@ async def test_the_history_is_left_as_it_was(upstream, lanes):
 async def test_thinking_with_its_signature_goes_back_as_it_came(upstream, lanes, stream):
     upstream.script(MODEL, [Reply(reasoning="Let me think.", calls=[WRITE]), Reply(text="ok")])
     model, _ = lanes()
-    turn, _, _ = await heard(model, asked(stream))
+    turn, _, _ = await turn_of(model, asked(stream))
     assert "provider_specific_fields" not in turn.extra_fields, "a second copy would go back beside the first"
     result = {"role": "tool", "tool_call_id": "toolu_1", "content": "written"}
     messages = [{"role": "user", "content": "hi"}, turn.assistant_message(), result]
-    await heard(model, msgspec.structs.replace(asked(stream), messages=messages))
+    await turn_of(model, msgspec.structs.replace(asked(stream), messages=messages))
     assert upstream.requests[1].body["messages"][1]["content"] == [
         {"type": "thinking", "thinking": "Let me think.", "signature": "c2lnbmVk"},
         {"type": "tool_use", "id": "toolu_1", "name": "fs_write", "input": {"path": "/a", "mode": "w"}},
@@ -199,7 +199,7 @@ async def test_a_format_that_litellm_asks_for_as_a_call_is_text_again(upstream, 
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     wanted = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
     for model in lanes(model="anthropic/claude-3-haiku-20240307"):
-        turn, _, _ = await heard(model, asking(stream=stream, response_format=wanted))
+        turn, _, _ = await turn_of(model, asking(stream=stream, response_format=wanted))
         assert (json.loads(turn.text), turn.calls) == ({"a": 1}, ())
         assert Finding.FINISH_WITHOUT_TOOL_CALLS not in turn.findings
         assert turn.reasons in {("end_turn",), ("stop",)}
@@ -230,7 +230,7 @@ def stopped(reason):
 
 async def test_a_call_cut_behind_its_name_is_truncated_and_not_an_empty_call(upstream, lanes):
     upstream.script(MODEL, [stream_of(begun("fs_write"), piece(""), *stopped("max_tokens"))])
-    turn, _, _ = await heard(lanes()[0], asked(True))
+    turn, _, _ = await turn_of(lanes()[0], asked(True))
     [call] = turn.calls
     assert isinstance(call, BrokenCall)
     assert (call.flaw, call.text, turn.reasons) == (Flaw.TRUNCATED, "", ("max_tokens",))
@@ -239,7 +239,7 @@ async def test_a_call_cut_behind_its_name_is_truncated_and_not_an_empty_call(ups
 async def test_a_call_cut_in_its_arguments_is_truncated(upstream, lanes):
     cut = piece('{"path":"/a","mo')
     upstream.script(MODEL, [stream_of(begun("fs_write"), cut, *stopped("max_tokens"))])
-    turn, _, _ = await heard(lanes()[0], asked(True))
+    turn, _, _ = await turn_of(lanes()[0], asked(True))
     assert [getattr(call, "flaw", None) for call in turn.calls] == [Flaw.TRUNCATED]
 
 
@@ -247,7 +247,7 @@ async def test_a_call_cut_in_its_arguments_is_truncated(upstream, lanes):
 async def test_the_last_call_of_a_whole_message_that_was_cut_never_runs(upstream, lanes, reason):
     calls = [replace(WRITE, id="toolu_0"), WRITE]
     upstream.script(MODEL, [Reply(calls=calls, finish=reason)])
-    turn, _, _ = await heard(lanes()[0], asked(False))
+    turn, _, _ = await turn_of(lanes()[0], asked(False))
     assert [getattr(call, "flaw", "ready") for call in turn.calls] == ["ready", Flaw.TRUNCATED]
     assert turn.reasons == (reason,)
 
@@ -255,21 +255,21 @@ async def test_the_last_call_of_a_whole_message_that_was_cut_never_runs(upstream
 @pytest.mark.parametrize("pieces", [(), (piece(""),)], ids=["none", "empty"])
 async def test_a_call_without_arguments_is_a_call(upstream, lanes, pieces):
     upstream.script(MODEL, [stream_of(begun("now"), *pieces, *stopped("tool_use"))])
-    turn, _, _ = await heard(lanes()[0], asked(True))
+    turn, _, _ = await turn_of(lanes()[0], asked(True))
     assert [(type(call), call.arguments) for call in turn.calls] == [(ReadyCall, {})]
 
 
 async def test_arguments_that_come_with_the_start_of_a_call_are_not_lost(upstream, lanes):
     given = {"path": "/a", "mode": "w"}
     upstream.script(MODEL, [stream_of(begun("fs_write", given), *stopped("tool_use"))])
-    turn, _, _ = await heard(lanes()[0], asked(True))
+    turn, _, _ = await turn_of(lanes()[0], asked(True))
     assert [(call.name, call.arguments) for call in turn.calls] == [("fs/write", given)]
 
 
 @pytest.mark.parametrize("fault", [Cut(after=5), Reset(after=5), Malformed(after=5)], ids=["cut", "reset", "malformed"])
 async def test_a_stream_that_breaks_off_in_a_call_runs_nothing(upstream, lanes, fault):
     upstream.script(MODEL, [Reply(calls=[WRITE], fault=fault)])
-    turn, broke, _ = await heard(lanes()[0], asked(True))
+    turn, broke, _ = await turn_of(lanes()[0], asked(True))
     assert isinstance(broke, BrokenOff)
     assert turn.calls
     assert all(isinstance(call, BrokenCall) for call in turn.calls)
@@ -286,7 +286,7 @@ async def test_a_stream_that_breaks_off_in_a_call_runs_nothing(upstream, lanes, 
 async def test_of_a_stream_that_ends_behind_its_reason_the_written_calls_are_whole(upstream, lanes, call, kind):
     everything = stream_of(call, *stopped("tool_use"))
     upstream.script(MODEL, [replace(everything, chunks=everything.chunks[:-1])])
-    turn, broke, _ = await heard(lanes()[0], asked(True))
+    turn, broke, _ = await turn_of(lanes()[0], asked(True))
     assert [type(call) for call in turn.calls] == [kind]
     assert broke is not None
     assert not broke.transport_error
@@ -294,7 +294,7 @@ async def test_of_a_stream_that_ends_behind_its_reason_the_written_calls_are_who
 
 async def test_an_error_in_the_middle_fails_the_turn(upstream, lanes):
     upstream.script(MODEL, [Reply(calls=[WRITE], fault=ErrorEvent(after=5, message="Overloaded"))])
-    turn, _, _ = await heard(lanes()[0], asked(True))
+    turn, _, _ = await turn_of(lanes()[0], asked(True))
     assert turn.error == ProviderError("Overloaded", turn.error.body)
     assert [type(call) for call in turn.calls] == [BrokenCall]
 
@@ -349,7 +349,7 @@ async def test_a_provider_that_hangs_is_left_in_time(upstream, lanes):
 
 async def test_a_stream_that_falls_silent_in_a_call_runs_nothing(upstream, lanes):
     upstream.script(MODEL, [Reply(calls=[WRITE], fault=Hang(after=5))])
-    turn, broke, _ = await heard(lanes(Deadlines(connect=2, first_byte=5, idle=0.2, total=10))[0], asked(True))
+    turn, broke, _ = await turn_of(lanes(Deadlines(connect=2, first_byte=5, idle=0.2, total=10))[0], asked(True))
     assert isinstance(broke, BrokenOff)
     assert [type(call) for call in turn.calls] == [BrokenCall]
 
@@ -357,7 +357,7 @@ async def test_a_stream_that_falls_silent_in_a_call_runs_nothing(upstream, lanes
 async def test_an_answer_that_is_longer_than_allowed_is_an_error_that_is_not_asked_again(upstream, lanes):
     upstream.script(MODEL, [Reply(text="word " * 400)])
     with pytest.raises(ChatError, match="longer than 4096 bytes") as caught:
-        await heard(lanes(answer_bytes=4096)[0], asked(True))
+        await turn_of(lanes(answer_bytes=4096)[0], asked(True))
     assert not caught.value.retryable
 
 
@@ -398,7 +398,7 @@ async def test_a_request_that_cannot_be_worded_is_refused_as_litellm_would_and_h
         errors = [await refused(each, asking(n=2)) for each in (model, model, litellms)]
     assert len({(error.status, error.code) for error in errors}) == 1
     assert [line["event"] for line in logged] == ["translation_failed"] * 2
-    turn, _, raw = await heard(model, asking())
+    turn, _, raw = await turn_of(model, asking())
     assert (turn.text, raw) == ("ok", True)
 
 
@@ -424,7 +424,7 @@ async def test_an_answer_that_cannot_be_read_is_an_error_and_the_next_takes_the_
     assert [line["what"] for line in logged] == ["request", "answer"]
     assert (logged[1]["model"], logged[1]["error"]) == ("m", "KeyError")
     assert "secret words" not in str(logged)
-    turn, _, raw = await heard(model, asking(stream=stream))
+    turn, _, raw = await turn_of(model, asking(stream=stream))
     assert (turn.text, raw) == ("ok", True)
 
 
@@ -443,7 +443,7 @@ async def test_claude_takes_the_lane_unless_told_otherwise(upstream, client, lan
     upstream.script(MODEL, [Reply(text="ok")])
     upstream.key = KEY
     model = Catalogue([entry(upstream, lane)], client).model("m")
-    turn, _, is_raw = await heard(model, asking())
+    turn, _, is_raw = await turn_of(model, asking())
     assert (turn.text, is_raw) == ("ok", raw)
     assert (await whereabouts(entry(upstream, lane))).lane == ("translated" if raw else "litellm")
 
@@ -451,7 +451,7 @@ async def test_claude_takes_the_lane_unless_told_otherwise(upstream, client, lan
 async def test_a_setting_that_only_litellm_knows_keeps_a_model_with_litellm(upstream, client):
     upstream.script(MODEL, [Reply(text="ok")])
     model = Catalogue([entry(upstream, "auto", ssl_verify=False)], client).model("m")
-    assert (await heard(model, asking()))[2] is False
+    assert (await turn_of(model, asking()))[2] is False
     place = await whereabouts(entry(upstream, "auto", ssl_verify=False))
     assert (place.lane, place.why) == ("litellm", "only the litellm lane can honour ssl_verify")
     assert (await whereabouts(entry(upstream, "litellm", ssl_verify=False))).why is None, "it was not left to us"

@@ -24,7 +24,7 @@ MARKS = [
 both_ways = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 
 
-async def heard(model, ask):
+async def turn_of(model, ask):
     """The turn that an answer comes to, what broke it off, if anything did, and whether its reason was the provider's own."""
     offer = {name: OfferedTool(name, parameters) for name, parameters in map(_offered, ask.tools)}
     building = TurnBuilder(offer, map("made_{}".format, itertools.count()).__next__)
@@ -41,7 +41,7 @@ async def heard(model, ask):
 
 async def refused(model, ask):
     with pytest.raises(ChatError) as caught:
-        await heard(model, ask)
+        await turn_of(model, ask)
     return caught.value
 
 

@@ -1,4 +1,4 @@
-"""A model whose provider is picky about schemas: the house's tools are shown to it in its provider's dialect."""
+"""A model whose provider is picky about schemas: server-side tools are offered in its provider's dialect."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -31,7 +31,7 @@ class AdaptedModel:
         return self._inner.ask(ask)
 
     def _translated(self, tools: Sequence[msgspec.Raw]) -> tuple[msgspec.Raw, ...]:
-        """Requests of one kind bring the very same tools of the house, of which one look is enough."""
+        """Requests of one kind offer the very same server-side tools, which are translated once."""
         before, after = self._last
         if tools is before:
             return after

@@ -1,7 +1,7 @@
 """Tool schemas made portable: what a provider does not take is said in another way, or left out and reported.
 
-Pure functions from schema to schema. What is left out is lost only to the model's eyes: the gate goes on checking
-arguments against the whole schema, so a model that could not see a bound is told of it when it breaks it.
+Pure functions from schema to schema. The model does not see what is left out; the gate goes on checking
+arguments against the whole schema, and answers a call that breaks a bound with that bound.
 """
 
 import json

@@ -25,7 +25,7 @@ from callgate.conversation.ports import ModelRequest
 from callgate.upstream.direct_model import Body, read_json
 from callgate.upstream.litellm_model import COMMON_EXTRAS, decoded
 from callgate.upstream.openai_shaped import FormatBody
-from callgate.upstream.resolve import OF_PROVIDERS, ThroughLiteLLM
+from callgate.upstream.resolve import OF_PROVIDERS, LiteLLMSettings
 from callgate.upstream.translation import Fields, MessageBody, Question, Report, encode, field_of, messages_of
 
 PROVIDER = "bedrock"
@@ -44,7 +44,7 @@ EXTRAS = COMMON_EXTRAS - {"cache_control"}
 PREFIXES = ("bedrock/", "converse/", "nova-2/", "nova/")
 
 
-async def question(litellm: Any, settings: ThroughLiteLLM, ask: ModelRequest, in_its_words: Fields) -> Question:
+async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, in_its_words: Fields) -> Question:
     from litellm.constants import RESPONSE_FORMAT_TOOL_NAME
     from litellm.litellm_core_utils.prompt_templates.factory import make_valid_bedrock_tool_name
     from litellm.llms.bedrock.base_aws_llm import BaseAWSLLM
@@ -203,7 +203,7 @@ class _Message(MessageBody):
     def _error(self, error: Any) -> object:
         return error
 
-    def _told(self, body: dict[str, Any]) -> list[ModelEvent] | None:
+    def _read_message(self, body: dict[str, Any]) -> list[ModelEvent] | None:
         blocks = field_of(body, "output", "message", "content")
         if not isinstance(blocks, list):
             return None

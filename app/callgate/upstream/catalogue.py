@@ -73,7 +73,7 @@ class Catalogue:
         return self._get(name).entries
 
     def model(self, name: str, report: Report | None = None) -> RetryingModel:
-        """What answers to a name. `report` hears of the retries of this one request."""
+        """What answers to a name. `report` is called for each retry of this one request."""
         model = self._get(name).model
         return model if report is None else model.reporting_to(report)
 
@@ -137,7 +137,7 @@ class _Ready:
 
 
 class _Undecided:
-    """A deployment whose lane needs litellm to be told. The first ask settles it."""
+    """A deployment that needs litellm to be reached. The first request loads it."""
 
     def __init__(self, entry: ModelEntry, client: HttpClient, fetch: Fetch | None) -> None:
         self.name = entry.model_name
@@ -159,7 +159,7 @@ class _Undecided:
         entry = self._entry
         if entry.lane in {"auto", "direct"} and (endpoint := await litellm_model.vouched_endpoint(entry)) is not None:
             return _direct(entry, endpoint, self._client)
-        settings = resolve.through_litellm(entry)
+        settings = resolve.litellm_settings(entry)
         if entry.lane != "direct" and resolve.lane_of(entry) != "litellm":
             return TranslatedModel(
                 entry.model_name,

@@ -17,7 +17,7 @@ from callgate.upstream import errors
 from callgate.upstream.chunks import read_completion
 from callgate.upstream.direct_model import read_json
 from callgate.upstream.litellm_model import plain
-from callgate.upstream.resolve import ThroughLiteLLM
+from callgate.upstream.resolve import LiteLLMSettings
 from callgate.upstream.translation import (
     EventsBody,
     Fields,
@@ -53,7 +53,7 @@ REVERSE_NAMES = "_anthropic_tool_name_map"
 """Where litellm leaves, for its own reading of the answer, which tool names it had to change."""
 
 
-async def question(litellm: Any, settings: ThroughLiteLLM, ask: ModelRequest, in_its_words: Fields) -> Question:
+async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, in_its_words: Fields) -> Question:
     from litellm.llms.anthropic.chat.handler import ModelResponseIterator
     from litellm.llms.anthropic.common_utils import AnthropicModelInfo
 
@@ -162,7 +162,7 @@ class _Events(EventsBody):
         """What the block of the call being written began with; nothing, unless a server sends it all at once."""
         self._in_pieces = False
 
-    def _told(self, event: dict[str, Any]) -> list[ModelEvent]:
+    def _read_event(self, event: dict[str, Any]) -> list[ModelEvent]:
         kind = event.get("type")
         if self._content is not None:
             self._keep(event, self._content)
@@ -238,7 +238,7 @@ class _Message(MessageBody):
     def _error(self, error: Any) -> object:
         return _with_status(error)
 
-    def _told(self, body: dict[str, Any]) -> list[ModelEvent] | None:
+    def _read_message(self, body: dict[str, Any]) -> list[ModelEvent] | None:
         if not isinstance(body.get("content"), list):
             return None
         whole, parser, reason = self._whole, self._whole.parser, body.get("stop_reason")

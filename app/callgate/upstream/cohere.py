@@ -21,7 +21,7 @@ from callgate.conversation.events import (
 )
 from callgate.conversation.ports import ModelRequest
 from callgate.upstream.litellm_model import decoded
-from callgate.upstream.resolve import ThroughLiteLLM
+from callgate.upstream.resolve import LiteLLMSettings
 from callgate.upstream.translation import (
     EventsBody,
     Fields,
@@ -38,7 +38,7 @@ NOT_LITELLMS = frozenset({"response_format", "parallel_tool_calls"})
 """What Cohere has its own words for, and litellm none."""
 
 
-async def question(litellm: Any, settings: ThroughLiteLLM, ask: ModelRequest, in_its_words: Fields) -> Question:
+async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, in_its_words: Fields) -> Question:
     own = settings.arguments
     model, _, key, base = litellm.get_llm_provider(
         model=own["model"],
@@ -103,7 +103,7 @@ class _Events(EventsBody):
         super().__init__(report)
         self._model = model
 
-    def _told(self, event: dict[str, Any]) -> list[ModelEvent]:
+    def _read_event(self, event: dict[str, Any]) -> list[ModelEvent]:
         return list(self._events(event))
 
     def _events(self, event: dict[str, Any]) -> Iterator[ModelEvent]:
@@ -145,7 +145,7 @@ class _Message(MessageBody):
     def _error(self, error: Any) -> object:
         return error
 
-    def _told(self, body: dict[str, Any]) -> list[ModelEvent] | None:
+    def _read_message(self, body: dict[str, Any]) -> list[ModelEvent] | None:
         message = body.get("message")
         if not isinstance(message, dict):
             return None

@@ -1,8 +1,8 @@
-"""Most chunks of a stream are the same bytes around another string: a piece of text, of thinking, or of a call's
-arguments. Idempotency the frame is known, the string is taken out of it without reading the JSON again.
+"""Reads chunks that differ from an earlier one in a single string, without parsing their JSON again.
 
-A chunk whose frame is the known one, and whose middle is the inside of one JSON string, can only differ from the chunk
-that the frame was learned from in that string. Everything else is not for here, and is read.
+Most chunks of a stream are the same bytes around another string: a piece of text, of thinking, or of a call's arguments. Where
+the bytes around it are those of the template, and what is between them is the inside of one JSON string, that string is all
+that can differ. Every other chunk is parsed.
 """
 
 import re
@@ -13,12 +13,12 @@ import msgspec
 
 from callgate.conversation.events import CallDelta, ModelEvent, ReasoningDelta, TextDelta
 
-FIRST_LESSON = 4
-"""The chunk that a frame is learned from at the earliest. Many an answer is over before a lesson could pay."""
-MOST_LESSONS = 3
-"""Some providers write something else into every chunk. Learning their frames again and again would cost more than reading."""
-WORTH_A_LESSON = 16
-"""How many strings a frame has to give to pay for what learning it cost; then the count of lessons begins anew."""
+EARLIEST = 4
+"""The chunk that a template is made of at the earliest. Many an answer is over before one could pay."""
+MOST_TEMPLATES = 3
+"""Templates of one stream. Some providers write something else into every chunk, and making one costs more than parsing."""
+PAYS_AFTER = 16
+"""How many strings a template has to give to pay for what making it cost; then the count begins anew."""
 MARK = "\u00a7 the place of a string \u00a7"
 
 Make: TypeAlias = Callable[[str], ModelEvent]
@@ -26,29 +26,29 @@ Make: TypeAlias = Callable[[str], ModelEvent]
 _string = msgspec.json.Decoder(str).decode
 
 
-class Frame:
+class DeltaTemplate:
     def __init__(self) -> None:
         self._make: Make | None = None
         self._before = self._after = b""
         self._opening = self._between = self._closing = b""
         """The same for events as they come over the wire."""
         self._read = 0
-        self._lessons = 0
+        self._made = 0
         self._given = 0
 
     def read_in(self, data: bytes) -> Sequence[ModelEvent] | None:
-        """What whole events say, if all of them are in the known frame; `data` begins where an event does."""
+        """The events of a read, if all of it fits the template; `data` begins where an event does."""
         if self._make is None or not data.startswith(self._opening) or not data.endswith(self._closing):
             return None
-        return self._said(data[len(self._opening) : -len(self._closing)].split(self._between))
+        return self._events_of(data[len(self._opening) : -len(self._closing)].split(self._between))
 
     def payload_in(self, payload: bytes) -> Sequence[ModelEvent] | None:
-        """What the data of one event says, if it is in the known frame."""
+        """The events of one payload, if it fits the template."""
         if self._make is None or not payload.startswith(self._before) or not payload.endswith(self._after):
             return None
-        return self._said((payload[len(self._before) : -len(self._after)],))
+        return self._events_of((payload[len(self._before) : -len(self._after)],))
 
-    def _said(self, middles: Sequence[bytes]) -> Sequence[ModelEvent] | None:
+    def _events_of(self, middles: Sequence[bytes]) -> Sequence[ModelEvent] | None:
         make = self._make
         if make is None or b"" in middles:
             return None  # whether an empty string is worth an event is for the reader to say
@@ -59,18 +59,18 @@ class Frame:
         self._given += len(events)
         return events
 
-    def learn(
+    def make_from(
         self, payload: bytes, events: Sequence[ModelEvent], read: Callable[[bytes], Sequence[ModelEvent]]
     ) -> None:
-        """Take the frame of a chunk that was read and brought one string and nothing else. `read` reads another chunk."""
+        """Make the template of a chunk that was parsed and brought one string and nothing else. `read` parses another."""
         if len(events) != 1 or (kind := _kind(events[0])) is None or b"\n" in payload:
             return
         self._read += 1
-        if self._given >= WORTH_A_LESSON:
-            self._lessons = self._given = 0
-        if self._lessons >= MOST_LESSONS or self._read < FIRST_LESSON:
+        if self._given >= PAYS_AFTER:
+            self._made = self._given = 0
+        if self._made >= MOST_TEMPLATES or self._read < EARLIEST:
             return
-        self._lessons += 1
+        self._made += 1
         name, make = kind
         found = re.search(rb'"%b"\s*:\s*"((?:[^"\\]|\\.)*)"' % name, payload)
         if found is None:

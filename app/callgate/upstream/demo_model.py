@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from callgate.conversation import raw_json as late
+from callgate.conversation import raw_json
 from callgate.conversation.events import CallDelta, CallWritten, Finished, ModelEvent, ProviderHead, TextDelta, Usage
 from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough, as_read
 
@@ -165,7 +165,7 @@ def _wanted(text: str, offered: Mapping[str, Any]) -> list[_Wanted]:
 
 
 def _find(offered: Mapping[str, Any], name: str) -> str | None:
-    # A house tool whose name a client's tool has taken is offered with a prefix.
+    # A server-side tool whose name a client's tool has taken is offered with a prefix.
     return next((tool for tool in offered if tool == name), None) or next(
         (tool for tool in offered if tool.endswith(f"__{name}")), None
     )
@@ -380,4 +380,4 @@ def _json(value: Any) -> str:
 
 
 def _decoded(value: Any) -> Any:
-    return late.read(value)
+    return raw_json.read(value)

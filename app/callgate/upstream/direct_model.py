@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from callgate.conversation import raw_json as late
+from callgate.conversation import raw_json
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import ModelEvent, ProviderError, ProviderHead
 from callgate.conversation.ports import Message, ModelAnswer, ModelRequest, Passthrough, as_read
@@ -22,7 +22,7 @@ from callgate.http.event_stream import BOM, ErrorEvent, EventStreamReader, Event
 from callgate.http.interface import Deadlines, Response, TransportError
 from callgate.upstream import errors
 from callgate.upstream.chunks import ChunkReader, read_completion
-from callgate.upstream.delta_template import Frame
+from callgate.upstream.delta_template import DeltaTemplate
 from callgate.upstream.first_content import first_said
 from callgate.upstream.params import for_body
 
@@ -236,7 +236,7 @@ class HttpAnswer:
         return self._body.feed(self._start) if self._body is not None else ()
 
     def _recognise(self, start: bytes) -> Body | None:
-        """What reads a body that begins like this; None while that cannot be told."""
+        """What reads a body that begins like this; None while that is not known."""
         return recognised(start, self._response)
 
     def _begin(self, batch: Sequence[ModelEvent]) -> None:
@@ -262,13 +262,13 @@ class StreamedBody:
     def __init__(self) -> None:
         self._sse = EventStreamReader()
         self._chunks = ChunkReader()
-        self._frame = Frame()
+        self._template = DeltaTemplate()
         self.done = False
         self.fault: str | None = None
 
     def feed(self, data: bytes) -> Sequence[ModelEvent]:
         if self._sse.is_between_events and not self._chunks.holds_half:
-            events = self._frame.read_in(data)
+            events = self._template.read_in(data)
             if events is not None:
                 return events
         try:
@@ -286,9 +286,9 @@ class StreamedBody:
     def _read(self, payloads: Sequence[bytes]) -> Sequence[ModelEvent]:
         events: list[ModelEvent] = []
         for payload in payloads:
-            framed = self._frame.payload_in(payload)
-            if framed is not None and not self._chunks.holds_half:
-                events += framed
+            matched = self._template.payload_in(payload)
+            if matched is not None and not self._chunks.holds_half:
+                events += matched
                 continue
             if type(payload) is ErrorEvent:
                 events += reported(payload)
@@ -307,7 +307,7 @@ class StreamedBody:
                 break
             if chunk is not None:
                 found = self._chunks.read(chunk)
-                self._frame.learn(payload, found, _read_alone)
+                self._template.make_from(payload, found, _read_alone)
                 events.extend(found)
         return events
 
@@ -380,7 +380,7 @@ codecs.register_error(UNREADABLE, _half_pair)
 
 
 def recognised(start: bytes, response: Response) -> StreamedBody | WholeBody | None:
-    """What a body is, is told by how it begins: servers label errors as streams, and streams as plain text."""
+    """The reader for a body, by how the body begins: servers label errors as streams, and streams as plain text."""
     mark = start.removeprefix(BOM).lstrip()[:1]
     if not mark:
         return None
@@ -409,5 +409,5 @@ def _as_system(message: msgspec.Raw) -> msgspec.Raw:
 
 
 def _plain_options(given: Any) -> dict[str, Any]:
-    options = late.read(given)
+    options = raw_json.read(given)
     return options if isinstance(options, dict) else {}

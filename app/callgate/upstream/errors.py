@@ -3,7 +3,7 @@
 A provider's body may repeat the key it was sent, the address it was sent to, or a stack trace. Only for mistakes that
 the client can mend is its short message kept, with everything that looks like a secret taken out.
 
-Who is told what: a refused key (401, 403) becomes a 502, because an OpenAI client would take a 401 for its own key being
+Which status becomes which: a refused key (401, 403) becomes a 502, because an OpenAI client would take a 401 for its own key being
 wrong and the key in question is the operator's. An unknown model stays a 404, rate limits stay 429 with their
 Retry-After, a spent quota is a 429 that is not worth repeating, timeouts are 504, everything else that broke is 502 or 503.
 """

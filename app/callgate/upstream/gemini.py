@@ -18,7 +18,7 @@ from callgate.conversation.ports import ModelRequest
 from callgate.upstream import errors
 from callgate.upstream.chunks import read_completion
 from callgate.upstream.litellm_model import plain
-from callgate.upstream.resolve import ThroughLiteLLM
+from callgate.upstream.resolve import LiteLLMSettings
 from callgate.upstream.translation import (
     EventsBody,
     Fields,
@@ -37,7 +37,7 @@ BLOCKED = "content_filter"
 """For a prompt that Google would not have answered: there is no candidate then, and so no reason of its own."""
 
 
-async def question(litellm: Any, settings: ThroughLiteLLM, ask: ModelRequest, in_its_words: Fields) -> Question:
+async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, in_its_words: Fields) -> Question:
     """The question for Google AI Studio, or for Gemini on Vertex AI."""
     from litellm.llms.gemini.common_utils import get_api_key_from_env
     from litellm.llms.vertex_ai.context_caching.transformation import separate_cached_messages
@@ -151,7 +151,7 @@ class _Events(EventsBody):
         self.done = self._is_finished
         return events
 
-    def _told(self, event: dict[str, Any]) -> list[ModelEvent]:
+    def _read_event(self, event: dict[str, Any]) -> list[ModelEvent]:
         if event.get("error"):
             return self._chunks.read({"error": _with_status(event["error"])})
         try:
@@ -177,7 +177,7 @@ class _Message(MessageBody):
     def _error(self, error: Any) -> object:
         return _with_status(error)
 
-    def _told(self, body: dict[str, Any]) -> list[ModelEvent] | None:
+    def _read_message(self, body: dict[str, Any]) -> list[ModelEvent] | None:
         reason = _reason(body)
         if reason == BLOCKED and not body.get("candidates"):
             head: dict[str, Any] = {"id": body.get("responseId"), "model": self._model, "choices": []}

@@ -40,7 +40,7 @@ class Whereabouts:
     """None where only the library between us and the provider knows it."""
     endpoint: Endpoint | None = None
     why: str | None = None
-    """Why litellm carries it, where that was left to us."""
+    """Why it takes litellm's lane, where the entry left that open."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from contextlib import aclosing, asynccontextmanager
 from math import inf
 from typing import Any
 
-from callgate.conversation import raw_json as late
+from callgate.conversation import raw_json
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import Finished, ModelEvent, ProviderError
 from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough, as_read
@@ -29,7 +29,7 @@ from callgate.upstream.direct_model import Endpoint
 from callgate.upstream.first_content import has_begun
 from callgate.upstream.media import Fetch, put_in
 from callgate.upstream.params import for_litellm
-from callgate.upstream.resolve import ModelEntry, ThroughLiteLLM
+from callgate.upstream.resolve import LiteLLMSettings, ModelEntry
 
 COMMON_EXTRAS = frozenset(
     {"top_k", "min_p", "top_a", "repetition_penalty", "cache_control", "safety_settings", "extra_content"}
@@ -49,10 +49,10 @@ SHAPING = (
 
 
 class LiteLLMModel:
-    def __init__(self, name: str, way: ThroughLiteLLM, deadlines: Deadlines, fetch: Fetch | None = None) -> None:
+    def __init__(self, name: str, settings: LiteLLMSettings, deadlines: Deadlines, fetch: Fetch | None = None) -> None:
         self.name = name
         self._fetch = fetch
-        self._way = way
+        self._settings = settings
         self._deadlines = deadlines
 
     @asynccontextmanager
@@ -69,15 +69,15 @@ class LiteLLMModel:
         except TimeoutError:
             raise clock.passed("first_byte") from None
         except Exception as error:  # it raises its own errors, openai's, and bare IndexErrors over an odd answer
-            raise from_exception(error, self._way.secrets) from error
+            raise from_exception(error, self._settings.secrets) from error
         if not hasattr(answer, "aclose"):
-            yield _WholeAnswer(answer, self._way.secrets)
+            yield _WholeAnswer(answer, self._settings.secrets)
             return
         # litellm's reader of Anthropic's streams closes nothing itself, and the wrapper around it holds on to it.
         lines = getattr(answer.completion_stream, "streaming_response", None)
         try:
             async with aclosing(answer):
-                yield _StreamedAnswer(answer, clock, self._way.secrets)
+                yield _StreamedAnswer(answer, clock, self._settings.secrets)
         finally:
             clock.stop()
             if lines is not None and hasattr(lines, "aclose"):
@@ -85,7 +85,7 @@ class LiteLLMModel:
 
     def _arguments(self, litellm: Any, ask: ModelRequest, messages: Sequence[Any]) -> dict[str, Any]:
         named, beside = for_litellm(ask)
-        own = dict(self._way.arguments)
+        own = dict(self._settings.arguments)
         arguments: dict[str, Any] = {
             **own,
             **{name: decoded(value) for name, value in named.items()},
@@ -100,7 +100,7 @@ class LiteLLMModel:
             arguments["tools"] = [decoded(tool) for tool in ask.tools]
             if ask.tool_choice is not None:
                 arguments["tool_choice"] = decoded(ask.tool_choice)
-        if ask.stream and self._way.include_usage:
+        if ask.stream and self._settings.include_usage:
             arguments["stream_options"] = {"include_usage": True}
         extras = {name: decoded(value) for name, value in beside.items()}
         if _takes_extra_body(litellm, own):
@@ -193,9 +193,9 @@ class _StreamedAnswer:
 
     def _ended(self) -> Sequence[ModelEvent]:
         self._over = True
-        late = self._received()
+        reasons = self._received()
         if self._reason:
-            return [*late, *self._chunks.finish()]
+            return [*reasons, *self._chunks.finish()]
         if not self._begun:
             raise errors.bad_answer("The model's provider sent an empty answer.")
         # A body without an end mark and one that is whole but names no reason look the same from here.
@@ -203,9 +203,9 @@ class _StreamedAnswer:
 
     def _failed(self, error: ChatError) -> Sequence[ModelEvent]:
         self._over = True
-        late = self._received()
+        reasons = self._received()
         if self._reason:
-            return late  # litellm raises over what follows a finished answer, too
+            return reasons  # litellm raises over what follows a finished answer, too
         if not self._begun:
             raise error
         raise BrokenOff(error.detail or error.message, transport_error=True) from error
@@ -448,7 +448,7 @@ _LEAVES = frozenset({str, int, float, bool, type(None)})
 
 def decoded(value: Any) -> Any:
     """litellm reads messages, so what came as bytes is read for it, and only for it."""
-    return late.read(value)
+    return raw_json.read(value)
 
 
 def _without_reason(chunk: dict[str, Any]) -> dict[str, Any]:

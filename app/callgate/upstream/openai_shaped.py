@@ -14,7 +14,7 @@ from callgate.conversation.ports import ModelRequest
 from callgate.upstream.direct_model import Body, StreamedBody, WholeBody
 from callgate.upstream.litellm_model import decoded
 from callgate.upstream.params import for_litellm
-from callgate.upstream.resolve import KNOW_DEVELOPERS, Provider, ThroughLiteLLM, chat_url
+from callgate.upstream.resolve import KNOW_DEVELOPERS, LiteLLMSettings, Provider, chat_url
 from callgate.upstream.translation import Fields, Question, Unanswerable, encode, messages_of
 
 ADDRESSES: Mapping[str, Provider] = {
@@ -33,7 +33,7 @@ ADDRESSES: Mapping[str, Provider] = {
 AZURE_VERSIONS_WITHOUT_DEPLOYMENTS = frozenset({"v1", "latest", "preview"})
 
 
-async def question(litellm: Any, settings: ThroughLiteLLM, ask: ModelRequest, in_its_words: Fields) -> Question:
+async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, in_its_words: Fields) -> Question:
     from litellm.llms.openai.chat.gpt_transformation import OpenAIGPTConfig
     from litellm.types.utils import LlmProviders
     from litellm.utils import ProviderConfigManager
@@ -101,7 +101,7 @@ async def question(litellm: Any, settings: ThroughLiteLLM, ask: ModelRequest, in
     )
 
 
-async def _azure(litellm: Any, settings: ThroughLiteLLM, model: str) -> tuple[str, dict[str, Any], tuple[str, ...]]:
+async def _azure(litellm: Any, settings: LiteLLMSettings, model: str) -> tuple[str, dict[str, Any], tuple[str, ...]]:
     """The address, headers and secrets of an Azure deployment."""
     from litellm.llms.azure.common_utils import get_azure_ad_token
     from litellm.types.router import GenericLiteLLMParams

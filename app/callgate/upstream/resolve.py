@@ -27,7 +27,7 @@ class ModelEntry:
     litellm_params: Mapping[str, Any] = field(repr=False)
     """As litellm takes them; secrets are plain strings or have `get_secret_value`."""
     tools: tuple[str, ...] = ()
-    """Names or globs of house tools that the model is offered."""
+    """Names or globs of the server-side tools that the model is offered."""
     fallbacks: tuple[str, ...] = ()
     tool_calling: str = "auto"
     calls_natively: bool | None = None
@@ -154,7 +154,7 @@ _UNPREFIXED: Sequence[tuple[str, str]] = (
 
 
 @dataclass(frozen=True, slots=True)
-class ThroughLiteLLM:
+class LiteLLMSettings:
     """Everything that goes to `acompletion` beside the request: the model, its address, its key and other settings."""
 
     arguments: Mapping[str, Any] = field(repr=False)
@@ -200,7 +200,7 @@ def endpoint_at(
     )
 
 
-def through_litellm(entry: ModelEntry) -> ThroughLiteLLM:
+def litellm_settings(entry: ModelEntry) -> LiteLLMSettings:
     params = opened(entry.litellm_params)
     arguments = {name: value for name, value in params.items() if name not in _ROUTING or name == "drop_params"}
     # Asked for tools once, litellm's `ollama` writes them into the prompts of every provider in the process from then on.
@@ -208,7 +208,7 @@ def through_litellm(entry: ModelEntry) -> ThroughLiteLLM:
         arguments["model"] = "ollama_chat/" + str(arguments["model"]).removeprefix("ollama/")
     if arguments.get("custom_llm_provider") == "ollama":
         arguments["custom_llm_provider"] = "ollama_chat"
-    return ThroughLiteLLM(arguments, secrets_in(params, None), entry.include_usage)
+    return LiteLLMSettings(arguments, secrets_in(params, None), entry.include_usage)
 
 
 def check(entry: ModelEntry) -> None:
@@ -225,12 +225,12 @@ def check(entry: ModelEntry) -> None:
     if entry.lane == "direct" and known_endpoint(entry) is None and base is None and provider not in OPENAI_SHAPED:
         needed = PROVIDERS.get(provider or "")
         raise LaneError(
-            "lane is direct, and where the model is cannot be told without litellm: set litellm_params.api_base"
+            "lane is direct, and where the model is cannot be known without litellm: set litellm_params.api_base"
             + (f" or {needed.base_variables[0]}" if needed and needed.base_variables else "")
         )
-    if entry.tools and (unseen := why_unseen(entry)) is not None:
+    if entry.tools and (reason := why_unseen(entry)) is not None:
         raise LaneError(
-            f"it may not have tools: {unseen}, and on litellm's lane nobody sees how its provider ended an answer, so that "
+            f"it may not have tools: {reason}, and on litellm's lane nobody sees how its provider ended an answer, so that "
             "half a call could run. Leave out `tools`; or reach it on another lane: with `lane: auto` and a model of a "
             "provider that is read here, or at an OpenAI-shaped address (`lane: direct` and `litellm_params.api_base`); or "
             "say `trust_litellm: on`, and calls run on litellm's word"

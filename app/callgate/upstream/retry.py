@@ -42,7 +42,7 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """What the callback is told before a turn is asked again."""
+    """What the callback gets before a turn is asked again."""
 
     attempt: int
     """1 for the first repetition."""

@@ -2,7 +2,7 @@
 
 What the config says counts; `auto` leaves it to the entry's `model_info`, then to litellm's model list, the model's
 family and a probe (`callgate.text_calls.calling_detection`). litellm is asked only where it is loaded or will be: for a model on the direct
-lane it would cost two seconds and fifty megabytes to learn one bit.
+lane it would cost two seconds and fifty megabytes for one bit.
 """
 
 from collections import OrderedDict
@@ -31,14 +31,14 @@ anything that no client asked."""
 REMEMBERED = 4096
 """Deployments whose way is remembered. Wildcards let clients choose names, so there must be a bound."""
 
-Told: TypeAlias = Callable[[ModelEntry, CallingMode], None]
+Report: TypeAlias = Callable[[ModelEntry, CallingMode], None]
 
 
 class ToolCalling:
     """Remembers the ways of all deployments for the life of a runtime."""
 
-    def __init__(self, told: Told, argument_bytes: int | None = None, *, fenced_runs: bool = True) -> None:
-        self._told = told
+    def __init__(self, report: Report, argument_bytes: int | None = None, *, fenced_runs: bool = True) -> None:
+        self._report = report
         self._argument_bytes = argument_bytes
         self._fenced_runs = fenced_runs
         self._thinking: OrderedDict[tuple[str, str, str], ThinkingMemory] = OrderedDict()
@@ -78,10 +78,10 @@ class ToolCalling:
         key = _key(entry)
         way = self._ways.get(key)
         if way is None:
-            witness, told = partial(_litellms_word, entry), partial(self._told, entry)
+            witness, report = partial(_litellms_word, entry), partial(self._report, entry)
             probed = _provider(entry) in LOCAL_RUNTIMES
             way = self._ways[key] = CallingDetector(
-                _name(entry), witness, told, format=_format(entry), may_be_probed=probed
+                _name(entry), witness, report, format=_format(entry), may_be_probed=probed
             )
             if len(self._ways) > REMEMBERED:
                 self._ways.popitem(last=False)

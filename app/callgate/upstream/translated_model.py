@@ -26,10 +26,10 @@ from callgate.upstream.bounds import check_schemas, is_large
 from callgate.upstream.direct_model import ANSWER_BYTES, Body, HttpAnswer, opened
 from callgate.upstream.litellm_model import decoded, from_request, loaded
 from callgate.upstream.media import Fetch, put_in
-from callgate.upstream.resolve import ThroughLiteLLM
+from callgate.upstream.resolve import LiteLLMSettings
 from callgate.upstream.translation import Fields, Question
 
-Asking: TypeAlias = Callable[[Any, ThroughLiteLLM, ModelRequest, Fields], Awaitable[Question]]
+Asking: TypeAlias = Callable[[Any, LiteLLMSettings, ModelRequest, Fields], Awaitable[Question]]
 QUESTIONS: Mapping[str, Asking] = {
     "anthropic": claude.question,
     "bedrock": bedrock.question,
@@ -51,7 +51,7 @@ class TranslatedModel:
     def __init__(
         self,
         name: str,
-        settings: ThroughLiteLLM,
+        settings: LiteLLMSettings,
         client: HttpClient,
         deadlines: Deadlines,
         *,

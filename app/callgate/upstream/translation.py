@@ -20,7 +20,7 @@ from callgate.upstream.chunks import ChunkReader
 from callgate.upstream.direct_model import Body, WholeBody, read_json, reported
 from callgate.upstream.litellm_model import COMMON_EXTRAS, decoded
 from callgate.upstream.params import for_litellm
-from callgate.upstream.resolve import OF_PROVIDERS, ThroughLiteLLM
+from callgate.upstream.resolve import OF_PROVIDERS, LiteLLMSettings
 
 Report: TypeAlias = Callable[[Exception], None]
 """Takes the error over an answer that could not be read, for the operator."""
@@ -60,7 +60,7 @@ class Unanswerable(ChatError):
         super().__init__(400, message, param=param)
 
 
-def messages_of(litellm: Any, settings: ThroughLiteLLM, model: str, ask: ModelRequest) -> Any:
+def messages_of(litellm: Any, settings: LiteLLMSettings, model: str, ask: ModelRequest) -> Any:
     """The messages as litellm takes them, with the marks of the entry's `cache_control_injection_points`. It writes into
     them: they are a copy already."""
     from litellm.utils import validate_and_fix_openai_messages
@@ -92,7 +92,7 @@ class Fields:
     _known: ClassVar[OrderedDict[tuple[bytes, bytes], bytes]] = OrderedDict()
     _size: ClassVar[int] = 0
 
-    def __init__(self, provider: str, settings: ThroughLiteLLM) -> None:
+    def __init__(self, provider: str, settings: LiteLLMSettings) -> None:
         own_settings = NOT_FIELDS | frozenset().union(*OF_PROVIDERS.values())
         self._provider = provider
         self._own = {name: value for name, value in settings.arguments.items() if name not in own_settings}
@@ -188,12 +188,12 @@ class EventsBody:
             elif _names_twice(payload):
                 self.fault = TWICE
             elif isinstance(event, dict):
-                events += self._told(event)
+                events += self._read_event(event)
             if self.done or self.fault is not None:
                 break
         return events
 
-    def _told(self, event: dict[str, Any]) -> list[ModelEvent]:
+    def _read_event(self, event: dict[str, Any]) -> list[ModelEvent]:
         """What one event of the provider's says; `done` behind its last one."""
         raise NotImplementedError
 
@@ -221,7 +221,7 @@ class MessageBody(WholeBody):
         if isinstance(found, dict) and found.get("error"):
             self.done = True
             return ChunkReader().read({"error": self._error(found["error"])})
-        events = self._told(found) if isinstance(found, dict) else None
+        events = self._read_message(found) if isinstance(found, dict) else None
         if events is None:
             self.fault = self.fault or "the body is not a message"
             return ()
@@ -232,12 +232,12 @@ class MessageBody(WholeBody):
         """A provider's error, with the status that it would have had."""
         raise NotImplementedError
 
-    def _told(self, body: dict[str, Any]) -> list[ModelEvent] | None:
+    def _read_message(self, body: dict[str, Any]) -> list[ModelEvent] | None:
         """What the message says; None where it is none."""
         raise NotImplementedError
 
     def _untranslated(self, error: Exception) -> None:
-        """To be said before there is nothing to tell."""
+        """Note that the body could not be read."""
         self._report(error)
         self.fault = "the body could not be translated"
 
