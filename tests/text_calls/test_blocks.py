@@ -189,3 +189,15 @@ def test_a_reset_leaves_open_blocks_alone():
     call = buffer.handle_content_block_stop(1)
     assert isinstance(call, ReadyCall)
     assert call.arguments == json.loads(AS_JSON)["arguments"]
+
+
+def test_a_value_that_runs_into_the_next_parameter_breaks_the_block():
+    call = stopped('<invoke name="bash"><parameter name="command">ls<parameter name="timeout">5</parameter></invoke>')
+    assert isinstance(call, BrokenCall)
+    assert call.flaw is Flaw.INVALID_MARKUP
+
+
+def test_a_tag_that_is_no_parameter_of_the_tool_is_part_of_the_value():
+    call = stopped('<invoke name="bash"><parameter name="command">echo <parameter name="x"></parameter></invoke>')
+    assert isinstance(call, ReadyCall)
+    assert call.arguments == {"command": 'echo <parameter name="x">'}

@@ -83,7 +83,7 @@ class ToolUseBuffer:
         fenced = _FENCED.fullmatch(text)
         if fenced or text.startswith("{"):
             return _from_json(fenced["body"] if fenced else text, repaired=bool(fenced))
-        return _from_markup(text, self._offer)
+        return _from_markup(text, {name: tool.parameters.get("properties") or () for name, tool in self._offer.items()})
 
     def _settled(self, written: CallWritten, id: str | None) -> ReadyCall | BrokenCall:
         building = TurnBuilder(self._offer, self._new_id)
@@ -120,7 +120,7 @@ def _with_id(written: CallWritten, id: str | None) -> CallWritten:
 # XML ------------------------------------------------------------------------------------------------------------------
 
 
-def _from_markup(text: str, tools: Collection[str]) -> CallWritten:
+def _from_markup(text: str, tools: Mapping[str, Collection[str]]) -> CallWritten:
     # The readers of all formats load longer than all else here, and blocks of JSON do without.
     from callgate.text_calls.reader import reader_for
     from callgate.text_calls.writers import ANTML

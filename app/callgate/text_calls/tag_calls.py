@@ -1,7 +1,7 @@
 """Calls written as tags: `<invoke name="N"><parameter name="P">V</parameter></invoke>` and its relatives.
 
-Values are raw text up to their own closing tag; any other tag inside is data, save for the opening of another
-parameter: a value that runs into one was never closed, and the call is broken. A call counts only with its own end tag
+Values are raw text up to their own closing tag; any other tag inside is data, save for the opening of another of the
+tool's parameters: a value that runs into one was never closed, and the call is broken. A call counts only with its own end tag
 (or as `<invoke name="N"/>`), since more parameters could follow. What the tags are called is a `Vocabulary`; the grammar
 is one.
 """
@@ -268,12 +268,12 @@ class Tags:
             if self.words.name_end:
                 yield from cursor.space()
                 yield from cursor.one_of((self.words.name_end,))
-            out.add_call((yield from self.body(cursor, name)))
+            out.add_call((yield from self.body(out, name)))
         return True
 
-    def body(self, cursor: TextCursor, name: str) -> Steps[CallWritten]:
+    def body(self, out: EventSink, name: str) -> Steps[CallWritten]:
         """The parameters of a call up to its end tag."""
-        words = self.words
+        words, cursor = self.words, out.cursor
         values = Values(name, words)
         while True:
             yield from cursor.space()
@@ -283,7 +283,7 @@ class Tags:
             if mark == words.value:
                 start = yield from (words.value_head or words.head)(cursor)
                 if start.is_whole and start.name and start.name.strip():
-                    text = "" if start.is_closed else (yield from self._value(cursor))
+                    text = "" if start.is_closed else (yield from self._value(cursor, _parameters_of(name, out.tools)))
                     if text is None:
                         return (yield from self._broken(cursor, name))
                     values.add(start.name.strip(), text, start.attributes)
@@ -313,12 +313,12 @@ class Tags:
     def _named(self, out: EventSink, start: TagHead) -> Steps[None]:
         assert start.name is not None
         name = self.words.rename(start.name, out.tools) if self.words.rename else start.name
-        body = self.body(out.cursor, name)
+        body = self.body(out, name)
         out.add_call(Values(name, self.words).written() if start.is_closed else (yield from body))
 
-    def _value(self, cursor: TextCursor) -> Steps[str | None]:
-        """A raw value up to its closing tag; None if it is never closed, or another parameter begins before that.
-        A value that is one CDATA section is its inside, untouched."""
+    def _value(self, cursor: TextCursor, parameters: Collection[str]) -> Steps[str | None]:
+        """A raw value up to its closing tag; None if it is never closed, or another parameter begins before that (one of
+        these, where they are known). A value that is one CDATA section is its inside, untouched."""
         words, pieces = self.words, list[str]()
         yield from _line_break(cursor, pieces.append)
         if (yield from cursor.one_of((CDATA,))) is not None:
@@ -334,9 +334,9 @@ class Tags:
             if words.has_keys:
                 return None
             start = yield from (words.value_head or words.head)(cursor)
-            if start.name or start.is_cut:
+            if start.is_cut or (start.name and (not parameters or start.name.strip() in parameters)):
                 return None
-            pieces.append(mark)
+            pieces.append(mark + start.text)
         text = "".join(pieces)
         if mark is None:
             return None
@@ -477,6 +477,12 @@ class _Ahead:
         start = self._cursor.at
         self._cursor.at += self._offset + count
         return self._cursor.text[start : self._cursor.at]
+
+
+def _parameters_of(name: str, tools: Collection[str]) -> Collection[str]:
+    """The names of a tool's parameters; none where they are not known."""
+    known = resolve_name(name, tools)
+    return tools[known.name] if known is not None and isinstance(tools, Mapping) else ()
 
 
 def _line_break(cursor: TextCursor, sink: Sink) -> Steps[None]:
