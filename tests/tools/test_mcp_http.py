@@ -274,6 +274,20 @@ async def test_a_forgotten_session_is_made_again_and_the_call_repeated_on_it(old
         assert len(http.said("initialize")) == 2
 
 
+async def test_a_server_that_keeps_forgetting_its_session_is_no_failure_and_keeps_its_tools() -> None:
+    async with HttpMcp().running() as http, house(http.url) as it:
+        offered = it.names()
+        for _ in range(5):
+            http.sessions.clear()
+            calls = asyncio.gather(*(it.run("echo", a=at) for at in range(3)))
+            while not calls.done():
+                assert it.names() == offered
+                await asyncio.sleep(0)
+            assert await calls == [Returned(f'{{"a": {at}}}') for at in range(3)]
+        [status] = it.registry.sources()
+        assert (status.state, status.failures) == (SourceState.READY, 0)
+
+
 async def test_a_session_is_given_back_when_the_house_closes() -> None:
     async with HttpMcp().running() as http:
         async with house(http.url):

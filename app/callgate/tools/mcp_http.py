@@ -30,6 +30,7 @@ from callgate.tools.http_client import CONNECT_TIMEOUT, MAX_CONNECTIONS, Address
 from callgate.tools.mcp_clients import EVENTS, Tap, direct_client, host_of, literal, sdk_client
 from callgate.tools.mcp_wire import (
     MAX_MESSAGE_BYTES,
+    SESSION_FORGOTTEN,
     Forgotten,
     Gone,
     NotSent,
@@ -295,7 +296,7 @@ class HttpLink(_Link):
         message = read_message(body)
         error = message.error if message is not None else None
         if self._tap.session_id and _is_about_sessions(response.status, error):
-            self._lost("it no longer knows our session")
+            self._lost(SESSION_FORGOTTEN)
             raise Forgotten
         if error is not None:
             return RpcAnswer(error=error)

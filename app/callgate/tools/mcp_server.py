@@ -22,8 +22,8 @@ from callgate.tools.mcp_process import StdioSpec
 from callgate.tools.mcp_results import outcome_of
 from callgate.tools.mcp_session import Link, Session
 from callgate.tools.mcp_stdio import StdioLink
-from callgate.tools.mcp_wire import Forgotten, Gone, NotSent, RpcAnswer, Unreadable
-from callgate.tools.source_supervisor import CannotOpen
+from callgate.tools.mcp_wire import SESSION_FORGOTTEN, Forgotten, Gone, NotSent, RpcAnswer, Unreadable
+from callgate.tools.source_supervisor import CannotOpen, MustRenew
 
 REOPEN_SECONDS = 10.0
 """How long a call waits for a new session when the server has forgotten the old one."""
@@ -57,6 +57,8 @@ class McpSource:
         self._session: Session | None = None
         self._tools: tuple[Tool, ...] = ()
         self._reopened = asyncio.Event()
+        self._renewing = False
+        """Whether a server that is well gets a new session; calls wait for it."""
         self._speaks_sse = False
 
     async def open(self) -> None:
@@ -67,14 +69,20 @@ class McpSource:
             if not (isinstance(link, HttpLink) and link.may_be_older):
                 raise
             self._session = await self._opened_over_sse(link.spec, refusal)
-        self._reopened.set()
+        finally:
+            self._renewing = False
+            self._reopened.set()
 
     def tools(self) -> tuple[Tool, ...]:
         return self._tools
 
     async def lost(self) -> str:
         assert self._session is not None, "only an open source can be lost"
-        return await self._session.lost()
+        why = await self._session.lost()
+        if why == SESSION_FORGOTTEN:
+            self._renewing = True
+            raise MustRenew
+        return why
 
     async def close(self) -> None:
         session, self._session = self._session, None
@@ -84,24 +92,26 @@ class McpSource:
 
     async def call(self, tool: Descriptor, arguments: Mapping[str, Any], occasion: RunContext) -> RpcAnswer:
         """Call a tool on the session there is; on the next one too, where this one is the only thing wrong."""
-        session = self._session
-        if session is None:
-            raise NotSent
+        session = self._session or await self._renewed(None)
         try:
             answer = await session.call(tool.name, arguments, occasion.report, direct=tool.direct)
         except Forgotten:
-            async with asyncio.timeout(REOPEN_SECONDS):
-                session = await self._next_after(session)
+            self._renewing = self._renewing or self._session is session
+            session = await self._renewed(session)
             return await session.call(tool.name, arguments, occasion.report, direct=tool.direct)
         if answer.error is not None and answer.error.code == types.HEADER_MISMATCH and tool.direct:
             # Refused for its form, before anything ran; the SDK knows how to mend that.
             return await session.call(tool.name, arguments, occasion.report, direct=False)
         return answer
 
-    async def _next_after(self, session: Session) -> Session:
-        while self._session is None or self._session is session:
-            self._reopened.clear()
-            await self._reopened.wait()
+    async def _renewed(self, old: Session | None) -> Session:
+        """The session after this one, which is being opened. `NotSent` where none is, or it cannot be."""
+        async with asyncio.timeout(REOPEN_SECONDS):
+            while self._session is None or self._session is old:
+                if not self._renewing:
+                    raise NotSent
+                self._reopened.clear()
+                await self._reopened.wait()
         return self._session
 
     def _link(self) -> Link:

@@ -57,6 +57,10 @@ class NotSent(Gone):
     sent = False
 
 
+SESSION_FORGOTTEN = "it no longer knows our session"
+"""Why a link is gone where the server is well and has only forgotten who we are."""
+
+
 class Forgotten(NotSent):
     """The server runs and does not know our session. It refused the call for that alone."""
 

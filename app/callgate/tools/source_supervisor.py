@@ -50,8 +50,15 @@ class CanBeLost(Protocol):
     """A source that may go away by itself."""
 
     async def lost(self) -> str:
-        """Return, once the open source is gone, with the reason. It is then closed and opened again."""
+        """Return, once the open source is gone, with the reason. It is then closed and opened again.
+
+        Raises `MustRenew` where the source is well and only has to be opened anew; its tools stay on offer meanwhile.
+        """
         ...
+
+
+class MustRenew(Exception):
+    """An open source is well, and has to be closed and opened again. No failure of it."""
 
 
 Delay: TypeAlias = Callable[[int], float]
@@ -81,6 +88,7 @@ class SourceSupervisor:
         self._close_seconds = close_seconds
         self._stopping = asyncio.Event()
         self._tried = asyncio.Event()
+        self._renewing = False
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -112,7 +120,9 @@ class SourceSupervisor:
 
     async def _once(self) -> None:
         """Open it, stay with it as long as it lives, close it; and after a failure wait a while."""
-        self._say(SourceState.OPENING, self.status.error)
+        if not self._renewing:
+            self._say(SourceState.OPENING, self.status.error)
+        self._renewing = False
         clock = asyncio.get_running_loop().time
         began = clock()
         failure = await self._opened()
@@ -143,9 +153,15 @@ class SourceSupervisor:
         """None when told to stop; else why the source is gone."""
         clock = asyncio.get_running_loop().time
         began = clock()
-        self._say(SourceState.READY)
+        if self.status.state is not SourceState.READY:
+            self._say(SourceState.READY)
         self._tried.set()
-        lost = await self._until_lost()
+        try:
+            lost = await self._until_lost()
+        except MustRenew:
+            self._renewing = not self._stopping.is_set()
+            await self._closed()
+            return None
         if clock() - began >= STEADY_SECONDS:
             self.status = replace(self.status, failures=0)
         self.status = replace(self.status, state=SourceState.DOWN)  # its tools are not offered while it closes
@@ -165,7 +181,9 @@ class SourceSupervisor:
             await asyncio.wait([stopping, lost], return_when=asyncio.FIRST_COMPLETED)
             if self._stopping.is_set():
                 return None
-            return lost.result() if lost.exception() is None else reason(lost.exception())
+            if isinstance(error := lost.exception(), MustRenew):
+                raise error
+            return lost.result() if error is None else reason(error)
         finally:
             for task in (stopping, lost):
                 task.cancel()
