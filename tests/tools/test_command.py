@@ -135,6 +135,19 @@ def test_a_command_that_cannot_be_kept_to_is_refused_at_load(argv, options, word
         line(*argv, **options)
 
 
+def test_paths_that_could_be_made_to_lead_elsewhere_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(command_room, "landlock_abi", lambda: 6)
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(BadCommand, match=r"leads over a link; write .*/real"):
+        line("echo", "{text}", paths=Paths(read=(f"{tmp_path}/link/x",)))
+    with pytest.raises(BadCommand, match="which the command may write"):
+        line("echo", "{text}", paths=Paths(read=(f"{tmp_path}/real/in",), write=(f"{tmp_path}/real",)))
+    with pytest.raises(BadCommand, match="which the command may write"):
+        line("echo", "{text}", paths=Paths(write=(f"{tmp_path}/real", f"{tmp_path}/real/in")))
+    line("echo", "{text}", paths=Paths(read=(f"{tmp_path}/real",), write=(f"{tmp_path}/real/out", f"{tmp_path}/real2")))
+
+
 def test_paths_without_landlock_are_refused_and_not_ignored(monkeypatch):
     monkeypatch.setattr(command_room, "landlock_abi", lambda: 0)
     with pytest.raises(BadCommand, match="Landlock"):

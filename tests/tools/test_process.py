@@ -492,6 +492,15 @@ async def test_with_paths_nothing_of_ours_can_be_read(path):
 
 
 @LANDLOCK
+@LANDLOCK
+@pytest.mark.parametrize("inside", ["", "/deeper"])
+async def test_a_path_that_has_become_a_link_opens_nothing(tmp_path, inside):
+    (tmp_path / "secret" / "deeper").mkdir(parents=True)
+    (tmp_path / "open").symlink_to(tmp_path / "secret")
+    with pytest.raises(NotStarted, match="leads over a link"):
+        await run(shell("true", paths=Paths(read=(f"{tmp_path}/open{inside}",))))
+
+
 @pytest.mark.skipif(landlock_abi() < 6, reason="this kernel's Landlock does not know signals")
 async def test_with_paths_it_can_signal_nobody_outside():
     ended = await run(shell(f"kill -0 {os.getpid()} || kill -0 $PPID || exit 9", paths=Paths()))

@@ -92,6 +92,8 @@ class CommandLine:
         self._program = _program(self._argv[0][0], self._env["PATH"], cwd)
         if paths is not None and not landlock_abi():
             raise BadCommand("`paths` needs Landlock, and this system has none: the command would not be held to them")
+        if paths is not None:
+            _check_paths(paths)
 
     async def execute(self, call: ReadyCall, occasion: RunContext) -> Outcome:
         try:
@@ -186,6 +188,17 @@ def _check(argv: Sequence[Sequence[str]], stdin: str | None, parameters: Mapping
     for name in sorted(known.keys() - placed):
         if stdin != JSON:
             raise BadCommand(f"`{name}` of `parameters` has no place: neither `argv` nor `stdin` says where it goes")
+
+
+def _check_paths(paths: Paths) -> None:
+    """No path over a link, and none inside a folder that the command writes: it could put a link to anything there."""
+    for path in (*paths.read, *paths.write):
+        real = os.path.realpath(path)
+        if real != os.path.normpath(path):
+            raise BadCommand(f"`paths`: {path} leads over a link; write {real}, if that is meant")
+        for folder in paths.write:
+            if path != folder and os.path.normpath(path).startswith(os.path.join(os.path.normpath(folder), "")):  # noqa: PTH118 - texts all along
+                raise BadCommand(f"`paths`: {path} is inside {folder}, which the command may write, and so may replace")
 
 
 def _program(name: str, path: str, cwd: str) -> str:

@@ -12,10 +12,12 @@ and its argv. What it says, a line each: `started PID`, `failed WHY`, `ended cod
 
 import contextlib
 import ctypes
+import errno
 import os
 import resource
 import select
 import signal
+import stat
 import struct
 import sys
 import time
@@ -289,6 +291,7 @@ def _looked_for() -> Callable[[int], Iterable[int]]:
 # Landlock -----------------------------------------------------------------------------------------
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_OPENAT2, _AT_FDCWD, _RESOLVE_NO_SYMLINKS = 437, -100, 0x04
 _PATH_BENEATH = 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _TRUNCATE, _IOCTL_DEV = 1 << 14, 1 << 15
@@ -309,21 +312,53 @@ def _restrict(program: str, settings: list[tuple[str, str]]) -> None:
     rules = _checked(_syscall(_CREATE_RULESET, attributes, len(attributes), 0), "a ruleset")
     _allow(rules, rights & _READING, SYSTEM_READ, missing_ok=True)
     _allow(rules, rights & (_OF_FILES & ~_EXECUTE), SYSTEM_WRITE, missing_ok=True)
-    _allow(rules, rights & _READING, (program, *(value for name, value in settings if name == "read")))
-    _allow(rules, rights, (value for name, value in settings if name == "write"))
+    _allow(rules, rights & _READING, (program,))
+    _allow(
+        rules, rights & _READING, (value for name, value in settings if name == "read"), opened=_opened_without_links
+    )
+    _allow(rules, rights, (value for name, value in settings if name == "write"), opened=_opened_without_links)
     _checked(_syscall(_RESTRICT_SELF, rules, 0), "the restriction")
     os.close(rules)
 
 
-def _allow(rules: int, rights: int, paths: Iterable[str], *, missing_ok: bool = False) -> None:
+def _opened(path: str) -> int:
+    return os.open(path, os.O_PATH | os.O_CLOEXEC)
+
+
+def _opened_without_links(path: str) -> int:
+    """No part of a path that was listed may be a link by now: a command that writes beside it could have made one."""
+    how = struct.pack("QQQ", os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_NO_SYMLINKS)
+    place = _syscall(_OPENAT2, _AT_FDCWD, os.fsencode(path), how, len(how))
+    if place >= 0:
+        return place
+    number = ctypes.get_errno()
+    if number in (errno.ENOSYS, errno.EPERM):  # a container whose filter is older than the call
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
+        if not stat.S_ISLNK(os.fstat(place).st_mode):
+            return place
+        os.close(place)
+        number = errno.ELOOP
+    if number == errno.ELOOP:
+        raise OSError(f"{path} leads over a link")
+    raise OSError(number, os.strerror(number), path)
+
+
+def _allow(
+    rules: int,
+    rights: int,
+    paths: Iterable[str],
+    *,
+    missing_ok: bool = False,
+    opened: Callable[[str], int] = _opened,
+) -> None:
     for path in paths:
         try:
-            place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            place = opened(path)
         except FileNotFoundError:
             if missing_ok:
                 continue
             raise OSError(f"{path} is not there") from None
-        fitting = rights if os.path.isdir(path) else rights & _OF_FILES
+        fitting = rights if stat.S_ISDIR(os.fstat(place).st_mode) else rights & _OF_FILES
         _checked(_syscall(_ADD_RULE, rules, _PATH_BENEATH, struct.pack("=Qi", fitting, place), 0), path)
         os.close(place)
 
