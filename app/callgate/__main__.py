@@ -5,6 +5,7 @@ import os
 import typer
 
 from callgate.cli.approvals import approvals
+from callgate.cli.calls import calls
 from callgate.cli.chat import chat
 from callgate.cli.checking import check
 from callgate.cli.doctor import doctor
@@ -13,6 +14,7 @@ from callgate.cli.models import models
 from callgate.cli.runs import runs
 from callgate.cli.serving import health, serve
 from callgate.cli.tools import tools
+from callgate.cli.usage import usage
 
 app = typer.Typer(
     name="callgate",
@@ -21,11 +23,12 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, check, doctor, models, chat, health, runs):
+for command in (serve, check, doctor, models, chat, health, calls, usage):
     app.command()(command)
 app.add_typer(tools, name="tools")
 app.add_typer(approvals, name="approvals")
 app.add_typer(keys, name="keys")
+app.add_typer(runs, name="runs")
 
 
 def main() -> None:

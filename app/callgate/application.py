@@ -32,7 +32,7 @@ def create_app(config: Config, source: ConfigSource | None = None) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
     )
-    straight = add_routes(app, manager)
+    straight = add_routes(app, manager, page=config.server.page)
     app.state.manager = manager
     app.outermost = Middleware(app.inside, manager, straight)
     return app

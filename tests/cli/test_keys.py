@@ -82,7 +82,7 @@ def test_a_stored_key_is_enough_to_serve_others(config: Path) -> None:
 
 
 def test_without_a_ledger_there_is_a_word_instead_of_runs(tmp_path: Path, config: Path) -> None:
-    assert (run(app, ["runs", "-c", str(config)]).output) == ""
+    assert (run(app, ["calls", "-c", str(config)]).output) == ""
     file = tmp_path / "none.yaml"
     file.write_text(yaml.safe_dump(MODELS))
-    assert run(app, ["runs", "-c", str(file)]).exit_code == 2
+    assert run(app, ["calls", "-c", str(file)]).exit_code == 2

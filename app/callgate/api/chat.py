@@ -9,15 +9,20 @@ from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
-from callgate.api.answers import ClientLeft, EventStream, Pulse, WholeAnswer
+from callgate.api.answers import ClientLeft, EventStream, Pulse, StreamWriter, WholeAnswer
 from callgate.api.conversation import Conversation, caller_key
 from callgate.api.idempotency import WELL, BeforeTools, Ended, Idempotency
 from callgate.api.middleware import RequestContext, context_of
 from callgate.api.openai_writers import AnswerHead, ChoicesChunkWriter, ChoicesWriter, ChunkWriter, CompletionWriter
+from callgate.api.recording import RequestRecording
 from callgate.api.requests import ChatRequest, check_encoding, read_body, read_chat_request
+from callgate.api.trace import TraceWriter
 from callgate.auth.keys import Caller
+from callgate.conversation.errors import ChatError
+from callgate.recorder.row import RunRow
 from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.runtime import Runtime
+from callgate.telemetry.logs import masked
 
 
 class ChatEndpoint:
@@ -65,17 +70,30 @@ class ChatEndpoint:
                 tool_choice=request.tool_choice,
                 allowed=request.allowed,
             )
+            if request.tool_events == "trace" and caller.see == "none" and not runtime.may_see_all(caller):
+                raise ChatError(
+                    403,
+                    "This key may not trace runs (`see: own` or `see: all`).",
+                    type="permission_error",
+                    code="see_not_allowed",
+                )
             context.model = route.name
             notes = context.notes
             notes["model"], notes["stream"] = request.model, request.stream
             conversation = Conversation(
                 runtime, route, self._manager.conversations, context, request, caller, before_tools
             )
+            recording = RequestRecording(runtime, route, conversation, context, request, caller)
             try:
                 error = await _answer_to(request, conversation, runtime).send(receive, send)
             except ClientLeft:
                 notes["ending"] = "client_left"
+                recording.end("client_left", 499)
                 return Ended(wrote=context.wrote, left=True)
+            except BaseException:
+                recording.end("cut_off", 500)
+                raise
+            recording.end("" if error is None else "failed", context.status, error)
             if error is not None:
                 notes |= {"error": error.code or error.type, "detail": error.detail}
             elif not context.wrote:
@@ -93,7 +111,13 @@ def _answer_to(request: ChatRequest, conversation: Conversation, runtime: Runtim
         body = CompletionWriter(head, diagnosis) if n == 1 else ChoicesWriter(head, diagnoses, n)
         return WholeAnswer(work, body, headers, seconds)
     usage = request.include_usage
-    stream = ChunkWriter(head, diagnosis, usage) if n == 1 else ChoicesChunkWriter(head, diagnoses, usage, n)
+    stream: StreamWriter
+    if n > 1:
+        stream = ChoicesChunkWriter(head, diagnoses, usage, n)
+    else:
+        stream = chunks = ChunkWriter(head, diagnosis, usage)
+        if request.tool_events == "trace":
+            stream = TraceWriter(chunks, RunRow(conversation.run_id, time.time()), masked)
     server = runtime.config.server
     pulse = Pulse(first=server.first_chunk_seconds, heartbeat=server.heartbeat_seconds)
     return EventStream(work, stream, headers, pulse, seconds)

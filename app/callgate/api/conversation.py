@@ -25,6 +25,7 @@ from callgate.conversation.loop import Rules, converse
 from callgate.conversation.ports import Emit, Message, Model, ModelRequest
 from callgate.conversation.read_model import ReadModel
 from callgate.conversation.turn_recovery import Recovery
+from callgate.recorder.recorder import RunRecording
 from callgate.runtime.chat_setup import clients_toolbox
 from callgate.runtime.manager import new_call_id
 from callgate.runtime.route import Route
@@ -56,6 +57,7 @@ class Conversation:
         "_route",
         "_runtime",
         "diagnoses",
+        "recording",
         "run_id",
     )
 
@@ -75,6 +77,7 @@ class Conversation:
         self._context, self._request, self._caller = context, request, caller
         self._before_tools = before_tools
         self._meter: Meter | None = None
+        self.recording: RunRecording | None = None
         self.diagnoses = [Diagnosis(run_id, route.warnings)]
         if request.n > 1:
             self.diagnoses = [Diagnosis(run_id, route.warnings) for _ in range(request.n)]
@@ -114,7 +117,9 @@ class Conversation:
 
     def _answer(self, emit: EmitAny) -> Awaitable[None]:
         route = self._route
-        return self._chat(0, route.model, emit, may_pass_through=not route.server_tools)
+        return self._chat(
+            0, route.model, emit, may_pass_through=not (route.server_tools or self._request.tool_events == "trace")
+        )
 
     async def _answer_choices(self, emit: EmitAny) -> None:
         request, route = self._request, self._route
@@ -139,10 +144,14 @@ class Conversation:
     async def _chat(self, choice: int, model: Model, emit: Emit, *, may_pass_through: bool = False) -> None:
         """One chat, with all its listeners."""
         request, runtime, route = self._request, self._runtime, self._route
-        listeners = [self.diagnoses[choice], *runtime.listeners(route.name, self.run_id)]
+        listeners = [self.diagnoses[choice], *runtime.listeners(route.name, self.run_id, self._caller)]
+        if self.recording is not None:
+            listeners.append(self.recording.listener(choice))
         if self._meter is not None:
             listeners.append(self._meter.tally())
         rules = runtime.rules if request.parallel else replace(runtime.rules, max_parallel_calls=1)
+        if request.tool_events == "trace":
+            rules = replace(rules, emit_fragments=True)
         if may_pass_through:
             ending = await converse(
                 passed_through(request),
@@ -184,7 +193,7 @@ class Conversation:
             ModelRequest(messages, (), tool_choice, request.params, request.stream),
             model,
             setup.toolbox,
-            emit_to_listeners(listeners, emit, keep),
+            emit_to_listeners(listeners, emit, keep, everything=request.tool_events == "trace"),
             new_id=new_call_id,
             rules=rules,
             sees_images=setup.sees_images,
@@ -241,19 +250,23 @@ def owner_of(caller: Caller, request: ChatRequest) -> str:
     return f"{caller_key(caller)}\0{request.end_user}" if request.end_user else caller_key(caller)
 
 
-def emit_to_listeners(listeners: Sequence[Listener], emit: Emit, keep: Keep | None = None) -> Emit:
+def emit_to_listeners(
+    listeners: Sequence[Listener], emit: Emit, keep: Keep | None = None, *, everything: bool = False
+) -> Emit:
     """Emit to the listeners, then to the writer. The model's words go to the writer alone: there are thousands of them.
 
-    `keep` gets calls that go back to the client before anybody else does, and says how they are emitted.
+    `keep` gets calls that go back to the client before anybody else does, and says how they are emitted. `everything`: the writer
+    has something to say of every event.
     """
     handlers = handlers_of(listeners)
+    unwritten = frozenset() if everything else UNWRITTEN
 
     # No coroutine, because every chunk of every answer goes through here; the caller waits for the writer itself.
     def emit_to_all(event: ChatEvent) -> Awaitable[None]:
         kind = type(event)
         for place, handle in handlers.get(kind, ()):
             handle(listeners[place], event)
-        return NOTHING if kind in UNWRITTEN else emit(event)
+        return NOTHING if kind in unwritten else emit(event)
 
     if keep is None:
         return emit_to_all

@@ -24,6 +24,12 @@ from callgate.telemetry.logs import Log, masked, stand_on_every_line
 OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/health"})
 """Asked by probes that have no key. They tell nothing but that the house stands."""
 
+
+def is_page(path: str) -> bool:
+    """Whether a path is one of the page's own files. They hold nothing that a stranger may not see."""
+    return path == "/" or path.startswith("/web/")
+
+
 LIGHT_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 """They ask what is, and no model: answered at once, and so that one can see what goes on when the house is full."""
 
@@ -108,7 +114,7 @@ class Middleware:
                 method = "GET"
                 scope = {**scope, "method": method}  # the server sends the head of what is answered to a GET
             runtime = self._house.current
-            caller = context.caller = None if path in OPEN_PATHS else runtime.admit(context.headers)
+            caller = context.caller = None if path in OPEN_PATHS or is_page(path) else runtime.admit(context.headers)
             length, most = context.headers.get("content-length", "0"), runtime.limits.body_bytes
             if not length.isdigit() or len(length) > MAX_LENGTH_DIGITS or int(length) > most:
                 raise ChatError(413, f"The request body is larger than {most} bytes.", code="request_too_large")

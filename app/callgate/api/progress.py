@@ -5,7 +5,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from callgate.calls.outcome import Failed
 from callgate.conversation.events import CallEnded, CallProgress, CallStarted
 
-Dialect: TypeAlias = Literal["off", "x", "reasoning", "openwebui"]
+Dialect: TypeAlias = Literal["off", "x", "reasoning", "openwebui", "trace"]
 ToolEvent: TypeAlias = CallStarted | CallProgress | CallEnded
 
 
@@ -23,7 +23,7 @@ class Progress(Protocol):
 
 def progress_in(dialect: Dialect, run_id: str) -> Progress | None:
     match dialect:
-        case "off":
+        case "off" | "trace":
             return None
         case "x":
             return _Extra(run_id)

@@ -20,8 +20,11 @@ from callgate.api.errors import (
     in_path,
 )
 from callgate.api.middleware import context_of
+from callgate.api.page import page_routes
 from callgate.api.proxied_routes import PATHS, PassingEndpoint
+from callgate.api.runs import run_routes
 from callgate.api.tools import tool_routes
+from callgate.api.usage import usage_routes
 from callgate.conversation.errors import ChatError
 from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.runtime import Runtime
@@ -29,7 +32,7 @@ from callgate.runtime.runtime import Runtime
 CHAT_PATHS = ("/v1/chat/completions", "/chat/completions")
 
 
-def add_routes(app: FastAPI, house: RuntimeManager) -> Mapping[tuple[str, str], ASGIApp]:
+def add_routes(app: FastAPI, house: RuntimeManager, *, page: bool = True) -> Mapping[tuple[str, str], ASGIApp]:
     """Every route of the house; given back are those that the door leads to by itself."""
     chat = ChatEndpoint(house)
     for path in CHAT_PATHS:
@@ -42,6 +45,10 @@ def add_routes(app: FastAPI, house: RuntimeManager) -> Mapping[tuple[str, str], 
     app.include_router(tool_routes(house))
     app.include_router(approval_routes(house))
     app.include_router(admin_routes(house))
+    app.include_router(run_routes(house))
+    app.include_router(usage_routes(house))
+    if page:
+        app.router.routes.extend(page_routes())
     app.include_router(_health(house))
     app.exception_handler(404)(answer_http_exception)
     app.exception_handler(405)(answer_http_exception)

@@ -38,7 +38,8 @@ CREATE TABLE IF NOT EXISTS keys (
   approve INTEGER NOT NULL,
   admin INTEGER NOT NULL,
   created_at REAL NOT NULL,
-  revoked_at REAL
+  revoked_at REAL,
+  see TEXT NOT NULL DEFAULT 'none'
 ) STRICT
 """
 
@@ -84,6 +85,9 @@ class KeyStore:
         try:
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute(_TABLE)
+            columns = {name for _, name, *_ in self._database.execute("PRAGMA table_info(keys)")}
+            if "see" not in columns:  # a file of an earlier version
+                self._database.execute("ALTER TABLE keys ADD COLUMN see TEXT NOT NULL DEFAULT 'none'")
             self._look(time.monotonic())
         except DAMAGE as failure:
             self._database.close()
@@ -127,7 +131,7 @@ class KeyStore:
 
     def all(self) -> list[StoredKey]:
         """Every key there ever was, the oldest first."""
-        columns = "name, hash, models, tools, allowance, approve, admin, created_at, revoked_at"
+        columns = "name, hash, models, tools, allowance, approve, admin, created_at, revoked_at, see"
         return [_stored(row) for row in self._database.execute(f"SELECT {columns} FROM keys ORDER BY created_at, name")]  # noqa: S608 - constants
 
     def add(self, entry: KeyEntry) -> None:
@@ -140,9 +144,10 @@ class KeyStore:
             entry.approve,
             entry.admin,
             time.time(),
+            entry.see,
         )
         try:
-            self._database.execute("INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL)", row)
+            self._database.execute("INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, ?)", row)
         except sqlite3.IntegrityError:
             raise NameTaken(entry.name) from None
         self._read()
@@ -168,7 +173,7 @@ def stored_keys(folder: Path) -> int:
 
 
 def _stored(row: tuple[Any, ...]) -> StoredKey:
-    name, digest, models, tools, allowance, approve, admin, created_at, revoked_at = row
+    name, digest, models, tools, allowance, approve, admin, created_at, revoked_at, see = row
     if not _HASH.fullmatch(digest):
         raise ValueError(f"the hash of {name!r} is none")
     entry = KeyEntry(
@@ -178,6 +183,7 @@ def _stored(row: tuple[Any, ...]) -> StoredKey:
         _names(tools),
         approve=bool(approve),
         admin=bool(admin),
+        see=see,
         allowance=Allowance(**json.loads(allowance)),
     )
     return StoredKey(entry, created_at, revoked_at)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol, TypeAlias
 
 from callgate.auth.limits import UNLIMITED, Allowance
 from callgate.conversation.errors import ChatError
@@ -26,6 +26,9 @@ _MAX_KEY_LENGTH: Final = 4096
 """Nothing longer is hashed; no provider's or tenant's key comes near it."""
 
 
+See: TypeAlias = Literal["none", "own", "all"]
+
+
 @dataclass(frozen=True, slots=True)
 class KeyEntry:
     """One key as it is written down: whose it is, its hash (`sha256:` and hex), and what it may use."""
@@ -36,6 +39,7 @@ class KeyEntry:
     tools: tuple[str, ...] = ("*",)
     approve: bool = False
     admin: bool = False
+    see: See = "none"
     allowance: Allowance = UNLIMITED
 
 
@@ -52,6 +56,8 @@ class Caller:
     """Its key may decide about calls that wait for approval."""
     admin: bool = False
     """Its key may have the config read again."""
+    see: See = "none"
+    """Whose recorded runs its key may see."""
     allowance: Allowance = UNLIMITED
 
     @property
@@ -169,6 +175,7 @@ def _caller_of(entry: KeyEntry) -> Caller:
         entry.tools,
         approve=entry.approve,
         admin=entry.admin,
+        see=entry.see,
         allowance=entry.allowance,
     )
 

@@ -7,7 +7,7 @@ With a `data_dir` in the config, keys go into its key store, which a running ser
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -38,6 +38,7 @@ def create(
         bool, typer.Option("--approve", help="It may decide about calls that wait for approval.")
     ] = False,
     admin: Annotated[bool, typer.Option("--admin", help="It may have the config read again.")] = False,
+    see: Annotated[Literal["none", "own", "all"], typer.Option(help="Whose recorded runs it may see.")] = "none",
 ) -> None:
     """Make a key. It is shown once; only its hash is kept."""
     from callgate.auth.keys import mint_key
@@ -50,6 +51,7 @@ def create(
         "tools": tools or ["*"],
         "approve": approve,
         "admin": admin,
+        "see": see,
         "requests_per_minute": requests_per_minute,
         "tokens_per_minute": tokens_per_minute,
         "parallel": parallel,
@@ -57,7 +59,7 @@ def create(
         "budget_per_month": budget_per_month,
     }
     key = _checked(said)
-    loaded = read_config(config).config
+    loaded = read_config(config, without_variables=True).config
     if any(other.name == name for other in loaded.keys):
         raise give_up(f"the config has a key called `{name}` already")
     if loaded.data_dir is None:
@@ -81,7 +83,7 @@ def list_keys(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Every key, of the config and of the store. The keys themselves are nowhere."""
     from callgate.runtime.builders.access import key_entry
 
-    loaded = read_config(config).config
+    loaded = read_config(config, without_variables=True).config
     rows = [_row(key_entry(key), "config") for key in loaded.keys]
     if loaded.data_dir is not None:
         store = key_store(loaded.data_dir)
@@ -104,7 +106,7 @@ def list_keys(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 @keys.command("revoke")
 def revoke(name: Names, config: ConfigOption = None) -> None:
     """Take a key of the store out of use, within a second. One of the config is taken out of the config."""
-    loaded = read_config(config).config
+    loaded = read_config(config, without_variables=True).config
     if any(key.name == name for key in loaded.keys):
         raise give_up(f"`{name}` stands in the config: take it out there")
     if loaded.data_dir is None:
@@ -160,6 +162,7 @@ def _row(entry: "KeyEntry", kept_in: str, stored: "StoredKey | None" = None) -> 
         "tools": list(entry.tools),
         "approve": entry.approve,
         "admin": entry.admin,
+        "see": entry.see,
         "limits": limits,
         "created_at": _moment(stored.created_at if stored else None),
         "revoked_at": _moment(stored.revoked_at if stored else None),

@@ -27,13 +27,14 @@ UNUSABLE = 2
 """The exit code where the config or the command line itself cannot be used."""
 
 
-def read_config(path: Path | None, flags: dict[str, Any] | None = None) -> "Loaded":
-    """The config, or a word about what is wrong with it and the end of the command."""
+def read_config(path: Path | None, flags: dict[str, Any] | None = None, *, without_variables: bool = False) -> "Loaded":
+    """The config, or a word about what is wrong with it and the end of the command. `without_variables`: for commands
+    that read files of `data_dir` and need no provider's key."""
     from callgate.config.load import load
     from callgate.config.problems import ConfigError
 
     try:
-        loaded = load(path, flags=flags or {})
+        loaded = load(path, flags=flags or {}, lenient=without_variables)
     except (ConfigError, OSError) as error:
         raise give_up(error) from None
     make_importable(loaded.folder)

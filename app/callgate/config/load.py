@@ -72,16 +72,19 @@ def load(
     *,
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
+    lenient: bool = False,
 ) -> Loaded:
     """Read the config, or raise `ConfigError`.
 
     `flags` are settings by their dotted names (`{"server.port": 9000}`); those that are None were not given.
+    `lenient`: variables may be missing; what refers to one is then of no use.
     """
     environ = os.environ if environ is None else environ
     found = find(path, environ)
     file = found or DEFAULT_FILE
-    document = read_document(_text_of(file), _shown(file), References(environ, file.parent))
-    take_in_servers(document, file.parent, environ)
+    references = References(environ, file.parent, lenient=lenient)
+    document = read_document(_text_of(file), _shown(file), references)
+    take_in_servers(document, file.parent, references)
     _outrank(document, environ, flags or {})
     try:
         document.value = _without_empty_blocks(document.value)

@@ -5,7 +5,6 @@ the config, since JSON is YAML once comments and tabs are gone.
 """
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +22,7 @@ _SURROGATES = re.compile(r"\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-
 _NOT_A_LINE_BREAK = re.compile(r"[^\n]")
 
 
-def take_in_servers(document: Document, folder: Path, environ: Mapping[str, str]) -> None:
+def take_in_servers(document: Document, folder: Path, references: References) -> None:
     """Add the servers of the file that `mcp_config` names to those of the config."""
     if not isinstance(document.value, dict) or not isinstance(document.value.get(SETTING), str):
         return
@@ -35,7 +34,7 @@ def take_in_servers(document: Document, folder: Path, environ: Mapping[str, str]
         document.problems.append(Problem(document.values[SETTING,], SETTING, f"cannot read {file}: {why}"))
         return
     try:
-        found = read_document(as_yaml(text), str(file), References(environ, file.parent))
+        found = read_document(as_yaml(text), str(file), references.beside(file))
     except ConfigError as error:
         document.problems += error.problems
         return

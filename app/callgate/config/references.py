@@ -37,9 +37,15 @@ class Resolved:
 class References:
     """Fills in references from one environment; relative files are found beside the config."""
 
-    def __init__(self, environ: Mapping[str, str], folder: Path) -> None:
+    def __init__(self, environ: Mapping[str, str], folder: Path, *, lenient: bool = False) -> None:
+        """`lenient`: what is not set stays as it is written, for commands that need none of it."""
         self._environ = environ
+        self._lenient = lenient
         self._folder = folder
+
+    def beside(self, file: Path) -> "References":
+        """The same for another file."""
+        return References(self._environ, file.parent, lenient=self._lenient)
 
     def resolve(self, text: str) -> Resolved:
         if text.startswith(_LITELLM_PREFIX):
@@ -81,6 +87,8 @@ class References:
             return self._read(path), True
         if default is not None:
             return default, means_secret(name)
+        if self._lenient:
+            return f"${{{name}}}", False
         state = "empty" if name in self._environ else "not set"
         raise BadReference(f"the environment variable {name} is {state}")
 
@@ -88,6 +96,8 @@ class References:
         try:
             content = (self._folder / path).read_bytes()
         except OSError as error:
+            if self._lenient:
+                return f"file:{path}"
             raise BadReference(f"cannot read the file {path}: {error.strerror}") from None
         if len(content) > _MAX_SECRET_BYTES:
             raise BadReference(f"the file {path} is larger than a secret can be ({_MAX_SECRET_BYTES} bytes)")

@@ -78,6 +78,8 @@ class Rules(msgspec.Struct, frozen=True, gc=False):
     """How much one call's arguments may be. A larger call is broken, and not kept while it comes."""
     max_tokens: int | None = None
     """Tokens of all turns together, as providers report them; who has spent them answers without tools."""
+    emit_fragments: bool = False
+    """Whether fragments of calls are emitted by themselves, for whoever shows a call while it is written."""
     max_broken_off: int = 2
     """How often a turn that broke off before anything of it was passed on is asked again."""
 
@@ -181,7 +183,7 @@ class _Conversation(msgspec.Struct):
                             building = self._builder()
                         building.feed(events)
                         shown = events if self.held is None else self._without_text(events)
-                        if is_emitted and (not is_begun or is_for_listeners(shown)):
+                        if is_emitted and (not is_begun or self.rules.emit_fragments or is_for_listeners(shown)):
                             is_begun = True
                             await emit(ModelOutput(index, shown))
                     raw = answer.reason_is_raw

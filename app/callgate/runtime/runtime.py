@@ -13,9 +13,12 @@ from callgate.auth.meter import FREE, Meter, Price
 from callgate.config.schema import Config
 from callgate.conversation.errors import ChatError
 from callgate.conversation.listeners import Listener
+from callgate.recorder.recorder import RunRecording, UsageListener
+from callgate.recorder.row import RunRow
 from callgate.runtime.builders.access import keyring_of, origin_guard_of
 from callgate.runtime.builders.limits import rules_of
 from callgate.runtime.builders.models import concurrency_of
+from callgate.runtime.builders.stores import record_policy_of
 from callgate.runtime.builders.tools import registry_of
 from callgate.runtime.chat_setup import ChatSetup, Toolboxes
 from callgate.runtime.models import Models
@@ -77,6 +80,8 @@ class Runtime:
         self._routed_tools: object = None
         self._patterns_checked = False
         self._places = concurrency_of(config)
+        self.recorder = shared.recorder
+        self._record_policy = record_policy_of(config)
         self._prices: dict[str, Price] = {}
         self._infos = {section.model_name: section.model_info for section in config.model_list}
 
@@ -102,7 +107,25 @@ class Runtime:
 
     def may_see_metrics(self, caller: Caller) -> bool:
         """Whether a caller may know of every model and tool, and how they are used."""
-        return caller.admin or ("*" in caller.models and "*" in caller.tools)
+        return self.may_see_all(caller) or ("*" in caller.models and "*" in caller.tools)
+
+    def may_see_all(self, caller: Caller) -> bool:
+        """Whether a caller may see everybody's runs."""
+        return caller.see == "all" or self.may_administer(caller)
+
+    def records(self, *, passed: bool) -> bool:
+        """Whether runs are recorded from their beginning; `passed`: those that only pass through."""
+        policy = self._record_policy
+        return policy.runs != "off" and (not passed or policy.passed == "all")
+
+    @property
+    def records_errors(self) -> bool:
+        return self._record_policy.runs != "off"
+
+    def begin_recording(self, row: RunRow, *, content: bool = True) -> RunRecording:
+        """Record a run; `content` is false where its request wants nothing of it kept."""
+        policy = self._record_policy if content else msgspec.structs.replace(self._record_policy, content_bytes=None)
+        return self.recorder.begin(row, policy)
 
     def place(self, caller: Caller) -> Awaitable[Place]:
         """A place for one request, or a refusal: 429 when its key has too many under way, 503 when all have."""
@@ -131,6 +154,14 @@ class Runtime:
                 self._prices.clear()
             self._prices[model] = Price(*costs) if costs else FREE
         return self._prices[model]
+
+    async def price_of(self, model: str) -> tuple[float, float] | None:
+        """US dollars for a token of the prompt and of the completion, where they are known."""
+        entry = next((each for each in self.catalogue.entries(model)), None) if model in self._exact else None
+        if entry is None:
+            return None
+        costs = await asyncio.to_thread(costs_of, entry.litellm_params, self._infos.get(entry.model_name, {}))
+        return None if costs is None else costs[:2]
 
     def model_names(self, caller: Caller) -> list[str]:
         return [name for name in self.catalogue.names() if caller.may_ask(name)]
@@ -223,10 +254,11 @@ class Runtime:
         """The model and the tools for one chat of this caller's."""
         return self._toolboxes.engage(route, caller, run_id, client_tools, allowed)
 
-    def listeners(self, model_name: str, run_id: str) -> tuple[Listener, ...]:
+    def listeners(self, model_name: str, run_id: str, caller: Caller) -> tuple[Listener, ...]:
         return (
             LogListener(run_id, content=self.config.logging.content),
             MetricsListener(self.metrics, model_name, self._tools.names),  # as they were when the model was chosen
+            UsageListener(self.recorder.counter(caller.name, model_name)),
         )
 
     def _entry(self, name: str, caller: Caller) -> ModelEntry:

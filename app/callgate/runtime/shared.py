@@ -1,6 +1,7 @@
 """What outlives any one runtime."""
 
 import functools
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -9,9 +10,11 @@ from callgate.auth.key_store import KeyStore
 from callgate.auth.limits import Limiter, MemoryLimiter
 from callgate.config.schema import Config
 from callgate.ledger.entry import Ledger, NoLedger
+from callgate.recorder.recorder import Recorder
 from callgate.runtime.builders.access import admission_of, key_store_of, limiter_of
 from callgate.runtime.builders.limits import processes_of, threads_of
 from callgate.runtime.builders.stores import ledger_of, pins_of
+from callgate.telemetry import logs
 from callgate.telemetry.metrics import Metrics
 from callgate.telemetry.tool_servers import ToolServers
 from callgate.tools.approvals import ApprovalQueue, SettledApproval
@@ -42,6 +45,8 @@ class SharedResources:
         self.pins = pins_of(config, self.servers)
         self.sources = SourcePool(functools.partial(_report_source, self.servers))
         self.kept_results = KeptResults()
+        folder = None if config.data_dir is None else Path(config.data_dir)
+        self.recorder = Recorder(logs.masked, folder, self.metrics.runs_dropped.inc)
         self._web: Web | None = None
         self.threads = threads_of(config)
         self.processes = processes_of(config)
@@ -70,6 +75,7 @@ class SharedResources:
             await self._web.close()
         await self.processes.close()
         self.threads.close()
+        await self.recorder.close()
         await self.limiter.close()
         await self.ledger.close()
         if self.keys is not None:

@@ -141,6 +141,7 @@ class Metrics:
             "tool_changes", "Tools whose server changed their description or schema.", "server"
         )
         self.reloads = self._counter("config_reloads", "Times the config was read again, by what came of it.", "result")
+        self.runs_dropped = self._counter("runs_dropped", "Runs that were not recorded.").of()
         self.tokens = self._counter("tokens", "Tokens that providers reported.", "model", "kind")
 
     def request(self, route: str, status: int, model: str, seconds: float) -> None:

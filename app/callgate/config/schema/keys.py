@@ -1,6 +1,10 @@
 """The clients' keys."""
 
-from callgate.config.schema.values import Count, Globs, KeyHash, KeyName, Money, Section, Switch
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator
+
+from callgate.config.schema.values import Count, Globs, KeyHash, KeyName, Money, Section, Switch, off_or_on
 
 
 class Key(Section):
@@ -18,6 +22,8 @@ class Key(Section):
     """It may decide about calls that wait for approval, its own and everybody's."""
     admin: Switch = False
     """It may have the config read again."""
+    see: Annotated[Literal["none", "own", "all"], BeforeValidator(off_or_on)] = "none"
+    """Whose recorded runs it may see: nobody's, those made with it, or everybody's. `admin: on` sees everybody's."""
     requests_per_minute: Count | None = None
     """How many requests it may make in any minute; no limit where it is not set."""
     tokens_per_minute: Count | None = None

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from callgate.config.schema.values import NO_BOOLEAN, HostName, Origin, Seconds, Section, WebAddress
+from callgate.config.schema.values import NO_BOOLEAN, HostName, Origin, Seconds, Section, Switch, WebAddress
 
 
 class Server(Section):
@@ -36,3 +36,5 @@ class Server(Section):
     """How long a stream's HTTP status is held back for the model's first chunk, so that errors can be typed."""
     heartbeat_seconds: Seconds = 10.0
     """How often a silent stream is kept alive with an empty chunk."""
+    page: Switch = True
+    """Serve the page at `/`."""

@@ -37,6 +37,11 @@ def _no_boolean(value: Any) -> Any:
     return value
 
 
+def off_or_on(value: Any) -> Any:
+    """YAML reads an unquoted `off` as false."""
+    return {False: "off", True: "on"}.get(value, value) if isinstance(value, bool) else value
+
+
 NO_BOOLEAN = BeforeValidator(_no_boolean)
 SHAPES: dict[str, str] = {}
 """What the patterns below ask for, in words, for errors."""

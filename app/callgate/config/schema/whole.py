@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -14,14 +14,10 @@ from callgate.config.schema.limits import Limits, Loop, TextCalls, Upstream
 from callgate.config.schema.mcp import McpServer, ServerName
 from callgate.config.schema.models import ModelEntry
 from callgate.config.schema.process import Logging, Reload, Store
+from callgate.config.schema.record import Record
 from callgate.config.schema.server import Server
 from callgate.config.schema.tools import OpenApiTool, ToolEntry
-from callgate.config.schema.values import BesideFile, Globs, Section
-
-
-def _off(value: Any) -> Any:
-    """YAML reads an unquoted `off` as false."""
-    return "off" if value is False else value
+from callgate.config.schema.values import BesideFile, Globs, Section, off_or_on
 
 
 def _at_least_one(models: tuple[ModelEntry, ...]) -> tuple[ModelEntry, ...]:
@@ -38,7 +34,7 @@ class Config(Section):
     """The version of this file's format."""
     server: Server = Server()
     """Where Callgate listens, and how it treats connections."""
-    auth: Annotated[Literal["keys", "off"], BeforeValidator(_off)] = "keys"
+    auth: Annotated[Literal["keys", "off"], BeforeValidator(off_or_on)] = "keys"
     """`keys`: clients need one of `keys`; without any, only loopback is served. `off`: everyone is let in."""
     keys: tuple[Key, ...] = ()
     """The clients' keys."""
@@ -71,6 +67,8 @@ class Config(Section):
     """How patient Callgate is with models."""
     store: Store = Store()
     """Where what outlives a request is kept."""
+    record: Record = Record()
+    """What is recorded of the requests that were answered."""
     reload: Reload = Reload()
     """Reading this file again while Callgate runs."""
     logging: Logging = Logging()

@@ -25,7 +25,14 @@ def key_entry(key: Key) -> KeyEntry:
         budget_per_month=key.budget_per_month,
     )
     return KeyEntry(
-        key.name, key.hash, key.models, key.tools, approve=key.approve, admin=key.admin, allowance=allowance
+        key.name,
+        key.hash,
+        key.models,
+        key.tools,
+        approve=key.approve,
+        admin=key.admin,
+        see=key.see,
+        allowance=allowance,
     )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from callgate.config.schema import Config
 from callgate.ledger.sqlite import FILE, DamagedLedger, SqliteLedger, check_ledger, is_gone
+from callgate.recorder.recorder import RecordPolicy
 from callgate.runtime.builders.errors import BadEntry
 from callgate.stores.claims import Claims, LockedProcesses, OneProcess, PulsingProcesses
 from callgate.stores.disk import DiskStore
@@ -51,6 +52,17 @@ def check_files(config: Config) -> None:
         Pins(file=Path(config.data_dir) / PINS)
     except (DamagedLedger, DamagedPins) as error:
         raise BadEntry(("data_dir",), None, str(error)) from None
+
+
+def record_policy_of(config: Config) -> RecordPolicy:
+    section = config.record
+    return RecordPolicy(
+        runs=section.runs,
+        passed=section.passed,
+        content_bytes=section.content_bytes if section.content else None,
+        keep_days=section.keep.days,
+        keep_bytes=section.keep.bytes,
+    )
 
 
 def ledger_of(config: Config) -> SqliteLedger | None:

@@ -35,20 +35,20 @@ def config(tmp_path: Path) -> Path:
 
 
 def test_the_newest_runs_come_first_and_contents_are_not_shown(config: Path) -> None:
-    output = run(app, ["runs", "-c", str(config)]).output
+    output = run(app, ["calls", "-c", str(config)]).output
     assert [line.split()[2] for line in output.splitlines()] == ["failed", "unknown", "done"]
     assert "s3cret" not in output
 
 
 def test_runs_are_found_by_their_state_for_programs_too(config: Path) -> None:
-    [found] = json.loads(run(app, ["runs", "-c", str(config), "--state", "unknown", "--json"]).output)
+    [found] = json.loads(run(app, ["calls", "-c", str(config), "--state", "unknown", "--json"]).output)
     assert (found["call_id"], found["key_name"], found["note"], found["writes"]) == ("call_1", "alice", "timeout", 1)
-    assert len(json.loads(run(app, ["runs", "-c", str(config), "-n", "2", "--json"]).output)) == 2
+    assert len(json.loads(run(app, ["calls", "-c", str(config), "-n", "2", "--json"]).output)) == 2
 
 
 def test_a_file_that_is_no_ledger_is_an_error_in_a_line(config: Path) -> None:
     ledger = config.parent / "data" / "ledger.sqlite3"
     ledger.write_bytes(b"not a database, but long enough to be taken for one" * 50)
-    result = run(app, ["runs", "-c", str(config)])
+    result = run(app, ["calls", "-c", str(config)])
     assert result.exit_code == 2
     assert "data_dir" in result.output

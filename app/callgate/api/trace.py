@@ -1,0 +1,87 @@
+"""The trace of a run in its own stream: every fragment, verdict and result, as fields of chunks that say nothing else.
+
+For the page, and for whoever debugs: `X-Callgate-Events: trace`, by a key that may see runs.
+"""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from callgate.api.openai_writers import ChunkWriter
+from callgate.conversation.errors import ChatError
+from callgate.conversation.events import CallDelta, ChatEnded, ChatEvent, ModelOutput, ReasoningDelta, TextDelta
+from callgate.recorder.reading import Mask, RunReader
+from callgate.recorder.row import RunEvent, RunRow
+
+RESULT_BYTES = 65_536
+"""Of each text that is shown."""
+
+
+class TraceWriter:
+    """Writes a stream with what happened in it, each event before what it led to."""
+
+    def __init__(self, inner: ChunkWriter, row: RunRow, mask: Mask) -> None:
+        self._inner = inner
+        self._mask = mask
+        self._reader = RunReader(row, mask, RESULT_BYTES)
+        self._began = time.monotonic()
+        self._held: list[RunEvent] = []
+        """What happened before the model's first words: until then the answer may still become an error with a status."""
+        self._is_open = False
+
+    def write(self, event: ChatEvent) -> bytes:
+        self._held += self._read(event)
+        self._is_open = self._is_open or isinstance(event, ModelOutput | ChatEnded)
+        if not self._is_open:
+            return self._inner.write(event)
+        shown, self._held = self._held, []
+        if isinstance(event, ChatEnded):
+            return self._shown(shown) + self._inner.write(event)
+        return self._inner.write(event) + self._shown(shown)
+
+    def heartbeat(self) -> bytes:
+        return self._inner.heartbeat()
+
+    def error(self, error: ChatError) -> bytes:
+        shown, self._held = self._held, []
+        return self._shown(shown) + self._inner.error(error)
+
+    def _shown(self, events: list[RunEvent]) -> bytes:
+        if not events:
+            return b""
+        return self._inner.heartbeat({"x_callgate": {"trace": [msgspec.structs.asdict(event) for event in events]}})
+
+    def _read(self, event: ChatEvent) -> Iterator[RunEvent]:
+        at = time.monotonic() - self._began
+        if isinstance(event, ModelOutput):
+            yield from self._output(event, round(at, 6))
+            return
+        self._reader.feed([(at, 0, event)])
+        for read in self._reader.take_events():
+            yield self._with_texts(read)
+
+    def _output(self, output: ModelOutput, at: float) -> Iterator[RunEvent]:
+        characters = 0
+        for event in output.events:
+            if isinstance(event, TextDelta | ReasoningDelta):
+                characters += len(event.text)
+            elif isinstance(event, CallDelta):
+                written = event.arguments
+                facts: dict[str, Any] = {"index": event.index, "id": event.id, "name": event.name}
+                facts["arguments"] = self._mask(written) if isinstance(written, str) else written
+                yield RunEvent(at, "call_fragment", 0, output.turn, facts)
+        if characters:
+            yield RunEvent(at, "words", 0, output.turn, {"characters": characters})
+
+    def _with_texts(self, event: RunEvent) -> RunEvent:
+        texts = self._reader.content
+        facts = dict(event.facts)
+        if event.kind == "turn_ended":
+            facts["calls"] = [
+                {**call, "arguments": texts.get(f"call.{call['id']}.arguments", "")} for call in facts["calls"]
+            ]
+        elif event.kind == "call_ended":
+            facts["result"] = texts.get(f"call.{facts['id']}.result", "")
+        return msgspec.structs.replace(event, facts=facts)

@@ -1,0 +1,61 @@
+"""`callgate calls`: what the ledger says of the tools that were run."""
+
+import json
+import sqlite3
+import time
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from callgate.cli.shared import ConfigOption, JsonOption, give_up, read_config
+
+COLUMNS = "started_at, state, tool, run_id, turn, call_id, key_name, writes, ended_at, note"
+
+
+def calls(
+    config: ConfigOption = None,
+    state: Annotated[
+        Literal["waiting", "started", "done", "failed", "unknown"] | None, typer.Option(help="Only runs in this state.")
+    ] = None,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many, the newest first.")] = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """The newest runs of tools. `unknown` ones may have had their effect, and are never run again by themselves."""
+    folder = read_config(config, without_variables=True).config.data_dir
+    if folder is None:
+        raise give_up("nothing is written down: the config has no `data_dir`")
+    found = _read(Path(folder), state, count)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    for run in found:
+        began = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(run["started_at"]))
+        took = f"{run['ended_at'] - run['started_at']:.3f}s" if run["ended_at"] else "-"
+        line = (
+            f"{began}  {run['state']:<8} {took:>9}  {run['tool']:<28} {run['run_id']} {run['call_id']}  {run['note']}"
+        )
+        typer.echo(line.rstrip())
+
+
+def _read(folder: Path, state: str | None, count: int) -> list[dict[str, Any]]:
+    from callgate.ledger.sqlite import FILE
+
+    path = folder / FILE
+    if not path.exists():
+        return []
+    try:
+        database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+    except sqlite3.Error as error:
+        raise give_up(f"data_dir: {error}") from None
+    database.row_factory = sqlite3.Row
+    try:
+        rows = database.execute(
+            f"SELECT {COLUMNS} FROM runs WHERE ?1 IS NULL OR state = ?1 ORDER BY started_at DESC LIMIT ?2",  # noqa: S608 - constants
+            (state, count),
+        )
+        return [dict(row) for row in rows]
+    except sqlite3.Error as error:
+        raise give_up(f"data_dir: {error}") from None
+    finally:
+        database.close()

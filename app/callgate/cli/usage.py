@@ -1,0 +1,43 @@
+"""`callgate usage`: requests, tokens and tool calls by key, model or day, read from the file in `data_dir`."""
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from callgate.cli.shared import ConfigOption, JsonOption, give_up, read_config
+
+
+def usage(
+    config: ConfigOption = None,
+    by: Annotated[Literal["key", "model", "day"], typer.Option(help="What is added up.")] = "key",
+    days: Annotated[int, typer.Option(min=1, max=400, help="How many days, today included.")] = 7,
+    as_json: JsonOption = False,
+) -> None:
+    """What was used."""
+    from callgate.recorder.row import grouped
+    from callgate.recorder.store import FILE, RunStore, StoreUnusable, day_of
+
+    folder = read_config(config, without_variables=True).config.data_dir
+    if folder is None:
+        raise give_up("nothing is written: the config has no `data_dir`")
+    used = []
+    if (Path(folder) / FILE).exists():
+        try:
+            store = RunStore(Path(folder), read_only=True)
+            used = store.usage(day_of(time.time() - (days - 1) * 86_400))
+            store.close()
+        except StoreUnusable as error:
+            raise give_up(f"data_dir: {error}") from None
+    rows = grouped(used, by)
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    typer.echo(f"{by:<28} {'requests':>9} {'failed':>7} {'calls':>7} {'tokens in':>11} {'tokens out':>11}")
+    for row in rows:
+        typer.echo(
+            f"{row['name']:<28} {row['requests']:>9} {row['failed']:>7} {row['calls']:>7}"
+            f" {row['tokens_in']:>11} {row['tokens_out']:>11}"
+        )

@@ -1,0 +1,193 @@
+"""From what happened in a chat to what is recorded of it. Runs in the recorder's thread, or for whoever looks at a run that
+is under way.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from callgate.calls.outcome import Failed, Returned
+from callgate.calls.states import BrokenCall, Call, ReadyCall
+from callgate.conversation.events import (
+    CallEnded,
+    CallProgress,
+    CallsHandedBack,
+    CallStarted,
+    ChatEnded,
+    ChatEvent,
+    ModelRetried,
+    TurnEnded,
+    TurnStarted,
+)
+from callgate.recorder.row import Kept, Recording, RunEvent, RunRow
+
+Seen: TypeAlias = tuple[float, int, ChatEvent]
+"""An event, when it happened (seconds since the run began), and in which choice."""
+Mask: TypeAlias = Callable[[str], str]
+"""Masks the secrets in a text."""
+
+PREVIEW_CHARACTERS: Final = 200
+"""Of what a tool says while it runs: a word for a person, not a result."""
+
+
+class RunReader:
+    """Reads the events of one run, in order."""
+
+    def __init__(self, row: RunRow, mask: Mask, content_bytes: int | None) -> None:
+        """`content_bytes`: how much of each text is kept; None keeps none of them."""
+        self._row = msgspec.structs.replace(row)
+        self._mask = mask
+        self._most = content_bytes
+        self._events: list[RunEvent] = []
+        self.content: dict[str, str] = {}
+        self._is_cut = False
+        self._findings: dict[str, None] = {}
+
+    def feed(self, seen: Iterable[Seen]) -> None:
+        for at, choice, event in seen:
+            read = _READERS.get(type(event))
+            if read is not None:
+                kind, turn, facts = read(self, event, choice)
+                self._events.append(RunEvent(round(at, 6), kind, choice, turn, facts))
+
+    def say(self, part: str, text: str) -> None:
+        """Keep a text, masked, if texts are kept."""
+        if self._most is None or not text:
+            return
+        encoded = text.encode(errors="replace")
+        if len(encoded) > self._most:
+            self._is_cut = True
+            text = encoded[: self._most].decode(errors="ignore")
+        self.content[part] = self._mask(text)
+
+    def take_events(self) -> list[RunEvent]:
+        """What was read since the last time; for whoever follows a run."""
+        taken, self._events = self._events, []
+        return taken
+
+    def finish(self) -> Recording:
+        row = self._row
+        row.findings = list(self._findings)
+        if self._most is not None:
+            row.kept = Kept.CUT if self._is_cut else Kept.CONTENT
+        return Recording(row, self._events, self.content)
+
+    # -- one kind of event each: its name, its turn, and what is recorded of it
+
+    def _turn_started(self, event: TurnStarted, choice: int) -> tuple[str, int, Mapping[str, Any]]:
+        return "turn_started", event.index, {}
+
+    def _turn_ended(self, event: TurnEnded, choice: int) -> tuple[str, int, Mapping[str, Any]]:
+        answer, row = event.answer, self._row
+        row.turns += 1
+        row.calls += len(answer.run) + len(answer.handed_back)
+        row.broken_calls += len(answer.broken)
+        if answer.reasons:
+            row.finish_reason = row.finish_reason or ""
+        calls = [
+            *(self._call(call, "server", choice) for call in answer.run),
+            *(self._call(call, "client", choice) for call in answer.handed_back),
+            *(self._call(call, None, choice) for call in answer.broken),
+        ]
+        self._findings |= dict.fromkeys(map(str, answer.findings))
+        facts: dict[str, Any] = {
+            "seconds": round(answer.seconds, 6),
+            "finish_reasons": list(answer.reasons),
+            "findings": [str(finding) for finding in answer.findings],
+            "calls": calls,
+            "usage": dict(answer.usage) if answer.usage else None,
+            "lane": answer.lane,
+        }
+        if not answer.reason_is_raw:
+            facts["finish_reason_rewritten"] = True
+        return "turn_ended", event.turn, facts
+
+    def _call(self, call: Call, owner: str | None, choice: int) -> dict[str, Any]:
+        facts: dict[str, Any] = {"id": call.id, "name": call.name, "owner": owner}
+        if isinstance(call, BrokenCall):
+            facts |= {"verdict": "broken", "flaw": str(call.flaw)}
+            if call.problem is not None:
+                facts["problem"] = {name: said for name, said in msgspec.structs.asdict(call.problem).items() if said}
+        elif isinstance(call, ReadyCall):
+            facts["verdict"] = "ready"
+            if call.findings:
+                facts["repairs"] = [str(finding) for finding in call.findings]
+        self.say(part_of(choice, f"call.{call.id}.arguments"), call.text)
+        return facts
+
+    def _call_started(self, event: CallStarted, choice: int) -> tuple[str, int, Mapping[str, Any]]:
+        return "call_started", event.turn, {"id": event.call.id, "name": event.call.name, "writes": event.writes}
+
+    def _call_progress(self, event: CallProgress, choice: int) -> tuple[str, int, Mapping[str, Any]]:
+        facts: dict[str, Any] = {"id": event.call.id, "fraction": event.fraction}
+        if self._most is not None:  # what a tool says is content
+            facts["message"] = self._mask(event.message[:PREVIEW_CHARACTERS])
+        return "call_progress", event.turn, facts
+
+    def _call_ended(self, event: CallEnded, choice: int) -> tuple[str, int, Mapping[str, Any]]:
+        outcome = event.outcome
+        facts: dict[str, Any] = {
+            "id": event.call.id,
+            "name": event.call.name,
+            "seconds": round(event.seconds, 6),
+            "outcome": str(outcome.kind) if isinstance(outcome, Failed) else "returned",
+            "bytes": len(outcome.text.encode(errors="replace")),
+        }
+        if isinstance(outcome, Returned) and outcome.cut_bytes:
+            facts["cut_bytes"] = outcome.cut_bytes
+        if isinstance(outcome, Failed):
+            self._row.failed_calls += 1
+        self.say(part_of(choice, f"call.{event.call.id}.result"), outcome.text)
+        return "call_ended", event.turn, facts
+
+    def _model_retried(self, event: ModelRetried, choice: int) -> tuple[str, int, Mapping[str, Any]]:
+        return "turn_retried", event.turn, {"attempt": event.attempt, "reason": event.reason}
+
+    def _handed_back(self, event: CallsHandedBack, choice: int) -> tuple[str, None, Mapping[str, Any]]:
+        return "calls_handed_back", None, {"calls": [{"id": call.id, "name": call.name} for call in event.calls]}
+
+    def _chat_ended(self, event: ChatEnded, choice: int) -> tuple[str, None, Mapping[str, Any]]:
+        ending, row = event.ending, self._row
+        row.state, row.finish_reason = str(ending.kind), ending.finish_reason
+        usage = event.usage or {}
+        row.tokens_in += count_of(usage.get("prompt_tokens"))
+        row.tokens_out += count_of(usage.get("completion_tokens"))
+        row.tokens_cached += count_of(_detail(usage, "prompt_tokens_details", "cached_tokens"))
+        row.tokens_reasoning += count_of(_detail(usage, "completion_tokens_details", "reasoning_tokens"))
+        return "ended", None, {"ending": str(ending.kind), "finish_reason": ending.finish_reason, "note": ending.note}
+
+
+_READERS: Final[Mapping[type, Callable[[RunReader, Any, int], tuple[str, int | None, Mapping[str, Any]]]]] = {
+    TurnStarted: RunReader._turn_started,  # noqa: SLF001 - a table of its own methods
+    TurnEnded: RunReader._turn_ended,  # noqa: SLF001
+    CallStarted: RunReader._call_started,  # noqa: SLF001
+    CallProgress: RunReader._call_progress,  # noqa: SLF001
+    CallEnded: RunReader._call_ended,  # noqa: SLF001
+    ModelRetried: RunReader._model_retried,  # noqa: SLF001
+    CallsHandedBack: RunReader._handed_back,  # noqa: SLF001
+    ChatEnded: RunReader._chat_ended,  # noqa: SLF001
+}
+
+
+def part_of(choice: int, part: str) -> str:
+    """The name of a text: the choice is said only where there are several."""
+    return f"choice.{choice}.{part}" if choice else part
+
+
+def _detail(usage: Mapping[str, Any], details: str, name: str) -> Any:
+    found = usage.get(details)
+    return found.get(name) if isinstance(found, Mapping) else None
+
+
+def count_of(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def recorded(row: RunRow, seen: Sequence[Seen], said: Mapping[str, str], mask: Mask, most: int | None) -> Recording:
+    """The recording of a run: its row as far as the request knows it, its events, and texts beside those of the events."""
+    reader = RunReader(row, mask, most)
+    for part, text in said.items():
+        reader.say(part, text)
+    reader.feed(seen)
+    return reader.finish()

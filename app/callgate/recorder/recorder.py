@@ -1,0 +1,481 @@
+"""Records runs: in memory the newest, in a file all of them. A request only hands over what happened; a thread makes rows of
+it, masks what is kept of its texts, and writes them in batches.
+"""
+
+import asyncio
+import contextlib
+import queue
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final, Literal, TypeAlias
+
+import msgspec
+import structlog
+
+from callgate.conversation.events import (
+    CallEnded,
+    CallProgress,
+    CallsHandedBack,
+    CallStarted,
+    ChatEnded,
+    ChatEvent,
+    ModelRetried,
+    TurnEnded,
+    TurnStarted,
+)
+from callgate.conversation.listeners import Handlers, Listener
+from callgate.recorder.reading import Mask, RunReader, Seen, count_of, recorded
+from callgate.recorder.row import Recording, RunEvent, RunRow, Usage
+from callgate.recorder.store import FILE, RunFilter, RunStore, StoreUnusable, day_of
+
+log = structlog.get_logger("callgate.recorder")
+
+IN_MEMORY: Final = 200
+"""How many runs are kept in memory, with or without a file."""
+BATCH_SECONDS: Final = 0.25
+"""How long a run may wait to be written, and what a crash may take."""
+BACKLOG: Final = 20_000
+"""Runs that may wait to be written. Beyond it they are dropped, and counted: a request never waits."""
+BACKLOG_BYTES: Final = 64 * 1024 * 1024
+PRUNE_SECONDS: Final = 3600.0
+COUNT_SECONDS: Final = 5.0
+"""How long what was used may wait where no run ends."""
+WATCHERS: Final = 20
+FEED_BACKLOG: Final = 1000
+"""What a watcher that does not read may be behind; more is left out: it asks for the list again."""
+
+RunsKept: TypeAlias = Literal["all", "eventful", "off"]
+
+
+class RecordPolicy(msgspec.Struct, frozen=True):
+    """What is recorded."""
+
+    runs: RunsKept = "all"
+    passed: Literal["all", "errors"] = "errors"
+    content_bytes: int | None = None
+    """How much of each text is kept; None keeps none."""
+    keep_days: float = 14.0
+    keep_bytes: int = 1024**3
+    slow_seconds: float = 30.0
+    """What `eventful` takes for slow."""
+
+
+class RunRecording:
+    """One run while it is under way."""
+
+    __slots__ = ("began", "is_deleted", "policy", "row", "said", "seen", "watchers", "weight")
+
+    def __init__(self, row: RunRow, policy: RecordPolicy) -> None:
+        self.row = row
+        self.policy = policy
+        self.began = time.monotonic()
+        self.seen: list[Seen] = []
+        self.said: dict[str, str] = {}
+        self.weight = 0
+        self.is_deleted = False
+        self.watchers: list[asyncio.Queue[Seen | None]] = []
+
+    def listener(self, choice: int) -> "RunListener":
+        return RunListener(self, choice)
+
+    def say(self, part: str, text: str) -> None:
+        """A text that is to be kept, where texts are."""
+        if self.policy.content_bytes is not None:
+            self.said[part] = text
+
+    def note(self, choice: int, event: ChatEvent) -> None:
+        seen = (time.monotonic() - self.began, choice, event)
+        self.seen.append(seen)
+        for watcher in self.watchers:
+            watcher.put_nowait(seen)
+
+
+class RunListener(Listener):
+    """Hands the events of one chat to the recording of its run."""
+
+    __slots__ = ("_choice", "_recording")
+
+    def __init__(self, recording: RunRecording, choice: int) -> None:
+        self._recording = recording
+        self._choice = choice
+
+    def _note(self, event: ChatEvent) -> None:
+        self._recording.note(self._choice, event)
+
+    handlers: ClassVar[Handlers] = dict.fromkeys(
+        (
+            TurnStarted,
+            TurnEnded,
+            CallStarted,
+            CallProgress,
+            CallEnded,
+            ModelRetried,
+            CallsHandedBack,
+            ChatEnded,
+        ),
+        _note,
+    )
+
+
+class UsageCounter:
+    """Requests, calls and tokens since the process began."""
+
+    __slots__ = ("added", "calls", "failed", "requests", "tokens_in", "tokens_out")
+
+    def __init__(self) -> None:
+        self.requests = self.failed = self.calls = self.tokens_in = self.tokens_out = 0
+        self.added = self.now()
+
+    def now(self) -> tuple[int, int, int, int, int]:
+        return self.requests, self.failed, self.calls, self.tokens_in, self.tokens_out
+
+
+class UsageListener(Listener):
+    """Adds what a chat used to its key's and model's count."""
+
+    __slots__ = ("_counter",)
+
+    def __init__(self, counter: UsageCounter) -> None:
+        self._counter = counter
+
+    def _call_ended(self, event: CallEnded) -> None:
+        self._counter.calls += 1
+
+    def _chat_ended(self, event: ChatEnded) -> None:
+        counter, usage = self._counter, event.usage
+        counter.requests += 1
+        if usage is not None:
+            counter.tokens_in += count_of(usage.get("prompt_tokens"))
+            counter.tokens_out += count_of(usage.get("completion_tokens"))
+
+    handlers: ClassVar[Handlers] = {CallEnded: _call_ended, ChatEnded: _chat_ended}
+
+
+class Feed:
+    """One watcher: what begins, ends or changes, as it happens."""
+
+    __slots__ = ("_loop", "_queue")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
+
+    def put(self, kind: str, facts: Any = None) -> None:
+        """From any thread. `end` is the last."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever watched
+            self._loop.call_soon_threadsafe(self._offer, kind, facts)
+
+    def _offer(self, kind: str, facts: Any) -> None:
+        if self._queue.qsize() < FEED_BACKLOG:
+            self._queue.put_nowait((kind, facts))
+
+    async def get(self) -> tuple[str, Any]:
+        return await self._queue.get()
+
+
+class Recorder:
+    """The runs of this process."""
+
+    def __init__(self, mask: Mask, folder: Path | None = None, on_dropped: Callable[[], None] = lambda: None) -> None:
+        """`folder` is where the file is, if runs are written at all."""
+        self._mask = mask
+        self._folder = folder
+        self._on_dropped = on_dropped
+        self._under_way: dict[str, RunRecording] = {}
+        self._waiting: OrderedDict[str, RunRecording] = OrderedDict()
+        self._waiting_bytes = 0
+        self._newest: deque[Recording] = deque(maxlen=IN_MEMORY)
+        self._ended: queue.SimpleQueue[RunRecording | None] = queue.SimpleQueue()
+        self._feeds: list[Feed] = []
+        self._policy = RecordPolicy()
+        self._thread: threading.Thread | None = None
+        self._failure = ""
+        self._counters: dict[tuple[str, str], UsageCounter] = {}
+        self._usage: dict[tuple[str, str, str], Usage] = {}
+
+    # -- on the event loop
+
+    def begin(self, row: RunRow, policy: RecordPolicy) -> RunRecording:
+        self._policy = policy
+        recording = self._under_way[row.id] = RunRecording(row, policy)
+        self.publish("run", row)
+        return recording
+
+    def end(self, recording: RunRecording, *, state: str = "", status: int = 200, error: str = "") -> None:
+        """What the request knows of its own end; `state` where no ending of the chat says more."""
+        row = recording.row
+        self._under_way.pop(row.id, None)
+        row.seconds = time.monotonic() - recording.began
+        row.status, row.error = status, error
+        if state:
+            row.state = state
+        for watcher in recording.watchers:
+            watcher.put_nowait(None)
+        if len(self._waiting) >= BACKLOG or self._waiting_bytes > BACKLOG_BYTES:
+            self._on_dropped()
+            return
+        recording.weight = sum(len(text) for text in recording.said.values()) + 1024 * len(recording.seen)
+        self._waiting[row.id] = recording
+        self._waiting_bytes += recording.weight
+        if self._thread is None:
+            self._start()
+        self._ended.put(recording)
+
+    def counter(self, key: str, model: str) -> "UsageCounter":
+        """Counts what one key uses of one model; both are names of the operator's, so that there are few."""
+        counter = self._counters.get((key, model))
+        if counter is None:
+            counter = self._counters[key, model] = UsageCounter()
+            if self._thread is None:
+                self._start()
+        return counter
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
+        self._thread.start()
+
+    async def close(self) -> None:
+        """Write what waits. Whoever watches is told that there will be no more."""
+        self.end_feeds()
+        if self._thread is not None:
+            self._ended.put(None)
+            await asyncio.to_thread(self._thread.join)
+            self._thread = None
+
+    def watch(self) -> Feed | None:
+        """A feed of the list; None where too many are watching."""
+        if len(self._feeds) >= WATCHERS:
+            return None
+        feed = Feed()
+        self._feeds.append(feed)
+        return feed
+
+    def unwatch(self, feed: Feed) -> None:
+        self._feeds.remove(feed)
+
+    def publish(self, kind: str, facts: Any = None) -> None:
+        """Tell whoever watches, from any thread."""
+        for feed in list(self._feeds):
+            feed.put(kind, facts)
+
+    def end_feeds(self) -> None:
+        self.publish("end")
+        for recording in self._under_way.values():
+            for watcher in recording.watchers:
+                watcher.put_nowait(None)
+
+    # -- reading, from any thread
+
+    def page(self, wanted: RunFilter, count: int) -> list[RunRow]:
+        """The newest runs first. Those that are under way, or were not written yet, come from memory."""
+        here = [
+            self._row_now(recording)
+            for recording in (*self._under_way.values(), *self._waiting.values())
+            if not recording.is_deleted
+        ]
+        if self._folder is None:
+            here += [recording.row for recording in self._newest]
+        found = {row.id: row for row in here if is_wanted(row, wanted)}
+        if self._folder is not None and (self._folder / FILE).exists():
+            store = RunStore(self._folder, read_only=True)
+            try:
+                for row in store.page(wanted, count):
+                    found.setdefault(row.id, row)
+            finally:
+                store.close()
+        return sorted(found.values(), key=lambda row: (row.began, row.id), reverse=True)[:count]
+
+    def get(self, id: str) -> Recording | None:
+        recording = self._under_way.get(id) or self._waiting.get(id)
+        if recording is not None and recording.is_deleted:
+            return None
+        if recording is not None:
+            return self._read(recording)
+        for known in self._newest:
+            if known.row.id == id:
+                return known
+        if self._folder is None or not (self._folder / FILE).exists():
+            return None
+        store = RunStore(self._folder, read_only=True)
+        try:
+            return store.get(id)
+        finally:
+            store.close()
+
+    def usage(self, since: str) -> list[Usage]:
+        """What was used from a day on, what is not yet in the file included."""
+        found = {_of(each): msgspec.structs.replace(each) for each in self._stored_usage(since)}
+        for each in [*self._usage.values(), *self._uncounted(forget=False)]:
+            if each.day >= since:
+                found.setdefault(_of(each), Usage(*_of(each))).add(each)
+        return sorted(found.values(), key=_of)
+
+    def _stored_usage(self, since: str) -> list[Usage]:
+        if self._folder is None or not (self._folder / FILE).exists():
+            return []
+        store = RunStore(self._folder, read_only=True)
+        try:
+            return store.usage(since)
+        finally:
+            store.close()
+
+    def delete(self, id: str) -> bool:
+        """Remove a run that has ended."""
+        waiting = self._waiting.get(id)
+        if waiting is not None:
+            waiting.is_deleted = True
+            return True
+        for known in list(self._newest):
+            if known.row.id == id:
+                self._newest.remove(known)
+                found = True
+                break
+        else:
+            found = False
+        if self._folder is not None and (self._folder / FILE).exists():
+            store = RunStore(self._folder)
+            try:
+                found = store.delete(id) or found
+            finally:
+                store.close()
+        return found
+
+    async def follow(self, recording: Recording) -> AsyncIterator[RunEvent]:
+        """The events of a run, to its end. Of one that has ended, those there are."""
+        live = self._under_way.get(recording.row.id)
+        if live is None:
+            for event in recording.events:
+                yield event
+            return
+        reader = RunReader(live.row, self._mask, live.policy.content_bytes)
+        queue: asyncio.Queue[Seen | None] = asyncio.Queue()
+        for seen in live.seen:
+            queue.put_nowait(seen)
+        live.watchers.append(queue)
+        try:
+            while (following := await queue.get()) is not None:
+                reader.feed([following])
+                for event in reader.take_events():
+                    yield event
+        finally:
+            live.watchers.remove(queue)
+
+    def _row_now(self, recording: RunRecording) -> RunRow:
+        return self._read(recording).row
+
+    def _read(self, recording: RunRecording) -> Recording:
+        return recorded(recording.row, list(recording.seen), recording.said, self._mask, recording.policy.content_bytes)
+
+    # -- in the thread
+
+    def _work(self) -> None:
+        store: RunStore | None = None
+        pruned = -PRUNE_SECONDS
+        is_open = True
+        while is_open:
+            batch, is_open = self._next_batch()
+            whole = [self._read(ended) for ended in batch if not ended.is_deleted]
+            kept = [read for read in whole if _is_kept(read.row, self._policy)]
+            self._newest.extend(kept)
+            self._add_up()
+            if self._folder is not None and (kept or self._usage):
+                store = self._write(store, kept)
+            for ended in batch:
+                self._waiting.pop(ended.row.id, None)
+                self._waiting_bytes -= ended.weight
+            for read in kept:
+                self.publish("run", read.row)
+            if store is not None and time.monotonic() - pruned > PRUNE_SECONDS:
+                pruned = time.monotonic()
+                self._prune(store)
+        if store is not None:
+            store.close()
+
+    def _add_up(self) -> None:
+        for used in self._uncounted(forget=True):
+            self._usage.setdefault(_of(used), Usage(*_of(used))).add(used)
+
+    def _uncounted(self, *, forget: bool) -> Iterator[Usage]:
+        """What the counters have that was not added up yet. They only ever grow, so that no step of theirs is lost."""
+        day = day_of(time.time())
+        for (key, model), counter in list(self._counters.items()):
+            now = counter.now()
+            if now != counter.added:
+                yield Usage(day, key, model, *(new - old for new, old in zip(now, counter.added, strict=True)))
+                if forget:
+                    counter.added = now
+
+    def _next_batch(self) -> tuple[list[RunRecording], bool]:
+        """What waits, and whether there will be more. Waits for the first, and a moment for others."""
+        try:
+            first = self._ended.get(timeout=COUNT_SECONDS)
+        except queue.Empty:
+            return [], True
+        if first is None:
+            return [], False
+        batch, ends = [first], time.monotonic() + BATCH_SECONDS
+        while (left := ends - time.monotonic()) > 0 or not self._ended.empty():
+            try:
+                following = self._ended.get(timeout=max(left, 0.001))
+            except queue.Empty:
+                break
+            if following is None:
+                return batch, False
+            batch.append(following)
+        return batch, True
+
+    def _write(self, store: RunStore | None, kept: Sequence[Recording]) -> RunStore | None:
+        assert self._folder is not None
+        try:
+            store = store or RunStore(self._folder)
+            if kept:
+                store.add(kept)
+            if self._usage:
+                store.count(self._usage.values())
+                self._usage = {}
+        except StoreUnusable as failure:
+            for _ in kept:
+                self._on_dropped()
+            if str(failure) != self._failure:
+                self._failure = str(failure)
+                log.error("runs_not_recorded", reason=str(failure))  # noqa: TRY400 - the reason says all there is
+            if store is not None:
+                store.close()
+            return None
+        self._failure = ""
+        return store
+
+    def _prune(self, store: RunStore) -> None:
+        policy = self._policy
+        try:
+            store.prune(older_than=time.time() - policy.keep_days * 86_400, most_bytes=policy.keep_bytes)
+        except StoreUnusable as failure:
+            log.warning("runs_not_pruned", reason=str(failure))
+
+
+def is_wanted(row: RunRow, wanted: RunFilter) -> bool:
+    """The same choice as the file's, for what is in memory."""
+    if wanted.before is not None and (row.began, row.id) >= (wanted.before, wanted.before_id):
+        return False
+    return (
+        wanted.model in (None, row.model)
+        and wanted.key in (None, row.key)
+        and wanted.state in (None, row.state)
+        and (not wanted.odd or row.is_odd)
+        and (wanted.since is None or row.began >= wanted.since)
+        and (wanted.until is None or row.began < wanted.until)
+    )
+
+
+def _of(used: Usage) -> tuple[str, str, str]:
+    return used.day, used.key, used.model
+
+
+def _is_kept(row: RunRow, policy: RecordPolicy) -> bool:
+    if policy.runs == "all":
+        return True
+    slow = row.seconds is not None and row.seconds > policy.slow_seconds
+    return policy.runs == "eventful" and bool(row.is_odd or row.calls or row.findings or row.error or slow)

@@ -1,0 +1,137 @@
+"""What is recorded of one request."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+UNDER_WAY: Final = "under_way"
+"""The state of a run that has not ended."""
+
+
+class Kept(StrEnum):
+    """Why the contents of a run are there, or are not."""
+
+    NOTHING = "nothing"
+    """`record.content` is off, or the request asked for none."""
+    CONTENT = "content"
+    CUT = "cut"
+    """Some of it was longer than `record.content_bytes`: such a run cannot be replayed."""
+    AGED_OUT = "aged_out"
+    """It was kept, and then removed to make room."""
+
+
+class RunRow(msgspec.Struct, omit_defaults=False):
+    """One request, as a list shows it."""
+
+    id: str
+    began: float
+    """Seconds since 1970."""
+    model: str = ""
+    """The configured name; what only a wildcard names is kept as the client wrote it."""
+    request_id: str = ""
+    process: str = ""
+    route: str = "chat"
+    key: str = ""
+    end_user: str = ""
+    """A hash of the request's `user`."""
+    deployment: str = ""
+    """Who answered last."""
+    stream: bool = False
+    choices: int = 1
+    state: str = UNDER_WAY
+    """`answered`, `handed_back`, `turn_limit`, `gave_up`, `refused`, `failed`, `client_left`, `cut_off` or `under_way`."""
+    status: int = 0
+    finish_reason: str = ""
+    error: str = ""
+    seconds: float | None = None
+    first_seconds: float | None = None
+    """Until the model's first words."""
+    turns: int = 0
+    calls: int = 0
+    failed_calls: int = 0
+    broken_calls: int = 0
+    attempts: int = 0
+    findings: Sequence[str] = ()
+    tokens_in: int = 0
+    tokens_out: int = 0
+    tokens_cached: int = 0
+    tokens_reasoning: int = 0
+    cost: float | None = None
+    """US dollars; null where no price is known."""
+    trace_id: str = ""
+    replay_of: str = ""
+    kept: Kept = Kept.NOTHING
+
+    @property
+    def is_odd(self) -> bool:
+        """Whether somebody may want to look at it: it did not simply answer."""
+        return bool(
+            self.state not in {"answered", "handed_back", UNDER_WAY}
+            or self.broken_calls
+            or self.failed_calls
+            or self.attempts > self.turns
+        )
+
+
+class Usage(msgspec.Struct):
+    """What was used in a day, by one key, of one model."""
+
+    day: str
+    """`2026-11-18`, UTC."""
+    key: str
+    model: str
+    requests: int = 0
+    failed: int = 0
+    """Of the requests: those that ended in an error."""
+    calls: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+
+    def add(self, other: "Usage") -> None:
+        for name in _ADDED:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+_ADDED: Final = ("requests", "failed", "calls", "tokens_in", "tokens_out")
+
+
+Price: TypeAlias = tuple[float, float]
+"""US dollars for a token of the prompt, and of the completion."""
+
+
+def grouped(used: Iterable[Usage], by: str, prices: Mapping[str, Price | None] | None = None) -> list[dict[str, Any]]:
+    """What was used, added up by key, model or day. With `prices` by model a cost too: null where one is not known."""
+    rows: dict[str, dict[str, Any]] = {}
+    for each in used:
+        row = rows.setdefault(
+            getattr(each, by), dict.fromkeys(_ADDED, 0) | ({"cost": 0.0} if prices is not None else {})
+        )
+        for name in _ADDED:
+            row[name] += getattr(each, name)
+        if prices is not None and row["cost"] is not None:
+            price = prices.get(each.model)
+            row["cost"] = (
+                None if price is None else row["cost"] + price[0] * each.tokens_in + price[1] * each.tokens_out
+            )
+    return [{"name": name, **row} for name, row in sorted(rows.items())]
+
+
+class RunEvent(msgspec.Struct, omit_defaults=True):
+    """Something that happened in a run. Texts, arguments and results are not in it but among the contents."""
+
+    at: float
+    """Seconds since the run began."""
+    kind: str
+    choice: int = 0
+    turn: int | None = None
+    facts: Mapping[str, Any] = msgspec.field(default_factory=dict)
+
+
+class Recording(msgspec.Struct):
+    """All that is recorded of one run. Contents are by part: `request`, `turn.0.text`, `call.ID.arguments`, …"""
+
+    row: RunRow
+    events: Sequence[RunEvent] = ()
+    content: Mapping[str, str] = msgspec.field(default_factory=dict)

@@ -1,0 +1,320 @@
+"""Recorded runs in a file (SQLite), beside the ledger and not in it: it may be deleted, and what a crash takes of its last
+moments is lost. Whoever calls this waits for the disk: threads and the command line, never the event loop.
+"""
+
+import contextlib
+import sqlite3
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from callgate.recorder.row import Kept, Recording, RunEvent, RunRow, Usage
+
+FILE: Final = "runs.sqlite3"
+VERSION: Final = 1
+BUSY_SECONDS: Final = 5.0
+QUERY_SECONDS: Final = 1.0
+"""No query runs longer: a list that nobody waits for must not hold the file's readers."""
+ROWS: Final = 200
+"""Rows of one statement: each takes the interpreter's lock from the event loop and gives it back."""
+SLICE: Final = 500
+"""Runs that are removed in one transaction, so that writers do not wait long for its end."""
+USAGE_DAYS: Final = 400
+"""How long what was used is remembered: a few rows a day, whatever becomes of the runs."""
+COMPRESSED_FROM: Final = 2048
+"""Bytes from which a body is compressed; below that it costs more than it saves."""
+
+_TABLES: Final = """
+CREATE TABLE IF NOT EXISTS runs (
+  seq INTEGER PRIMARY KEY,
+  id TEXT NOT NULL UNIQUE,
+  began REAL NOT NULL,
+  model TEXT NOT NULL,
+  key TEXT NOT NULL,
+  state TEXT NOT NULL,
+  odd INTEGER NOT NULL,
+  bytes INTEGER NOT NULL,
+  row BLOB NOT NULL
+) STRICT;
+CREATE INDEX IF NOT EXISTS runs_by_time ON runs (began);
+CREATE INDEX IF NOT EXISTS runs_by_model ON runs (model, began);
+CREATE INDEX IF NOT EXISTS runs_by_key ON runs (key, began);
+CREATE INDEX IF NOT EXISTS runs_by_state ON runs (state, began);
+CREATE INDEX IF NOT EXISTS runs_odd ON runs (began) WHERE odd;
+CREATE TABLE IF NOT EXISTS events (
+  seq INTEGER PRIMARY KEY REFERENCES runs (seq) ON DELETE CASCADE,
+  body BLOB NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS content (
+  seq INTEGER PRIMARY KEY REFERENCES runs (seq) ON DELETE CASCADE,
+  body BLOB NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS totals (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS usage (
+  day TEXT NOT NULL,
+  key TEXT NOT NULL,
+  model TEXT NOT NULL,
+  requests INTEGER NOT NULL,
+  failed INTEGER NOT NULL,
+  calls INTEGER NOT NULL,
+  tokens_in INTEGER NOT NULL,
+  tokens_out INTEGER NOT NULL,
+  PRIMARY KEY (day, key, model)
+) STRICT;
+INSERT OR IGNORE INTO totals VALUES ('bytes', 0);
+"""
+
+_COUNTED: Final = ("requests", "failed", "calls", "tokens_in", "tokens_out")
+
+_encode = msgspec.msgpack.Encoder(enc_hook=str).encode
+_decode_row = msgspec.msgpack.Decoder(RunRow).decode
+_decode_events = msgspec.msgpack.Decoder(list[RunEvent]).decode
+_decode_content = msgspec.msgpack.Decoder(dict[str, str]).decode
+
+
+class RunFilter(msgspec.Struct, frozen=True):
+    """Which runs a list shows."""
+
+    model: str | None = None
+    key: str | None = None
+    state: str | None = None
+    odd: bool = False
+    before: float | None = None
+    """Only runs that began earlier, and, of those that began with it, those whose id sorts before `before_id`."""
+    before_id: str = ""
+    since: float | None = None
+    until: float | None = None
+
+
+class StoreUnusable(Exception):
+    """The file cannot be opened, read or written; the text says why."""
+
+
+class RunStore:
+    """The file of one folder. Each thread opens its own."""
+
+    def __init__(self, folder: Path, *, read_only: bool = False) -> None:
+        self.path = folder / FILE
+        try:
+            self._database = self._opened(read_only=read_only)
+        except sqlite3.Error as error:
+            raise StoreUnusable(f"{self.path}: {error}") from error
+
+    def _opened(self, *, read_only: bool) -> sqlite3.Connection:
+        if read_only:
+            database = sqlite3.connect(
+                f"{self.path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS, isolation_level=None
+            )
+            database.execute("SELECT 1 FROM runs LIMIT 1")
+            return database
+        self.path.touch(mode=0o600)
+        database = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
+        database.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = NORMAL")
+        database.execute("PRAGMA foreign_keys = ON")
+        database.execute("PRAGMA secure_delete = FAST")
+        [version] = database.execute("PRAGMA user_version").fetchone()
+        if version not in {0, VERSION}:
+            database.close()
+            raise StoreUnusable(f"{self.path}: was written by another version of Callgate (format {version})")
+        database.executescript(_TABLES)
+        database.execute(f"PRAGMA user_version = {VERSION}")
+        return database
+
+    def close(self) -> None:
+        self._database.close()
+
+    # -- writing
+
+    def add(self, recordings: Sequence[Recording]) -> None:
+        """Write runs that have ended. One that is there already stays as it is."""
+        with self._named_errors(), self._transaction():
+            for at in range(0, len(recordings), ROWS):
+                self._add(recordings[at : at + ROWS])
+
+    def _add(self, recordings: Sequence[Recording]) -> None:
+        rows, events, contents, grown = [], [], [], 0
+        for recording in recordings:
+            row, body = recording.row, _encode(recording.row)
+            happened = _packed(_encode(recording.events))
+            said = _packed(_encode(recording.content)) if recording.content else b""
+            size = len(body) + len(happened) + len(said)
+            grown += size
+            rows.append((row.id, row.began, row.model, row.key, row.state, row.is_odd, size, body))
+            events.append((happened, row.id))
+            if said:
+                contents.append((said, row.id))
+        marks = ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?)"] * len(rows))
+        self._database.execute(
+            f"INSERT OR IGNORE INTO runs (id, began, model, key, state, odd, bytes, row) VALUES {marks}",  # noqa: S608
+            [value for row in rows for value in row],
+        )
+        self._database.executemany("INSERT OR IGNORE INTO events SELECT seq, ? FROM runs WHERE id = ?", events)
+        self._database.executemany("INSERT OR IGNORE INTO content SELECT seq, ? FROM runs WHERE id = ?", contents)
+        self._grow(grown)
+
+    def count(self, used: Iterable[Usage]) -> None:
+        """Add to what was used. Several processes may add to the same."""
+        added = ", ".join(f"{name} = {name} + excluded.{name}" for name in _COUNTED)
+        with self._named_errors(), self._transaction():
+            self._database.executemany(
+                f"INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET {added}",  # noqa: S608
+                [msgspec.structs.astuple(each) for each in used],
+            )
+
+    def delete(self, id: str) -> bool:
+        with self._named_errors(), self._transaction():
+            found = self._database.execute("DELETE FROM runs WHERE id = ? RETURNING bytes", (id,)).fetchall()
+            self._grow(-sum(size for [size] in found))
+        return bool(found)
+
+    def prune(self, *, older_than: float, most_bytes: int) -> int:
+        """Remove what is too old, then the oldest contents, then the oldest runs, until the rest is small enough."""
+        removed = 0
+        with self._named_errors():
+            while slice_ := self._oldest("began < ?", older_than):
+                removed += self._remove(slice_)
+            self._database.execute("DELETE FROM usage WHERE day < ?", (day_of(time.time() - USAGE_DAYS * 86_400),))
+            while self.bytes > most_bytes and (slice_ := self._oldest("seq IN (SELECT seq FROM content)")):
+                self._forget_contents(slice_)
+            while self.bytes > most_bytes and (slice_ := self._oldest("1")):
+                removed += self._remove(slice_)
+        with contextlib.suppress(sqlite3.Error):  # another process may be reading; the next hour tries again
+            self._database.execute("PRAGMA incremental_vacuum(500)").fetchall()
+        return removed
+
+    def _oldest(self, which: str, *values: float) -> list[int]:
+        found = self._database.execute(
+            f"SELECT seq FROM runs WHERE {which} ORDER BY began LIMIT {SLICE}",  # noqa: S608 - our own words
+            values,
+        )
+        return [seq for [seq] in found]
+
+    def _remove(self, sequence: Sequence[int]) -> int:
+        marks = ", ".join("?" * len(sequence))
+        with self._transaction():
+            sizes = self._database.execute(
+                f"DELETE FROM runs WHERE seq IN ({marks}) RETURNING bytes",  # noqa: S608 - question marks
+                sequence,
+            ).fetchall()
+            self._grow(-sum(size for [size] in sizes))
+        return len(sizes)
+
+    def _forget_contents(self, sequence: Sequence[int]) -> None:
+        with self._transaction():
+            for seq in sequence:
+                [size] = self._database.execute(
+                    "DELETE FROM content WHERE seq = ? RETURNING length(body)", (seq,)
+                ).fetchone()
+                [body] = self._database.execute("SELECT row FROM runs WHERE seq = ?", (seq,)).fetchone()
+                row = msgspec.structs.replace(_decode_row(body), kept=Kept.AGED_OUT)
+                self._database.execute(
+                    "UPDATE runs SET row = ?, bytes = bytes - ? WHERE seq = ?", (_encode(row), size, seq)
+                )
+                self._grow(-size)
+
+    def _grow(self, bytes: int) -> None:
+        """A running total, because adding it up would read the whole file."""
+        self._database.execute("UPDATE totals SET value = value + ? WHERE name = 'bytes'", (bytes,))
+
+    @property
+    def bytes(self) -> int:
+        [total] = self._database.execute("SELECT value FROM totals WHERE name = 'bytes'").fetchone()
+        return int(total)
+
+    # -- reading
+
+    def page(self, wanted: RunFilter, count: int) -> list[RunRow]:
+        """The newest runs of a filter. The next page begins before the last run of this one."""
+        where, values = _where(wanted)
+        with self._bounded():
+            found = self._database.execute(
+                f"SELECT row FROM runs WHERE {where} ORDER BY began DESC, id DESC LIMIT ?",  # noqa: S608 - our own words
+                [*values, count],
+            ).fetchall()
+        return [_decode_row(body) for [body] in found]
+
+    def get(self, id: str) -> Recording | None:
+        with self._bounded():
+            found = self._database.execute(
+                "SELECT row, events.body, content.body FROM runs LEFT JOIN events USING (seq)"
+                " LEFT JOIN content USING (seq) WHERE id = ?",
+                (id,),
+            ).fetchone()
+        if found is None:
+            return None
+        row, events, content = found
+        return Recording(
+            _decode_row(row),
+            _decode_events(_unpacked(events)) if events else [],
+            _decode_content(_unpacked(content)) if content else {},
+        )
+
+    def usage(self, since: str) -> list[Usage]:
+        """What was used from a day on."""
+        with self._bounded():
+            found = self._database.execute("SELECT * FROM usage WHERE day >= ? ORDER BY day, key, model", (since,))
+            return [Usage(*row) for row in found]
+
+    # -- both
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._database.execute("ROLLBACK")
+            raise
+        self._database.execute("COMMIT")
+
+    @contextlib.contextmanager
+    def _bounded(self) -> Iterator[None]:
+        ends = time.monotonic() + QUERY_SECONDS
+        self._database.set_progress_handler(lambda: time.monotonic() > ends, 10_000)
+        try:
+            with self._named_errors():
+                yield
+        finally:
+            self._database.set_progress_handler(None, 0)
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise StoreUnusable(f"{self.path}: {error}") from error
+
+
+def day_of(moment: float) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(moment))
+
+
+def _where(wanted: RunFilter) -> tuple[str, list[Any]]:
+    equal: Mapping[str, str | None] = {"model": wanted.model, "key": wanted.key, "state": wanted.state}
+    said = {name: value for name, value in equal.items() if value is not None}
+    parts, values = [f"{name} = ?" for name in said], list[Any](said.values())
+    if wanted.odd:
+        parts.append("odd")
+    for mark, moment in ((">=", wanted.since), ("<", wanted.until)):
+        if moment is not None:
+            parts.append(f"began {mark} ?")
+            values.append(moment)
+    if wanted.before is not None:
+        parts.append("(began < ? OR (began = ? AND id < ?))")
+        values += [wanted.before, wanted.before, wanted.before_id]
+    return " AND ".join(parts) or "1", values
+
+
+def _packed(body: bytes) -> bytes:
+    """The first byte says whether the rest is compressed."""
+    return b"z" + zlib.compress(body, 1) if len(body) > COMPRESSED_FROM else b"-" + body
+
+
+def _unpacked(body: bytes) -> bytes:
+    return zlib.decompress(body[1:]) if body[:1] == b"z" else body[1:]

@@ -1,0 +1,154 @@
+// @ts-check
+// The shell: which page is shown, who is asking, and what is waiting for a person.
+
+import { html, nothing, render } from "./lit.js";
+import { ApiError, feed, get, hasKey, setKey } from "./api.js";
+import * as approvals from "./views/approvals.js";
+import * as models from "./views/models.js";
+import * as playground from "./views/playground.js";
+import * as run from "./views/run.js";
+import * as runs from "./views/runs.js";
+import * as tools from "./views/tools.js";
+import * as usage from "./views/usage.js";
+
+/**
+ * @typedef {object} View
+ * @property {string} title
+ * @property {(root: HTMLElement, path: string[], query: URLSearchParams) => (() => void) | void} show
+ * @property {(event: string, data: any) => void} [onFeed]
+ */
+
+/** @type {Record<string, View>} */
+const VIEWS = { playground, runs, run, approvals, tools, models, usage };
+const TABS = ["playground", "runs", "approvals", "tools", "models", "usage"];
+
+const bar = /** @type {HTMLElement} */ (document.getElementById("bar"));
+const main = /** @type {HTMLElement} */ (document.getElementById("main"));
+const notices = /** @type {HTMLElement} */ (document.getElementById("notices"));
+
+let current = "playground";
+let waiting = 0;
+/** @type {"live" | "restarting" | "hidden" | "refused" | "starting"} */
+let state = "starting";
+/** @type {(() => void) | void} */
+let leave;
+let closeFeed = () => {};
+
+const STATE_WORDS = {
+  live: ["●", "live"],
+  restarting: ["○", "restarting"],
+  hidden: ["○", "paused"],
+  refused: ["○", "not live"],
+  starting: ["○", "connecting"],
+};
+
+function drawBar() {
+  const [mark, word] = STATE_WORDS[state];
+  render(
+    html`<h1><a href="#/playground">Callgate</a></h1>
+      <nav aria-label="Pages">
+        ${TABS.map(
+          (tab) =>
+            html`<a href="#/${tab}" aria-current=${tab === current || (tab === "runs" && current === "run") ? "page" : nothing}
+              >${VIEWS[tab].title}${tab === "approvals" && waiting ? html` <b class="count">${waiting}</b>` : nothing}</a
+            >`,
+        )}
+      </nav>
+      <span class="live ${state}" title="The feed of runs">${mark} ${word}</span>
+      <button class="quiet" @click=${askForKey}>${hasKey() ? "Change key" : "Key"}</button>`,
+    bar,
+  );
+  document.title = `${waiting ? `(${waiting}) ` : ""}${VIEWS[current].title} · Callgate`;
+}
+
+function askForKey(why = "") {
+  const dialog = document.createElement("dialog");
+  dialog.setAttribute("aria-label", "API key");
+  const save = (/** @type {SubmitEvent} */ event) => {
+    event.preventDefault();
+    const form = new FormData(/** @type {HTMLFormElement} */ (event.target));
+    const before = hasKey();
+    setKey(String(form.get("key") ?? ""), form.get("keep") === "on");
+    get("v1/models")
+      .then(() => {
+        dialog.close();
+        start();
+      })
+      .catch((failure) => {
+        if (!before || failure.status === 401) setKey("", false);
+        draw(failure.message);
+      });
+  };
+  const draw = (/** @type {string} */ message) =>
+    render(
+      html`<form @submit=${save}>
+        <h2>API key</h2>
+        <p role="alert">${message}</p>
+        <label>Key <input name="key" type="password" autocomplete="off" required autofocus /></label>
+        <label class="check"><input name="keep" type="checkbox" /> keep it until this tab is closed</label>
+        <menu><button type="button" class="quiet" @click=${() => dialog.close()}>Cancel</button><button>Use it</button></menu>
+      </form>`,
+      dialog,
+    );
+  draw(typeof why === "string" ? why : "");
+  dialog.addEventListener("close", () => dialog.remove());
+  document.body.append(dialog);
+  dialog.showModal();
+}
+
+/** @param {unknown} failure */
+export function report(failure) {
+  if (failure instanceof ApiError && failure.status === 401) {
+    if (!document.querySelector("dialog")) askForKey(hasKey() ? failure.message : "This server asks for a key.");
+    return;
+  }
+  notify(failure instanceof Error ? failure.message : String(failure));
+}
+
+/** @param {string} text */
+export function notify(text) {
+  const line = document.createElement("p");
+  line.textContent = text;
+  notices.append(line);
+  setTimeout(() => line.remove(), 8000);
+}
+
+function route() {
+  const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
+  const parts = path.split("/").filter(Boolean).map(decodeURIComponent);
+  const name = parts[0] in VIEWS ? parts[0] : "playground";
+  leave?.();
+  current = name;
+  render(nothing, main);
+  leave = VIEWS[name].show(main, parts.slice(1), new URLSearchParams(query ?? ""));
+  drawBar();
+}
+
+async function countWaiting() {
+  try {
+    waiting = (await get("v1/approvals")).data.length;
+  } catch {
+    waiting = 0; // this key may not decide about calls
+  }
+  drawBar();
+}
+
+function start() {
+  closeFeed();
+  closeFeed = feed(
+    (event, data) => {
+      if (event === "approval") countWaiting();
+      VIEWS[current].onFeed?.(event, data);
+    },
+    (now) => {
+      state = now;
+      drawBar();
+    },
+  );
+  countWaiting();
+  route();
+}
+
+window.addEventListener("hashchange", route);
+window.addEventListener("report", (event) => report(/** @type {CustomEvent} */ (event).detail));
+start();

@@ -1,0 +1,61 @@
+// @ts-check
+// What several pages use.
+
+import { html } from "../lit.js";
+
+/** @param {unknown} failure */
+export const fail = (failure) => window.dispatchEvent(new CustomEvent("report", { detail: failure }));
+
+/** @param {string} text @param {string} [label] */
+export function copyButton(text, label = "Copy") {
+  const copy = async (/** @type {Event} */ event) => {
+    const button = /** @type {HTMLButtonElement} */ (event.currentTarget);
+    await navigator.clipboard.writeText(text);
+    button.textContent = "Copied";
+    setTimeout(() => (button.textContent = label), 1500);
+  };
+  return html`<button type="button" class="quiet" @click=${copy}>${label}</button>`;
+}
+
+/** @param {string} name @param {string} text @param {string} type */
+export function download(name, text, type) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text], { type }));
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+/** A shell line that makes the same request; the key stays a variable. @param {unknown} body @param {string} [path] */
+export function asCurl(body, path = "v1/chat/completions") {
+  const text = JSON.stringify(body, null, 2).replaceAll("'", "'\\''");
+  return `curl ${new URL(path, document.baseURI)} \\
+  -H "Authorization: Bearer $CALLGATE_KEY" -H 'Content-Type: application/json' \\
+  -d '${text}'`;
+}
+
+/** A value as Python writes it. @param {any} value @param {string} [indent] @returns {string} */
+function python(value, indent = "") {
+  if (value === null) return "None";
+  if (typeof value === "boolean") return value ? "True" : "False";
+  if (typeof value !== "object") return JSON.stringify(value);
+  const inner = `${indent}    `;
+  const [open, close] = Array.isArray(value) ? "[]" : "{}";
+  const parts = Array.isArray(value)
+    ? value.map((each) => python(each, inner))
+    : Object.entries(value).map(([name, each]) => `${JSON.stringify(name)}: ${python(each, inner)}`);
+  return parts.length ? `${open}\n${parts.map((part) => `${inner}${part},\n`).join("")}${indent}${close}` : open + close;
+}
+
+/** @param {any} body a chat request, as the official client makes it */
+export function asPython(body) {
+  const fields = Object.entries(body).map(([name, value]) => `    ${name}=${python(value, "    ")},\n`);
+  return `import os
+from openai import OpenAI
+
+client = OpenAI(base_url=${JSON.stringify(String(new URL("v1", document.baseURI)))}, api_key=os.environ.get("CALLGATE_KEY", "none"))
+answer = client.chat.completions.create(
+${fields.join("")})
+print(answer${body.stream ? "" : ".choices[0].message.content"})
+`;
+}

@@ -1,0 +1,216 @@
+"""Recorded runs over the wire: who sees what, the list and its pages, one run with its texts, and the feed."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from callgate.application import create_app
+from callgate.auth.keys import mint_key
+from tests.harness.clients import http_client
+from tests.harness.configs import make_config
+from tests.harness.server import serve
+from tests.scripted_upstream import Call, Reply, Upstream
+
+pytestmark = pytest.mark.anyio
+
+QUESTION = {"model": "m", "messages": [{"role": "user", "content": "planted question"}]}
+TURNS = [Reply(calls=[Call("add", {"a": 2, "b": 3}, id="call_add")]), Reply(text="planted answer")]
+
+
+@contextlib.asynccontextmanager
+async def serving(model: Upstream, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
+    config = make_config(model.url, tools=["add", "get_time"], **options)
+    async with serve(create_app(config)) as url, http_client(url) as client:
+        yield client
+
+
+async def ask(client: httpx.AsyncClient, upstream: Upstream, **options: Any) -> str:
+    """One chat with a call; its run."""
+    upstream.script("m", TURNS)
+    answer = await client.post("/v1/chat/completions", json=QUESTION, **options)
+    assert answer.status_code == 200
+    return answer.headers["x-callgate-run"]
+
+
+async def test_a_run_is_listed_and_shown_without_a_word_of_what_was_said(upstream: Upstream) -> None:
+    async with serving(upstream) as client:
+        run = await ask(client, upstream)
+        [row] = (await client.get("/v1/runs")).json()["data"]
+        whole = await client.get(f"/v1/runs/{run}", params={"content": 1})
+
+    assert (row["id"], row["state"], row["turns"], row["calls"], row["model"]) == (run, "answered", 2, 1, "m")
+    assert row["kept"] == "nothing"
+    assert "planted" not in whole.text
+    kinds = [event["kind"] for event in whole.json()["events"]]
+    assert kinds == ["turn_started", "turn_ended", "call_started", "call_ended", "turn_started", "turn_ended", "ended"]
+    assert whole.headers["cache-control"] == "no-store"
+
+
+async def test_with_content_on_the_texts_are_there_and_a_request_can_say_no(upstream: Upstream) -> None:
+    async with serving(upstream, record={"content": True}) as client:
+        kept = await ask(client, upstream)
+        narrowed = await ask(client, upstream, headers={"x-callgate-record": "off"})
+        plain = (await client.get(f"/v1/runs/{kept}")).json()
+        whole = (await client.get(f"/v1/runs/{kept}", params={"content": 1})).json()
+        without = (await client.get(f"/v1/runs/{narrowed}", params={"content": 1})).json()
+
+    assert "content" not in plain
+    assert json.loads(whole["content"]["request"])["messages"] == QUESTION["messages"]
+    assert json.loads(whole["content"]["call.call_add.arguments"]) == {"a": 2, "b": 3}
+    assert whole["content"]["call.call_add.result"] == "5"
+    assert (without["content"], without["kept"]) == ({}, "nothing")
+
+
+async def test_runs_are_kept_in_the_data_folder_over_a_restart(upstream: Upstream, tmp_path: Any) -> None:
+    async with serving(upstream, data_dir=str(tmp_path)) as client:
+        run = await ask(client, upstream)
+    async with serving(upstream, data_dir=str(tmp_path)) as client:
+        [row] = (await client.get("/v1/runs")).json()["data"]
+        used = (await client.get("/v1/usage")).json()["data"]
+
+    assert row["id"] == run
+    assert [(each["name"], each["requests"], each["calls"]) for each in used] == [("anonymous", 1, 1)]
+
+
+async def test_pages_follow_one_another(upstream: Upstream) -> None:
+    async with serving(upstream) as client:
+        runs = [await ask(client, upstream) for _ in range(5)]
+        seen: list[str] = []
+        after = None
+        while True:
+            page = (await client.get("/v1/runs", params={"limit": 2, **({"after": after} if after else {})})).json()
+            seen += [row["id"] for row in page["data"]]
+            if (after := page["next"]) is None:
+                break
+
+    assert seen == runs[::-1]
+
+
+@pytest.mark.parametrize(
+    ("query", "param"), [({"limit": "many"}, "limit"), ({"since": "nan"}, "since"), ({"after": "x"}, "after")]
+)
+async def test_a_query_that_makes_no_sense_is_refused_with_its_name(upstream: Upstream, query: Any, param: str) -> None:
+    async with serving(upstream) as client:
+        answer = await client.get("/v1/runs", params=query)
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+async def test_a_key_sees_nothing_its_own_or_everything(upstream: Upstream) -> None:
+    secrets = {name: mint_key() for name in ("blind", "mine", "boss", "other")}
+    see = {"blind": "none", "mine": "own", "boss": "all", "other": "own"}
+    keys = [{"name": name, "hash": digest, "see": see[name]} for name, (_, digest) in secrets.items()]
+
+    def by(name: str) -> dict[str, Any]:
+        return {"headers": {"authorization": f"Bearer {secrets[name][0]}"}}
+
+    async with serving(upstream, auth="keys", keys=keys) as client:
+        mine = await ask(client, upstream, **by("mine"))
+        theirs = await ask(client, upstream, **by("other"))
+        lists = {name: await client.get("/v1/runs", **by(name)) for name in secrets}
+        foreign = [
+            await client.get(f"/v1/runs/{theirs}", **by("mine")),
+            await client.delete(f"/v1/runs/{theirs}", **by("mine")),
+            await client.get(f"/v1/runs/{theirs}", params={"content": 1}, **by("mine")),
+        ]
+        borrowed = await client.get("/v1/runs", params={"key": "other"}, **by("mine"))
+        usage = {name: await client.get("/v1/usage", **by(name)) for name in ("blind", "mine", "boss")}
+        blind_trace = await client.post(
+            "/v1/chat/completions",
+            json={**QUESTION, "stream": True},
+            headers={**by("blind")["headers"], "x-callgate-events": "trace"},
+        )
+
+    assert lists["blind"].status_code == usage["blind"].status_code == blind_trace.status_code == 403
+    assert [row["id"] for row in lists["mine"].json()["data"]] == [mine]
+    assert [row["id"] for row in lists["boss"].json()["data"]] == [theirs, mine]
+    assert [answer.status_code for answer in foreign] == [404, 404, 404]
+    assert borrowed.json()["data"] == []
+    assert [each["name"] for each in usage["mine"].json()["data"]] == ["mine"]
+    assert {each["name"] for each in usage["boss"].json()["data"]} == {"mine", "other"}
+
+
+async def test_an_operator_removes_a_run(upstream: Upstream) -> None:
+    async with serving(upstream) as client:
+        run = await ask(client, upstream)
+        removed = await client.delete(f"/v1/runs/{run}")
+        gone = await client.get(f"/v1/runs/{run}")
+
+    assert (removed.status_code, gone.status_code) == (204, 404)
+
+
+async def test_a_request_that_fails_leaves_a_run_that_says_why(upstream: Upstream) -> None:
+    async with serving(upstream, upstream={"retries": 0}) as client:
+        upstream.script("m", [Reply(status=401)])
+        failed = await client.post("/v1/chat/completions", json=QUESTION)
+        passed = {**QUESTION, "tool_choice": "none"}
+        upstream.script("m", [Reply(status=401)])
+        also = await client.post("/v1/chat/completions", json=passed)
+        rows = (await client.get("/v1/runs", params={"odd": 1})).json()["data"]
+
+    assert [row["state"] for row in rows] == ["failed", "failed"]
+    assert {row["status"] for row in rows} == {failed.status_code, also.status_code}
+    assert all(row["error"] for row in rows)
+
+
+async def test_a_plain_request_that_went_well_leaves_no_run_but_is_counted(upstream: Upstream) -> None:
+    async with serving(upstream) as client:
+        upstream.script("m", [Reply(text="hi")])
+        await client.post("/v1/chat/completions", json={**QUESTION, "tool_choice": "none"})
+        rows = (await client.get("/v1/runs")).json()["data"]
+        [used] = (await client.get("/v1/usage", params={"by": "model"})).json()["data"]
+
+    assert rows == []
+    assert (used["name"], used["requests"]) == ("m", 1)
+
+
+async def test_the_feed_says_when_runs_begin_and_end(upstream: Upstream) -> None:
+    async with serving(upstream) as client, client.stream("GET", "/v1/feed") as feed:
+        lines = feed.aiter_lines()
+        async with asyncio.timeout(10):
+            assert await anext(lines) == ": connected"
+            run = await ask(client, upstream)
+            seen: list[dict[str, Any]] = []
+            while len(seen) < 2:
+                line = await anext(lines)
+                if line.startswith("data: "):
+                    seen.append(json.loads(line[6:]))
+
+    assert [(row["id"], row["state"]) for row in seen] == [(run, "under_way"), (run, "answered")]
+
+
+async def test_a_trace_shows_a_call_while_it_is_written_and_its_verdict_only_then(upstream: Upstream) -> None:
+    upstream.script("m", TURNS)
+    async with serving(upstream) as client:
+        answer = await client.post(
+            "/v1/chat/completions", json={**QUESTION, "stream": True}, headers={"x-callgate-events": "trace"}
+        )
+    chunks = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    trace = [event for chunk in chunks for event in chunk.get("x_callgate", {}).get("trace", [])]
+    kinds = [event["kind"] for event in trace]
+
+    assert kinds[0] == "turn_started"
+    assert kinds.index("call_fragment") < kinds.index("turn_ended") < kinds.index("call_started")
+    written = "".join(event["facts"]["arguments"] or "" for event in trace if event["kind"] == "call_fragment")
+    assert json.loads(written) == {"a": 2, "b": 3}
+    [ended] = [event for event in trace if event["kind"] == "call_ended"]
+    assert ended["facts"]["result"] == "5"
+    said = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+    assert said == "planted answer"
+    assert answer.text.endswith("data: [DONE]\n\n")
+
+
+async def test_an_upstream_that_refuses_keeps_its_status_though_a_trace_was_wished_for(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(status=401)])
+    async with serving(upstream, upstream={"retries": 0}) as client:
+        answer = await client.post(
+            "/v1/chat/completions", json={**QUESTION, "stream": True}, headers={"x-callgate-events": "trace"}
+        )
+
+    assert answer.status_code == 502
+    assert answer.headers["content-type"].startswith("application/json")

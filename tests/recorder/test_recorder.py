@@ -1,0 +1,217 @@
+"""The recorder: runs under way, ended and written; what was used; and whoever watches."""
+
+import asyncio
+import time
+
+import pytest
+
+from callgate.calls.outcome import Returned
+from callgate.calls.states import BrokenCall, Flaw, ReadyCall
+from callgate.conversation.events import (
+    CallEnded,
+    CallStarted,
+    ChatEnded,
+    Ending,
+    EndingKind,
+    TurnAccount,
+    TurnEnded,
+    TurnStarted,
+)
+from callgate.recorder.recorder import IN_MEMORY, Recorder, RecordPolicy, RunRecording
+from callgate.recorder.row import Kept, Recording, RunRow
+from callgate.recorder.store import FILE, RunFilter, day_of
+
+pytestmark = pytest.mark.anyio
+
+CALL = ReadyCall("call_1", "clock", {"zone": "planted-secret"}, '{"zone": "planted-secret"}')
+BROKEN = BrokenCall("call_2", "send", Flaw.TRUNCATED, '{"to": "bo')
+EVENTS = (
+    TurnStarted(0),
+    TurnEnded(0, TurnAccount(("stop",), (), (CALL,), (), (BROKEN,), {"prompt_tokens": 7}, 0.25)),
+    CallStarted(0, CALL, writes=False),
+    CallEnded(0, CALL, Returned("it is noon, planted-secret"), 0.125),
+    ChatEnded(Ending(EndingKind.ANSWERED, "stop"), {"prompt_tokens": 7, "completion_tokens": 3}),
+)
+
+
+EVERYTHING = RecordPolicy()
+
+
+def mask(text: str) -> str:
+    return text.replace("planted-secret", "***")
+
+
+@pytest.fixture
+async def recorder(tmp_path):
+    made = Recorder(mask, tmp_path)
+    yield made
+    await made.close()
+
+
+def recorded(recorder: Recorder, id: str = "run_1", policy: RecordPolicy = EVERYTHING, **row: object) -> RunRecording:
+    recording = recorder.begin(RunRow(id, time.time(), "gpt", **row), policy)  # type: ignore[arg-type]
+    listener = recording.listener(0)
+    for event in EVENTS:
+        listener.handle(event)
+    return recording
+
+
+async def written(recorder: Recorder, id: str = "run_1") -> Recording:
+    """The run as the file has it."""
+    await recorder.close()
+    found = recorder.get(id)
+    assert found is not None
+    return found
+
+
+async def test_a_run_is_seen_while_it_is_under_way_and_after_it_was_written(recorder):
+    recording = recorded(recorder, key="alice")
+    assert [row.state for row in recorder.page(RunFilter(), 10)] == ["answered"]
+
+    recorder.end(recording)
+    found = await written(recorder)
+
+    assert (found.row.state, found.row.turns, found.row.calls, found.row.broken_calls) == ("answered", 1, 1, 1)
+    assert (found.row.tokens_in, found.row.tokens_out, found.row.finish_reason) == (7, 3, "stop")
+    assert [event.kind for event in found.events] == [
+        "turn_started",
+        "turn_ended",
+        "call_started",
+        "call_ended",
+        "ended",
+    ]
+    assert [row.id for row in recorder.page(RunFilter(key="alice"), 10)] == ["run_1"]
+    assert recorder.page(RunFilter(key="bob"), 10) == []
+
+
+async def test_without_content_no_word_of_it_is_in_the_file(recorder, tmp_path):
+    recorder.end(recorded(recorder))
+    found = await written(recorder)
+
+    assert (found.content, found.row.kept) == ({}, Kept.NOTHING)
+    for file in tmp_path.glob(f"{FILE}*"):
+        assert b"noon" not in file.read_bytes()
+        assert b"zone" not in file.read_bytes()
+
+
+async def test_with_content_every_text_is_kept_masked(recorder, tmp_path):
+    recording = recorded(recorder, policy=RecordPolicy(content_bytes=1000))
+    recording.say("request", "hello planted-secret")
+    recorder.end(recording)
+    found = await written(recorder)
+
+    assert found.row.kept is Kept.CONTENT
+    assert found.content == {
+        "request": "hello ***",
+        "call.call_1.arguments": '{"zone": "***"}',
+        "call.call_2.arguments": '{"to": "bo',
+        "call.call_1.result": "it is noon, ***",
+    }
+    assert all(b"planted-secret" not in file.read_bytes() for file in tmp_path.glob(f"{FILE}*"))
+
+
+async def test_a_long_text_is_cut_and_the_run_says_so(recorder):
+    recording = recorded(recorder, policy=RecordPolicy(content_bytes=300))
+    recording.say("request", "é" * 300)
+    recorder.end(recording)
+    found = await written(recorder)
+
+    assert found.row.kept is Kept.CUT
+    assert found.content["request"] == "é" * 150
+
+
+@pytest.mark.parametrize(("runs", "error", "kept"), [("all", "", True), ("off", "x", False), ("eventful", "", True)])
+async def test_the_policy_says_what_is_kept(recorder, runs, error, kept):
+    recorder.end(recorded(recorder, policy=RecordPolicy(runs=runs)), error=error)
+    await recorder.close()
+
+    assert (recorder.get("run_1") is not None) is kept
+
+
+async def test_an_eventless_run_is_not_kept_where_only_eventful_ones_are(recorder):
+    recording = recorder.begin(RunRow("run_1", time.time(), "gpt"), RecordPolicy(runs="eventful"))
+    recording.listener(0).handle(EVENTS[-1])
+    recorder.end(recording)
+    await recorder.close()
+
+    assert recorder.get("run_1") is None
+
+
+async def test_in_memory_the_newest_runs_stay(tmp_path):
+    recorder = Recorder(mask)
+    for number in range(IN_MEMORY + 50):
+        recorder.end(recorded(recorder, f"run_{number:04}"))
+    await recorder.close()
+
+    rows = recorder.page(RunFilter(), 1000)
+    assert len(rows) == IN_MEMORY
+    assert rows[0].id == f"run_{IN_MEMORY + 49:04}"
+    assert recorder.delete(rows[0].id)
+    assert recorder.get(rows[0].id) is None
+
+
+async def test_who_watches_gets_what_begins_and_what_ends(recorder):
+    feed = recorder.watch()
+    assert feed is not None
+    recorder.end(recorded(recorder))
+    async with asyncio.timeout(5):
+        first, second = await feed.get(), await feed.get()
+    recorder.end_feeds()
+    async with asyncio.timeout(5):
+        last = await feed.get()
+
+    assert (first[0], second[0], last[0]) == ("run", "run", "end")
+    assert (first[1].state, second[1].state) == ("under_way", "answered")
+    recorder.unwatch(feed)
+
+
+async def test_there_is_an_end_to_how_many_may_watch(recorder):
+    feeds = [recorder.watch() for _ in range(21)]
+
+    assert [feed is None for feed in feeds] == [False] * 20 + [True]
+
+
+async def test_a_run_can_be_followed_to_its_end(recorder):
+    recording = recorder.begin(RunRow("run_1", time.time(), "gpt"), RecordPolicy())
+    listener = recording.listener(0)
+    listener.handle(EVENTS[0])
+    snapshot = recorder.get("run_1")
+    seen: list[str] = []
+    has_begun = asyncio.Event()
+
+    async def follow() -> None:
+        async for event in recorder.follow(snapshot):
+            seen.append(event.kind)
+            has_begun.set()
+
+    following = asyncio.create_task(follow())
+    async with asyncio.timeout(5):
+        await has_begun.wait()
+        listener.handle(EVENTS[1])
+        recorder.end(recording)
+        await following
+
+    assert seen == ["turn_started", "turn_ended"]
+
+
+async def test_a_disk_that_cannot_be_written_is_counted_and_the_request_goes_on(tmp_path):
+    dropped: list[None] = []
+    (tmp_path / FILE).mkdir()
+    recorder = Recorder(mask, tmp_path, lambda: dropped.append(None))
+    recorder.end(recorded(recorder))
+    await recorder.close()
+
+    assert len(dropped) == 1
+
+
+async def test_what_was_used_is_counted_whatever_is_recorded(recorder):
+    counter = recorder.counter("alice", "gpt")
+    counter.requests += 2
+    counter.tokens_in += 10
+    today = day_of(time.time())
+    assert [(used.key, used.requests) for used in recorder.usage(today)] == [("alice", 2)]
+
+    await recorder.close()
+    counter.requests += 1
+    [used] = recorder.usage(today)
+    assert (used.requests, used.tokens_in) == (3, 10)
