@@ -27,7 +27,7 @@ PROVIDERS: dict[str, dict[str, Any]] = {
     "bedrock": {"model": "bedrock/anthropic.claude-3-5-sonnet-20240620-v1:0", **AWS},
     "cohere": {"model": "cohere/command-r", "api_key": "k"},
     "mistral": {"model": "mistral/mistral-large-latest", "api_key": "k"},
-    "litellm": {"model": "ollama_chat/m"},
+    "litellm": {"model": "nlp_cloud/m"},
 }
 BOMB = tool("bomb", x=doubling(30))
 

@@ -166,7 +166,9 @@ async def test_every_name_in_the_table_has_openais_wire_by_litellms_own_classes(
         ({"model": "cohere_chat/command-r"}, "translated"),
         ({"model": "bedrock/invoke/x"}, "litellm"),
         ({"model": "vertex_ai/claude-x"}, "litellm"),
-        ({"model": "ollama_chat/x"}, "litellm"),
+        ({"model": "ollama_chat/x"}, "direct"),
+        ({"model": "ollama/x", "num_ctx": 8192}, "litellm"),
+        ({"model": "nlp_cloud/x"}, "litellm"),
         ({"model": "openai/gpt-5-pro"}, "litellm"),
         ({"model": "groq/x", "guardrails": ["g"]}, "litellm"),
     ],
@@ -175,7 +177,9 @@ async def test_the_lane_follows_from_the_entry_alone(params, lane):
     assert resolve.lane_of(ModelEntry("m", params)) == lane
 
 
-@pytest.mark.parametrize("params", [{"model": "ollama_chat/x"}, {"model": "openai/gpt-5-pro"}, {"model": "nowhere/x"}])
+@pytest.mark.parametrize(
+    "params", [{"model": "ollama/x", "num_ctx": 1}, {"model": "openai/gpt-5-pro"}, {"model": "nowhere/x"}]
+)
 async def test_where_the_end_is_not_seen_tools_are_refused_at_load(params):
     entry = ModelEntry("m", params, tools=("*",))
     with pytest.raises(LaneError, match=r"trust_litellm: on"):
@@ -189,7 +193,7 @@ async def test_where_the_end_is_not_seen_tools_are_refused_at_load(params):
 async def test_a_wildcard_that_is_filled_in_with_such_a_provider_has_no_tools(client):
     catalogue = Catalogue([ModelEntry("*", {"model": "*"}, tools=("*",))], client)
     assert catalogue.entry("groq/x").tools == ("*",)
-    assert catalogue.entry("ollama_chat/x").tools == ()
+    assert catalogue.entry("nlp_cloud/x").tools == ()
 
 
 async def test_a_reason_is_an_event_as_it_was_written(model):
@@ -198,3 +202,11 @@ async def test_a_reason_is_an_event_as_it_was_written(model):
             found = [event async for batch in answer for event in batch]
         assert answer.lane == "direct"
     assert [event.reason for event in found if isinstance(event, Finished)] == ["eos"]
+
+
+@pytest.mark.parametrize("name", ["ollama/qwen3", "ollama_chat/qwen3"])
+async def test_ollama_is_spoken_to_at_its_openai_shaped_address(model, name):
+    async with serving(saying(chunk(call()), chunk(finish="error"))) as server:
+        turn, _, raw = await turn_of(model(server, name), asking(tools=[NOW]))
+    assert (server.requests[0].target, server.requests[0].body["model"]) == ("/v1/chat/completions", "qwen3")
+    assert ([type(each) for each in turn.calls], raw) == ([BrokenCall], True)

@@ -79,6 +79,15 @@ PROVIDERS: Mapping[str, Provider] = {
     "custom_openai": Provider(None, (), "CUSTOM_OPENAI_API_KEY"),
     "llamafile": Provider("http://127.0.0.1:8080/v1", ("LLAMAFILE_API_BASE",), "LLAMAFILE_API_KEY"),
 }
+OLLAMA = Provider("http://localhost:11434", ("OLLAMA_API_BASE",), "OLLAMA_API_KEY")
+"""Ollama has OpenAI's API below `/v1`. It takes all but these, which only its own API knows:"""
+OLLAMA_OPTIONS = frozenset(
+    """
+    format keep_alive min_p mirostat mirostat_eta mirostat_tau num_ctx num_gpu num_predict num_thread options repeat_last_n
+    repeat_penalty system template tfs_z think top_k
+    """.split()
+)
+OLLAMAS = frozenset({"ollama", "ollama_chat"})
 OPENAI_NAMES = re.compile(r"(?:gpt-|chatgpt-|o[1-9](?:-|$)|ft:gpt-)[A-Za-z0-9.:_-]*")
 """Names that litellm takes for OpenAI's without a prefix."""
 NOT_CHAT = re.compile(r"responses/|.*(?:-pro(?:-\d|$)|codex|deep-research)")
@@ -166,8 +175,8 @@ def known_endpoint(entry: ModelEntry) -> Endpoint | None:
     """The endpoint of an entry of a provider in the table, or None. Loads nothing."""
     params = opened(entry.litellm_params)
     provider, model = split_provider(params)
-    known = PROVIDERS.get(provider or "")
-    if known is None:
+    known = OLLAMA if provider in OLLAMAS else PROVIDERS.get(provider or "")
+    if known is None or (provider in OLLAMAS and why_not_direct(entry) is not None):
         return None
     if entry.lane == "auto" and (not is_plain(params) or (provider == "openai" and NOT_CHAT.match(model))):
         return None
@@ -176,6 +185,8 @@ def known_endpoint(entry: ModelEntry) -> Endpoint | None:
     )
     if base is None:
         return None
+    if provider in OLLAMAS and not urlsplit(base).path.rstrip("/"):
+        base = f"{base.rstrip('/')}/v1"
     key = params.get("api_key") or os.environ.get(known.key_variable)
     return endpoint_at(entry, params, model, base, key, provider)
 
@@ -258,6 +269,11 @@ def why_not_direct(entry: ModelEntry) -> str | None:
     """What speaks against the direct lane for this entry, or None."""
     params = opened(entry.litellm_params)
     provider, model = split_provider(params)
+    if provider in OLLAMAS:
+        if options := OLLAMA_OPTIONS & set(params):
+            return f"only Ollama's own API takes {', '.join(sorted(options))} (a Modelfile can set them, too)"
+        unknown = set(_litellms(params)) - _PLAIN
+        return f"only the litellm lane can honour {', '.join(sorted(unknown))}" if unknown else None
     if provider not in OPENAI_SHAPED:
         return "its wire is not known to be OpenAI's"
     if provider == "openai" and NOT_CHAT.match(model):
@@ -271,7 +287,7 @@ def why_not_translated(entry: ModelEntry) -> str | None:
     """What speaks against the translated lane for this entry, or None."""
     params = opened(entry.litellm_params)
     provider, model = split_provider(params)
-    if provider in OPENAI_SHAPED:
+    if provider in OPENAI_SHAPED or provider in OLLAMAS:
         return why_not_direct(entry) or "it is reached directly"
     if provider not in TRANSLATED:
         return "its provider is none that is read here"
@@ -318,7 +334,7 @@ def split_provider(params: Mapping[str, Any]) -> tuple[str | None, str]:
     prefix, slash, rest = model.partition("/")
     if given := params.get("custom_llm_provider"):
         return str(given), rest if slash and prefix == given else model
-    if slash and (prefix in OPENAI_SHAPED or prefix in TRANSLATED):
+    if slash and (prefix in OPENAI_SHAPED or prefix in TRANSLATED or prefix in OLLAMAS):
         return prefix, rest
     if not slash and OPENAI_NAMES.fullmatch(model):
         return "openai", model
