@@ -272,7 +272,6 @@ async def test_while_draining_only_health_is_answered_and_no_connection_is_kept(
         pytest.param(HEAD + b"content-length: 5\r\ncontent-length: 6\r\n\r\nhello", id="lengths at odds"),
         pytest.param(HEAD + b"content-length: -1\r\n\r\n", id="a negative length"),
         pytest.param(HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n", id="a chunk size that is none"),
-        pytest.param(b"CONNECT nowhere:80 HTTP/1.1\r\n\r\n", id="connect"),
         pytest.param(HEAD + b"bad header\r\n\r\n", id="a header without a colon"),
         pytest.param(HEAD + b"x: a\x00b\r\n\r\n", id="a zero byte in a header"),
         pytest.param(HEAD + b" folded: y\r\n\r\n", id="a folded header"),

@@ -159,7 +159,7 @@ class ServerConnection(asyncio.Protocol):
         self.connected_since = now = self.loop.time()
         factory = self.factory
         over = len(factory.connections) + 1 - self._limits.connections
-        has_place = over <= 0 or factory.make_room(now)
+        has_place = over <= 0 or factory.free_a_place(now)
         factory.enter(self)
         if not has_place:
             if over > self._limits.reserve:

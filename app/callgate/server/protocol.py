@@ -30,10 +30,10 @@ class ProtocolFactory:
         """Set when the server drains: from now on only health is answered."""
         self.connections: set[ServerConnection] = set()
         self.idle: dict[ServerConnection, None] = {}
-        """Connections between two requests, the longest idle first; they make room when it is needed."""
+        """Connections between two requests, the longest idle first; they give way when it is needed."""
         self.awaiting_head: dict[ServerConnection, None] = {}
         """Connections that have not yet said what they want, the oldest first. Clients say it at once: of those that take
-        longer there is a flood, or something is wrong with them, and they make room as well."""
+        longer there is a flood, or something is wrong with them, and they give way as well."""
         shortest = min(self.limits.header_seconds, self.limits.body_seconds, self.limits.idle_seconds)
         self._sweep_seconds = min(SWEEP_SECONDS, shortest / SWEEPS_A_LIMIT)
         self._sweeping: asyncio.TimerHandle | None = None
@@ -64,7 +64,7 @@ class ProtocolFactory:
             self._sweeping.cancel()
             self._sweeping = None
 
-    def make_room(self, now: float) -> bool:
+    def free_a_place(self, now: float) -> bool:
         """Close a connection that nobody will miss, if there is one: a slow one, else an idle one, else the next slowest."""
         slowest = next(iter(self.awaiting_head), None)
         waited = -inf if slowest is None else now - slowest.connected_since

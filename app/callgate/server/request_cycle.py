@@ -161,7 +161,7 @@ class RequestCycle:
     # -- the request
 
     async def _wait(self) -> None:
-        """Wait for something to tell."""
+        """Wait for something to give the application."""
         if self.abandoned or self._stage == COMPLETE:
             return
         connection = self._connection

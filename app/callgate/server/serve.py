@@ -33,7 +33,7 @@ GARBAGE_OBJECTS = 5_000
 CUT_OFF = 4
 """The exit code when the time to drain was over and requests were still running."""
 LOOK_SECONDS = 0.1
-"""How often a draining server looks whether it was told to end at once."""
+"""How often a draining server looks whether it is to end at once."""
 ENDING_SECONDS = 5.0
 """For what was cancelled to end, and then for closing tool servers and connections. After that nothing is waited for."""
 AT_ONCE_SECONDS = 2.0
