@@ -6,6 +6,7 @@ what follows may show that they were quoted or only considered (`event_sink`). H
 `formats`; whether a call may run is decided by the gate (`callgate.calls`), not here.
 """
 
+import re
 from collections.abc import Collection, Iterable
 from typing import Protocol
 
@@ -20,6 +21,8 @@ from callgate.text_calls.formats import GRAMMARS, Grammar
 from callgate.text_calls.text_cursor import Steps, TextCursor
 
 FORMATS: frozenset[str] = frozenset(GRAMMARS)
+
+_THINK_ENDS = re.compile(r"(?=</think)")
 
 
 class Reader(Protocol):
@@ -104,7 +107,7 @@ class TextReader:
     def feed(self, text: str) -> list[ModelEvent]:
         if "</think" in text and self._out.may_end_alone:
             # A tag that a grammar meets in the middle of something else begins and ends a piece.
-            for piece in text.replace("</think", "\0</think").split("\0"):
+            for piece in _THINK_ENDS.split(text):
                 self._cursor.push(piece)
                 self._go_on()
         else:
