@@ -15,6 +15,7 @@ from callgate.conversation.events import (
     CallDelta,
     CallsHandedBack,
     CallStarted,
+    ChatEnded,
     ChoiceIgnored,
     EndingKind,
     ExtraField,
@@ -574,3 +575,11 @@ async def test_text_of_the_last_turn_is_the_answer_in_json_however_it_ended(reas
 async def test_an_answer_in_json_that_broke_off_unseen_is_asked_again_and_given_once() -> None:
     model = ScriptedModel([[TextDelta('{"a')], BrokenOff("reset", transport_error=True)], says("{}"))
     assert text_of(await chat(model, ask=ask_for(params=JSON_ANSWER))) == "{}"
+
+
+async def test_half_a_call_of_the_clients_under_length_is_handed_back_as_length() -> None:
+    box = ShelfToolbox({"theirs"}, echo=EchoTool())
+    half = await chat(ScriptedModel(calls(("theirs", {}), ("theirs", '{"a'), finish="length")), box)
+    assert half.of(ChatEnded)[0].ending.finish_reason == "length"
+    whole = await chat(ScriptedModel(calls(("theirs", {"a": 1}), finish="length")), box)
+    assert whole.of(ChatEnded)[0].ending.finish_reason == "tool_calls"

@@ -14,6 +14,7 @@ from callgate.calls.states import BrokenCall, Finding, Flaw, ReadyCall
 from callgate.conversation.events import (
     CallDelta,
     CallWritten,
+    CharactersLost,
     ChoiceIgnored,
     ExtraField,
     Finished,
@@ -722,3 +723,31 @@ def test_free_text_for_a_custom_tool_has_the_same_limit(whole):
     assert call.flaw is Flaw.ARGUMENTS_TOO_LARGE
     assert call.problem is not None
     assert "1024 bytes" in call.problem.expected
+
+
+# Text that could not be read ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [{"a": "x\ufffd"}, '{"a": "x\ufffd"}'], ids=["object", "text"])
+def test_a_call_read_out_of_text_that_was_damaged_is_broken_where_the_damage_is(arguments):
+    hurt = CallWritten("get", arguments, from_text=True)
+    sound = CallWritten("get", {"a": "x"}, from_text=True)
+    turn = turn_of(PromptedCalling("hermes"), CharactersLost(), hurt, sound, DONE)
+    assert broken(turn) == [("get", Flaw.INVALID_JSON)]
+    assert [arguments for _, _, arguments in ready(turn)] == [{"a": "x"}]
+    assert len(ready(turn_of(PromptedCalling("hermes"), hurt, sound, DONE))) == 2, "a model may write the sign itself"
+
+
+def test_a_server_that_sends_a_call_as_text_and_natively_has_it_run_once():
+    written = CallWritten("get", {"a": 1}, from_text=True)
+    turn = turn_of(PromptedCalling("hermes"), written, delta(id="n", name="get", args='{"a":1}'), DONE)
+    assert ready(turn) == [("n", "get", {"a": 1})]
+    assert Finding.DUPLICATE_CALL_DROPPED in turn.findings
+    whole = turn_of(PromptedCalling("hermes"), written, CallWritten("get", '{"a":1}', "n"), DONE)
+    assert ready(whole) == [("n", "get", {"a": 1})]
+
+
+def test_a_free_text_call_is_whole_only_where_the_body_ended_in_order():
+    given = [CallDelta(0, "c", "get", "SELECT", custom=True), Finished("stop")]
+    assert not broken(turn_of(*given))
+    assert broken(turn_of(*given, end=StreamEnd.EOF)) == [("get", Flaw.TRUNCATED)]

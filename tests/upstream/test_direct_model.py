@@ -6,8 +6,18 @@ import json
 import msgspec
 import pytest
 
+from callgate.calls.json_text import join_halves
 from callgate.conversation.errors import BrokenOff, ChatError
-from callgate.conversation.events import CallWritten, Finished, ProviderHead, TextDelta, Usage
+from callgate.conversation.events import (
+    CallDelta,
+    CallWritten,
+    CharactersLost,
+    Finished,
+    ProviderError,
+    ProviderHead,
+    TextDelta,
+    Usage,
+)
 from callgate.conversation.ports import ModelRequest
 from callgate.http.client import HttpClient
 from callgate.http.interface import Deadlines
@@ -245,6 +255,56 @@ async def test_an_answer_in_single_bytes_is_the_same_answer(model):
 
     async with serving(closing(serve)) as server:
         assert text_of(await events(model(server), asking())) == "né😀"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        'event: error\ndata: {"reason":"gone"}\n\n',
+        "event:error\ndata: gone\n\n",
+        'data: {"reason":"gone"}\nevent: Error\n\n',
+        "event: response.failed\ndata: {}\n\n",
+        'data: {"detail":"gone"}\n\n',
+        'data: {"code":500,"message":"gone"}\n\n',
+        'data: {"object":"error"}\n\n',
+        'data: [{"error":{"code":503,"message":"gone"}}]\n\n',
+        'data: "upstream request timeout"\n\n',
+    ],
+)
+async def test_an_event_that_reports_an_error_in_any_shape_fails_the_turn(model, event):
+    async def serve(request, wire):
+        await wire.head()
+        await wire.event(chunk({"content": "Hel"}))
+        await wire.send(event)
+        await wire.event("[DONE]")
+
+    async with serving(closing(serve)) as server:
+        found = await events(model(server), asking())
+    assert text_of(found) == "Hel"
+    assert any(isinstance(one, ProviderError) for one in found)
+
+
+@pytest.mark.parametrize("junk", [b"\xff", b"\xf0\x9f", b"\xed\xa0\xbd", b"\\ud83d\x80"])
+@pytest.mark.parametrize("before", [0, 8], ids=["read", "in the known form of a chunk"])
+async def test_bytes_that_are_no_utf8_are_no_characters_of_arguments_and_are_noted_in_text(model, junk, before):
+    def piece(arguments):
+        return json.dumps(chunk({"tool_calls": [{"index": 0, "function": {"arguments": arguments}}]})).encode()
+
+    async def serve(request, wire):
+        await wire.head()
+        for _ in range(before):
+            await wire.send(b"data: " + piece("x") + b"\n\n")
+        await wire.send(b"data: " + piece("a@b").replace(b"@", junk) + b"\n\n")
+        await wire.send(b"data: " + json.dumps(chunk({"content": "a@b"})).encode().replace(b"@", junk) + b"\n\n")
+        await wire.event("[DONE]")
+
+    async with serving(closing(serve)) as server:
+        found = await events(model(server), asking())
+    arguments = "".join(one.arguments for one in found if isinstance(one, CallDelta))
+    with pytest.raises(UnicodeEncodeError):
+        join_halves(arguments).encode()
+    assert "\ufffd" in text_of(found)
+    assert CharactersLost() in found
 
 
 async def test_a_character_sent_in_two_escaped_halves_is_one_character(model):
