@@ -1,7 +1,7 @@
 """What happens in a chat, as values.
 
 `ModelEvent`s are what a model just did; `upstream` and `dialects` make them out of whatever a provider
-sent, and beyond those rooms nobody looks at a provider's shapes again. The loop folds them into a `Turn`
+sent, and beyond those packages nobody looks at a provider's shapes again. The loop folds them into a `Turn`
 and emits `ChatEvent`s to its listeners.
 """
 

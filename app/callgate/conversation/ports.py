@@ -1,4 +1,4 @@
-"""What the loop needs from the world, as protocols. Other rooms implement them; the core imports none of them."""
+"""What the loop needs from the world, as protocols. Other packages implement them; the core imports none of them."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
