@@ -583,3 +583,5 @@ async def test_half_a_call_of_the_clients_under_length_is_handed_back_as_length(
     assert half.of(ChatEnded)[0].ending.finish_reason == "length"
     whole = await chat(ScriptedModel(calls(("theirs", {"a": 1}), finish="length")), box)
     assert whole.of(ChatEnded)[0].ending.finish_reason == "tool_calls"
+    broken = await chat(ScriptedModel(calls(("theirs", {}), ("theirs", "{'a'}"))), box)
+    assert broken.of(ChatEnded)[0].ending.finish_reason == "tool_calls"

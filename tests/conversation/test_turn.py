@@ -748,6 +748,6 @@ def test_a_server_that_sends_a_call_as_text_and_natively_has_it_run_once():
 
 
 def test_a_free_text_call_is_whole_only_where_the_body_ended_in_order():
-    given = [CallDelta(0, "c", "get", "SELECT", custom=True), Finished("stop")]
+    given: list[ModelEvent] = [CallDelta(0, "c", "get", "SELECT", custom=True), Finished("stop")]
     assert not broken(turn_of(*given))
     assert broken(turn_of(*given, end=StreamEnd.EOF)) == [("get", Flaw.TRUNCATED)]
