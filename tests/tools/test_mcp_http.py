@@ -68,7 +68,7 @@ async def house(
     spec = HttpSpec(url, headers or {}, sse=sse, rules=rules)
     server = McpSource(ServerSpec("there", spec, prefix=""), web)
     told: list[SourceStatus] = []
-    registry = Registry(delay=delay, tell=told.append)
+    registry = Registry(delay=delay, on_status=told.append)
     registry.add_source(server)
     async with asyncio.timeout(40):
         await registry.open()

@@ -94,7 +94,7 @@ async def house(
         ServerSpec("raw", spec, prefix="raw", **options), web, Pins(lambda *change: changes.append(change))
     )
     told: list[SourceStatus] = []
-    registry = Registry(delay=delay, tell=told.append)
+    registry = Registry(delay=delay, on_status=told.append)
     registry.add_source(server)
     async with asyncio.timeout(40):
         await registry.open()
@@ -286,7 +286,7 @@ async def test_nothing_that_a_server_writes_breaks_the_reading(lines: list[bytes
     link._child = Child(lambda data: None, lambda why: None)
     waiting = link._waiting["c1"] = Waiting()
     link._to_sdk, for_sdk = anyio.create_memory_object_stream[Any](1000)
-    link._heard(b"\n".join([*lines, b'{"jsonrpc":"2.0","id":"c1","result":{"content":[]}}', b""]))
+    link._received(b"\n".join([*lines, b'{"jsonrpc":"2.0","id":"c1","result":{"content":[]}}', b""]))
     async with asyncio.timeout(5):
         with contextlib.suppress(Unreadable):
             await waiting.answer(silent)

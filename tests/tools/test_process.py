@@ -278,7 +278,7 @@ async def test_closing_ends_what_runs(tmp_path):
         running = asyncio.create_task(processes.run(python(STUBBORN, str(mark)), 1000))
         await everything(mark.exists)
         await processes.close()
-        assert (await running).why is EndReason.TOLD
+        assert (await running).why is EndReason.GIVEN_UP
         assert processes_naming(str(mark)) == []
         with pytest.raises(Closed):
             await processes.run(shell("true"), 1000)

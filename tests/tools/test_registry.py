@@ -234,7 +234,7 @@ async def test_a_source_that_fails_does_not_stop_the_start_and_comes_back_by_its
     told: list[SourceStatus] = []
     hold = asyncio.Event()
     down, up = FakeSource("down", "late", failures=2), FakeSource("up", "early")
-    registry = Registry(delay=lambda failures: 30.0 if not hold.is_set() else 0.0, tell=told.append)
+    registry = Registry(delay=lambda failures: 30.0 if not hold.is_set() else 0.0, on_status=told.append)
     registry.add_source(down)
     registry.add_source(up)
     async with asyncio.timeout(10):

@@ -141,7 +141,7 @@ class SqliteLedger:
             with contextlib.closing(_opened(self._path)) as database:
                 database.executescript(_TABLES)
                 _bring_up_to_date(database)
-                self.found_unknown = _mark_the_lost(database, folder)
+                self.found_unknown = _mark_unfinished(database, folder)
                 self._spent = _spent(database)
         except (sqlite3.Error, OSError) as error:
             self._lock.release()
@@ -239,7 +239,7 @@ class SqliteLedger:
             self._behind += len(batch)
             self._handed.put(batch)
 
-    def _tell(self, batch: _Batch, failure: str) -> None:
+    def _settle(self, batch: _Batch, failure: str) -> None:
         self._behind -= len(batch)
         for done in batch.waiting:
             if done.done():
@@ -259,7 +259,7 @@ class SqliteLedger:
             while open_:
                 batch, open_ = self._next_batch()
                 failure = _commit(database, batch)
-                self._say(batch, failure)
+                self._report(batch, failure)
                 if time.monotonic() > pruned_at + PRUNE_SECONDS:
                     pruned_at = time.monotonic()
                     _prune(database)
@@ -279,12 +279,12 @@ class SqliteLedger:
             whole.take_in(batch)
         return whole, True
 
-    def _say(self, batch: _Batch, failure: str) -> None:
+    def _report(self, batch: _Batch, failure: str) -> None:
         if failure and failure != self._refused:
             log.error("ledger_not_written", error=failure, path=str(self._path))
         self._refused = failure
         with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever waited
-            self._loop.call_soon_threadsafe(self._tell, batch, failure)
+            self._loop.call_soon_threadsafe(self._settle, batch, failure)
 
 
 def _opened(path: Path) -> sqlite3.Connection:
@@ -317,7 +317,7 @@ def _commit(database: sqlite3.Connection, batch: _Batch) -> str:
             database.execute(statement, values)
         if len(writes) > 1:
             database.execute("COMMIT")
-    except Exception as failure:  # noqa: BLE001 - whatever it is, whoever waits must hear of it and the thread go on
+    except Exception as failure:  # noqa: BLE001 - whatever it is, whoever waits must be woken and the thread go on
         with contextlib.suppress(sqlite3.Error):
             database.execute("ROLLBACK")
         return f"{type(failure).__name__}: {failure}"
@@ -352,9 +352,9 @@ def _spent(database: sqlite3.Connection) -> dict[tuple[str, str], int]:
     }
 
 
-def _mark_the_lost(database: sqlite3.Connection, folder: Path) -> int:
+def _mark_unfinished(database: sqlite3.Connection, folder: Path) -> int:
     """Runs of processes that are gone, whose end nobody saw. How many there were."""
-    lost = 0
+    found = 0
     for [process] in database.execute("SELECT DISTINCT process FROM runs WHERE ended_at IS NULL").fetchall():
         if _Lock.is_free(folder, process):
             database.execute(
@@ -362,13 +362,13 @@ def _mark_the_lost(database: sqlite3.Connection, folder: Path) -> int:
                 " WHERE process = ? AND state = 'waiting'",
                 (time.time(), process),
             )
-            lost += database.execute(
+            found += database.execute(
                 "UPDATE runs SET state = 'unknown', ended_at = ?, note = 'the process ended first'"
                 " WHERE process = ? AND state = 'started'",
                 (time.time(), process),
             ).rowcount
     _Lock.sweep(folder)
-    return lost
+    return found
 
 
 def _writable(text: str | None) -> str | None:

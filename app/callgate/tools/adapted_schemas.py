@@ -1,4 +1,4 @@
-"""The encoded schemas of the house's tools in the dialects of picky providers, each made once."""
+"""The encoded schemas of server tools in the dialects of picky providers, each made once."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -12,8 +12,8 @@ from callgate.schemas.dialects import Dialect, portable
 from callgate.tools.registry import encoded
 
 REMEMBERED = 4096
-Told: TypeAlias = Callable[[str, Dialect, Sequence[str]], None]
-"""Hears, once for each, what of a tool's schema a dialect has no words for."""
+OnLoss: TypeAlias = Callable[[str, Dialect, Sequence[str]], None]
+"""Called once for each tool and dialect with what of its schema the dialect cannot express."""
 
 
 class _SchemaFunction(msgspec.Struct):
@@ -27,10 +27,10 @@ class _Tool(msgspec.Struct):
 
 
 class AdaptedSchemas:
-    """`is_ours` tells the house's schemas from those that clients brought, which are sent as they came."""
+    """`is_ours` is true for schemas of server tools; those that clients sent are passed on as they came."""
 
-    def __init__(self, is_ours: Callable[[bytes], bool], told: Told) -> None:
-        self._is_ours, self._told = is_ours, told
+    def __init__(self, is_ours: Callable[[bytes], bool], on_loss: OnLoss) -> None:
+        self._is_ours, self._on_loss = is_ours, on_loss
         self._made: OrderedDict[tuple[Dialect, bytes], msgspec.Raw] = OrderedDict()
 
     def into(self, dialect: Dialect) -> Translate:
@@ -47,7 +47,7 @@ class AdaptedSchemas:
         tool = msgspec.json.decode(text, type=_Tool).function
         found = portable(tool.parameters, dialect)
         if found.losses:
-            self._told(tool.name, dialect, found.losses)
+            self._on_loss(tool.name, dialect, found.losses)
         made = self._made[dialect, text] = encoded(tool.name, tool.description, found.schema)
         if len(self._made) > REMEMBERED:
             self._made.popitem(last=False)

@@ -1,4 +1,4 @@
-"""Calls that wait for a person's word. They are the house's and not a runtime's: a reload does not lose them.
+"""Calls that wait for a person's approval. They outlive a runtime: a reload does not lose them.
 
 A decision is about one call with exactly the arguments that were shown, counts once, and does not wait for ever:
 silence is a no. What is decided about whom (`ApprovalRule`) and who may decide (keys) is said elsewhere.
@@ -24,7 +24,7 @@ from callgate.conversation.ports import Report
 from callgate.tools.executor import Tool
 
 KEPT_SETTLED = 1000
-"""Requests that are over and still remembered, so that a late decision is told what became of it."""
+"""Requests that are over and still remembered, so that a late decision is answered with what became of it."""
 MAX_REASON = 500
 """Characters of a reason that are passed on to the model."""
 
@@ -83,7 +83,7 @@ class SettledApproval:
 
 
 class ApprovalQueue:
-    """The calls that wait, and the deciding about them. `audit` hears how each of them ended."""
+    """The calls that wait, and the decisions about them. `audit` is called with how each of them ended."""
 
     def __init__(
         self, audit: Callable[[SettledApproval], None] | None = None, now: Callable[[], float] = time.time
@@ -115,7 +115,7 @@ class ApprovalQueue:
         asked = self._asked(tool, call, run_id, caller, seconds)
         answer: asyncio.Future[SettledApproval] = asyncio.get_running_loop().create_future()
         self._waiting[asked.id] = asked, answer
-        self._tell()
+        self._notify()
         settled = SettledApproval(asked, ApprovalOutcome.WITHDRAWN)
         try:
             await report(f"waiting for approval {asked.id}")
@@ -176,7 +176,7 @@ class ApprovalQueue:
         self._settled[settled.asked.id] = settled.decision
         while len(self._settled) > KEPT_SETTLED:
             self._settled.popitem(last=False)
-        self._tell()
+        self._notify()
         self._audit(settled)
 
     def _refusal(self, settled: SettledApproval, call: ReadyCall, seconds: float) -> Failed | None:
@@ -192,7 +192,7 @@ class ApprovalQueue:
                 text = f"Not run: this call needs a person's approval, and nobody gave it within {seconds:g} s."
         return Failed(text, FailureKind.REFUSED)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
 

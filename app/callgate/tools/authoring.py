@@ -32,13 +32,13 @@ class ToolError(Exception):
 class Context:
     """What a tool may know of its call. Asked for with a parameter annotated `Context`; the model does not see it."""
 
-    def __init__(self, call: ReadyCall, occasion: RunContext) -> None:
+    def __init__(self, call: ReadyCall, run_context: RunContext) -> None:
         import asyncio  # takes longer to load than all else here, and is there by the time that a tool runs
 
         self.call_id = call.id
-        self.run_id = occasion.run_id
-        self.turn = occasion.turn
-        self.idempotency_key = occasion.key
+        self.run_id = run_context.run_id
+        self.turn = run_context.turn
+        self.idempotency_key = run_context.key
         """The same for every try of this call and different for any other."""
         self._progress = _Progress(asyncio.get_running_loop(), asyncio.Event())
 

@@ -1,4 +1,4 @@
-"""The tools that come with the house: a clock and a calculator. Both only read, and need nothing from outside."""
+"""The built-in tools: a clock and a calculator. Both only read, and need nothing from outside."""
 
 import ast
 import math

@@ -1,4 +1,4 @@
-"""A toolbox with nothing of the house in it: what the model calls goes back to the client as the model sent it."""
+"""A toolbox without server tools: what the model calls goes back to the client as the model sent it."""
 
 from collections.abc import Callable, Sequence
 

@@ -95,13 +95,13 @@ class CommandLine:
         if paths is not None:
             _check_paths(paths)
 
-    async def execute(self, call: ReadyCall, occasion: RunContext) -> Outcome:
+    async def execute(self, call: ReadyCall, context: RunContext) -> Outcome:
         try:
             command = self._command(call.arguments)
         except _BadArgument as error:
             return Failed(f"Not run: {error}", FailureKind.NOT_RUN)
         try:
-            ended = await self._processes.run(command, occasion.max_bytes)
+            ended = await self._processes.run(command, context.max_bytes)
         except Closed:
             return Failed("The tool is being shut down.", FailureKind.UNAVAILABLE)
         except TooLong as error:
@@ -147,7 +147,7 @@ class CommandLine:
 
     def _outcome(self, ended: CommandResult) -> Outcome:
         match ended.why:
-            case EndReason.TOLD:
+            case EndReason.GIVEN_UP:
                 return Failed("The tool is being shut down.", FailureKind.UNAVAILABLE)
             case EndReason.PROCESSES:
                 return Failed(f"Stopped: it started more than {self._limits.processes} processes.")

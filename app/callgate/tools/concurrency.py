@@ -73,8 +73,7 @@ class ConcurrencyLimits:
         self._of_tools = {name: limiter for name, limiter in self._of_tools.items() if name in names}
 
     def handed_on(self) -> "ConcurrencyLimits":
-        """ConcurrencyLimits for the next runtime. One whose limit stays the same stays the same limiter, so that calls which are still
-        under way here count there too."""
+        """The limits for the next runtime. A limiter with the same limit is kept, so that calls under way count there too."""
         heir = ConcurrencyLimits()
         heir._all = self._all
         heir._of_tools, heir._of_sources = dict(self._of_tools), dict(self._of_sources)

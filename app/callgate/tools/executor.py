@@ -1,4 +1,4 @@
-"""The one protocol that everything that can be run speaks, and what a tool is to the rest of the house."""
+"""The protocol of everything that can be run, and what a tool is to the rest of the program."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -67,7 +67,7 @@ def not_compiled(arguments: Mapping[str, Any]) -> FlawDetail | None:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One tool of the house."""
+    """One server tool."""
 
     name: str
     """Legal and unique in the registry; what a model calls it."""

@@ -92,12 +92,12 @@ class HttpEndpoint:
         self._spread = spread or self._by_templates
         self._placed = {*self._url.places, *_places(self._query), *_places(body)}
 
-    async def execute(self, call: ReadyCall, occasion: RunContext) -> Outcome:
+    async def execute(self, call: ReadyCall, context: RunContext) -> Outcome:
         try:
-            request = self._request(call.arguments, occasion.key)
+            request = self._request(call.arguments, context.key)
         except BadArgument as error:
             return Failed(f"Not run: {error}", FailureKind.NOT_RUN)
-        return await ask(self._web, self._rules, request, occasion.max_bytes)
+        return await ask(self._web, self._rules, request, context.max_bytes)
 
     def _request(self, arguments: Mapping[str, Any], key: str) -> Request:
         parts = self._spread(arguments)

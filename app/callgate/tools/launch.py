@@ -5,9 +5,9 @@ imports nothing of ours and no more of the library than it must. It holds one en
 end is closed, be it because the call was given up or because Callgate was killed, the command ends. As its
 descendants' reaper it finds those, too, that left the command's process group.
 
-What it is told, on its command line: the number of the line's descriptor, settings as `name=value`, `--`, the program
-and its argv. What it says, a line each: `started PID`, `failed WHY`, `ended code N` or `ended signal N`, with
-`after told` or `after processes` behind it where it was ended and did not end by itself.
+Its command line: the number of the line's descriptor, settings as `name=value`, `--`, the program
+and its argv. What it writes, a line each: `started PID`, `failed WHY`, `ended code N` or `ended signal N`, with
+`after given_up` or `after processes` behind it where it was ended and did not end by itself.
 """
 
 import contextlib
@@ -88,7 +88,7 @@ def _be_woken() -> int:
 
 
 def _say(line: int, text: str) -> None:
-    # Where nobody listens any more, there is nobody to be told that nobody listens.
+    # The reader may be gone, and then nobody is left to report it to.
     with contextlib.suppress(OSError):
         os.write(line, text.replace("\n", " ").encode(errors="replace") + b"\n")
 
@@ -99,12 +99,12 @@ def _say(line: int, text: str) -> None:
 def _started(settings: list[tuple[str, str]], program: str, argv: list[str]) -> int:
     """The command's process id. This process has one thread, so forking it is safe."""
     parent = os.getpid()
-    heard, tell = os.pipe()
+    mistakes, report = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _become(parent, tell, settings, program, argv)
-    os.close(tell)
-    with open(heard, "rb") as pipe:
+        _become(parent, report, settings, program, argv)
+    os.close(report)
+    with open(mistakes, "rb") as pipe:
         mistake = pipe.read()
     if mistake:
         os.waitpid(pid, 0)
@@ -112,7 +112,7 @@ def _started(settings: list[tuple[str, str]], program: str, argv: list[str]) -> 
     return pid
 
 
-def _become(parent: int, tell: int, settings: list[tuple[str, str]], program: str, argv: list[str]) -> None:
+def _become(parent: int, report: int, settings: list[tuple[str, str]], program: str, argv: list[str]) -> None:
     step = "a session of its own"
     try:
         os.setsid()
@@ -140,7 +140,7 @@ def _become(parent: int, tell: int, settings: list[tuple[str, str]], program: st
         os.execve(program, argv, os.environ)  # noqa: S606 - there is no shell in this, which is the point
     except BaseException as error:  # noqa: BLE001 - a second copy of the launcher must never go on from here
         said = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else repr(error)
-        os.write(tell, f"{step}: {said}".encode(errors="replace"))
+        os.write(report, f"{step}: {said}".encode(errors="replace"))
     finally:
         os._exit(127)
 
@@ -222,10 +222,10 @@ def _ended(watch: _ChildWatch, most: int) -> str:
     why = ""
     while watch.status is None and not why:
         if watch.wait(LOOK_SECONDS if most else None) and watch.status is None:
-            why = " after told"
+            why = " after given_up"
         elif most and sum(1 for _ in _descendants()) > most:
             why = " after processes"
-    if why == " after told":
+    if why == " after given_up":
         _ask_to_end(watch)
     _sweep(watch)
     if watch.status is None:

@@ -104,7 +104,7 @@ def _is_home(host: str) -> bool:
 
 
 class _Link:
-    """What both transports share: a tap on what comes, what is to be closed, and word that the server is gone."""
+    """What both transports share: a tap on what comes, what is to be closed, and the news that the server is gone."""
 
     def __init__(self, spec: HttpSpec, web: Web, *, stream_is_life: bool = False) -> None:
         self.spec = spec
@@ -178,7 +178,7 @@ class HttpLink(_Link):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        self._lost("")  # what is cancelled from here on has nobody to tell
+        self._lost("")  # what is cancelled from here on is reported to nobody
         for task in self._aside:
             task.cancel()
         if self._aside:
@@ -256,9 +256,9 @@ class HttpLink(_Link):
             case RpcMessage(method=None, id=id) if id == reading.id:
                 return answer_in(message)
             case RpcMessage(method="notifications/progress"):
-                told = progress_of(message)
-                if told is not None and told[0] == reading.id:
-                    await reading.report(told[1].message, told[1].fraction)
+                progress = progress_of(message)
+                if progress is not None and progress[0] == reading.id:
+                    await reading.report(progress[1].message, progress[1].fraction)
             case RpcMessage(method="notifications/tools/list_changed"):
                 self._check()
             case RpcMessage(method=str(method), id=int() | str() as id):
@@ -310,7 +310,7 @@ class HttpLink(_Link):
         return RpcAnswer(error=RpcError(response.status, f"The tool's server refused the call: {words}."))
 
     def _reply(self, id: int | str, method: str) -> None:
-        """We offer a server nothing to ask for; it is told so, and not left waiting."""
+        """Answer a server's request with an error: we offer nothing to ask for, and it must not be left waiting."""
         reply: dict[str, Any] = {"jsonrpc": "2.0", "id": id}
         if method == "ping":
             reply["result"] = {}
@@ -321,7 +321,7 @@ class HttpLink(_Link):
     def _send_aside(self, body: bytes) -> None:
         if self.gone.done():
             return
-        task = asyncio.create_task(self._sent_aside(body), name="word to a tool server")
+        task = asyncio.create_task(self._sent_aside(body), name="message to a tool server")
         self._aside.add(task)
         task.add_done_callback(self._aside.discard)
 
@@ -407,7 +407,7 @@ def _whole(id: str, body: bytes, missing: int) -> RpcAnswer:
 
 
 def _is_about_sessions(status: int, error: RpcError | None) -> bool:
-    """404 is the protocol's word for it; older servers say 400 and something about the session."""
+    """The protocol says 404; older servers say 400 and something about the session."""
     return status == 404 or (status == 400 and error is not None and "session" in error.message.lower())
 
 

@@ -22,9 +22,9 @@ EXIT_SECONDS = 1.0
 TERMINATE_SECONDS = 1.0
 KILL_SECONDS = 0.5
 HASTY_SECONDS = 0.3
-"""For a server that was told to end before it was in service: nothing is under way in it."""
+"""For a server that is ended before it was in service: nothing is under way in it."""
 LOOK_SECONDS = 0.01
-"""Between two looks at a process group: the system tells only of our own child, not of what it forked."""
+"""Between two looks at a process group: the system reports only our own child, not what it forked."""
 LAST_WORDS_SECONDS = 0.2
 """For output that is still in the pipe when its writer has ended."""
 SAID_BYTES = 4096
@@ -47,10 +47,10 @@ class NotReading(Exception):
 
 
 class Child(asyncio.SubprocessProtocol):
-    """A running server. `heard` gets its output, `ended` is told once, when no more can come."""
+    """A running server. `received` is called with its output, `ended` once, when no more can come."""
 
-    def __init__(self, heard: Callable[[bytes], None], ended: Callable[[str], None]) -> None:
-        self._heard = heard
+    def __init__(self, received: Callable[[bytes], None], ended: Callable[[str], None]) -> None:
+        self._received = received
         self._ended = ended
         self._said = b""
         self._exited = asyncio.Event()
@@ -60,9 +60,9 @@ class Child(asyncio.SubprocessProtocol):
         self.pid = 0
 
     @classmethod
-    async def start(cls, spec: StdioSpec, heard: Callable[[bytes], None], ended: Callable[[str], None]) -> "Child":
+    async def start(cls, spec: StdioSpec, received: Callable[[bytes], None], ended: Callable[[str], None]) -> "Child":
         loop = asyncio.get_running_loop()
-        child = cls(heard, ended)
+        child = cls(received, ended)
         try:
             await loop.subprocess_exec(
                 lambda: child,
@@ -85,7 +85,7 @@ class Child(asyncio.SubprocessProtocol):
         return child
 
     def write(self, data: bytes) -> None:
-        """Hand `data` to the server's input. One that has ended hears nothing, and `ended` tells of it."""
+        """Hand `data` to the server's input. One that has ended gets nothing; `ended` reports it."""
         pipe = self._pipe(0)
         if pipe is None or pipe.is_closing():
             return
@@ -133,7 +133,7 @@ class Child(asyncio.SubprocessProtocol):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 self._process.close()
 
-    # What the loop tells --------------------------------------------------------------------------
+    # Called by the loop --------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._process = cast("asyncio.SubprocessTransport", transport)
@@ -142,7 +142,7 @@ class Child(asyncio.SubprocessProtocol):
     def pipe_data_received(self, fd: int, data: bytes | str) -> None:
         assert isinstance(data, bytes)
         if fd == 1:
-            self._heard(data)
+            self._received(data)
         else:
             self.note(data)
 
@@ -179,7 +179,7 @@ class Child(asyncio.SubprocessProtocol):
         return cast("asyncio.WriteTransport | None", self._process.get_pipe_transport(fd))
 
     def _signalled(self, number: signal.Signals) -> bool:
-        """Whether anybody was there to be told."""
+        """Whether there was a process to signal."""
         if not self.pid:
             return False
         try:

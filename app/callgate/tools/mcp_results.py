@@ -13,7 +13,7 @@ INPUT_REQUIRED = "input_required"
 
 
 def outcome_of(answer: RpcAnswer) -> Outcome:
-    """What the model is told of an answer. Bounding its size is the toolbox's."""
+    """Turn an answer into an outcome for the model. The toolbox bounds its size."""
     if answer.error is not None:
         return Failed(answer.error.message or f"The tool's server answered with error {answer.error.code}.")
     result = answer.result

@@ -90,18 +90,18 @@ class McpSource:
         if session is not None:
             await session.close()
 
-    async def call(self, tool: Descriptor, arguments: Mapping[str, Any], occasion: RunContext) -> RpcAnswer:
+    async def call(self, tool: Descriptor, arguments: Mapping[str, Any], context: RunContext) -> RpcAnswer:
         """Call a tool on the session there is; on the next one too, where this one is the only thing wrong."""
         session = self._session or await self._renewed(None)
         try:
-            answer = await session.call(tool.name, arguments, occasion.report, direct=tool.direct)
+            answer = await session.call(tool.name, arguments, context.report, direct=tool.direct)
         except Forgotten:
             self._renewing = self._renewing or self._session is session
             session = await self._renewed(session)
-            return await session.call(tool.name, arguments, occasion.report, direct=tool.direct)
+            return await session.call(tool.name, arguments, context.report, direct=tool.direct)
         if answer.error is not None and answer.error.code == types.HEADER_MISMATCH and tool.direct:
             # Refused for its form, before anything ran; the SDK knows how to mend that.
-            return await session.call(tool.name, arguments, occasion.report, direct=False)
+            return await session.call(tool.name, arguments, context.report, direct=False)
         return answer
 
     async def _renewed(self, old: Session | None) -> Session:
@@ -129,7 +129,7 @@ class McpSource:
         return session
 
     async def _opened_over_sse(self, spec: HttpSpec, refusal: CannotOpen) -> Session:
-        """As the protocol has it for an address that takes no POST. What fails then is told as it failed first."""
+        """As the protocol has it for an address that takes no POST. Where that fails too, the first failure is raised."""
         try:
             session = await self._opened(SseLink(spec, self._web))
         except CannotOpen:
@@ -168,9 +168,9 @@ class McpTool:
     descriptor: Descriptor
     read_only: bool
 
-    async def execute(self, call: ReadyCall, occasion: RunContext) -> Outcome:
+    async def execute(self, call: ReadyCall, context: RunContext) -> Outcome:
         try:
-            answer = await self.server.call(self.descriptor, call.arguments, occasion)
+            answer = await self.server.call(self.descriptor, call.arguments, context)
             return outcome_of(answer)
         except Unreadable as error:
             return Failed(str(error))

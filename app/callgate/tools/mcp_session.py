@@ -47,10 +47,10 @@ class Link(Transport, Protocol):
     gone: "asyncio.Future[str]"
     """Done when the server cannot be reached over this link any more, with the reason; empty if we closed it."""
     trouble: str
-    """The last thing that went wrong below the protocol; says more than the SDK's word for it."""
+    """The last thing that went wrong below the protocol; says more than the SDK's error."""
 
     def agreed(self, terms: Terms, check: Callable[[], None]) -> None:
-        """The terms of the session, and whom to tell that the tools, or the server itself, need a look."""
+        """Take the terms of the session, and what to call when the tools, or the server itself, need a look."""
         ...
 
     async def ask(self, method: str, params: Mapping[str, Any], report: Report) -> RpcAnswer: ...
@@ -114,11 +114,11 @@ class Session:
     async def _call_through_sdk(
         self, client: Client, name: str, arguments: Mapping[str, Any], report: Report
     ) -> RpcAnswer:
-        async def told(progress: float, total: float | None, message: str | None) -> None:
+        async def on_progress(progress: float, total: float | None, message: str | None) -> None:
             await report(message or "", min(max(progress / total, 0.0), 1.0) if total else None)
 
         try:
-            result = await client.call_tool(name, dict(arguments), FOREVER, told)
+            result = await client.call_tool(name, dict(arguments), FOREVER, on_progress)
         except MCPError as error:
             if error.code == types.CONNECTION_CLOSED:
                 self.check()
@@ -138,7 +138,7 @@ class Session:
             async with Client(
                 self._link,
                 read_timeout_seconds=ASK_SECONDS,
-                message_handler=self._heard,
+                message_handler=self._handle,
                 client_info=CLIENT,
                 cache=None,
             ) as client:
@@ -226,12 +226,12 @@ class Session:
                 tools.append(types.Tool.model_validate_json(bytes(raw)))
         return tools, page.next_cursor
 
-    async def _heard(self, message: object) -> None:
+    async def _handle(self, message: object) -> None:
         if isinstance(message, types.ToolListChangedNotification):
             self.check()
 
     async def _listen(self, client: Client) -> None:
-        """From 2026-07-28 on, changes are told to those who ask for them."""
+        """From 2026-07-28 on, changes are sent to those who subscribe to them."""
         while True:
             try:
                 async with client.listen(tools_list_changed=True) as events:
@@ -273,7 +273,7 @@ _pages = msgspec.json.Decoder(_Page)
 
 
 async def _nobody(message: str, fraction: float | None = None) -> None:
-    """A report that nobody hears."""
+    """Drop a report."""
 
 
 async def _ended(task: "asyncio.Task[None]") -> None:
@@ -293,7 +293,7 @@ def _announces(client: Client) -> bool:
 
 
 def _words(error: BaseException) -> str:
-    """What went wrong, for people. The SDK's own errors are told by their message alone."""
+    """What went wrong, for people. Of the SDK's own errors only the message is kept."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, MCPError):

@@ -78,7 +78,7 @@ class StdioLink:
             self._child.write(request(id, method, params, self._terms) + b"\n")
             return await waiting.answer(report)
         except asyncio.CancelledError:
-            self._tell_cancelled(id)
+            self._send_cancelled(id)
             raise
         except NotReading:
             raise NotSent("it does not read what it is sent") from None
@@ -90,7 +90,7 @@ class StdioLink:
     async def __aenter__(
         self,
     ) -> tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]:
-        self._child = await Child.start(self._spec, self._heard, self._ended)
+        self._child = await Child.start(self._spec, self._received, self._ended)
         self._to_sdk, for_sdk = anyio.create_memory_object_stream[SessionMessage | Exception](MAX_FOR_SDK)
         from_sdk, out = anyio.create_memory_object_stream[SessionMessage](0)
         self._writing = asyncio.create_task(self._write(out), name="input of a tool server")
@@ -127,7 +127,7 @@ class StdioLink:
 
     # What the server says -------------------------------------------------------------------------
 
-    def _heard(self, data: bytes) -> None:
+    def _received(self, data: bytes) -> None:
         for line in self._lines.feed(data):
             for each in [line] if line.missing else map(Line, batch_of(line.data)):
                 self._route(each)
@@ -156,10 +156,10 @@ class StdioLink:
             self._pass_on(line.data)
 
     def _progressed(self, message: RpcMessage) -> bool:
-        told = progress_of(message)
-        if told is None or not isinstance(told[0], str) or told[0] not in self._waiting:
+        progress = progress_of(message)
+        if progress is None or not isinstance(progress[0], str) or progress[0] not in self._waiting:
             return False
-        self._waiting[told[0]].progressed(told[1])
+        self._waiting[progress[0]].progressed(progress[1])
         return True
 
     def _route_in_part(self, line: Line) -> None:
@@ -208,7 +208,7 @@ class StdioLink:
         if self._to_sdk is not None:
             self._to_sdk.close()
 
-    def _tell_cancelled(self, id: str) -> None:
+    def _send_cancelled(self, id: str) -> None:
         assert self._child is not None
         try:
             self._child.write(cancellation(id) + b"\n")

@@ -17,7 +17,7 @@ import pydantic_core
 from callgate.conversation.ports import Report
 
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
-"""Of one message: an image as large as providers take, in base64, and room around it."""
+"""Of one message: an image as large as providers take, in base64, and some around it."""
 TAIL_BYTES = 256
 """Of a message that was too long: servers in TypeScript write the id last."""
 
@@ -200,7 +200,7 @@ def answer_from(result: Mapping[str, Any]) -> RpcAnswer:
 
 
 def answer_in_part(head: bytes, missing: int) -> RpcAnswer:
-    """What can be told of an answer of which only the front was kept."""
+    """Read an answer of which only the front was kept."""
     try:
         message = pydantic_core.from_json(head, allow_partial="trailing-strings")
     except ValueError as error:
@@ -227,16 +227,16 @@ def id_in_head(head: bytes) -> str | None:
 
 
 def progress_of(message: RpcMessage) -> tuple[int | str | None, RpcProgress] | None:
-    """Whose progress a notification tells of, and what it tells."""
+    """The id of the call that a notification is about, and its progress."""
     try:
-        told = _progress.decode(message.params)
+        read = _progress.decode(message.params)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
     fraction = None
-    if told.progress is not None and told.total:
-        fraction = min(max(told.progress / told.total, 0.0), 1.0)
-    words = told.message or (f"{told.progress:g}" if told.progress is not None and fraction is None else "")
-    return told.token, RpcProgress(words, fraction)
+    if read.progress is not None and read.total:
+        fraction = min(max(read.progress / read.total, 0.0), 1.0)
+    words = read.message or (f"{read.progress:g}" if read.progress is not None and fraction is None else "")
+    return read.token, RpcProgress(words, fraction)
 
 
 class Waiting:
@@ -312,11 +312,11 @@ class Lines:
         return self._line()
 
     def _take(self, piece: bytes) -> None:
-        room = self._max - len(self._kept)
-        self._kept += piece[:room] if room < len(piece) else piece
-        if room < len(piece):
-            self.missing += len(piece) - room
-            self._tail = (self._tail + piece[max(room, len(piece) - TAIL_BYTES) :])[-TAIL_BYTES:]
+        left = self._max - len(self._kept)
+        self._kept += piece[:left] if left < len(piece) else piece
+        if left < len(piece):
+            self.missing += len(piece) - left
+            self._tail = (self._tail + piece[max(left, len(piece) - TAIL_BYTES) :])[-TAIL_BYTES:]
 
     def _line(self) -> Line:
         line = Line(bytes(self._kept), self.missing, self._tail)

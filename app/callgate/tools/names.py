@@ -9,7 +9,7 @@ import re
 
 MAX_LENGTH = 64
 RESERVED_PREFIX = "callgate__"
-"""Under which a tool of the house is offered when a client's tool has its name."""
+"""Under which a server tool is offered when a client's tool has its name."""
 
 _HASH_DIGITS = 8
 """32 bits: among ten thousand tools of one cleaned-up name a clash is a matter of one in a hundred; the
@@ -29,7 +29,7 @@ def is_legal(text: str) -> bool:
 
 
 def hashed_name(text: str, identity: str, prefix: str = "") -> str:
-    """A legal name that starts like `text` and is told from others of its kind by a hash of `identity`.
+    """A legal name that starts like `text` and differs from others of its kind by a hash of `identity`.
 
     It never comes to lie under our own prefix, unless that is the `prefix` asked for.
     """

@@ -29,7 +29,7 @@ MAX_STDERR = 16 * 1024 * 1024
 """What a command may write there at all. More is a flood, and reading it costs processor time."""
 CLOSE_SECONDS = 2.0
 END_SECONDS = launch.GRACE_SECONDS + launch.SWEEP_SECONDS + 1.0
-"""For a launcher that was told to end. One that takes longer was stopped by its own command."""
+"""For a launcher to end. One that takes longer was stopped by its own command."""
 _READ_AT_ONCE = 262_144
 _LAUNCHER = str(Path(launch.__file__).resolve())
 _BOOT = f"import sys; sys.path.append({str(Path(_LAUNCHER).parent)!r}); import launch; launch.main(sys.argv[1:])"
@@ -74,7 +74,7 @@ class EndReason(StrEnum):
     """EndReason a command ended."""
 
     ITSELF = "itself"
-    TOLD = "told"
+    GIVEN_UP = "given_up"
     PROCESSES = "processes"
     """It started more of them than it may."""
     STDOUT = "stdout"
@@ -109,7 +109,7 @@ class Closed(NotStarted):
 
 
 class LauncherDied(Exception):
-    """The launcher is gone without a word, and the command with it. How far it came cannot be told."""
+    """The launcher is gone without a word, and the command with it. How far it came is not known."""
 
 
 class Processes:
@@ -172,7 +172,7 @@ class _Child:
                     raise TooLong("the arguments are longer than the system allows") from None
                 raise NotStarted(f"no process could be started: {os.strerror(error.errno or 0)}") from None
             self._files = ours.pop_all()
-        self._loop.add_reader(self._line.fileno(), self._hear)
+        self._loop.add_reader(self._line.fileno(), self._receive)
         self._loop.add_reader(self._out, self._read_stdout)
         self._loop.add_reader(self._err, self._read_stderr)
 
@@ -223,7 +223,7 @@ class _Child:
         self._loop.remove_reader(self._err)
         self.end()
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         try:
             said = self._line.recv(4096)
         except BlockingIOError:

@@ -88,31 +88,31 @@ class PythonFunction:
         self.description = self._signature.description
         self.parameters = self._signature.schema
 
-    async def execute(self, call: ReadyCall, occasion: RunContext) -> Outcome:
-        context = Context(call, occasion) if self._signature.context else None
+    async def execute(self, call: ReadyCall, run_context: RunContext) -> Outcome:
+        context = Context(call, run_context) if self._signature.context else None
         try:
             args, kwargs = self._signature.bind(call.arguments, context)
         except ValidationError as error:
             return Failed(f"Not run: {_complaints(error)}", FailureKind.NOT_RUN)
         if context is None:
-            return await self._outcome(args, kwargs, occasion)
-        return await self._with_progress(context, args, kwargs, occasion)
+            return await self._outcome(args, kwargs, run_context)
+        return await self._with_progress(context, args, kwargs, run_context)
 
     async def _with_progress(
-        self, context: Context, args: list[Any], kwargs: dict[str, Any], occasion: RunContext
+        self, context: Context, args: list[Any], kwargs: dict[str, Any], run_context: RunContext
     ) -> Outcome:
         progress = progress_of(context)
         try:
-            async with _background(progress.forward(occasion.report)):
-                outcome = await self._outcome(args, kwargs, occasion)
-            await progress.flush(occasion.report)
+            async with _background(progress.forward(run_context.report)):
+                outcome = await self._outcome(args, kwargs, run_context)
+            await progress.flush(run_context.report)
             return outcome
         finally:
             progress.close()
 
-    async def _outcome(self, args: list[Any], kwargs: dict[str, Any], occasion: RunContext) -> Outcome:
+    async def _outcome(self, args: list[Any], kwargs: dict[str, Any], run_context: RunContext) -> Outcome:
         try:
-            return returned(await self._call(args, kwargs), occasion.max_bytes)
+            return returned(await self._call(args, kwargs), run_context.max_bytes)
         except ToolError as error:
             return Failed(str(error), error.kind)
         except NoThreadLeft as error:

@@ -1,6 +1,6 @@
 """The rest of results that were too long: kept for a while, and offered to the model page by page.
 
-`KeptResults` keeps them for the whole house, within bounds. `ResultPages` is the part of one conversation. `PagedToolbox` goes
+`KeptResults` keeps them for all requests, within bounds. `ResultPages` is the part of one conversation. `PagedToolbox` goes
 around a toolbox and offers `read_more` from the moment that something lies on the pages.
 """
 
@@ -41,7 +41,7 @@ PARAMETERS: Mapping[str, Any] = {
     },
     "required": ["id"],
 }
-"""In words that every provider takes."""
+"""Without anything that some provider refuses."""
 DESCRIPTION = "Reads on in a tool result that was too long to be shown whole."
 
 
@@ -71,8 +71,8 @@ class KeptResults:
         if len(data) > MAX_BYTES_OF_ONE:
             unread += len(data) - MAX_BYTES_OF_ONE
             data = data[:MAX_BYTES_OF_ONE].decode("utf-8", "ignore").encode()
-        whose = f"{owner}\0{run_id}\0".encode("utf-8", "replace")
-        id = f"kept_{hashlib.sha256(whose + data).hexdigest()[:24]}"
+        owned_by = f"{owner}\0{run_id}\0".encode("utf-8", "replace")
+        id = f"kept_{hashlib.sha256(owned_by + data).hexdigest()[:24]}"
         self._drop(id)
         self._kept[id] = KeptResult(owner, data, unread, self._now() + SECONDS)
         self._bytes += len(data)
@@ -111,12 +111,12 @@ class ResultPages:
         """What the tool for reading on is called in this conversation."""
 
     def keep(self, whole: Returned, max_bytes: int) -> Returned:
-        """A result that is too long, cut, with a word about where the rest is."""
-        room = max_bytes - _NOTE_ROOM
-        if room <= 0 or size_of(whole.text) <= max_bytes:  # nothing could be shown, or nothing be read on
+        """A result that is too long, cut, with a note on where the rest is."""
+        left = max_bytes - _NOTE_ROOM
+        if left <= 0 or size_of(whole.text) <= max_bytes:  # nothing could be shown, or nothing be read on
             short, missing = cut(whole.text, max_bytes, already_missing=whole.cut_bytes)
             return replace(whole, text=_sayable(short), cut_bytes=missing)
-        short, missing = cut(whole.text, room, already_missing=whole.cut_bytes)
+        short, missing = cut(whole.text, left, already_missing=whole.cut_bytes)
         id = self._kept_results.keep(self._owner, self._run_id, whole.text, whole.cut_bytes)
         self.ids.add(id)
         pointer = _pointer(self.name, id, size_of(_shared_start(whole.text, short)))
@@ -199,7 +199,7 @@ class PagedToolbox:
         return tool is not None and name == tool.name
 
     def _tool(self) -> OfferedTool | None:
-        """Idempotency it was offered it stays known: a call that comes too late is told so, rather than that there is no such tool."""
+        """Once it was offered it stays known: a call that comes too late is answered with that, and not as an unknown tool."""
         if self._offered is None and self._pages.ids and self._pages:
             self._offered = OfferedTool(self._pages.name, PARAMETERS, _check)
         return self._offered

@@ -114,19 +114,19 @@ class Registry:
         *,
         limits: ConcurrencyLimits | None = None,
         delay: Delay = reopening_delay,
-        tell: Callable[[SourceStatus], None] | None = None,
+        on_status: Callable[[SourceStatus], None] | None = None,
         approval: ApprovalRule = NO_RULE,
         pool: SourcePool | None = None,
     ) -> None:
         """`approval` is the rule for tools of which neither their entry nor they themselves say anything.
 
-        `pool` has sources that are open already; without one the registry opens all of its own, and `delay` and `tell`
+        `pool` has sources that are open already; without one the registry opens all of its own, and `delay` and `on_status`
         are theirs.
         """
         self.limits = limits or ConcurrencyLimits()
         self._approval = approval
         self._approval_of: dict[tuple[str, str] | str, ApprovalRule] = {}
-        self._pool = SourcePool(tell, delay=delay) if pool is None else pool
+        self._pool = SourcePool(on_status, delay=delay) if pool is None else pool
         self._wanted: dict[str, tuple[Hashable, Source]] = {}
         self._fixed: dict[str, Tool] = {}
         self._supervisors: dict[str, SourceSupervisor] = {}

@@ -138,16 +138,16 @@ def cut(text: str, max_bytes: int, already_missing: int = 0) -> tuple[str, int]:
     if size <= max_bytes and not already_missing:
         return text, 0
     if already_missing:
-        room = max_bytes - len(_note(size + already_missing, "at least ").encode())
-        head = _front(text, max(room, 0))
+        left = max_bytes - len(_note(size + already_missing, "at least ").encode())
+        head = _front(text, max(left, 0))
         missing = size - size_of(head) + already_missing
         return _within(head + _note(missing, "at least "), max_bytes), missing
-    room = max_bytes - len(_note(size, "").encode())
-    if room <= 0:
+    left = max_bytes - len(_note(size, "").encode())
+    if left <= 0:
         head = _front(text, max_bytes)
         return head, size - size_of(head)
-    head = _front(text, room * _HEAD_SHARE // (_HEAD_SHARE + 1))
-    tail = _back(text, room - size_of(head))
+    head = _front(text, left * _HEAD_SHARE // (_HEAD_SHARE + 1))
+    tail = _back(text, left - size_of(head))
     missing = size - size_of(head) - size_of(tail)
     return head + _note(missing, "") + tail, missing
 

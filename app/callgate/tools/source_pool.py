@@ -18,10 +18,12 @@ class _Lease:
 
 
 class SourcePool:
-    """`tell` hears how the sources are doing, whoever has them at the time."""
+    """`on_status` is called with each change of a source, whoever has it at the time."""
 
-    def __init__(self, tell: Callable[[SourceStatus], None] | None = None, *, delay: Delay = reopening_delay) -> None:
-        self._tell = tell or _nobody
+    def __init__(
+        self, on_status: Callable[[SourceStatus], None] | None = None, *, delay: Delay = reopening_delay
+    ) -> None:
+        self._on_status = on_status or _nobody
         self._delay = delay
         self._leases: dict[Hashable, _Lease] = {}
 
@@ -32,7 +34,7 @@ class SourcePool:
         """The supervisor of a source with this identity. Where there is none, `source` is opened and kept under it."""
         lease = self._leases.get(identity)
         if lease is None:
-            lease = self._leases[identity] = _Lease(SourceSupervisor(source, self._tell, delay=self._delay))
+            lease = self._leases[identity] = _Lease(SourceSupervisor(source, self._on_status, delay=self._delay))
             lease.supervisor.start()
         lease.borrowers += 1
         return lease.supervisor

@@ -1,7 +1,7 @@
 """Keeping a source open: one task for each opens it, closes it, and opens it again when it is lost.
 
 One task from first to last, because MCP sessions and task groups insist on being left where they were entered.
-It is told to end by an event; it is cancelled only while opening, or when it does not end in time.
+An event ends it; it is cancelled only while opening, or when it does not end in time.
 """
 
 import asyncio
@@ -69,12 +69,12 @@ reopening_delay: Delay = partial(full_jitter, first=FIRST_DELAY, longest=LONGEST
 
 
 class SourceSupervisor:
-    """Keeps one source open until it is told to stop."""
+    """Keeps one source open until it is stopped."""
 
     def __init__(
         self,
         source: Source,
-        tell: Callable[[SourceStatus], None],
+        on_status: Callable[[SourceStatus], None],
         *,
         delay: Delay = reopening_delay,
         open_seconds: float = OPEN_SECONDS,
@@ -82,7 +82,7 @@ class SourceSupervisor:
     ) -> None:
         self.source = source
         self.status = SourceStatus(source.name, source.kind)
-        self._tell = tell
+        self._on_status = on_status
         self._delay = delay
         self._open_seconds = open_seconds
         self._close_seconds = close_seconds
@@ -150,7 +150,7 @@ class SourceSupervisor:
         return None
 
     async def _stay(self) -> str | None:
-        """None when told to stop; else why the source is gone."""
+        """None when it was stopped; else why the source is gone."""
         clock = asyncio.get_running_loop().time
         began = clock()
         if self.status.state is not SourceState.READY:
@@ -208,11 +208,11 @@ class SourceSupervisor:
 
     def _say(self, state: SourceState, error: str = "") -> None:
         self.status = replace(self.status, state=state, error=error)
-        self._tell(self.status)
+        self._on_status(self.status)
 
 
 class CannotOpen(Exception):
-    """Raised by a source that knows why, in words for people."""
+    """Raised by a source that knows why, in a sentence for people."""
 
 
 def reason(error: BaseException | None) -> str:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 DEFAULT_SIZE = 32
 """Tools mostly wait for something; far fewer than requests, so that a slow library cannot take the machine."""
 _JOIN_SECONDS = 1.0
-"""For threads that are idle and have been told to end: milliseconds, unless the machine is starved."""
+"""For idle threads to end: milliseconds, unless the machine is starved."""
 
 
 class NoThreadLeft(Exception):

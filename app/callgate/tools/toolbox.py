@@ -1,6 +1,6 @@
-"""The tools of one request: those of the house that it may use, and the client's own.
+"""The tools of one request: the server tools that it may use, and the client's own.
 
-Whose a call is, is decided by its name: the client's name wins, and a tool of the house that has the same is
+The name decides who runs a call: the client's name wins, and a server tool of the same name is
 offered as `callgate__<name>`. Here every kind of tool is held to its policy in the same way: approval, places,
 time, tries, and the size of what comes back.
 """
@@ -31,7 +31,7 @@ KEPT_BYTES = 4 * 1024 * 1024
 """What an executor reads at most, if the policy does not let the model see even more: enough for the end of a
 long answer and for an image, and little enough to hold for a few hundred calls."""
 STOP_SECONDS = 0.5
-"""For a tool that was told to stop. The client must not wait longer, so what does not stop is let go."""
+"""For a cancelled tool to stop. The client must not wait longer, so what does not stop is let go."""
 FIRST_DELAY = 0.2
 LONGEST_DELAY = 5.0
 _bits = random.Random().getrandbits  # noqa: S311 - tells calls apart, guards nothing
@@ -99,7 +99,7 @@ retry_delay: Callable[[int], float] = partial(full_jitter, first=FIRST_DELAY, lo
 
 
 class ToolSet:
-    """Tools of the house that go together, in the shapes every request needs them in."""
+    """Server tools that go together, in the shapes every request needs them in."""
 
     __slots__ = ("by_name", "offer", "schemas")
 
@@ -128,7 +128,7 @@ class RequestToolbox:
 
     def __init__(
         self,
-        house: ToolSet | Sequence[RegisteredTool],
+        server_tools: ToolSet | Sequence[RegisteredTool],
         client: Sequence[msgspec.Raw] = (),
         *,
         run_id: str,
@@ -141,12 +141,12 @@ class RequestToolbox:
         delay: Callable[[int], float] = retry_delay,
     ) -> None:
         """`on_cut` is given a result that is too long, and the bytes it may take, and says what the model gets."""
-        selection = house if isinstance(house, ToolSet) else ToolSet(house)
+        selection = server_tools if isinstance(server_tools, ToolSet) else ToolSet(server_tools)
         theirs = _by_name(client) if client else {}
         if theirs:
             selection = selection.apart_from(theirs)
         self._theirs = theirs.keys()
-        self._house = selection.by_name
+        self._server_tools = selection.by_name
         self._run_id = run_id
         self._limits = limits or ConcurrencyLimits()
         self._approve = approve
@@ -156,7 +156,7 @@ class RequestToolbox:
         self._on_cut = on_cut
         self._delay = delay
         self._turn = -1
-        self.offer: Offer = _LazyOffer(self._house, theirs) if theirs else selection.offer
+        self.offer: Offer = _LazyOffer(self._server_tools, theirs) if theirs else selection.offer
         self.schemas: Sequence[msgspec.Raw] = (*client, *selection.schemas) if client else selection.schemas
 
     def plan(self, calls: Sequence[Call]) -> Plan:
@@ -170,7 +170,7 @@ class RequestToolbox:
                 broken.append(call)
             elif call.name in self._theirs:
                 theirs.append(call)
-            elif call.name in self._house:
+            elif call.name in self._server_tools:
                 ours.append(call)
             else:
                 broken.append(BrokenCall(call.id, call.name, Flaw.UNKNOWN_TOOL, call.text, extras=call.extras))
@@ -180,17 +180,17 @@ class RequestToolbox:
         return name in self._theirs
 
     def writes(self, call: ReadyCall) -> bool:
-        return self._house[call.name].tool.policy.safety is not Safety.READ_ONLY
+        return self._server_tools[call.name].tool.policy.safety is not Safety.READ_ONLY
 
     async def run(self, call: ReadyCall, report: Report) -> Outcome:
         """Run one call of ours. What the tool does wrong is an outcome; cancelling stops the tool."""
-        entry = self._house[call.name]
+        entry = self._server_tools[call.name]
         record: RunRecord = _NO_RECORD
         if self._journal is not None:
             record = self._journal.record(call, max(self._turn, 0), writes=self.writes(call))
         if call.name != entry.tool.name:
             call = replace(call, name=entry.tool.name)
-        run = _CallRun(entry.tool, call, self._occasion(entry.tool, report), self._delay)
+        run = _CallRun(entry.tool, call, self._context(entry.tool, report), self._delay)
         began = monotonic()
         slots = Slots(self._limits.on_the_way_to(entry.address, entry.source, entry.tool.queue))
         try:
@@ -238,7 +238,7 @@ class RequestToolbox:
             return Failed("Not run: too many calls of this tool are running. Try again later.", FailureKind.REFUSED)
         return await record.begin()
 
-    def _occasion(self, tool: Tool, report: Report) -> RunContext:
+    def _context(self, tool: Tool, report: Report) -> RunContext:
         return RunContext(
             run_id=self._run_id,
             turn=max(self._turn, 0),
@@ -251,16 +251,16 @@ class RequestToolbox:
 class _CallRun:
     """One call, from its first try to its outcome."""
 
-    def __init__(self, tool: Tool, call: ReadyCall, occasion: RunContext, delay: Callable[[int], float]) -> None:
+    def __init__(self, tool: Tool, call: ReadyCall, context: RunContext, delay: Callable[[int], float]) -> None:
         self.tool = tool
         self.call = call
         self.tries = 0
-        self._occasion = occasion
+        self._context = context
         self._delay = delay
 
     @property
     def report(self) -> Report:
-        return self._occasion.report
+        return self._context.report
 
     async def outcome(self, slots: Slots) -> Outcome:
         """The tool's answer within its time, tried again where that is safe and may help."""
@@ -278,7 +278,7 @@ class _CallRun:
             await asyncio.sleep(pause)
 
     async def _try(self, seconds: float, slots: Slots) -> Outcome:
-        task = asyncio.create_task(_executed(self.tool, self.call, self._occasion), name=f"tool {self.tool.name}")
+        task = asyncio.create_task(_executed(self.tool, self.call, self._context), name=f"tool {self.tool.name}")
         try:
             await _end_of(task, max(seconds, 0.0))
         except asyncio.CancelledError:
@@ -314,9 +314,9 @@ async def _end_of(task: "asyncio.Task[Outcome]", seconds: float) -> None:
         task.remove_done_callback(wake)
 
 
-async def _executed(tool: Tool, call: ReadyCall, occasion: RunContext) -> Outcome:
+async def _executed(tool: Tool, call: ReadyCall, context: RunContext) -> Outcome:
     """As a coroutine of its own, so that whatever an executor does before it first waits is inside the task too."""
-    return await tool.executor.execute(call, occasion)
+    return await tool.executor.execute(call, context)
 
 
 def _outcome_of(task: "asyncio.Task[Outcome]") -> Outcome:
@@ -333,7 +333,7 @@ def _outcome_of(task: "asyncio.Task[Outcome]") -> Outcome:
 
 
 _let_go: set["asyncio.Task[Outcome]"] = set()
-"""Tasks that did not stop when told to. Kept, because the loop itself holds tasks only weakly."""
+"""Tasks that did not stop when they were cancelled. Kept, because the loop itself holds tasks only weakly."""
 
 
 async def _stop(task: "asyncio.Task[Outcome]", slots: Slots) -> None:
@@ -362,7 +362,7 @@ def _leave_behind(task: "asyncio.Task[Outcome]", slots: Slots) -> None:
     task.add_done_callback(ended)
 
 
-# Whose a name is ----------------------------------------------------------------------------------
+# Names and their owners ----------------------------------------------------------------------------------
 
 
 class _ClientFunction(msgspec.Struct, gc=False):
@@ -415,27 +415,27 @@ def _free_name(entry: RegisteredTool, taken: set[str]) -> str:
 class _LazyOffer(Mapping[str, OfferedTool]):
     """All tools on offer; a schema of the client's is decoded when a call asks for it."""
 
-    def __init__(self, house: Mapping[str, RegisteredTool], theirs: Mapping[str, msgspec.Raw]) -> None:
-        self._house = house
+    def __init__(self, server_tools: Mapping[str, RegisteredTool], theirs: Mapping[str, msgspec.Raw]) -> None:
+        self._server_tools = server_tools
         self._theirs = theirs
         self._decoded: dict[str, OfferedTool] = {}
 
     def __getitem__(self, name: str) -> OfferedTool:
-        if name in self._house:
-            return self._house[name].offered
+        if name in self._server_tools:
+            return self._server_tools[name].offered
         if name not in self._decoded:
             self._decoded[name] = OfferedTool(name, _parameters(self._theirs[name]))
         return self._decoded[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._house or name in self._theirs
+        return name in self._server_tools or name in self._theirs
 
     def __iter__(self) -> Iterator[str]:
         yield from self._theirs
-        yield from self._house
+        yield from self._server_tools
 
     def __len__(self) -> int:
-        return len(self._theirs) + len(self._house)
+        return len(self._theirs) + len(self._server_tools)
 
 
 def _parameters(raw: msgspec.Raw) -> dict[str, Any]:
