@@ -98,7 +98,7 @@ class _Bare:
             if mark is None:
                 return False
             if mark == "\n":
-                self._out.add_text(mark)
+                self._out.add_prose(mark)
                 return True
             if self._out.indent >= 0:
                 return True

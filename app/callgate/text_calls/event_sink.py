@@ -39,6 +39,8 @@ _SPOKEN = frozenset({quoting.LISTED, quoting.TABLE, quoting.INDENTED, quoting.QU
 _NEW_MESSAGE = re.compile(r"<\|(?:start|message|channel|content_\w+|message_model|im_start|open|START_\w+)\|>")
 """Tokens behind which prose has nothing to do with a call before."""
 _WORDS = re.compile(r"\w[.,:;!?]?[ \t]+\w")
+_MOST_UNREAD = 16_384
+"""Pieces of prose that are kept before they are joined: a list of single letters takes ten times their room."""
 _PROBED = 65_536
 """Characters of quoted text that are looked at for calls that are not run."""
 
@@ -70,6 +72,10 @@ class Item:
     @property
     def is_whole(self) -> bool:
         return all(call.flaw is None for call in self.calls)
+
+    @property
+    def is_blank_text(self) -> bool:
+        return self.kind == TEXT and not self.text.strip()
 
     @property
     def has_prose_in_it(self) -> bool:
@@ -133,6 +139,10 @@ class EventSink:
         self._run: list[str] = []
         self._run_is_text = True
         self._context = QuoteTracker() if is_judging else None
+        self._unread: list[str] = []
+        """Prose that the context has not read."""
+        self._is_plain = True
+        """There was nothing but prose so far."""
         self._open_line: list[Item] = []
         """Calls behind which the line has not ended yet."""
         self._line_rest = ""
@@ -150,17 +160,23 @@ class EventSink:
         self.add_prose(text)
 
     def add_prose(self, text: str) -> None:
-        self.indent = _indent_after(self.indent, text)
+        if self.indent >= 0 or "\n" in text:
+            self.indent = _indent_after(self.indent, text)
         if self.is_silent:
             self.is_silent = not text.strip()
+        if self._is_plain:
+            # Nothing was found so far: this is what happens with nearly every delta.
+            self.cursor.forget()
+            self._unread.append(text)
+            self._run.append(text)
+            return
         if self._blocks:
             self._add_behind_block(text)
         else:
             self.cursor.forget()
             if self._prose_line and "\n" in text:
                 self._prose_line = False
-        if self._context is not None:
-            self._context.feed(text)
+        self._unread.append(text)
         if self._region is not None:
             self._add_to_region(text)
         if not self._run_is_text:
@@ -169,13 +185,18 @@ class EventSink:
         self._run.append(text)
 
     def add_reasoning(self, text: str) -> None:
-        self.forget()
+        self._is_plain = False
+        if self._blocks:
+            self._swallow(self._take().removesuffix(text))
+        else:
+            self.cursor.forget()
         if self._run_is_text:
             self._end_run()
             self._run_is_text = False
         self._run.append(text)
 
     def add_call(self, call: CallWritten) -> None:
+        self._is_plain = False
         self._end_run()
         raw = self._take()
         last = self._items[-1] if self._items else None
@@ -183,7 +204,7 @@ class EventSink:
             block = last
         else:
             start = self.cursor.offset - len(raw)
-            span = self._context.open_span() if self._context is not None and self._context.quoted() is None else None
+            span = self._context.open_span() if self._context is not None and self._quoted() is None else None
             block = Item(CALLS, raw, start, self.indent >= 0, span=span)
             self._items.append(block)
             self._blocks += 1
@@ -215,17 +236,24 @@ class EventSink:
 
     def quoted(self) -> str | None:
         """Why a call that began here would be quoted; None if it would not."""
-        if self._context is None:
-            return None
-        reason = self._context.quoted()
+        reason = self._quoted()
         if reason is None:
             self._close_region()
         return reason
+
+    def _quoted(self) -> str | None:
+        if self._context is None:
+            return None
+        if self._unread:
+            self._context.feed("".join(self._unread))
+            self._unread.clear()
+        return self._context.quoted()
 
     def add_quoted(self, mark: str, reason: str) -> None:
         """A mark in a quoted place: prose, that is looked at later for the calls that are not run."""
         if self._region is None and self._region_size < _PROBED:
             self._region, self._region_reason = [], reason
+            self._is_plain = False
         self.add_text(mark)
 
     def _add_to_region(self, text: str) -> None:
@@ -272,6 +300,8 @@ class EventSink:
         self.indent, self.is_silent, self._prose_line = 0, True, False
         self._open_line.clear()
         self._region = None
+        self._is_plain = False
+        self._unread.clear()
         self.quoted_regions.clear()
         if self._context is not None:
             self._context = QuoteTracker()
@@ -354,7 +384,7 @@ class EventSink:
             if _NEW_MESSAGE.search(text):
                 self._open_line, self._line_rest = [], ""
             self._end_run()
-            if len(self._items) > 1 and self._items[-2].kind == CALLS and not self._items[-1].text.strip():
+            if len(self._items) > 1 and self._items[-2].kind == CALLS and self._items[-1].is_blank_text:
                 # Blanks between calls and their end mark.
                 text = self._items.pop().text + text
             if (last := self._items[-1]).kind == CALLS:
@@ -386,6 +416,14 @@ class EventSink:
 
     def take(self) -> list[ModelEvent]:
         """The events since the last time, as far as nothing that follows can change what they are."""
+        if self._is_plain and not self._holds_all:
+            if not self._run:
+                return []
+            text = self._run[0] if len(self._run) == 1 else "".join(self._run)
+            self._run.clear()
+            if len(self._unread) > _MOST_UNREAD:
+                self._unread = ["".join(self._unread)]
+            return [TextDelta(text)] if text else []
         if self._holds_all or self._holds_reasoning:
             events, self._events = self._events, []
             return events

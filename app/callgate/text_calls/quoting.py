@@ -25,9 +25,6 @@ THINKING: Final = "thinking"
 TAB = 4
 """How many columns a tab counts for; four columns make an indented (quoted) block in Markdown."""
 
-_KEPT = 65_536
-"""Characters of prose that are kept unread; beyond it whole lines are read."""
-
 _CLOSERS: Final = {"“": "”", "„": "“”", "‟": "”", "«": "»", "‘": "’", "‚": "‘’", "‹": "›", "「": "」", "『": "』"}
 _TAGS = "pre|code|blockquote|q|samp|kbd|xmp|textarea|example|quote"
 _LINE = re.compile(r"([ \t\r]*)(?:(>)|(\||[-*+•](?=[ \t])|\d{1,3}[.)](?=[ \t]))|(?=[^\s]))?")
@@ -53,8 +50,6 @@ class QuoteTracker:
     """Follows prose, and says what the place behind it is quoted by."""
 
     def __init__(self) -> None:
-        self._unread: list[str] = []
-        self._size = 0
         self._has_text = False
         self._begins_line = True
         self._indent = 0
@@ -73,31 +68,24 @@ class QuoteTracker:
         """A run of fence characters on this line, of which it is not known yet what it does."""
         self._ticks = 0
         self._ticks_line = False
+        self._ticks_hold = False
+        """A mark stood in this inline code: it is believed to be some, though it goes on over lines."""
         self._quotes: list[str] = []
         self._quote_opened_last = False
         self._html_end = ""
 
     def feed(self, text: str) -> None:
-        self._unread.append(text)
-        self._size += len(text)
-        if self._size > _KEPT:
-            kept = "".join(self._unread)
-            end = kept.rfind("\n") + 1
-            if end:
-                self._read(kept[:end])
-                self._unread = [kept[end:]]
-            self._size = len(kept) - end
+        """`text` ends where a call may begin, or anywhere in prose in which none begins."""
+        self._read(text)
 
     def quoted(self) -> str | None:
         """Why the place behind all that was fed is quoted; None if it is not."""
-        if self._unread:
-            text, self._unread, self._size = "".join(self._unread), [], 0
-            self._read(text)
         if self._fences or self._fence_line:
             return FENCED
         if self._html_end:
             return HTML
         if self._ticks and self._ticks_line:
+            self._ticks_hold = True
             return FENCED if self._ticks > 2 else INLINE_CODE
         if self._in_block_quote:
             return BLOCK_QUOTE
@@ -208,7 +196,7 @@ class QuoteTracker:
             if not self._ticks:
                 self._ticks, self._ticks_line = len(piece), True
             elif self._ticks == len(piece):
-                self._ticks, self._ticks_line = 0, False
+                self._ticks, self._ticks_line, self._ticks_hold = 0, False, False
         elif self._ticks or piece[0] == "~":
             return
         elif piece[0] == "<":
@@ -222,6 +210,7 @@ class QuoteTracker:
             if char in self._quotes and not (opens and behind and behind not in " \t\r\n"):
                 if char == '"' or not (behind.isalnum() and before.isalnum()):
                     self._quotes.remove(char)
+                    self._quote_closes()
             elif opens and (not behind or behind not in " \t\r"):
                 self._quotes.append(char)
                 self._quote_opened_last = True
@@ -229,6 +218,7 @@ class QuoteTracker:
         for place in range(len(self._quotes) - 1, -1, -1):
             if char in self._quotes[place] and len(self._quotes[place]) >= 1 and self._quotes[place] not in "\"'":
                 del self._quotes[place:]
+                self._quote_closes()
                 return
         if char in _CLOSERS:
             self._quotes.append(_CLOSERS[char])
@@ -236,6 +226,10 @@ class QuoteTracker:
         elif char == "»" and opens:
             self._quotes.append("«")
             self._quote_opened_last = True
+
+    def _quote_closes(self) -> None:
+        if not self._quotes and self._paragraph_kind == QUOTATION:
+            self._paragraph_kind = ""
 
     def _line_ends(self) -> None:
         if self._fence_line:
@@ -247,10 +241,10 @@ class QuoteTracker:
         elif self._ticks > 2 and self._ticks_line:
             self._fences.append("`" * self._ticks)
             self._ticks = 0
-        self._ticks_line = False
+        self._ticks_line = self._ticks_hold and self._ticks > 0
         self._line_kind = ""
         if self._is_line_blank:
-            self._in_block_quote = False
+            self._in_block_quote = self._ticks_line = self._ticks_hold = False
             self._paragraph_kind = ""
             self._ticks = 0
             self._quotes.clear()

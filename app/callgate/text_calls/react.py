@@ -52,7 +52,7 @@ def _line(out: EventSink, prose: Prose, *, is_thought: bool) -> Steps[None]:
             out.add_reasoning("\n")
         return
     while (mark := (yield from prose.step())) is not None:
-        out.add_text(mark)
+        out.add_prose(mark)
         if mark or out.indent >= 0:
             return
 

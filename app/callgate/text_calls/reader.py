@@ -105,7 +105,7 @@ class TextReader:
         return self._cursor.untaken
 
     def feed(self, text: str) -> list[ModelEvent]:
-        if "</think" in text and self._out.may_end_alone:
+        if self._out.may_end_alone and "</think" in text:
             # A tag that a grammar meets in the middle of something else begins and ends a piece.
             for piece in _THINK_ENDS.split(text):
                 self._cursor.push(piece)
