@@ -279,7 +279,9 @@ def test_an_environment_that_is_another_checkouts_is_neither_emptied_nor_install
         assert {it.name for it in theirs.iterdir()} == {"kept", *stamps}
 
 
-@pytest.mark.parametrize("page", ["CONTRIBUTING.md", *(f"docs/decisions/{page.name}" for page in DECISIONS)])
+@pytest.mark.parametrize(
+    "page", ["CONTRIBUTING.md", "docs/security.md", *(f"docs/decisions/{page.name}" for page in DECISIONS)]
+)
 def test_every_file_that_a_page_for_contributors_names_is_there(page):
     named = re.findall(r"`((?:app|docs|tests|deploy)/[\w./-]+)`", (ROOT / page).read_text("utf-8"))
 
@@ -295,3 +297,15 @@ def test_every_decision_is_dated_listed_and_says_what_why_and_what_else():
         assert f"({page.name})" in index
         assert re.match(rf"# {page.name[:4]}\. \S.*\n20\d\d-\d\d-\d\d\n", text), page.name
         assert re.findall(r"^## (.*)$", text, re.MULTILINE) == ["What", "Why", "What else"], page.name
+
+
+def test_every_cache_is_on_the_list_of_what_is_remembered():
+    page = (ROOT / "docs/decisions/0023-what-is-remembered.md").read_text("utf-8")
+    caching = re.compile(
+        r"^\s*@(?:functools\.)?(?:lru_cache|cache)\b|\bOrderedDict\[|^(?:LONGEST_)?_?REMEMBERED(?!_SECONDS)",
+        re.MULTILINE,
+    )
+    files = [file for file in (ROOT / "app").rglob("*.py") if caching.search(file.read_text("utf-8"))]
+
+    assert len(files) > 8
+    assert [name for file in files if (name := str(file.relative_to(ROOT))) not in page] == []

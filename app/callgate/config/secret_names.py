@@ -17,9 +17,17 @@ _HELD = frozenset({"access", "api", "auth", "bearer", "id", "private", "refresh"
 _BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+")
 
 
-@lru_cache(maxsize=1024)
+LONGEST_REMEMBERED = 64
+"""Longer names are looked at each time: some are a client's to choose, and what is remembered must stay small."""
+
+
 def means_secret(name: str) -> bool:
     """Whether a value under this name is to be kept out of sight: `api_key`, `X-Api-Key`, `clientSecret`, `DB_PASSWORD`."""
+    return _means_secret(name) if len(name) <= LONGEST_REMEMBERED else _means_secret.__wrapped__(name)
+
+
+@lru_cache(maxsize=1024)
+def _means_secret(name: str) -> bool:
     words = [word.lower() for word in _BOUNDARY.split(name) if word]
     if words == ["auth"]:  # a mode, as in `auth: off`
         return False
