@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -11,7 +11,9 @@ from callgate.calls.offer import Check
 from callgate.calls.outcome import Outcome
 from callgate.calls.states import FlawDetail, ReadyCall
 from callgate.conversation.ports import Report
-from callgate.tools.concurrency import ConcurrencyLimiter
+
+if TYPE_CHECKING:  # loads asyncio, which authors of tools need not wait for
+    from callgate.tools.concurrency import ConcurrencyLimiter
 
 
 class Safety(StrEnum):
@@ -82,7 +84,7 @@ class Tool:
     """Where it comes from, for people: an import path, a URL, a server's name."""
     wanted: str = ""
     """What it would be called, where `name` is only what its source calls it."""
-    queue: ConcurrencyLimiter | None = None
+    queue: "ConcurrencyLimiter | None" = None
     """The places of what runs it, shared with other tools. A call takes one before its time begins."""
 
 
