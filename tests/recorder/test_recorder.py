@@ -204,14 +204,18 @@ async def test_a_disk_that_cannot_be_written_is_counted_and_the_request_goes_on(
     assert len(dropped) == 1
 
 
-async def test_what_was_used_is_counted_whatever_is_recorded(recorder):
-    counter = recorder.counter("alice", "gpt")
-    counter.requests += 2
-    counter.tokens_in += 10
-    today = day_of(time.time())
-    assert [(used.key, used.requests) for used in recorder.usage(today)] == [("alice", 2)]
+class Used:
+    name, key = "gpt", "alice"
+    requests, failed, calls, tokens_in, tokens_out = 2, 0, 0, 10, 0
 
+
+async def test_what_was_used_is_counted_whatever_is_recorded(tmp_path):
+    used, today = Used(), day_of(time.time())
+    recorder = Recorder(mask, tmp_path, counted=lambda: [used])
+    assert [(each.key, each.model, each.requests) for each in recorder.usage(today)] == [("alice", "gpt", 2)]
+
+    recorder.open()
     await recorder.close()
-    counter.requests += 1
-    [used] = recorder.usage(today)
-    assert (used.requests, used.tokens_in) == (3, 10)
+    used.requests += 1
+    [found] = recorder.usage(today)
+    assert (found.requests, found.tokens_in) == (3, 10)

@@ -9,12 +9,12 @@ from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
+from callgate.api import recording
 from callgate.api.answers import ClientLeft, EventStream, Pulse, StreamWriter, WholeAnswer
 from callgate.api.conversation import Conversation, caller_key
 from callgate.api.idempotency import WELL, BeforeTools, Ended, Idempotency
 from callgate.api.middleware import RequestContext, context_of
 from callgate.api.openai_writers import AnswerHead, ChoicesChunkWriter, ChoicesWriter, ChunkWriter, CompletionWriter
-from callgate.api.recording import RequestRecording
 from callgate.api.requests import ChatRequest, check_encoding, read_body, read_chat_request
 from callgate.api.trace import TraceWriter
 from callgate.auth.keys import Caller
@@ -83,17 +83,21 @@ class ChatEndpoint:
             conversation = Conversation(
                 runtime, route, self._manager.conversations, context, request, caller, before_tools
             )
-            recording = RequestRecording(runtime, route, conversation, context, request, caller)
+            begin = partial(recording.begin, runtime, route, conversation, context, request, caller, time.time())
+            recorded = conversation.recording = begin() if runtime.records(passed=not route.server_tools) else None
+            error, state = None, "cut_off"
             try:
                 error = await _answer_to(request, conversation, runtime).send(receive, send)
+                state = "" if error is None else "failed"
             except ClientLeft:
-                notes["ending"] = "client_left"
-                recording.end("client_left", 499)
+                notes["ending"] = state = "client_left"
                 return Ended(wrote=context.wrote, left=True)
-            except BaseException:
-                recording.end("cut_off", 500)
-                raise
-            recording.end("" if error is None else "failed", context.status, error)
+            finally:
+                if error is not None:
+                    runtime.metrics.model(route.name, caller.name).failed += 1
+                    recorded = recorded or (begin() if runtime.records_errors else None)
+                if recorded is not None:
+                    recording.end(recorded, runtime, context, state, error)
             if error is not None:
                 notes |= {"error": error.code or error.type, "detail": error.detail}
             elif not context.wrote:

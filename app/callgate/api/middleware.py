@@ -114,12 +114,16 @@ class Middleware:
                 method = "GET"
                 scope = {**scope, "method": method}  # the server sends the head of what is answered to a GET
             runtime = self._house.current
-            caller = context.caller = None if path in OPEN_PATHS or is_page(path) else runtime.admit(context.headers)
-            length, most = context.headers.get("content-length", "0"), runtime.limits.body_bytes
-            if not length.isdigit() or len(length) > MAX_LENGTH_DIGITS or int(length) > most:
-                raise ChatError(413, f"The request body is larger than {most} bytes.", code="request_too_large")
-            inner = self._straight.get((method, path), self._app)
-            if caller is None or _is_light(method, path):
+            length = context.headers.get("content-length")
+            if length is not None and (len(length) > MAX_LENGTH_DIGITS or int(length) > runtime.limits.body_bytes):
+                raise ChatError(
+                    413, f"The request body is larger than {runtime.limits.body_bytes} bytes.", code="request_too_large"
+                )
+            straight = self._straight.get((method, path))
+            inner = straight or self._app
+            is_open = straight is None and (path in OPEN_PATHS or is_page(path))
+            caller = context.caller = None if is_open else runtime.admit(context.headers)
+            if caller is None or (straight is None and _is_light(method, path)):
                 await inner(scope, receive, send_marked)
             else:
                 with await runtime.place(caller):

@@ -151,10 +151,10 @@ class RunReader:
         ending, row = event.ending, self._row
         row.state, row.finish_reason = str(ending.kind), ending.finish_reason
         usage = event.usage or {}
-        row.tokens_in += count_of(usage.get("prompt_tokens"))
-        row.tokens_out += count_of(usage.get("completion_tokens"))
-        row.tokens_cached += count_of(_detail(usage, "prompt_tokens_details", "cached_tokens"))
-        row.tokens_reasoning += count_of(_detail(usage, "completion_tokens_details", "reasoning_tokens"))
+        row.tokens_in += _count(usage.get("prompt_tokens"))
+        row.tokens_out += _count(usage.get("completion_tokens"))
+        row.tokens_cached += _count(_detail(usage, "prompt_tokens_details", "cached_tokens"))
+        row.tokens_reasoning += _count(_detail(usage, "completion_tokens_details", "reasoning_tokens"))
         return "ended", None, {"ending": str(ending.kind), "finish_reason": ending.finish_reason, "note": ending.note}
 
 
@@ -180,7 +180,7 @@ def _detail(usage: Mapping[str, Any], details: str, name: str) -> Any:
     return found.get(name) if isinstance(found, Mapping) else None
 
 
-def count_of(value: Any) -> int:
+def _count(value: Any) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 

@@ -8,9 +8,9 @@ import queue
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, TypeAlias
+from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 import structlog
@@ -27,7 +27,7 @@ from callgate.conversation.events import (
     TurnStarted,
 )
 from callgate.conversation.listeners import Handlers, Listener
-from callgate.recorder.reading import Mask, RunReader, Seen, count_of, recorded
+from callgate.recorder.reading import Mask, RunReader, Seen, recorded
 from callgate.recorder.row import Recording, RunEvent, RunRow, Usage
 from callgate.recorder.store import FILE, RunFilter, RunStore, StoreUnusable, day_of
 
@@ -120,38 +120,17 @@ class RunListener(Listener):
     )
 
 
-class UsageCounter:
-    """Requests, calls and tokens since the process began."""
+class Counted(Protocol):
+    """What one key used of one model since the process began. It only ever grows, so that no step of it is lost."""
 
-    __slots__ = ("added", "calls", "failed", "requests", "tokens_in", "tokens_out")
-
-    def __init__(self) -> None:
-        self.requests = self.failed = self.calls = self.tokens_in = self.tokens_out = 0
-        self.added = self.now()
-
-    def now(self) -> tuple[int, int, int, int, int]:
-        return self.requests, self.failed, self.calls, self.tokens_in, self.tokens_out
-
-
-class UsageListener(Listener):
-    """Adds what a chat used to its key's and model's count."""
-
-    __slots__ = ("_counter",)
-
-    def __init__(self, counter: UsageCounter) -> None:
-        self._counter = counter
-
-    def _call_ended(self, event: CallEnded) -> None:
-        self._counter.calls += 1
-
-    def _chat_ended(self, event: ChatEnded) -> None:
-        counter, usage = self._counter, event.usage
-        counter.requests += 1
-        if usage is not None:
-            counter.tokens_in += count_of(usage.get("prompt_tokens"))
-            counter.tokens_out += count_of(usage.get("completion_tokens"))
-
-    handlers: ClassVar[Handlers] = {CallEnded: _call_ended, ChatEnded: _chat_ended}
+    name: str
+    """The model's."""
+    key: str
+    requests: int
+    failed: int
+    calls: int
+    tokens_in: int
+    tokens_out: int
 
 
 class Feed:
@@ -179,7 +158,13 @@ class Feed:
 class Recorder:
     """The runs of this process."""
 
-    def __init__(self, mask: Mask, folder: Path | None = None, on_dropped: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        mask: Mask,
+        folder: Path | None = None,
+        on_dropped: Callable[[], None] = lambda: None,
+        counted: Callable[[], Iterable[Counted]] = tuple,
+    ) -> None:
         """`folder` is where the file is, if runs are written at all."""
         self._mask = mask
         self._folder = folder
@@ -193,7 +178,8 @@ class Recorder:
         self._policy = RecordPolicy()
         self._thread: threading.Thread | None = None
         self._failure = ""
-        self._counters: dict[tuple[str, str], UsageCounter] = {}
+        self._counted = counted
+        self._added: dict[tuple[str, str], tuple[int, ...]] = {}
         self._usage: dict[tuple[str, str, str], Usage] = {}
 
     # -- on the event loop
@@ -224,14 +210,10 @@ class Recorder:
             self._start()
         self._ended.put(recording)
 
-    def counter(self, key: str, model: str) -> "UsageCounter":
-        """Counts what one key uses of one model; both are names of the operator's, so that there are few."""
-        counter = self._counters.get((key, model))
-        if counter is None:
-            counter = self._counters[key, model] = UsageCounter()
-            if self._thread is None:
-                self._start()
-        return counter
+    def open(self) -> None:
+        """Begin to write down what is used."""
+        if self._thread is None:
+            self._start()
 
     def _start(self) -> None:
         self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
@@ -399,14 +381,16 @@ class Recorder:
             self._usage.setdefault(_of(used), Usage(*_of(used))).add(used)
 
     def _uncounted(self, *, forget: bool) -> Iterator[Usage]:
-        """What the counters have that was not added up yet. They only ever grow, so that no step of theirs is lost."""
+        """What was counted and not added up yet."""
         day = day_of(time.time())
-        for (key, model), counter in list(self._counters.items()):
-            now = counter.now()
-            if now != counter.added:
-                yield Usage(day, key, model, *(new - old for new, old in zip(now, counter.added, strict=True)))
+        for counted in self._counted():
+            place = counted.key, counted.name
+            now = (counted.requests, counted.failed, counted.calls, counted.tokens_in, counted.tokens_out)
+            before = self._added.get(place, (0, 0, 0, 0, 0))
+            if now != before:
+                yield Usage(day, *place, *(new - old for new, old in zip(now, before, strict=True)))
                 if forget:
-                    counter.added = now
+                    self._added[place] = now
 
     def _next_batch(self) -> tuple[list[RunRecording], bool]:
         """What waits, and whether there will be more. Waits for the first, and a moment for others."""

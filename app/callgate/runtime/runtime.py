@@ -13,7 +13,7 @@ from callgate.auth.meter import FREE, Meter, Price
 from callgate.config.schema import Config
 from callgate.conversation.errors import ChatError
 from callgate.conversation.listeners import Listener
-from callgate.recorder.recorder import RunRecording, UsageListener
+from callgate.recorder.recorder import RunRecording
 from callgate.recorder.row import RunRow
 from callgate.runtime.builders.access import keyring_of, origin_guard_of
 from callgate.runtime.builders.limits import rules_of
@@ -257,8 +257,8 @@ class Runtime:
     def listeners(self, model_name: str, run_id: str, caller: Caller) -> tuple[Listener, ...]:
         return (
             LogListener(run_id, content=self.config.logging.content),
-            MetricsListener(self.metrics, model_name, self._tools.names),  # as they were when the model was chosen
-            UsageListener(self.recorder.counter(caller.name, model_name)),
+            # The tools as they were when the model was chosen.
+            MetricsListener(self.metrics, model_name, self._tools.names, caller.name),
         )
 
     def _entry(self, name: str, caller: Caller) -> ModelEntry:

@@ -46,7 +46,7 @@ class SharedResources:
         self.sources = SourcePool(functools.partial(_report_source, self.servers))
         self.kept_results = KeptResults()
         folder = None if config.data_dir is None else Path(config.data_dir)
-        self.recorder = Recorder(logs.masked, folder, self.metrics.runs_dropped.inc)
+        self.recorder = Recorder(logs.masked, folder, self.metrics.runs_dropped.inc, self.metrics.used)
         self._web: Web | None = None
         self.threads = threads_of(config)
         self.processes = processes_of(config)
@@ -64,6 +64,7 @@ class SharedResources:
         """Open what lies in files. Where that fails nothing is served: what was promised could not be kept."""
         ledger = ledger_of(self._config)
         self.ledger = ledger or NoLedger()
+        self.recorder.open()
         self.process = "" if ledger is None else ledger.process
         self.limiter = limiter_of(self._config, ledger)
         self.keys = key_store_of(self._config)

@@ -108,16 +108,17 @@ class MetricsListener(Listener):
 
     __slots__ = ("_metrics", "_model", "_of_model", "_tools")
 
-    def __init__(self, metrics: Metrics, model: str, tools: Container[str] = ()) -> None:
+    def __init__(self, metrics: Metrics, model: str, tools: Container[str] = (), key: str = "") -> None:
         self._metrics = metrics
         self._model = model
-        self._of_model = metrics.model(model)
+        self._of_model = metrics.model(model, key)
         self._tools = tools
 
     def _call_ended(self, event: CallEnded) -> None:
         tool = self._label(event.call.name)
         self._metrics.calls.of(tool, _verdict(event.outcome)).inc()
         self._metrics.call_seconds.of(tool).observe(event.seconds)
+        self._of_model.calls += 1
 
     def _handed_back(self, event: CallsHandedBack) -> None:
         self._metrics.calls.of(CLIENTS, "handed_back").inc(len(event.calls))

@@ -63,7 +63,7 @@ class Family(Generic[Part]):
     """
 
     def __init__(self, name: str, help: str, labels: Sequence[str], make: Callable[[], Part]) -> None:
-        self._name, self._help, self._labels = name, help, labels
+        self.name, self._help, self._labels = name, help, labels
         self._make: Callable[[], Part] = make
         self._parts: dict[tuple[str, ...], Part] = {}
         self._others = (OTHER,) * len(labels)
@@ -89,7 +89,7 @@ class Counts(Family[Count]):
         super().__init__(name, help, labels, Count)
 
     def collect(self) -> Iterable[Metric]:
-        family = CounterMetricFamily(self._name, self._help, labels=self._labels)
+        family = CounterMetricFamily(self.name, self._help, labels=self._labels)
         for labels, part in self._parts.items():
             family.add_metric(labels, part.amount, created=part.created)
         yield family
@@ -101,10 +101,10 @@ class Histograms(Family[Times]):
         self._shown = [*map(floatToGoString, bounds), "+Inf"]
 
     def collect(self) -> Iterable[Metric]:
-        family = HistogramMetricFamily(self._name, self._help, labels=self._labels)
+        family = HistogramMetricFamily(self.name, self._help, labels=self._labels)
         for labels, part in self._parts.items():
             family.add_metric(labels, list(zip(self._shown, accumulate(part.counts), strict=True)), part.sum)
-            family.add_sample(f"{self._name}_created", dict(zip(self._labels, labels, strict=True)), part.created)
+            family.add_sample(f"{self.name}_created", dict(zip(self._labels, labels, strict=True)), part.created)
         yield family
 
 
@@ -113,7 +113,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
-        self._models: dict[str, OfModel] = {}
+        self._models: dict[tuple[str, str], OfModel] = {}
         self._requests: dict[tuple[str, int, str], tuple[Count, Times]] = {}
         """Looked up once for each kind of request that there is."""
         ProcessCollector(registry=self.registry)
@@ -155,12 +155,16 @@ class Metrics:
         count.amount += 1
         times.observe(seconds)
 
-    def model(self, name: str) -> "OfModel":
-        """What is counted under one configured name."""
-        counted = self._models.get(name)
+    def model(self, name: str, key: str = "") -> "OfModel":
+        """What is counted under one configured name, for one key."""
+        counted = self._models.get((name, key))
         if counted is None:
-            counted = self._models[name] = OfModel(self, name)
+            counted = self._models[name, key] = OfModel(self, name, key)
         return counted
+
+    def used(self) -> "list[OfModel]":
+        """What every key used of every model since the process began."""
+        return list(self._models.values())
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
         """What a scraper gets, and its content type."""
@@ -181,10 +185,23 @@ class Metrics:
 class OfModel:
     """What is counted of one model's chats. Its parts are looked up once, when there is something to count."""
 
-    __slots__ = ("_ends", "_metrics", "_name", "_tokens", "_turn")
+    __slots__ = (
+        "_ends",
+        "_metrics",
+        "_tokens",
+        "_turn",
+        "calls",
+        "failed",
+        "key",
+        "name",
+        "requests",
+        "tokens_in",
+        "tokens_out",
+    )
 
-    def __init__(self, metrics: Metrics, name: str) -> None:
-        self._metrics, self._name = metrics, name
+    def __init__(self, metrics: Metrics, name: str, key: str) -> None:
+        self._metrics, self.name, self.key = metrics, name, key
+        self.requests = self.failed = self.calls = self.tokens_in = self.tokens_out = 0
         self._turn: tuple[Count, Times] | None = None
         self._ends: dict[tuple[str, str], Count] = {}
         self._tokens: dict[str, Count] = {}
@@ -192,7 +209,7 @@ class OfModel:
     def turn(self, seconds: float) -> None:
         """A turn ended after so long."""
         if self._turn is None:
-            self._turn = self._metrics.turns.of(self._name), self._metrics.turn_seconds.of(self._name)
+            self._turn = self._metrics.turns.of(self.name), self._metrics.turn_seconds.of(self.name)
         count, times = self._turn
         count.amount += 1
         times.observe(seconds)
@@ -201,22 +218,24 @@ class OfModel:
         """A chat ended."""
         count = self._ends.get((ending, finish_reason))
         if count is None:
-            count = self._ends[ending, finish_reason] = self._metrics.chats.of(self._name, ending, finish_reason)
+            count = self._ends[ending, finish_reason] = self._metrics.chats.of(self.name, ending, finish_reason)
         count.amount += 1
+        self.requests += 1
 
     def spent(self, usage: Mapping[str, Any]) -> None:
         """A chat's token counts, as providers report them."""
-        self._add("prompt", usage.get("prompt_tokens"))
-        self._add("completion", usage.get("completion_tokens"))
+        self.tokens_in += self._add("prompt", usage.get("prompt_tokens"))
+        self.tokens_out += self._add("completion", usage.get("completion_tokens"))
         if (details := usage.get("prompt_tokens_details")) and isinstance(details, Mapping):
             self._add("cached", details.get("cached_tokens"))
         if (details := usage.get("completion_tokens_details")) and isinstance(details, Mapping):
             self._add("reasoning", details.get("reasoning_tokens"))
 
-    def _add(self, kind: str, tokens: Any) -> None:
+    def _add(self, kind: str, tokens: Any) -> int:
         if type(tokens) not in (int, float) or not tokens > 0:
-            return
+            return 0
         count = self._tokens.get(kind)
         if count is None:
-            count = self._tokens[kind] = self._metrics.tokens.of(self._name, kind)
+            count = self._tokens[kind] = self._metrics.tokens.of(self.name, kind)
         count.amount += tokens
+        return int(tokens)
