@@ -585,3 +585,25 @@ async def test_half_a_call_of_the_clients_under_length_is_handed_back_as_length(
     assert whole.of(ChatEnded)[0].ending.finish_reason == "tool_calls"
     broken = await chat(ScriptedModel(calls(("theirs", {}), ("theirs", "{'a'}"))), box)
     assert broken.of(ChatEnded)[0].ending.finish_reason == "tool_calls"
+
+
+async def test_a_turn_that_always_breaks_off_unseen_is_asked_again_only_so_often() -> None:
+    step: list[Step] = [[CallDelta(0, "c", "echo", "{")], BrokenOff("reset", transport_error=True)]
+    model = ScriptedModel(step, repeat_last=True)
+    with pytest.raises(ChatError):
+        await chat(model, rules=Rules(max_broken_off=1))
+    assert len(model.asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("usage", "turns"),
+    [
+        ({"prompt_tokens": 6, "completion_tokens": 5}, 2),
+        ({"prompt_tokens": 6, "completion_tokens": 5, "total_tokens": 3}, 3),
+    ],
+)
+async def test_tokens_are_the_providers_total_or_else_the_sum_of_its_parts(usage: dict[str, int], turns: int) -> None:
+    turn, other = calls(("echo", {"n": 1}), usage=usage), calls(("echo", {"n": 2}))
+    model = ScriptedModel(turn, other, says("ok"))
+    await chat(model, rules=Rules(max_tokens=10))
+    assert [bool(asked.ask.tools) for asked in model.asked[:2]] == [True, turns == 3]
