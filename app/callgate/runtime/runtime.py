@@ -29,7 +29,6 @@ from callgate.runtime.tool_patterns import check_patterns, pattern_problems
 from callgate.telemetry.listeners import LogListener, MetricsListener
 from callgate.text_calls.calling_detection import CallingMode
 from callgate.tools.registry import Registry
-from callgate.tools.toolbox import ToolSet
 from callgate.upstream.prices import costs_of
 from callgate.upstream.proxied_routes import Passage, model_in, passage_for
 from callgate.upstream.resolve import ModelEntry
@@ -217,9 +216,8 @@ class Runtime:
             if len(self._routes) >= REMEMBERED_ROUTES:
                 self._routes.clear()
             entry = self._entry(model, caller)
-            server_tools: ToolSet | None = None
-            if tool_choice != "none" and entry.tools:
-                server_tools = self._tools.narrowed(entry.tools, caller.tools, wanted_tools, allowed)
+            has_tools = tool_choice != "none" and entry.tools
+            server_tools = self._tools.narrowed(entry.tools, caller.tools, wanted_tools, allowed) if has_tools else None
             name, places = self.counted_name(model), self._places.get(entry.configured_name)
             warnings = self._warnings(entry, caller, wanted_tools)
             route = Route(name, entry, self.catalogue.model(model), server_tools, places, warnings)
