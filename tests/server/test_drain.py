@@ -131,6 +131,42 @@ async def test_what_outlives_the_drain_is_cut_off_and_the_exit_code_says_so(upst
         await asked.until_closed()
 
 
+@pytest.mark.parametrize("tools", [(), ("get_time",)], ids=["passed", "with_our_tools"])
+async def test_a_stream_that_outlives_the_drain_ends_with_an_error_event(
+    upstream: Upstream, tmp_path: Path, tools: tuple[str, ...]
+) -> None:
+    gate = asyncio.Event()
+    upstream.script("m", lambda _: Reply(text="one two three", pace=Pace(hold=Hold(gate, after=2))))
+    async with started(upstream, tmp_path, tools=tools, server={"drain_seconds": 0.3}) as (child, _):
+        async with raw_connection(child.url) as connection:
+            await connection.post("/v1/chat/completions", ASK)
+            await connection.until(b"data:")
+            child.signal(signal.SIGTERM)
+            answer = await connection.answer()
+        assert answer.chunks[-1]["error"]["code"] == "shutting_down"
+        assert answer.data[-1] == "[DONE]"
+        assert await child.ended() == CUT_OFF
+
+
+async def test_a_whole_answer_cut_off_after_a_tool_that_writes_does_not_invite_a_repetition(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    gate = asyncio.Event()
+    mail = Reply(calls=[Call("send_mail", {"to": "a", "text": "b"})])
+    upstream.script("m", [mail, Reply(text="never", pace=Pace(hold=Hold(gate, after=None)))])
+    options = {"tools": ("send_mail",), "server": {"drain_seconds": 0.3}}
+    async with started(upstream, tmp_path, **options) as (child, client):
+        asking = asyncio.create_task(client.post("/v1/chat/completions", json=ASK | {"stream": False}))
+        await upstream.requests.wait(2)
+        child.signal(signal.SIGTERM)
+        answer = await asking
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (503, "shutting_down")
+        assert "again in a moment" not in error["message"]
+        assert answer.headers["x-should-retry"] == "false"
+        assert "retry-after" not in answer.headers
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_second_signal_ends_at_once(upstream: Upstream, tmp_path: Path, number: signal.Signals) -> None:
     gate = asyncio.Event()
@@ -144,8 +180,7 @@ async def test_a_second_signal_ends_at_once(upstream: Upstream, tmp_path: Path, 
                 pass
         child.signal(number)
         assert await child.ended(within=5) == 128 + number
-        with pytest.raises(httpx.HTTPError):
-            await streams.tasks[0]
+        assert await streams.tasks[0] == "data: [DONE]", "with an error event before it"
 
 
 async def test_with_nothing_to_do_it_ends_at_once_with_zero(upstream: Upstream, tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from callgate.conversation.errors import ChatError
 from callgate.http.client import HttpClient
-from callgate.upstream.proxied_routes import model_in, passage_for, with_model
+from callgate.upstream.proxied_routes import Form, passage_for
 from callgate.upstream.resolve import ModelEntry
 
 FORM = "multipart/form-data; boundary=XX"
@@ -27,34 +28,65 @@ END = b"--XX--\r\n"
 FILE = part("file", b'--X\r\n\r\nname="model"\r\n\r\n\x00\xff', '; filename="a.wav"\r\nContent-Type: audio/wav')
 
 
+def test_a_form_is_written_anew_with_the_providers_name_for_the_model() -> None:
+    form = Form.read(FILE + part("api_key", b"x") + part("model", b"mine", "\r\nContent-Type: text/plain") + END, FORM)
+    content_type, body = form.written_for("theirs/x")
+    assert form.model == "mine"
+    written = Form.read(body, content_type)
+    assert [(each.name, each.filename, each.content_type) for each in written.parts] == [
+        ("file", b"a.wav", b"audio/wav"),
+        ("model", None, b"text/plain"),
+    ]
+    assert [each.value for each in written.parts] == [b'--X\r\n\r\nname="model"\r\n\r\n\x00\xff', b"theirs/x"]
+
+
 @pytest.mark.parametrize(
     "form",
     [
-        part("model", b"mine") + FILE + END,
-        FILE + part("model", b"mine") + END,
-        b"a preamble\r\n" + part("language", b"en") + part("model", b"mine", "\r\nContent-Type: text/plain") + END,
+        part("model", b"cheap") + part("model", b"dear") + END,
+        part("model", b"cheap") + part("MODEL", b"dear") + END,
+        part("model", b"cheap", '; filename="m"') + END,
+        b"a preamble\r\n" + part("model", b"mine") + END,
+        part("model", b"mine") + END + part("model", b"other") + END,
+        part("model", b"mine"),
+        part("model", b"mine") + b"--XX",
+        part("model", b"mine", "; name=other") + END,
+        part("model", b"mine", "; name*=UTF-8''other") + END,
+        part("model", b"mine", '\r\nContent-Disposition: form-data; name="other"') + END,
+        part("model", b"mine", "\r\nContent-Transfer-Encoding: base64") + END,
+        part("model", b"mine", "\r\n folded: x") + END,
+        part("mo\\del", b"mine") + END,
+        b'--XX\nContent-Disposition: form-data; name="model"\n\nmine\n--XX--\n',
     ],
 )
-def test_a_forms_model_is_found_and_replaced_and_nothing_else(form: bytes) -> None:
-    assert model_in(form, FORM) == "mine"
-    assert with_model(form, FORM, "theirs/x") == form.replace(b"\r\n\r\nmine\r\n", b"\r\n\r\ntheirs/x\r\n")
+def test_what_two_readers_could_take_differently_is_refused(form: bytes) -> None:
+    with pytest.raises(ChatError) as caught:
+        Form.read(form, FORM)
+    assert caught.value.status == 400
 
 
 @pytest.mark.parametrize(
-    ("form", "content_type"),
+    "content_type",
     [
-        (FILE + END, FORM),
-        (part("my_model", b"x") + END, FORM),
-        (part("file", b"x", '; filename="model"') + END, FORM),
-        (part("model", b"mine"), FORM),
-        (part("model", b"mine") + END, "multipart/form-data"),
-        (part("model", b"mine") + END, "multipart/form-data; boundary=YY"),
-        (b"", FORM),
-        (b"--XX", FORM),
+        "multipart/form-data",
+        "multipart/form-data; boundary=",
+        "multipart/form-data; boundary=XX; boundary=YY",
+        "multipart/form-data; boundary=XX; charset=utf-7",
+        "multipart/form-data; x=1; boundary=XX",
     ],
 )
-def test_a_form_without_one_has_none(form: bytes, content_type: str) -> None:
-    assert model_in(form, content_type) is None
+def test_a_form_has_one_boundary(content_type: str) -> None:
+    with pytest.raises(ChatError):
+        Form.read(part("model", b"mine") + END, content_type)
+
+
+def test_a_form_without_a_model_says_so() -> None:
+    assert Form.read(FILE + END, FORM).model is None
+
+
+def test_a_form_of_many_parts_is_read_in_linear_time_or_refused() -> None:
+    with pytest.raises(ChatError, match="more than"):
+        Form.read(part("a", b"") * 100_000 + END, FORM)
 
 
 @pytest.mark.anyio

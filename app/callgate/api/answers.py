@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 from starlette.types import Receive, Send
 
-from callgate.api.errors import as_chat_error, encode, error_headers
+from callgate.api.errors import as_chat_error, encode, error_headers, shutting_down
 from callgate.conversation.errors import ChatError
 
 Work: TypeAlias = Callable[[Callable[[Any], Awaitable[None]]], Awaitable[None]]
@@ -120,15 +120,24 @@ class EventStream:
             raise
         except Exception as failure:  # noqa: BLE001 - whatever went wrong, the client gets an envelope and we get the log line
             error = as_chat_error(failure)
+        except asyncio.CancelledError:
+            # The server alone cancels a request as a whole, when the time to drain is over.
+            await self._stop_beating()
+            if self._started:
+                await self._end(shutting_down(wrote="x-should-retry" in self._headers()))
+            raise
         finally:
             await self._stop_beating()
         if error is not None and not self._started:
             await send_whole(send, error.status, encode(error.envelope()), self._headers(error), error)
             return error
+        await self._end(error)
+        return error
+
+    async def _end(self, error: ChatError | None) -> None:
         if error is not None:
             await self._pass(self._writer.error(error))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-        return error
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _run(self) -> None:
         write = self._writer.write

@@ -15,12 +15,13 @@ from callgate.api.conversation import Conversation, caller_key
 from callgate.api.idempotency import WELL, BeforeTools, Ended, Idempotency
 from callgate.api.middleware import RequestContext, context_of
 from callgate.api.openai_writers import AnswerHead, ChoicesChunkWriter, ChoicesWriter, ChunkWriter, CompletionWriter
-from callgate.api.requests import ChatRequest, check_encoding, read_body, read_chat_request
+from callgate.api.requests import ChatRequest, check_body, read_body, read_chat_request
 from callgate.api.trace import TraceWriter
 from callgate.auth.keys import Caller
 from callgate.conversation.errors import ChatError
 from callgate.recorder.row import RunRow
 from callgate.runtime.manager import RuntimeManager
+from callgate.runtime.route import check_selectors
 from callgate.runtime.runtime import Runtime
 from callgate.telemetry.logs import masked
 
@@ -39,7 +40,7 @@ class ChatEndpoint:
         assert caller is not None, "the middleware lets nobody in without a caller"
         config = self._manager.current.config
         limits = config.limits
-        check_encoding(context.headers)
+        check_body(context.headers, limits.body_bytes)
         body = await read_body(receive, limits.body_bytes)
         request = read_chat_request(body, context.headers, limits.messages, limits.json_depth)
 
@@ -77,6 +78,7 @@ class ChatEndpoint:
                     type="permission_error",
                     code="see_not_allowed",
                 )
+            check_selectors(route.entry, request.words)
             context.model = route.name
             notes = context.notes
             notes["model"], notes["stream"] = request.model, request.stream

@@ -29,6 +29,18 @@ def as_chat_error(failure: BaseException) -> ChatError:
     return ChatError(500, SERVER_ERROR, type="server_error")
 
 
+def shutting_down(*, wrote: bool) -> ChatError:
+    """The time to drain is over. `wrote`: a tool was started that may change something."""
+    if wrote:
+        message = (
+            "The server is shutting down, after a tool had been started that may change something. Look at what it did "
+            "before you ask again."
+        )
+        return ChatError(503, message, type="server_error", code="shutting_down")
+    message = "The server is shutting down. Try again in a moment."
+    return ChatError(503, message, type="server_error", code="shutting_down", retry_after=1)
+
+
 def error_headers(error: ChatError) -> dict[str, str]:
     if error.retry_after is None:
         return {}

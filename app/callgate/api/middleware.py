@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from callgate.api.answers import encoded, send_whole, start_message
 from callgate.api.cors import METHODS, cors_headers, preflight_headers
-from callgate.api.errors import as_chat_error, encode
+from callgate.api.errors import as_chat_error, encode, shutting_down
 from callgate.auth.keys import Caller
 from callgate.conversation.errors import ChatError
 from callgate.conversation.ids import new_id
@@ -132,7 +132,7 @@ class Middleware:
             await self._refuse(as_chat_error(failure), context, send_marked)
         except asyncio.CancelledError:
             # The server alone cancels a request as a whole: the time to drain is over. Nothing runs after this.
-            await self._refuse(_shutting_down(), context, send_marked)
+            await self._refuse(shutting_down(wrote=context.wrote), context, send_marked)
         finally:
             self._note(scope, context)
 
@@ -186,11 +186,6 @@ def read_headers(scope: Scope) -> dict[str, str]:
 
 def _is_light(method: str, path: str) -> bool:
     return method in LIGHT_METHODS or path.startswith(LIGHT_PATHS)
-
-
-def _shutting_down() -> ChatError:
-    message = "The server is shutting down. Try again in a moment."
-    return ChatError(503, message, type="server_error", code="shutting_down", retry_after=1)
 
 
 def context_of(scope: Scope) -> RequestContext:

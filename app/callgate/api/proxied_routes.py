@@ -11,12 +11,13 @@ from starlette.types import Receive, Scope, Send
 
 from callgate.api.answers import STREAM_HEADERS, ClientLeft, start_message, unless_left
 from callgate.api.middleware import RequestContext, context_of
-from callgate.api.requests import check_encoding, read_body
+from callgate.api.requests import check_body, read_body
 from callgate.api.strict_json import read_fields
 from callgate.auth.keys import Caller
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import ChatEnded, Ending, EndingKind, TurnStarted
 from callgate.runtime.manager import RuntimeManager
+from callgate.runtime.route import check_selectors
 from callgate.runtime.runtime import Runtime
 
 PATHS = (
@@ -54,8 +55,8 @@ class PassingEndpoint:
         context = context_of(scope)
         context.route = "passed_on"
         assert context.caller is not None, "the door lets nobody in without a caller"
-        check_encoding(context.headers)
         with self._house.lease() as runtime:
+            check_body(context.headers, runtime.limits.body_bytes)
             body = await read_body(receive, runtime.limits.body_bytes)
             try:
                 asked = await self._asked(runtime, context, context.caller, body)
@@ -72,11 +73,12 @@ class PassingEndpoint:
     async def _asked(self, runtime: Runtime, context: RequestContext, caller: Caller, body: bytes) -> "_Asked":
         content_type = context.headers.get("content-type", "")
         is_form = content_type.lower().startswith("multipart/form-data")
+        form = runtime.read_form(body, content_type) if is_form else None
         fields = {} if is_form else read_fields(body, runtime.limits.json_depth)
-        model = runtime.model_in_form(body, content_type) if is_form else _model(fields)
+        model = _model(fields) if form is None else form.model
         if not model:
             raise ChatError(400, "you must provide a model parameter", param="model", code="missing_required_parameter")
-        runtime.check_model(model, caller)
+        check_selectors(runtime.check_model(model, caller), fields if form is None else form.names())
         passage = await runtime.passage(model)
         context.model = runtime.counted_name(model)
         context.notes["model"] = model
@@ -87,7 +89,7 @@ class PassingEndpoint:
                 param="model",
                 code="unsupported_route",
             )
-        way = passage.form(self._path, content_type, body) if is_form else passage.json(self._path, fields)
+        way = passage.json(self._path, fields) if form is None else passage.form(self._path, form)
         return _Asked(runtime, caller, model, len(body), way)
 
 

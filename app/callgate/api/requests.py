@@ -22,6 +22,8 @@ from callgate.conversation.turn_recovery import FIELD, Hint, take_hints
 OURS = frozenset({"model", "messages", "tools", "tool_choice", "stream", "stream_options", "metadata", "n"})
 """Fields that are carried by name; all others travel on as they are."""
 
+MAX_DIGITS = 15
+"""Of a length; nobody's body has more."""
 HINT_MARK = f'"{FIELD}"'.encode()
 
 DIALECTS: Mapping[str, Dialect] = {dialect: dialect for dialect in get_args(Dialect)}
@@ -180,8 +182,12 @@ def _in_words_of_chat(body: bytes, fields: Fields) -> tuple[Fields, Fields, Mapp
     return fields, in_todays_words(fields) if is_legacy(fields) else fields, hints
 
 
-def check_encoding(headers: Mapping[str, str]) -> None:
-    """Bodies are taken as they are: what unpacks to a thousand times its size would pass every limit."""
+def check_body(headers: Mapping[str, str], limit: int) -> None:
+    """Refuse a body that says by its headers that it will not be taken. Bodies are taken as they are: what unpacks to a
+    thousand times its size would pass every limit."""
+    length = headers.get("content-length")
+    if length is not None and length.isdecimal() and (len(length) > MAX_DIGITS or int(length) > limit):
+        raise _too_large(limit)
     if (encoding := headers.get("content-encoding")) is None:
         return
     encoding = encoding.strip().lower()
@@ -204,10 +210,14 @@ async def read_body(receive: Receive, limit: int) -> bytes:
         part = message.get("body", b"")
         size += len(part)
         if size > limit:
-            raise ChatError(413, f"The request body is larger than {limit} bytes.", code="request_too_large")
+            raise _too_large(limit)
         if not message.get("more_body"):
             return b"".join((*parts, part)) if parts else part
         parts.append(part)
+
+
+def _too_large(limit: int) -> ChatError:
+    return ChatError(413, f"The request body is larger than {limit} bytes.", code="request_too_large")
 
 
 def _without_hints(raw: msgspec.Raw) -> tuple[msgspec.Raw, Mapping[int, Hint]]:

@@ -1,8 +1,11 @@
 """Where a request goes: the model that answers it, and the tools it is offered."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from callgate.conversation.errors import ChatError
 from callgate.tools.toolbox import ToolSet
+from callgate.upstream.params import SELECTORS
 from callgate.upstream.resolve import ModelEntry
 from callgate.upstream.retry import RetryingModel
 
@@ -21,3 +24,14 @@ class Route:
     """How many requests the model takes at once; None is any number."""
     warnings: tuple[str, ...] = ()
     """What the caller is to know of its request: names of tools in it that are none. Plain ASCII."""
+
+
+def check_selectors(entry: ModelEntry, fields: Iterable[str]) -> None:
+    """Refuse fields that choose another model than the one that was asked for, unless its entry lets them pass."""
+    if entry.provider_selectors or SELECTORS.isdisjoint(fields):
+        return
+    found = next(name for name in fields if name in SELECTORS)
+    message = (
+        f"'{found}' would choose among the models and hosts of the provider, which `{entry.model_name}` does not allow."
+    )
+    raise ChatError(400, message, param=found, code="unsupported_parameter")

@@ -30,7 +30,7 @@ from callgate.telemetry.listeners import LogListener, MetricsListener
 from callgate.text_calls.calling_detection import CallingMode
 from callgate.tools.registry import Registry
 from callgate.upstream.prices import costs_of
-from callgate.upstream.proxied_routes import Passage, model_in, passage_for
+from callgate.upstream.proxied_routes import Form, Passage, passage_for
 from callgate.upstream.resolve import ModelEntry
 
 audit = structlog.get_logger("callgate.audit")
@@ -169,16 +169,16 @@ class Runtime:
         """How each deployment of a model is asked for its calls; None where nobody had to find out yet."""
         return [self._models.calling(entry) for entry in self.catalogue.entries(name)]
 
-    def check_model(self, name: str, caller: Caller) -> None:
+    def check_model(self, name: str, caller: Caller) -> ModelEntry:
         """Refuse a model that is not there or not for this caller. A model one may not ask does not exist for one."""
-        self._entry(name, caller)
+        return self._entry(name, caller)
 
     async def passage(self, model: str) -> Passage | None:
         """The way to a model's provider for what is no chat, or None when there is none."""
         return await passage_for(self.catalogue.entry(model), self._models.client)
 
-    def model_in_form(self, body: bytes, content_type: str) -> str | None:
-        return model_in(body, content_type)
+    def read_form(self, body: bytes, content_type: str) -> Form:
+        return Form.read(body, content_type)
 
     def counted_name(self, model: str) -> str:
         """What a model is counted under: the configured name, for the rest of a wildcard's name is the client's."""

@@ -95,7 +95,7 @@ class Catalogue:
     def _match(self, name: str) -> Sequence[ModelEntry]:
         if found := self._exact.get(name):
             return found
-        if not _SAFE_NAME.fullmatch(name) or ".." in name:
+        if not _SAFE_NAME.fullmatch(name) or ".." in name or "://" in name:
             return ()
         for pattern in self._patterns:
             if filled := pattern.fill(name):

@@ -48,6 +48,14 @@ SHAPING = (
 """Where a provider class of litellm departs from OpenAI's shapes, if it does."""
 
 
+def refuse_hosted_tools(ask: ModelRequest) -> None:
+    """litellm runs tools of this type itself, on servers that a request names."""
+    for place, tool in enumerate(map(raw_json.read, ask.tools)):
+        if isinstance(tool, dict) and str(tool.get("type")).strip().lower() == "mcp":
+            message = "Tools of type 'mcp' are not taken for this model. Add the server to Callgate's config instead."
+            raise ChatError(400, message, param=f"tools[{place}].type", code="unsupported_value")
+
+
 class LiteLLMModel:
     def __init__(self, name: str, settings: LiteLLMSettings, deadlines: Deadlines, fetch: Fetch | None = None) -> None:
         self.name = name
@@ -58,6 +66,7 @@ class LiteLLMModel:
     @asynccontextmanager
     async def ask(self, ask: ModelRequest | Passthrough) -> AsyncIterator[ModelAnswer]:
         ask = as_read(ask)
+        refuse_hosted_tools(ask)
         check_schemas(ask)
         litellm = await loaded()
         clock = _Clock(self._deadlines)

@@ -76,6 +76,10 @@ LONGEST_REMEMBERED = 64
 """Names that are longer are looked at each time: a client chooses them, and what is remembered must stay small."""
 
 
+SELECTORS = frozenset({"models", "fallback_models", "route", "provider", "preset", "user_config"})
+"""Fields with which a request chooses another model, or who runs it, behind the name that its key may ask."""
+
+
 def is_denied(name: str) -> bool:
     return _is_denied(name) if len(name) <= LONGEST_REMEMBERED else _is_denied.__wrapped__(name)
 

@@ -4,8 +4,7 @@ Only the model's name is replaced and the operator's key put in; what comes back
 a way only where the model's provider speaks OpenAI's API.
 """
 
-import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,14 +17,13 @@ from callgate.http.interface import Deadlines, Response, TransportError
 from callgate.upstream import errors, litellm_model, resolve
 from callgate.upstream.catalogue import is_demo
 from callgate.upstream.direct_model import ERROR_BYTES, Endpoint
+from callgate.upstream.multipart import Part, read_form, write_form
 from callgate.upstream.params import is_denied
 from callgate.upstream.resolve import ModelEntry
 
 CHAT = "/chat/completions"
 OF_THE_API = frozenset({"model", "stream", "metadata", "messages", "tools", "tool_choice"})
 """Fields of OpenAI's that are settings of litellm's as well."""
-NAME_PART = re.compile(rb'content-disposition:[^\r\n]*;\s*name="?model"?\s*(?:;[^\r\n]*)?(?:\r\n|$)', re.IGNORECASE)
-BOUNDARY = re.compile(r'boundary="?([^";]{1,70})"?', re.IGNORECASE)
 
 _encode = msgspec.json.Encoder().encode
 
@@ -63,9 +61,9 @@ class Passage:
             yield answer
 
     @asynccontextmanager
-    async def form(self, path: str, content_type: str, body: bytes) -> AsyncIterator[Answer]:
-        renamed = with_model(body, content_type, self.endpoint.model)
-        async with self._post(path, content_type, renamed) as answer:
+    async def form(self, path: str, form: "Form") -> AsyncIterator[Answer]:
+        content_type, body = form.written_for(self.endpoint.model)
+        async with self._post(path, content_type, body) as answer:
             yield answer
 
     @asynccontextmanager
@@ -105,31 +103,32 @@ async def passage_for(entry: ModelEntry, client: HttpClient) -> Passage | None:
     return Passage(endpoint, client, entry.deadlines)
 
 
-def model_in(body: bytes, content_type: str) -> str | None:
-    """The model that a form asks for."""
-    found = _model_span(body, content_type)
-    return None if found is None else body[slice(*found)].decode("utf-8", "replace").strip()
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A form that was read, and the model that it asks for."""
 
+    parts: Sequence[Part]
+    model: str | None
 
-def with_model(body: bytes, content_type: str, model: str) -> bytes:
-    found = _model_span(body, content_type)
-    assert found is not None, "asked for with `model_in` before"
-    return body[: found[0]] + model.encode() + body[found[1] :]
+    @classmethod
+    def read(cls, body: bytes, content_type: str) -> "Form":
+        parts = read_form(body, content_type)
+        named = [part for part in parts if part.name.strip().lower() == "model"]
+        if not named:
+            return cls(parts, None)
+        if len(named) > 1 or named[0].name != "model" or named[0].filename is not None:
+            message = "'model' is given more than once, or as a file."
+            raise ChatError(400, message, param="model", code="duplicate_parameter")
+        try:
+            return cls(parts, named[0].value.decode())
+        except UnicodeDecodeError:
+            raise ChatError(400, "'model' is not UTF-8.", param="model", code="invalid_type") from None
 
+    def names(self) -> Sequence[str]:
+        return [part.name for part in self.parts]
 
-def _model_span(body: bytes, content_type: str) -> tuple[int, int] | None:
-    """Where the value of the field `model` stands. Files are passed over by their boundary and not looked into."""
-    given = BOUNDARY.search(content_type)
-    if given is None:
-        return None
-    mark = b"--" + given.group(1).encode("latin-1")
-    place = 0 if body.startswith(mark) else body.find(b"\r\n" + mark)
-    while place >= 0:
-        head = body.find(b"\r\n\r\n", place)
-        end = body.find(b"\r\n" + mark, place + 2)
-        if head < 0 or end < 0:
-            return None
-        if head < end and NAME_PART.search(body, place, head + 2):
-            return head + 4, end
-        place = end
-    return None
+    def written_for(self, model: str) -> tuple[str, bytes]:
+        """Its content type and body for a provider: with its own name for the model, and no field that chooses more than an
+        answer."""
+        passed = [part for part in self.parts if part.name in OF_THE_API or not is_denied(part.name)]
+        return write_form([replace(part, value=model.encode()) if part.name == "model" else part for part in passed])

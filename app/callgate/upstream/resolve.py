@@ -47,6 +47,8 @@ class ModelEntry:
     """Whether streams are asked for `stream_options.include_usage`."""
     format_with_tools: bool = True
     """Whether it takes a `response_format` beside tools."""
+    provider_selectors: bool = False
+    """Whether a request may choose among the provider's models and hosts."""
     trust_litellm: bool = False
     """Whether calls may run on litellm's word for how the answer ended."""
     pattern: str | None = None

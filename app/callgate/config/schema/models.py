@@ -89,6 +89,8 @@ class ModelEntry(Section):
     """Have the server enforce the form of a demanded call; for bare JSON formats and servers that know `json_schema`."""
     lane: Lane = "auto"
     """Who speaks to it: Callgate itself (`direct`), Callgate in the provider's own words (`translated`), or litellm."""
+    provider_selectors: Switch = False
+    """Let requests choose among the provider's models and hosts, with fields such as `models`, `route` and `provider`."""
     trust_litellm: Switch = False
     """Whether it may have tools although litellm speaks to it, and nobody sees how its provider ended an answer."""
     concurrency: Count | None = None

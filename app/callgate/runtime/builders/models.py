@@ -41,6 +41,7 @@ def model_entry(section: ModelSection, config: Config) -> ModelEntry:
         thinking=section.thinking,
         constrain_calls=section.constrain_calls,
         lane=section.lane,
+        provider_selectors=section.provider_selectors,
         trust_litellm=section.trust_litellm,
         schema_dialect=section.schema_dialect,
         sees_images=_yes_or_no(section.model_info.get("supports_vision")),
