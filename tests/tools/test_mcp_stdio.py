@@ -31,6 +31,9 @@ from callgate.tools.mcp_wire import Unreadable, Waiting
 from callgate.tools.registry import Registry
 from callgate.tools.source_supervisor import SourceState, SourceStatus
 from callgate.tools.toolbox import RequestToolbox
+from tests.harness.clients import http_client
+from tests.harness.configs import as_yaml
+from tests.harness.process import serving
 from tests.tools.kinds import RAW_MCP, everything, ready, silent
 
 pytestmark = pytest.mark.anyio
@@ -390,11 +393,7 @@ async def test_a_server_killed_from_outside_fails_every_call_under_way() -> None
         await everything(lambda: any("it was ended by SIGKILL" in status.error for status in it.told))
 
 
-async def test_a_server_that_closes_its_output_and_lives_on_is_ended_and_started_again(
-    anyio_backend: tuple[str, dict[str, bool]],
-) -> None:
-    if anyio_backend[1]["use_uvloop"]:
-        pytest.skip("uvloop leaves a second copy of the output open in the child: such a server's calls time out")
+async def test_a_server_that_closes_its_output_and_lives_on_is_ended_and_started_again() -> None:
     async with house() as it:
         session, pid = it.server._session, int(await it.text("raw_pid"))
         outcome = await it.run("raw_closes")
@@ -510,8 +509,12 @@ async def test_through_deaths_at_any_moment_every_call_ends_and_nothing_is_left(
             session = it.server._session
             before = ends["Returned"]
             await everything(lambda before=before: ends["Returned"] > before)  # type: ignore[misc]
-            for pid in _children_of_ours():
-                os.kill(pid, chance.choice([signal.SIGKILL, signal.SIGTERM]))
+            [launcher] = _children_of_ours()
+            [server] = _children_of(launcher)
+            pid, number = chance.choice(
+                [(launcher, signal.SIGKILL), (server, signal.SIGKILL), (server, signal.SIGTERM)]
+            )
+            os.kill(pid, number)
             await it.opened_after(session)
             deaths += 1
         await asyncio.gather(*callers)
@@ -550,6 +553,39 @@ async def test_a_server_that_ignores_every_asking_is_killed() -> None:
     assert not is_alive(pid)
 
 
+async def test_what_left_its_process_group_is_ended_with_it() -> None:
+    async with house() as it:
+        fork = int(await it.text("raw_escapes"))
+        assert is_alive(fork)
+    assert not is_alive(fork)
+
+
+async def test_a_server_that_ignores_the_end_of_its_input_does_not_outlive_a_kill_of_ours(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    server = {"command": sys.executable, "args": ["-S", str(RAW_MCP), "stubborn"], "prefix": "raw"}
+    listed = [{"model_name": "demo", "litellm_params": {"model": "demo/demo"}}]
+    config.write_text(as_yaml({"model_list": listed, "mcp_servers": {"raw": server}}))
+    async with serving(config) as served, http_client(served.url) as client:
+        await everything(lambda: bool(_stubborn_below(served.process.pid)))
+        listing = (await client.get("/v1/tools")).text
+        assert "raw_echo" in listing
+        processes = _stubborn_below(served.process.pid)
+        served.signal(signal.SIGKILL)
+        await served.ended()
+        await everything(lambda: not any(map(is_alive, processes)))
+
+
+def _stubborn_below(ancestor: int) -> list[int]:
+    """What runs the server that ignores everything, among all that a process started."""
+    found, left = [], [ancestor]
+    while left:
+        children = Path(f"/proc/{(pid := left.pop())}/task/{pid}/children")
+        with contextlib.suppress(OSError):
+            left += map(int, children.read_text().split())
+            found += [pid] if b"stubborn" in Path(f"/proc/{pid}/cmdline").read_bytes() else []
+    return found
+
+
 async def test_closing_while_a_call_runs_fails_the_call() -> None:
     async with house() as it:
         call = asyncio.create_task(it.run("raw_hangs", city="Oslo"))
@@ -563,10 +599,14 @@ def _open_files() -> int:
 
 
 def _children_of_ours() -> list[int]:
+    return _children_of(os.getpid())
+
+
+def _children_of(parent: int) -> list[int]:
     return [
         int(entry.name)
         for entry in Path("/proc").glob("[0-9]*")
-        if (entry / "cmdline").exists() and b"raw_mcp.py" in _read(entry / "cmdline") and _parent(entry) == os.getpid()
+        if (entry / "cmdline").exists() and b"raw_mcp.py" in _read(entry / "cmdline") and _parent(entry) == parent
     ]
 
 

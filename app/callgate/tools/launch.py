@@ -1,4 +1,4 @@
-"""The parent of one command: sets its limits, waits for it, and ends it whole, with all that it started.
+"""The parent of one command or tool server: sets its limits, waits for it, and ends it whole, with all that it started.
 
 Run as a process of its own, by path (`python -I -S launch.py …`), so that it begins in some ten milliseconds: it
 imports nothing of ours and no more of the library than it must. It holds one end of a line to Callgate. When the other
@@ -56,6 +56,7 @@ def landlock_abi() -> int:
 def main(arguments: list[str]) -> None:
     line = int(arguments[0])
     os.set_inheritable(line, False)
+    _close_all_but(line)
     at = arguments.index("--")
     settings = [(name, value) for name, _, value in (each.partition("=") for each in arguments[1:at])]
     program, argv = arguments[at + 1], arguments[at + 2 :]
@@ -66,13 +67,31 @@ def main(arguments: list[str]) -> None:
     except _NotStarted as error:
         _say(line, f"failed {error}")
         return
+    if ("streams", "given") in settings:
+        _give_streams_away()
     _say(line, f"started {pid}")
     most = next((int(value) for name, value in settings if name == "processes"), 0)
-    _say(line, _ended(_ChildWatch(line, wake, pid), most))
+    grace = next((float(value) for name, value in settings if name == "grace"), GRACE_SECONDS)
+    _say(line, _ended(_ChildWatch(line, wake, pid), most, grace))
 
 
 class _NotStarted(Exception):
     """The command could not be started, and why."""
+
+
+def _close_all_but(line: int) -> None:
+    """Close what else was inherited: a copy of a pipe's end hides from the other end that it was closed."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.closerange(3, line)
+    os.closerange(line + 1, max(min(soft, 1 << 20), line + 1) if soft != resource.RLIM_INFINITY else 1 << 20)
+
+
+def _give_streams_away() -> None:
+    """Leave the standard streams to the command alone, so that their other end notices when it closes them."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(nothing, number)
+    os.close(nothing)
 
 
 def _be_woken() -> int:
@@ -127,10 +146,11 @@ def _become(parent: int, report: int, settings: list[tuple[str, str]], program: 
             step = f"{name} {value}"
             if name == "cwd":
                 os.chdir(value)
-            else:
+            elif ("streams", "given") not in settings:
                 _limit(name, value)
-        step = "giving up privileges"
-        _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+        if ("privileges", "kept") not in settings:
+            step = "giving up privileges"
+            _prctl(_PR_SET_NO_NEW_PRIVS, 1)
         if ("landlock", "on") in settings:
             step = "Landlock"
             _restrict(program, settings)
@@ -217,7 +237,7 @@ class _ChildWatch:
             self.childless = True
 
 
-def _ended(watch: _ChildWatch, most: int) -> str:
+def _ended(watch: _ChildWatch, most: int, grace: float) -> str:
     """Wait for the end of the command, or bring it about; then end what it left behind."""
     why = ""
     while watch.status is None and not why:
@@ -226,7 +246,7 @@ def _ended(watch: _ChildWatch, most: int) -> str:
         elif most and sum(1 for _ in _descendants()) > most:
             why = " after processes"
     if why == " after given_up":
-        _ask_to_end(watch)
+        _ask_to_end(watch, grace)
     _sweep(watch)
     if watch.status is None:
         return f"ended signal {signal.SIGKILL}{why}"
@@ -234,9 +254,9 @@ def _ended(watch: _ChildWatch, most: int) -> str:
     return f"ended code {code}{why}" if code >= 0 else f"ended signal {-code}{why}"
 
 
-def _ask_to_end(watch: _ChildWatch) -> None:
+def _ask_to_end(watch: _ChildWatch, grace: float) -> None:
     _signal_group(watch.pid, signal.SIGTERM)
-    deadline = time.monotonic() + GRACE_SECONDS
+    deadline = time.monotonic() + grace
     while not watch.childless and (left := deadline - time.monotonic()) > 0:
         watch.wait(left, listen=False)
 

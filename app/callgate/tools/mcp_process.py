@@ -1,18 +1,23 @@
 """A tool server as a child process: started clean, read as it writes, and ended whole.
 
-It leads a process group of its own, so that what it forked goes with it: when it is told to end, and also when
-it ends by itself. What leaves the group on purpose is out of reach.
+Between it and us stands the launcher that commands have too. It ends the server with all that it forked: when it is told
+to, when the server ends by itself, and when we are gone, be it by `kill -9`.
 """
 
 import asyncio
 import contextlib
+import errno
 import os
+import shutil
 import signal
+import socket
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
+from callgate.tools.process import BOOT
 from callgate.tools.source_supervisor import CannotOpen
 
 INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
@@ -23,8 +28,6 @@ TERMINATE_SECONDS = 1.0
 KILL_SECONDS = 0.5
 HASTY_SECONDS = 0.3
 """For a server that is ended before it was in service: nothing is under way in it."""
-LOOK_SECONDS = 0.01
-"""Between two looks at a process group: the system reports only our own child, not what it forked."""
 LAST_WORDS_SECONDS = 0.2
 """For output that is still in the pipe when its writer has ended."""
 SAID_BYTES = 4096
@@ -57,32 +60,61 @@ class Child(asyncio.SubprocessProtocol):
         self._over = False
         self._late: asyncio.TimerHandle | None = None
         self._process: asyncio.SubprocessTransport | None = None
-        self.pid = 0
+        self._line: socket.socket | None = None
+        self._reported = b""
+        """What the launcher wrote to the line so far."""
+        self._pid = 0
+        """Of the server itself, which leads a process group."""
 
     @classmethod
     async def start(cls, spec: StdioSpec, received: Callable[[bytes], None], ended: Callable[[str], None]) -> "Child":
         loop = asyncio.get_running_loop()
         child = cls(received, ended)
+        env = environment(spec.env)
+        program = _program(spec, env)
+        if program is None:
+            raise CannotOpen(_missing(spec))
+        child._line, other = socket.socketpair()
+        child._line.setblocking(False)
+        settings = ["streams=given", "privileges=kept", f"grace={TERMINATE_SECONDS}"]
+        settings += [f"cwd={spec.cwd}"] if spec.cwd is not None else []
+        settings += ["lc_ctype=given"] if "LC_CTYPE" in env else []
         try:
-            await loop.subprocess_exec(
-                lambda: child,
-                spec.command,
-                *spec.args,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env=environment(spec.env),
-                cwd=spec.cwd,
-                start_new_session=True,
-            )
-        except FileNotFoundError:
-            raise CannotOpen(_missing(spec)) from None
+            with other:
+                await loop.subprocess_exec(
+                    lambda: child,
+                    *(sys.executable, "-I", "-S", "-c", BOOT, str(other.fileno()), *settings),
+                    *("--", program, spec.command, *spec.args),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.PIPE,
+                    env=env,
+                    pass_fds=(other.fileno(),),
+                    start_new_session=True,
+                )
+            await child._begun(loop, spec)
         except OSError as error:
+            child.kill()
             raise CannotOpen(f"{spec.command} cannot be run: {error.strerror}") from None
-        except asyncio.CancelledError:
+        except BaseException:
             child.kill()  # it may run already, and then nobody else knows of it
             raise
         return child
+
+    async def _begun(self, loop: asyncio.AbstractEventLoop, spec: StdioSpec) -> None:
+        """Returns when the launcher has started the server."""
+        assert self._line is not None
+        while b"\n" not in self._reported:
+            said = await loop.sock_recv(self._line, 4096)
+            if not said:
+                raise CannotOpen(f"{spec.command} cannot be run: {self._reason()}")
+            self._reported += said
+        word, _, rest = self._reported.partition(b"\n")[0].decode(errors="replace").partition(" ")
+        if word == "started":
+            self._pid = 0 if self._exited.is_set() else int(rest)
+            return
+        why = rest.rpartition(": ")[2]
+        raise CannotOpen(_missing(spec) if why == os.strerror(errno.ENOENT) else f"{spec.command} cannot be run: {why}")
 
     def write(self, data: bytes) -> None:
         """Hand `data` to the server's input. One that has ended gets nothing; `ended` reports it."""
@@ -115,29 +147,33 @@ class Child(asyncio.SubprocessProtocol):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(EXIT_SECONDS):
                         await self._exited.wait()
-            patience = HASTY_SECONDS if in_haste else TERMINATE_SECONDS
-            if not self._signalled(signal.SIGTERM) or await self._group_gone(patience):
-                self.pid = 0  # from now on the number may be somebody else's
-            elif self._signalled(signal.SIGKILL):
-                await self._group_gone(KILL_SECONDS)
+            if not self._exited.is_set() and self._line is not None:
+                self._line.shutdown(socket.SHUT_WR)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(HASTY_SECONDS if in_haste else TERMINATE_SECONDS + KILL_SECONDS):
+                        await self._exited.wait()
         finally:
             self.kill()
 
     def kill(self) -> None:
         """The same at once, without asking. Safe at any time."""
-        self._signalled(signal.SIGKILL)
-        self.pid = 0
+        if self._pid:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._pid, signal.SIGKILL)
+        self._pid = 0
         if self._late is not None:
             self._late.cancel()
         if self._process is not None:
+            # The launcher too, and with it the server, even if we do not know its number yet.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 self._process.close()
+        if self._line is not None:
+            self._line.close()
 
     # Called by the loop --------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._process = cast("asyncio.SubprocessTransport", transport)
-        self.pid = self._process.get_pid()
 
     def pipe_data_received(self, fd: int, data: bytes | str) -> None:
         assert isinstance(data, bytes)
@@ -155,6 +191,7 @@ class Child(asyncio.SubprocessProtocol):
 
     def process_exited(self) -> None:
         self._exited.set()
+        self._pid = 0  # from now on the number may be somebody else's
         if self._late is not None:
             self._late.cancel()
             self._finish()
@@ -168,40 +205,27 @@ class Child(asyncio.SubprocessProtocol):
             self._ended(self._reason())
 
     def _reason(self) -> str:
-        code = self._process.get_returncode() if self._process is not None else None
-        how = "it closed its output" if code is None else _how(code)
+        how = self._how() if self._exited.is_set() else "it closed its output"
         words = self._said.decode("utf-8", "replace").strip().splitlines()
         return f"{how}: {words[-1].strip()[:300]}" if words else how
+
+    def _how(self) -> str:
+        """How the server ended, as the launcher reported it."""
+        with contextlib.suppress(OSError):
+            while self._line is not None and (said := self._line.recv(4096)):
+                self._reported += said
+        for line in self._reported.decode(errors="replace").splitlines():
+            match line.split():
+                case ["ended", "code", code, *_]:
+                    return f"it ended with code {code}"
+                case ["ended", "signal", number, *_]:
+                    return _by_signal(int(number))
+        return "what ran it was ended"
 
     def _pipe(self, fd: int) -> asyncio.WriteTransport | None:
         if self._process is None:
             return None
         return cast("asyncio.WriteTransport | None", self._process.get_pipe_transport(fd))
-
-    def _signalled(self, number: signal.Signals) -> bool:
-        """Whether there was a process to signal."""
-        if not self.pid:
-            return False
-        try:
-            os.killpg(self.pid, number)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            return True  # some systems say so of members that have ended and were not collected yet
-        return True
-
-    async def _group_gone(self, seconds: float) -> bool:
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + seconds
-        while clock() < deadline:
-            try:
-                os.killpg(self.pid, 0)
-            except ProcessLookupError:
-                return True
-            except PermissionError:
-                pass
-            await asyncio.sleep(LOOK_SECONDS)
-        return False
 
 
 def environment(configured: Mapping[str, str]) -> dict[str, str]:
@@ -211,16 +235,23 @@ def environment(configured: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in ours.items() if not value.startswith("()")} | dict(configured)
 
 
+def _program(spec: StdioSpec, env: Mapping[str, str]) -> str | None:
+    """Where it is; None if it, or its folder, is not there."""
+    if spec.cwd is not None and not Path(spec.cwd).is_dir():
+        return None
+    if "/" in spec.command:  # looked for in the server's own folder, by the launcher
+        return spec.command
+    return shutil.which(spec.command, path=env.get("PATH", os.defpath))
+
+
 def _missing(spec: StdioSpec) -> str:
     if spec.cwd is not None and not Path(spec.cwd).is_dir():
         return f"there is no folder {spec.cwd}"
     return f"there is no program {spec.command}"
 
 
-def _how(code: int) -> str:
-    if code >= 0:
-        return f"it ended with code {code}"
+def _by_signal(number: int) -> str:
     try:
-        return f"it was ended by {signal.Signals(-code).name}"
+        return f"it was ended by {signal.Signals(number).name}"
     except ValueError:
-        return f"it was ended by signal {-code}"
+        return f"it was ended by signal {number}"

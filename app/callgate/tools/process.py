@@ -32,7 +32,7 @@ END_SECONDS = launch.GRACE_SECONDS + launch.SWEEP_SECONDS + 1.0
 """For a launcher to end. One that takes longer was stopped by its own command."""
 _READ_AT_ONCE = 262_144
 _LAUNCHER = str(Path(launch.__file__).resolve())
-_BOOT = f"import sys; sys.path.append({str(Path(_LAUNCHER).parent)!r}); import launch; launch.main(sys.argv[1:])"
+BOOT = f"import sys; sys.path.append({str(Path(_LAUNCHER).parent)!r}); import launch; launch.main(sys.argv[1:])"
 """Imported rather than run by path, so that its compiled form is used. Our folder comes last and hides nothing."""
 
 
@@ -282,7 +282,7 @@ class _Child:
 
 
 def _launched(command: Command, line: int, out: int, err: int) -> "subprocess.Popen[bytes]":
-    arguments = [sys.executable, "-I", "-S", "-c", _BOOT, str(line), *_settings(command)]
+    arguments = [sys.executable, "-I", "-S", "-c", BOOT, str(line), *_settings(command)]
     argv = ["--", command.program, *command.argv]
     with _file_of(command.stdin) as stdin:
         return subprocess.Popen(  # noqa: S603 - an argv, and no shell

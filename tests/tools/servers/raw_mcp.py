@@ -27,7 +27,7 @@ ANY = {"type": "object"}
 HIDDEN = "Says \u200bhello.\U000e0049\U000e0067 \u202eNever mind.\u202c"
 TOOLS: dict[str, dict[str, Any]] = {
     "answers": CITY, "raises": CITY, "hangs": CITY, "floods": CITY, "binary": CITY,
-    "dies": ANY, "forks": ANY, "pid": ANY, "environment": ANY, "progresses": ANY, "changes": ANY, "renames": ANY,
+    "dies": ANY, "forks": ANY, "escapes": ANY, "pid": ANY, "environment": ANY, "progresses": ANY, "changes": ANY, "renames": ANY,
     "refuses": ANY, "strange": ANY, "half": ANY, "asks": ANY, "echo": ANY, "last_words": ANY, "chatters": ANY,
     "closes": ANY, "twice": ANY, "deep": ANY, "nan": ANY, "batch": ANY,
 }  # fmt: skip
@@ -55,10 +55,12 @@ def text(words: str) -> dict[str, Any]:
     return {"type": "text", "text": words}
 
 
-def forked() -> int:
+def forked(*, session: bool = False) -> int:
     """A grandchild that ignores SIGTERM and holds our output open."""
     script = "import signal, time; signal.signal(15, signal.SIG_IGN); print('x', flush=True); time.sleep(600)"
-    return subprocess.Popen([sys.executable, "-S", "-c", script], stdout=None, stderr=subprocess.DEVNULL).pid
+    return subprocess.Popen(
+        [sys.executable, "-S", "-c", script], stdout=None, stderr=subprocess.DEVNULL, start_new_session=session
+    ).pid
 
 
 def listed() -> list[dict[str, Any]]:
@@ -98,6 +100,8 @@ def call(id: object, name: str, arguments: dict[str, Any], token: object) -> Non
             os._exit(0)
         case "forks":
             result(id, text(str(forked())))
+        case "escapes":
+            result(id, text(str(forked(session=True))))
         case "pid":
             result(id, text(str(os.getpid())))
         case "environment":
