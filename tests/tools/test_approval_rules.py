@@ -17,6 +17,10 @@ class A:
     def claimed(self) -> str:
         return self.name
 
+    @property
+    def contested(self) -> bool:
+        return False
+
 
 @pytest.mark.parametrize(
     ("always", "never", "waits"),

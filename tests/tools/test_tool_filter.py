@@ -19,6 +19,10 @@ class Thing:
     def claimed(self) -> str:
         return self.name
 
+    @property
+    def contested(self) -> bool:
+        return False
+
 
 THINGS = [Thing("clock", "config/clock"), Thing("search_1", "github/search"), Thing("issue", "github/issue")]
 

@@ -1,6 +1,6 @@
 """Rules about a tool hold for its origin: whatever name it gets, and whoever else asks for that name."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -13,6 +13,7 @@ from callgate.tools.approval_rules import NO_RULE, ApprovalRule
 from callgate.tools.executor import Policy, Tool
 from callgate.tools.names import hashed_name
 from callgate.tools.registry import RegisteredTool, Registry
+from callgate.tools.source_supervisor import CannotOpen
 from callgate.tools.tool_filter import ToolFilter, narrowed, requested_filter, unmatched
 from tests.fakes import EchoTool, FakeSource, tool
 
@@ -43,7 +44,11 @@ async def opened(
 
 
 def waiting(registry: Registry) -> set[str]:
-    return {each.address for each in registry.tools() if each.tool.policy.require_approval}
+    return waiting_of(registry.tools())
+
+
+def waiting_of(tools: Iterable[RegisteredTool]) -> set[str]:
+    return {each.address for each in tools if each.tool.policy.require_approval}
 
 
 def granted(registry: Registry, *patterns: str) -> set[str]:
@@ -61,6 +66,38 @@ async def test_a_second_source_that_claims_a_name_does_not_get_its_exemption():
         assert {"github/read", "evil/github_read"} <= waiting(registry)
     async with opened(GITHUB, rule=ApprovalRule(always=("*",), never=("github_read",))) as registry:
         assert waiting(registry) == {"github/delete_repo"}
+
+
+class Prefixed(FakeSource):
+    """A source all of whose tools begin alike."""
+
+    prefix = "github"
+
+
+@pytest.mark.parametrize("kind", [FakeSource, Prefixed])
+async def test_a_source_that_is_open_before_another_gets_nothing_that_was_meant_for_the_other(kind):
+    away = kind(name="github", fails=CannotOpen("away"))
+    rule = ApprovalRule(always=("*",), never=("github_read", "evil_read"))
+    async with opened(away, EVIL, rule=rule) as registry:
+        assert "evil/github_read" in waiting(registry)
+        assert granted(registry, "github_read") == set()
+        assert granted(registry, "evil/github_read") == {"evil/github_read"}
+
+
+async def test_a_source_that_is_away_takes_nothing_from_names_it_cannot_ask_for():
+    away = Prefixed(name="github", fails=CannotOpen("away"))
+    other = FakeSource(called("read", "files_read"), name="files")
+    async with opened(away, other, rule=ApprovalRule(always=("*",), never=("files_read",))) as registry:
+        assert waiting(registry) == set()
+        assert granted(registry, "files_read") == {"files/read"}
+
+
+async def test_a_source_that_floods_the_memory_of_names_gets_nothing_of_one_that_is_away(monkeypatch):
+    monkeypatch.setattr("callgate.tools.registry.MAX_CLAIMS", 3)
+    async with opened(GITHUB, EVIL, rule=ApprovalRule(always=("*",), never=("github_read",))) as registry:
+        registry._build([("github", GITHUB.tools())])
+        registry._build([("evil", (*EVIL.tools(), called("a"), called("b")))])
+        assert "evil/github_read" in waiting_of(registry._tools)
 
 
 async def test_an_exemption_by_origin_holds_through_a_clash_and_for_nobody_else():

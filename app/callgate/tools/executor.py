@@ -102,6 +102,16 @@ class Source(Protocol):
 
 
 @runtime_checkable
+class HasPrefix(Protocol):
+    """A source that puts something before the names of all its tools."""
+
+    @property
+    def prefix(self) -> str:
+        """With `_` behind it; empty for nothing."""
+        ...
+
+
+@runtime_checkable
 class HasLeftOut(Protocol):
     """A source with things in it that cannot be tools."""
 

@@ -61,6 +61,10 @@ class McpSource:
         """Whether a server that is well gets a new session; calls wait for it."""
         self._speaks_sse = False
 
+    @property
+    def prefix(self) -> str:
+        return self._spec.prefix
+
     async def open(self) -> None:
         link = self._link()
         try:

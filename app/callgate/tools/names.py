@@ -14,6 +14,8 @@ RESERVED_PREFIX = "callgate__"
 _HASH_DIGITS = 8
 """32 bits: among ten thousand tools of one cleaned-up name a clash is a matter of one in a hundred; the
 registry sets such a pair apart as it does any other clash."""
+MAX_STEM = MAX_LENGTH - _HASH_DIGITS - 1
+"""What is left of a text in front of its hash."""
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]+")
 
 

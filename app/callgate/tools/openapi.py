@@ -90,6 +90,10 @@ class OpenApiSource:
         if self._address is None:
             self._take(_in_file(Path(place), self._built))
 
+    @property
+    def prefix(self) -> str:
+        return self._api.prefix
+
     async def open(self) -> None:
         if self._address is None:
             return

@@ -4,7 +4,9 @@ Schemas are compiled and encoded here, once. A tool that cannot be used is liste
 touch the others; a source that cannot be opened is listed, tried again, and its tools appear when it is back.
 
 Rules about a tool (approval, filters, limits) belong to its origin, which is its source and its name there. Where two
-sources ask for one name neither gets it, the clash is logged and listed, and the rules of both go on holding.
+sources ask for one name neither gets it, the clash is logged and listed, and the rules of both go on holding. While a
+source has not been open yet nobody knows what it will ask for, so that until then a name alone grants and exempts nothing
+that another source has, if it could ask for that name too.
 """
 
 import asyncio
@@ -18,8 +20,8 @@ import structlog
 from callgate.calls.offer import Check, OfferedTool
 from callgate.tools.approval_rules import NO_RULE, ApprovalRule
 from callgate.tools.concurrency import ConcurrencyLimits
-from callgate.tools.executor import HasLeftOut, Source, Tool
-from callgate.tools.names import RESERVED_PREFIX, hashed_name, legal_name
+from callgate.tools.executor import HasLeftOut, HasPrefix, Source, Tool
+from callgate.tools.names import MAX_STEM, RESERVED_PREFIX, hashed_name, legal_name
 from callgate.tools.schema import SchemaError, compile_schema
 from callgate.tools.source_pool import SourcePool
 from callgate.tools.source_supervisor import Delay, SourceState, SourceStatus, SourceSupervisor, reopening_delay
@@ -46,6 +48,8 @@ class ToolAtSource:
     name: str
     address: str
 
+    contested = False
+
     @property
     def claimed(self) -> str:
         return self.name
@@ -66,6 +70,8 @@ class RegisteredTool:
     offered: OfferedTool
     claimed: str
     """The name it asks for, and has unless another source asks for it too."""
+    contested: bool = False
+    """Whether a source that was not open yet may ask for its name too."""
 
     @property
     def name(self) -> str:
@@ -138,6 +144,8 @@ class Registry:
         self._clashes: tuple[NameClash, ...] = ()
         self._schemas: frozenset[bytes] = frozenset()
         self._claims: dict[str, set[tuple[str, str]]] = {}
+        self._listed: set[str] = set()
+        """The sources that have been open, and so have said which names they ask for."""
         self._compiled: dict[bytes, Check] = {}
 
     def add(self, *tools: Tool, approval: ApprovalRule = NO_RULE) -> None:
@@ -260,6 +268,7 @@ class Registry:
         usable: list[RegisteredTool] = []
         broken: list[Quarantined] = []
         compiled: dict[bytes, Check] = {}
+        self._listed |= {source for source, _ in there}
         names, twice = self._named(there)
         for (source, original), (name, tool) in names.items():
             try:
@@ -300,7 +309,14 @@ class Registry:
         check = self._compiled.get(text) or compile_schema(parameters)
         compiled[text] = check
         final = replace(tool, name=name, parameters=parameters, check=check)
-        taken = RegisteredTool(final, source, original, schema, OfferedTool(name, parameters, check), _wanted(tool))
+        claimed = _wanted(tool)
+        contested = bool(source) and any(
+            other != source and other not in self._listed and _may_ask_for(claimed, wanted)
+            for other, (_, wanted) in self._wanted.items()
+        )
+        taken = RegisteredTool(
+            final, source, original, schema, OfferedTool(name, parameters, check), claimed, contested=contested
+        )
         waits = self._waits(taken)
         if waits == tool.policy.require_approval:
             return taken
@@ -330,6 +346,7 @@ class Registry:
                     self._claims.setdefault(_wanted(tool), set()).add((source, tool.name))
         if len(self._claims) > MAX_CLAIMS:
             self._claims = {}
+            self._listed = {source for source, _ in there}
             for identity, tool in found.items():
                 self._claims.setdefault(_wanted(tool), set()).add(identity)
         bare = {owner: name for name, claims in self._claims.items() if (owner := _owner(claims)) is not None}
@@ -385,6 +402,10 @@ def _wanted(tool: Tool) -> str:
     if original.startswith(RESERVED_PREFIX):
         return hashed_name(original, original)
     return legal_name(original)
+
+
+def _may_ask_for(name: str, source: Source) -> bool:
+    return not isinstance(source, HasPrefix) or not source.prefix or name.startswith(f"{source.prefix}_"[:MAX_STEM])
 
 
 def _owner(claims: set[tuple[str, str]]) -> tuple[str, str] | None:

@@ -2,7 +2,8 @@
 
 A filter of the config belongs to a tool's origin. A pattern with a slash is held against `source/name`, which nobody
 else can take. A pattern without one is held against the name that the tool asks for *and* the name it got: where
-several sources ask for one name it means none of them, and the operator says which with a slash.
+several sources ask for one name, or one that has not been open yet may, it means none of them, and the operator says
+which with a slash.
 """
 
 import difflib
@@ -40,6 +41,11 @@ class Named(Protocol):
         ...
 
     @property
+    def contested(self) -> bool:
+        """Whether another source may ask for that name as well, which nobody knows before it has been open."""
+        ...
+
+    @property
     def address(self) -> str:
         """`source/name as the source has it`."""
         ...
@@ -57,7 +63,7 @@ class ToolFilter:
         if tool.address in self._exact:
             return True
         names = {tool.name} if self.by_given_name else {tool.name, tool.claimed}
-        if len(names) == 1 and tool.name in self._exact:
+        if len(names) == 1 and tool.name in self._exact and (self.by_given_name or not tool.contested):
             return True
         return any(
             glob.match(tool.address) if of_address else all(map(glob.match, names)) for of_address, glob in self._globs
