@@ -66,7 +66,9 @@ class Caller:
         return self.approve or self.anonymous
 
     def may_ask(self, model: str) -> bool:
-        return _any_matches(self.models, model)
+        return "*" in self.models or any(
+            glob == model or _compiled(glob).match(model) is not None for glob in self.models
+        )
 
 
 ANONYMOUS: Final = Caller("anonymous", anonymous=True)
@@ -181,11 +183,7 @@ def _caller_of(entry: KeyEntry) -> Caller:
 
 
 def _callers(entries: Iterable[KeyEntry]) -> tuple[tuple[bytes, Caller], ...]:
-    return tuple((_digest_of(entry), _caller_of(entry)) for entry in entries)
-
-
-def _digest_of(entry: KeyEntry) -> bytes:
-    return bytes.fromhex(entry.hash.removeprefix(HASH_PREFIX))
+    return tuple((bytes.fromhex(entry.hash.removeprefix(HASH_PREFIX)), _caller_of(entry)) for entry in entries)
 
 
 def _key_in(headers: Mapping[str, str]) -> str | None:
@@ -197,10 +195,6 @@ def _key_in(headers: Mapping[str, str]) -> str | None:
 
 def _unauthorized(message: str, code: str | None) -> ChatError:
     return ChatError(401, message, type="invalid_request_error", code=code)
-
-
-def _any_matches(globs: tuple[str, ...], name: str) -> bool:
-    return "*" in globs or any(glob == name or _compiled(glob).match(name) is not None for glob in globs)
 
 
 @lru_cache(maxsize=4096)

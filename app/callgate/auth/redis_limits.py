@@ -206,7 +206,8 @@ class RedisLimiter:
             return await self._without_redis(key, allowance, estimate)
         refused, second, standing = found[0], int(found[1]), _standing(found)
         if refused:
-            raise refusal(allowance, standing, estimate) or _at_odds()
+            # The script refused what the rules would have let through: money it counted between two roundings.
+            raise refusal(allowance, standing, estimate) or OverLimit("requests", "Rate limit reached.", 1.0, {})
         after = _after(standing, estimate)
         return Reservation(key, estimate, second, headers_of(allowance, after), slot)
 
@@ -295,11 +296,6 @@ def _after(before: Standing, estimate: Amount) -> Standing:
         requests_free_in=before.requests_free_in,
         tokens_free_in=before.tokens_free_in,
     )
-
-
-def _at_odds() -> OverLimit:
-    """The script refused what the rules would have let through: money it counted between two roundings."""
-    return OverLimit("requests", "Rate limit reached.", 1.0, {})
 
 
 def _or_none(limit: int | None) -> int:
