@@ -521,7 +521,12 @@ class _BracketTracker:
             if self._in_string:
                 at = self._string_mark(found[0], at, len(text))
             else:
-                self._mark(found[0])
+                mark = found[0]
+                if mark == '"':
+                    self._in_string = True
+                else:
+                    self._depth += 1 if mark in "{[" else -1
+                self.closed = self._depth == 0 and not self._in_string
 
     def _string_mark(self, mark: str, at: int, length: int) -> int:
         if mark == '"':
@@ -530,13 +535,6 @@ class _BracketTracker:
             return at
         self._escaped = at == length
         return at + 1
-
-    def _mark(self, mark: str) -> None:
-        if mark == '"':
-            self._in_string = True
-        else:
-            self._depth += 1 if mark in "{[" else -1
-        self.closed = self._depth == 0 and not self._in_string
 
 
 _OUTSIDE = re.compile(r'["{}\[\]]')

@@ -60,7 +60,13 @@ def read_json(text: str) -> Any:
     # The decoder keeps the last of two equal keys. Each key has its colon, so a flat object with as many keys as
     # there are colons has no key twice; only the others are read again.
     if text.count(":") > (len(value) if type(value) is dict else 0):
-        _refuse_double_keys(text)
+        try:
+            _pairs.decode(text)
+        except _KeyTwice as twice:
+            key = json.dumps(twice.key, ensure_ascii=False)
+            raise JsonFault(
+                max(0, text.rfind(key)), f"each key once, but {key} is there twice", grammatical=True
+            ) from None
     return value
 
 
@@ -138,14 +144,6 @@ def canonical(value: Any) -> str:
 
 
 # What the decoder does not say -----------------------------------------------------------------------------------
-
-
-def _refuse_double_keys(text: str) -> None:
-    try:
-        _pairs.decode(text)
-    except _KeyTwice as twice:
-        key = json.dumps(twice.key, ensure_ascii=False)
-        raise JsonFault(max(0, text.rfind(key)), f"each key once, but {key} is there twice", grammatical=True) from None
 
 
 class _KeyTwice(Exception):
