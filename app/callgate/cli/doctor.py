@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from callgate.config.schema import Config
     from callgate.http.client import HttpClient
     from callgate.tools.registry import Registry
-    from callgate.tools.source_supervisor import SourceStatus
     from callgate.upstream.resolve import ModelEntry
 
 Check = dict[str, Any]
@@ -115,7 +114,10 @@ def _tools(config: "Config", registry: "Registry") -> Iterator[Check]:
     from callgate.runtime.tool_patterns import pattern_problems
 
     for status in registry.sources():
-        yield _source(status)
+        verdict = "ok" if status.state == "ready" else "fail"
+        yield _check(
+            f"source {status.name}", verdict, status.error or str(status.state), status.seconds, kind=status.kind
+        )
     for broken in registry.quarantined():
         yield _check(f"tool {broken.name}", "fail", f"cannot be used: {broken.reason}")
     for clash in registry.clashes():
@@ -124,8 +126,3 @@ def _tools(config: "Config", registry: "Registry") -> Iterator[Check]:
         yield _check("pattern", "warn", str(problem))
     tools = registry.tools()
     yield _check("tools", "ok", f"{len(tools)} can be used")
-
-
-def _source(status: "SourceStatus") -> Check:
-    verdict = "ok" if status.state == "ready" else "fail"
-    return _check(f"source {status.name}", verdict, status.error or str(status.state), status.seconds, kind=status.kind)
