@@ -45,9 +45,17 @@ def read_document(text: str, source: str, references: References) -> Document:
         reading = _Reading(Document(source), loader, references)
         reading.document.value = None if root is None else reading.read(root, ())
     except yaml.MarkedYAMLError as error:
-        raise ConfigError([_unreadable(error, source)]) from None
+        mark = error.problem_mark or error.context_mark
+        spot = Spot(source) if mark is None else Spot(source, mark.line + 1, mark.column + 1)
+        said = ", ".join(part for part in (error.problem, error.context) if part)
+        raise ConfigError([Problem(spot, "", f"not readable as YAML: {said}")]) from None
     except yaml.reader.ReaderError as error:
-        raise ConfigError([_strange_character(error, text, source)]) from None
+        before = text[: error.position]
+        line = before.count("\n") + 1
+        column = error.position - (before.rfind("\n") + 1) + 1
+        raise ConfigError(
+            [Problem(Spot(source, line, column), "", "not readable as YAML: a character that may not stand in a text")]
+        ) from None
     except RecursionError:
         raise ConfigError([Problem(Spot(source), "", "nested too deeply")]) from None
     return reading.document
@@ -146,8 +154,11 @@ class _Reading:
         if resolved.referred:
             self.document.referred.add(path)
         self.document.secrets.update(resolved.secrets)
-        if means_secret(_name_of(path)):
-            self.document.secrets.update(_with_bare_credential(resolved.text))
+        # The nearest key above a value: `keys.0` in `api_keys: [...]` is still one of the keys.
+        if means_secret(next((part for part in reversed(path) if isinstance(part, str)), "")):
+            # `Bearer abc` is a secret, and `abc` alone is too.
+            words = resolved.text.split()
+            self.document.secrets.update((resolved.text, words[1]) if len(words) == 2 else (resolved.text,))
         return resolved.text
 
     def _complain(self, node: yaml.Node, path: Path, message: str) -> None:
@@ -157,30 +168,5 @@ class _Reading:
         return Spot(self.document.source, node.start_mark.line + 1, node.start_mark.column + 1)
 
 
-def _with_bare_credential(text: str) -> tuple[str, ...]:
-    """`Bearer abc` is a secret, and `abc` alone is too."""
-    words = text.split()
-    return (text, words[1]) if len(words) == 2 else (text,)
-
-
 def dotted(path: Path) -> str:
     return ".".join(str(part) for part in path)
-
-
-def _name_of(path: Path) -> str:
-    """The nearest key above a value: `keys.0` in `api_keys: [...]` is still one of the keys."""
-    return next((part for part in reversed(path) if isinstance(part, str)), "")
-
-
-def _unreadable(error: yaml.MarkedYAMLError, source: str) -> Problem:
-    mark = error.problem_mark or error.context_mark
-    spot = Spot(source) if mark is None else Spot(source, mark.line + 1, mark.column + 1)
-    said = ", ".join(part for part in (error.problem, error.context) if part)
-    return Problem(spot, "", f"not readable as YAML: {said}")
-
-
-def _strange_character(error: yaml.reader.ReaderError, text: str, source: str) -> Problem:
-    before = text[: error.position]
-    line = before.count("\n") + 1
-    column = error.position - (before.rfind("\n") + 1) + 1
-    return Problem(Spot(source, line, column), "", "not readable as YAML: a character that may not stand in a text")

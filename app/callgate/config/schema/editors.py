@@ -30,7 +30,10 @@ def json_schema() -> dict[str, Any]:
             properties[name] = _or_reference(found)
     schema["$defs"]["Reference"] = REFERENCE
     for name in schema["properties"].keys() - set(schema["required"]):
-        schema["properties"][name] = _or_empty(schema["properties"][name])
+        # `load` takes a block whose lines are all commented out for its defaults.
+        block = schema["properties"][name]
+        may_be_empty = block.get("type") in {"array", "object"} or "$ref" in block
+        schema["properties"][name] = {"anyOf": [block, {"type": "null"}]} if may_be_empty else block
     for alias in ("mcpServers", "servers"):
         schema["properties"][alias] = schema["properties"]["mcp_servers"]
     server = schema["$defs"]["McpServer"]["properties"]
@@ -72,12 +75,6 @@ def _texts_below_fields(block: ast.ClassDef) -> Iterator[tuple[str, str]]:
         match field, below:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                 yield name, inspect.cleandoc(text)
-
-
-def _or_empty(block: dict[str, Any]) -> dict[str, Any]:
-    """`load` takes a block whose lines are all commented out for its defaults."""
-    may_be_empty = block.get("type") in {"array", "object"} or "$ref" in block
-    return {"anyOf": [block, {"type": "null"}]} if may_be_empty else block
 
 
 def _or_reference(found: dict[str, Any]) -> dict[str, Any]:
