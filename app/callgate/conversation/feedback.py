@@ -33,7 +33,8 @@ def explain(call: BrokenCall, offer: Offer) -> str:
         problem = call.problem or FlawDetail()
         schema = _part_at(tool.parameters, problem.pointer)
         if call.flaw is Flaw.SCHEMA_MISMATCH:
-            error |= _suggested(_word(problem.got), _candidates(schema))
+            # What was got, if it was a string: checks write all values as JSON.
+            error |= _suggested(problem.got.strip('"') if problem.got.startswith('"') else "", _candidates(schema))
         error["schema"] = _excerpt(schema)
     return _text(error)
 
@@ -125,11 +126,6 @@ def _suggested(word: str, known: Iterable[str]) -> dict[str, Any]:
     return {"did_you_mean": near, "note": ""} if near else {}
 
 
-def _word(got: str) -> str:
-    """What was got, if it was a string: checks write all values as JSON."""
-    return got.strip('"') if got.startswith('"') else ""
-
-
 def _few(names: Iterable[str]) -> list[str]:
     listed = list(names)
     shown = [_quote(name) for name in listed[:MAX_NAMES]]
@@ -197,14 +193,15 @@ def _outline(schema: Any) -> Any:
     kept = {key: schema[key] for key in ("type", "required", "enum") if key in schema}
     properties = _mapping(schema.get("properties"))
     if properties:
-        kept["properties"] = {name: _kind(schema) for name, schema in properties.items()}
+        kept["properties"] = {
+            name: (
+                {key: schema[key] for key in ("type", "enum", "format") if key in schema}
+                if isinstance(schema, Mapping)
+                else {}
+            )
+            for name, schema in properties.items()
+        }
     return kept
-
-
-def _kind(schema: Any) -> dict[str, Any]:
-    return (
-        {key: schema[key] for key in ("type", "enum", "format") if key in schema} if isinstance(schema, Mapping) else {}
-    )
 
 
 def _names_only(schema: Any) -> Any:
