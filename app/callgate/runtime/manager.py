@@ -12,7 +12,6 @@ from typing import Any, Self
 import structlog
 
 from callgate.auth.keys import check_exposure
-from callgate.config.load import Loaded
 from callgate.config.problems import ConfigError, Problem, Spot
 from callgate.config.schema import Config
 from callgate.config.watch import changes
@@ -138,7 +137,11 @@ class RuntimeManager:
         try:
             loaded = await asyncio.to_thread(source.read)
             source.on_read(loaded)  # before anything is built from it: what goes wrong then is logged
-            self._check_exposure(loaded)
+            # A reload must not open to everyone what others can reach.
+            keys = len(loaded.config.keys) + (self.shared.keys is not None and self.shared.keys.in_use)
+            mistake = check_exposure(self._first.server.host, loaded.config.auth, keys)
+            if mistake is not None:
+                raise loaded.complaint(("keys",), mistake)
             try:
                 result = await self.apply(loaded.config)
             except BadEntry as error:
@@ -161,13 +164,6 @@ class RuntimeManager:
         if not task.cancelled() and task.exception() is not None and task.get_name() != "reload":
             audit.error("runtime_not_closed", exc_info=task.exception())
 
-    def _check_exposure(self, loaded: Loaded) -> None:
-        """A reload must not open to everyone what others can reach."""
-        keys = len(loaded.config.keys) + (self.shared.keys is not None and self.shared.keys.in_use)
-        mistake = check_exposure(self._first.server.host, loaded.config.auth, keys)
-        if mistake is not None:
-            raise loaded.complaint(("keys",), mistake)
-
     async def _reload_when_asked(self, source: ConfigSource) -> None:
         while True:
             await self._asked_to_reload.wait()
@@ -178,16 +174,13 @@ class RuntimeManager:
 
     async def _watch(self, source: ConfigSource) -> None:
         try:
-            await self._watch_files(source)
+            if await asyncio.to_thread(reads_otherwise, source, self._config):
+                self._asked_to_reload.set()  # it changed while we were starting
+            async for _ in changes(source.files):
+                if self._config.reload.watch:
+                    self._asked_to_reload.set()
         except Exception:  # noqa: BLE001 - whatever the system's way of watching files fails with, requests go on
             audit.exception("config_not_watched", advice="SIGHUP still has it read again")
-
-    async def _watch_files(self, source: ConfigSource) -> None:
-        if await asyncio.to_thread(reads_otherwise, source, self._config):
-            self._asked_to_reload.set()  # it changed while we were starting
-        async for _ in changes(source.files):
-            if self._config.reload.watch:
-                self._asked_to_reload.set()
 
 
 def new_call_id() -> str:

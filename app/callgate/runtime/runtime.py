@@ -219,17 +219,14 @@ class Runtime:
             has_tools = tool_choice != "none" and entry.tools
             server_tools = self._tools.narrowed(entry.tools, caller.tools, wanted_tools, allowed) if has_tools else None
             name, places = self.counted_name(model), self._places.get(entry.configured_name)
-            warnings = self._warnings(entry, caller, wanted_tools)
+            found = self._tools.unmatched(entry.tools, caller.tools, wanted_tools)
+            for each in found:
+                audit.warning("tool_pattern_unmatched", where="request", model=entry.model_name, detail=str(each))
+            warnings = tuple(map(str, found))
             route = Route(name, entry, self.catalogue.model(model), server_tools, places, warnings)
             if len(model) + len(wanted_tools or "") <= REMEMBERED_CHARS:
                 self._routes[asked] = route
         return route
-
-    def _warnings(self, entry: ModelEntry, caller: Caller, wanted: str | None) -> tuple[str, ...]:
-        found = self._tools.unmatched(entry.tools, caller.tools, wanted)
-        for each in found:
-            audit.warning("tool_pattern_unmatched", where="request", model=entry.model_name, detail=str(each))
-        return tuple(map(str, found))
 
     def _check_patterns(self) -> None:
         """Say once, as soon as all sources are open, which patterns of the config name no tool of any of them."""
