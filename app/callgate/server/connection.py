@@ -182,7 +182,9 @@ class ServerConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._ignores_input:
-            self._discard(data)
+            self.body_bytes += len(data)
+            if self.body_bytes > LINGER_BYTES:
+                self._transport.abort()
             return
         if self._phase == IDLE:
             self.factory.idle.pop(self, None)
@@ -209,11 +211,6 @@ class ServerConnection(asyncio.Protocol):
             self._refuse(refused if isinstance(refused, Refused) else refusals.not_http())
         except Refused as refused:
             self._refuse(refused)
-
-    def _discard(self, data: bytes) -> None:
-        self.body_bytes += len(data)
-        if self.body_bytes > LINGER_BYTES:
-            self._transport.abort()
 
     def _read_plainly(self, rest: bytes) -> None:
         """Read the body of a request that asks for another protocol, which nobody speaks here: Java's clients ask each time.
@@ -301,7 +298,10 @@ class ServerConnection(asyncio.Protocol):
             self._phase, self.due = ANSWER, NEVER
             self._start(cycle)
         else:
-            self._queue(cycle)
+            if len(self._waiting) >= MAX_PIPELINED:
+                raise refusals.too_many_pipelined()
+            self._hold_back()
+            self._waiting.append(cycle)
 
     def on_body(self, body: bytes) -> None:
         if self._upgrade == _OVER:
@@ -379,12 +379,6 @@ class ServerConnection(asyncio.Protocol):
         cycle.task = task = self.loop.create_task(cycle.run(self._app), context=self._context.copy())
         self.server_state.tasks.add(task)
 
-    def _queue(self, cycle: RequestCycle) -> None:
-        if len(self._waiting) >= MAX_PIPELINED:
-            raise refusals.too_many_pipelined()
-        self._hold_back()
-        self._waiting.append(cycle)
-
     def answered(self, cycle: RequestCycle) -> None:
         """The answer has been written to its end."""
         self.server_state.total_requests += 1
@@ -412,16 +406,13 @@ class ServerConnection(asyncio.Protocol):
         if cycle.is_complete or cycle.abandoned:
             return
         if cycle.ends_with_the_connection:
-            self._reset()
+            # An orderly end would say that this was all.
+            self.unsent.clear()
+            sock = self._transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self._transport.abort()
         else:
             self._refuse(refusals.failed())
-
-    def _reset(self) -> None:
-        """An orderly end would say that this was all."""
-        self.unsent.clear()
-        sock = self._transport.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self._transport.abort()
 
     def _become_idle(self) -> None:
         self.factory.idle[self] = None
