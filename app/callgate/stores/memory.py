@@ -38,7 +38,10 @@ class MemoryStore:
             return  # larger than the whole store: kept for no time at all
         self._kept[key] = _Kept(value, self._clock() + seconds, size)
         self.size += size
-        self._make_room()
+        # What has expired and is never asked for goes this way too: it comes to the front and falls out.
+        while len(self._kept) > self._entries or self.size > self._bytes:
+            _, kept = self._kept.popitem(last=False)
+            self.size -= kept.size
 
     async def add(self, key: str, value: bytes, seconds: float) -> bool:
         if self._alive(key) is not None:
@@ -67,12 +70,6 @@ class MemoryStore:
             self._drop(key)
             return None
         return kept
-
-    def _make_room(self) -> None:
-        """What has expired and is never asked for goes this way too: it comes to the front and falls out."""
-        while len(self._kept) > self._entries or self.size > self._bytes:
-            _, kept = self._kept.popitem(last=False)
-            self.size -= kept.size
 
     def _drop(self, key: str) -> None:
         kept = self._kept.pop(key, None)
