@@ -10,7 +10,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Container
+from collections.abc import Container
 from contextvars import ContextVar
 from math import inf
 from typing import Any, Final, TextIO
@@ -56,10 +56,14 @@ def configure(redactor: Redactor, *, level: str = "info", format: str = "auto", 
     console = format == "console" or (format == "auto" and (stream or sys.stderr).isatty())
     processors = _processors(redactor, console=console, colors=(stream or sys.stderr).isatty())
     _quick = None if console else _Quick(redactor, logging.getLevelNamesMapping()[level.upper()], processors, stream)
+
+    def make(name: str | None = None) -> _Lines:
+        return _Lines(name, stream)
+
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=_factory(stream),
+        logger_factory=make,
         cache_logger_on_first_use=False,
     )
     _bridge(logging.getLevelNamesMapping()[level.upper()])
@@ -328,19 +332,15 @@ def write_all() -> None:
 atexit.register(write_all)
 
 
-def _factory(stream: TextIO | None) -> Callable[..., _Lines]:
-    def make(name: str | None = None) -> _Lines:
-        return _Lines(name, stream)
-
-    return make
-
-
 # Other people's logs ----------------------------------------------------------------------------
 
 
 def _bridge(level: int) -> None:
     for name in _WITH_HANDLERS:
-        _adopt(name)
+        # Works before the library is imported as well as after.
+        logger = logging.getLogger(name)
+        logger.__class__ = _NoHandlers
+        logger.handlers.clear()
     root = logging.getLogger()
     for handler in [it for it in root.handlers if isinstance(it, _Bridge)]:
         root.removeHandler(handler)
@@ -371,11 +371,7 @@ class _Bridge(logging.Handler):
             log.warning("log_record_malformed", at=f"{record.pathname}:{record.lineno}")
             return
         more: dict[str, Any] = {"exc_info": record.exc_info} if record.exc_info else {}
-        log.log(_standard(record.levelno), message, **more)
-
-
-def _standard(level: int) -> int:
-    return next((known for known in _STANDARD_LEVELS if level >= known), logging.DEBUG)
+        log.log(next((known for known in _STANDARD_LEVELS if record.levelno >= known), logging.DEBUG), message, **more)
 
 
 class _NoHandlers(logging.Logger):
@@ -383,10 +379,3 @@ class _NoHandlers(logging.Logger):
 
     def addHandler(self, hdlr: logging.Handler) -> None:  # noqa: N802 - the standard library's name
         """Lets it go: lines reach ours through the root."""
-
-
-def _adopt(name: str) -> None:
-    """Works before the library is imported as well as after."""
-    logger = logging.getLogger(name)
-    logger.__class__ = _NoHandlers
-    logger.handlers.clear()
