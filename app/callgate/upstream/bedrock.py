@@ -127,11 +127,11 @@ def _signed(
         headers=dict(headers), api_key=key,
     )  # fmt: skip
     ours = {"content-length", "host", "accept", "accept-encoding", "connection", "user-agent"}
-    return url, {str(name): _text(value) for name, value in prepared.headers.items() if name.lower() not in ours}
-
-
-def _text(value: Any) -> str:
-    return value.decode("latin-1") if isinstance(value, bytes) else str(value)
+    return url, {
+        str(name): (value.decode("latin-1") if isinstance(value, bytes) else str(value))
+        for name, value in prepared.headers.items()
+        if name.lower() not in ours
+    }
 
 
 class _Frames:

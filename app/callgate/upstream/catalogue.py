@@ -86,7 +86,10 @@ class Catalogue:
             return ready
         entries = self._match(name)
         if not entries:
-            raise self._unknown(name)
+            message = f"The model `{name[:100]}` does not exist"
+            close = difflib.get_close_matches(name[:200], self.names(), n=1, cutoff=0.5)
+            message += f"; did you mean `{close[0]}`?" if close else "."
+            raise ChatError(404, message, param="model", code="model_not_found")
         ready = self._ready[name] = _Ready(entries, self._built(name, entries))
         if len(self._ready) > FILLED_IN + len(self._exact):
             self._ready.popitem(last=False)
@@ -117,12 +120,6 @@ class Catalogue:
         if entry.lane in {"auto", "direct"} and (endpoint := resolve.known_endpoint(entry)) is not None:
             return _direct(entry, endpoint, self._client)
         return _Undecided(entry, self._client, self._fetch)
-
-    def _unknown(self, name: str) -> ChatError:
-        message = f"The model `{name[:100]}` does not exist"
-        close = difflib.get_close_matches(name[:200], self.names(), n=1, cutoff=0.5)
-        message += f"; did you mean `{close[0]}`?" if close else "."
-        return ChatError(404, message, param="model", code="model_not_found")
 
 
 def is_demo(entry: ModelEntry) -> bool:

@@ -326,18 +326,15 @@ def _reasons(choice: dict[str, Any]) -> list[str]:
     """The finish reason as the provider wrote it; litellm keeps that aside where it put another in its place. A router may
     give the reason of the provider behind it beside its own: it counts where it is the graver one."""
     aside = choice.get("provider_specific_fields")
-    reason = (_text(aside.get("native_finish_reason")) if isinstance(aside, dict) else None) or _word(
-        choice.get("finish_reason")
+    # A reason is a word; an object or a list in its place is read for what it speaks of.
+    value = choice.get("finish_reason")
+    reason = (_text(aside.get("native_finish_reason")) if isinstance(aside, dict) else None) or (
+        json.dumps(value) if value and isinstance(value, dict | list) else _text(value)
     )
     native = _text(choice.get("native_finish_reason"))
     if native and (kind := classify(native)) >= FinishClass.LENGTH and (not reason or kind > classify(reason)):
         return [reason, native] if reason else [native]
     return [reason] if reason else []
-
-
-def _word(value: Any) -> str | None:
-    """A reason is a word; an object or a list in its place is read for what it speaks of."""
-    return json.dumps(value) if value and isinstance(value, dict | list) else _text(value)
 
 
 def _head(body: dict[str, Any]) -> ProviderHead | None:

@@ -99,7 +99,10 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, i
     sent = {str(name): str(value) for name, value in headers.items()}
     secret = tuple(value for name, value in sent.items() if name.lower() in {"x-api-key", "authorization"})
     whole = _Whole(config, litellm.ModelResponse(), prefix, parser)
-    may_pause = _has_server_tools(body)
+    # Whether Anthropic runs tools of its own for this request, during which it may pause.
+    tools = body.get("tools")
+    kinds = [field_of(tool, "type") for tool in tools] if isinstance(tools, list) else []
+    may_pause = bool(body.get("mcp_servers")) or any(kind not in {None, "custom"} for kind in kinds)
     return Question(
         url=_address(AnthropicModelInfo.get_api_base(base)),
         headers=sent,
@@ -113,13 +116,6 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, i
 
 def _continued(body: dict[str, Any], content: list[Any]) -> bytes:
     return encode({**body, "messages": [*body["messages"], {"role": "assistant", "content": content}]})
-
-
-def _has_server_tools(body: dict[str, Any]) -> bool:
-    """Whether Anthropic runs tools of its own for this request, during which it may pause."""
-    tools = body.get("tools")
-    kinds = [field_of(tool, "type") for tool in tools] if isinstance(tools, list) else []
-    return bool(body.get("mcp_servers")) or any(kind not in {None, "custom"} for kind in kinds)
 
 
 def _with_known_betas(headers: dict[str, Any], body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -243,9 +239,18 @@ class _Message(MessageBody):
             return None
         whole, parser, reason = self._whole, self._whole.parser, body.get("stop_reason")
         try:
+            # The blocks without the calls that Anthropic ran itself: they are for nobody here to answer.
             completion = whole.config.transform_parsed_response(
                 # It needs a reason, and writes its own into the body it is given.
-                completion_response={**body, "content": _without_foreign(body), "stop_reason": reason or "end_turn"},
+                completion_response={
+                    **body,
+                    "content": [
+                        block
+                        for block in body["content"]
+                        if field_of(block, "type") not in {"server_tool_use", "mcp_tool_use"}
+                    ],
+                    "stop_reason": reason or "end_turn",
+                },
                 raw_response=SimpleNamespace(headers={}, status_code=200),
                 model_response=whole.completion,
                 json_mode=parser.json_mode,
@@ -268,11 +273,6 @@ class _Message(MessageBody):
             if reason in CUT and field_of({"last": body["content"][-1:]}, "last", 0, "type") == "tool_use":
                 _mark_last_call(events)
         return events
-
-
-def _without_foreign(body: dict[str, Any]) -> list[Any]:
-    """The blocks without the calls that Anthropic ran itself: they are for nobody here to answer."""
-    return [block for block in body["content"] if field_of(block, "type") not in {"server_tool_use", "mcp_tool_use"}]
 
 
 def _without_nothing(event: ModelEvent) -> ModelEvent:

@@ -13,8 +13,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from callgate.conversation import raw_json
 from callgate.conversation.events import CallDelta, CallWritten, Finished, ModelEvent, ProviderHead, TextDelta, Usage
 from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough, as_read
@@ -84,7 +82,12 @@ class DemoModel:
     async def ask(self, ask: ModelRequest | Passthrough) -> AsyncIterator[ModelAnswer]:
         ask = as_read(ask)
         messages = [_decoded(message) for message in ask.messages]
-        offered = _offered(ask.tools)
+        found = {}
+        for tool in ask.tools:
+            function = _decoded(tool).get("function")
+            if isinstance(function, dict) and isinstance(function.get("name"), str):
+                found[function["name"]] = function.get("parameters") or {}
+        offered = found
         said = _answer(messages, offered, _decoded(ask.tool_choice), ask.params)
         yield _DemoAnswer(_batches(said, messages, ask), self._pause if ask.stream else None)
 
@@ -284,15 +287,6 @@ def _usage(messages: Sequence[Any], ask: ModelRequest, said: _Said, words: Seque
 # Schemas and shapes -------------------------------------------------------------------------------
 
 
-def _offered(tools: Sequence[msgspec.Raw]) -> dict[str, Any]:
-    found = {}
-    for tool in tools:
-        function = _decoded(tool).get("function")
-        if isinstance(function, dict) and isinstance(function.get("name"), str):
-            found[function["name"]] = function.get("parameters") or {}
-    return found
-
-
 def _asked_schema(params: Mapping[str, Any]) -> Any:
     asked = _decoded(params.get("response_format"))
     if not isinstance(asked, dict):
@@ -320,7 +314,10 @@ def _made_up(schema: Any, root: Any = None, depth: int = 0) -> Any:
         return "demo" if depth else {}
     root = schema if root is None else root
     if isinstance(reference := schema.get("$ref"), str):
-        return _made_up(_referred(root, reference), root, depth + 1)
+        found = root
+        for part in reference.removeprefix("#").strip("/").split("/"):
+            found = found.get(part) if isinstance(found, dict) else None
+        return _made_up((found or {}), root, depth + 1)
     for key in ("const", "default"):
         if key in schema:
             return schema[key]
@@ -350,13 +347,6 @@ def _of_type(schema: Mapping[str, Any], root: Any, depth: int) -> Any:
             return None
         case _:
             return "demo".ljust(schema.get("minLength") or 0, "o")[: schema.get("maxLength")]
-
-
-def _referred(root: Any, reference: str) -> Any:
-    found = root
-    for part in reference.removeprefix("#").strip("/").split("/"):
-        found = found.get(part) if isinstance(found, dict) else None
-    return found or {}
 
 
 def _text(content: Any) -> str:

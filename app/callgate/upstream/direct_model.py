@@ -89,7 +89,8 @@ class DirectModel:
         body |= for_body(ask, self._endpoint.defaults)
         body["stream"] = ask.stream
         if ask.stream and self._endpoint.include_usage:
-            body["stream_options"] = {**_plain_options(ask.params.get("stream_options")), "include_usage": True}
+            options = raw_json.read(ask.params.get("stream_options"))
+            body["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
         try:
             return _encode(body)
         except UnicodeEncodeError:
@@ -217,7 +218,11 @@ class HttpAnswer:
                 raise errors.answer_too_large(self._most)
             batch = body.feed(data) if body is not None else self._first(data)
         if not self._begun:
-            self._begin(batch)
+            # An error that comes before anything else is a failure of the request; a later one is part of the turn.
+            first = first_said(batch)
+            if isinstance(first, ProviderError):
+                raise errors.reported(first.message, first.body, self._response.headers, secrets=self._secrets)
+            self._begun = first is not None
         return batch
 
     def _is_over(self) -> bool:
@@ -238,13 +243,6 @@ class HttpAnswer:
     def _recognise(self, start: bytes) -> Body | None:
         """What reads a body that begins like this; None while that is not known."""
         return recognised(start, self._response)
-
-    def _begin(self, batch: Sequence[ModelEvent]) -> None:
-        """An error that comes before anything else is a failure of the request; a later one is part of the turn."""
-        first = first_said(batch)
-        if isinstance(first, ProviderError):
-            raise errors.reported(first.message, first.body, self._response.headers, secrets=self._secrets)
-        self._begun = first is not None
 
     def _broken(self, error: TransportError | BrokenOff) -> Exception:
         if not self._begun:
@@ -406,8 +404,3 @@ def _as_system(message: msgspec.Raw) -> msgspec.Raw:
     if bytes(fields.get("role", b"")) != b'"developer"':
         return message
     return msgspec.Raw(_encode({**fields, "role": "system"}))
-
-
-def _plain_options(given: Any) -> dict[str, Any]:
-    options = raw_json.read(given)
-    return options if isinstance(options, dict) else {}

@@ -78,7 +78,7 @@ def from_status(
     wait = retry_after(headers)
     if status in {401, 403, 407}:
         return auth_failed(detail)
-    if status == 402 or (status == 429 and _is_quota(said)):
+    if status == 402 or (status == 429 and ("insufficient_quota" in (said.code, said.type))):
         return UpstreamError(
             429,
             "The quota of the model's provider is used up.",
@@ -260,10 +260,6 @@ def _status_in(body: object) -> int | None:
         if isinstance(number, int) and not isinstance(number, bool) and 400 <= number <= 599:
             return number
     return None
-
-
-def _is_quota(said: ErrorBody) -> bool:
-    return "insufficient_quota" in (said.code, said.type)
 
 
 def _not_found(said: ErrorBody, detail: str) -> UpstreamError:

@@ -191,7 +191,10 @@ class _Message(MessageBody):
                     completion_response={
                         "usageMetadata": {},
                         **_with_arguments(body),
-                        "candidates": [_unflagged(each) for each in _with_arguments(body)["candidates"]],
+                        "candidates": [
+                            ({**each, "finishReason": "STOP"} if isinstance(each, dict) else each)
+                            for each in _with_arguments(body)["candidates"]
+                        ],
                     },
                     model_response=self._litellm.ModelResponse(),
                     model=self._model,
@@ -247,10 +250,6 @@ def _as_written(said: dict[str, Any], events: list[ModelEvent], known: set[str])
         known.add(identity)
         found.append(event if call.get("args") else replace(event, arguments=None))
     return found
-
-
-def _unflagged(candidate: Any) -> Any:
-    return {**candidate, "finishReason": "STOP"} if isinstance(candidate, dict) else candidate
 
 
 def _reason(said: dict[str, Any]) -> str | None:

@@ -137,7 +137,9 @@ class _WholeAnswer:
             raise StopAsyncIteration
         completion, self._completion = plain(self._completion), None
         for choice in completion.get("choices") or ():
-            _restore_native_reason(choice)
+            fields = choice.get("provider_specific_fields")
+            if isinstance(fields, dict) and isinstance(native := fields.get("native_finish_reason"), str):
+                choice["finish_reason"] = native
         events = read_completion(completion)
         if (failed := next((event for event in events if isinstance(event, ProviderError)), None)) is not None:
             raise errors.reported(failed.message, failed.body, {}, secrets=self._secrets)
@@ -183,9 +185,14 @@ class _StreamedAnswer:
             if not self._clock.gave_up():
                 raise
             return self._failed(self._clock.passed("idle" if self._begun else "first_byte"))
-        except Exception as error:  # noqa: BLE001 -- litellm and the SDKs under it raise anything over a stream
+        except Exception as error:
             if (report := _report_in(error)) is not None:
-                return self._reported(report)
+                # The provider said in its stream that it failed; what it said of a finished answer still counts.
+                self._over = True
+                said = errors.read_error(report)
+                if not self._begun:
+                    raise errors.reported(said.message, {"error": report}, {}, secrets=self._secrets) from error
+                return (ProviderError(errors.redact(said.message, self._secrets)[: errors.MESSAGE_CHARS]),)
             return self._failed(from_exception(error, self._secrets))
         finally:
             self._clock.rest()
@@ -218,14 +225,6 @@ class _StreamedAnswer:
         if not self._begun:
             raise error
         raise BrokenOff(error.detail or error.message, transport_error=True) from error
-
-    def _reported(self, body: object) -> Sequence[ModelEvent]:
-        """The provider said in its stream that it failed; what it said of a finished answer still counts."""
-        self._over = True
-        said = errors.read_error(body)
-        if not self._begun:
-            raise errors.reported(said.message, {"error": body}, {}, secrets=self._secrets)
-        return (ProviderError(errors.redact(said.message, self._secrets)[: errors.MESSAGE_CHARS]),)
 
 
 class _Clock:
@@ -400,7 +399,11 @@ def from_exception(error: Exception, secrets: Sequence[str] = ()) -> errors.Upst
     detail = errors.redact(f"{kind}: {text}", secrets)[: errors.DETAIL_CHARS]
     status = getattr(error, "status_code", None)
     said = _said(error, text)
-    headers = _headers_of(error)
+    # The provider's headers are beside the response; the response in litellm's errors is one it made itself.
+    found = getattr(error, "litellm_response_headers", None) or getattr(
+        getattr(error, "response", None), "headers", None
+    )
+    headers = {str(name).lower(): str(value) for name, value in (found or {}).items()}
     if kind in {"Timeout", "APITimeoutError"}:
         return errors.timed_out("The model's provider did not answer in time.", detail, again=False)
     if kind == "APIConnectionError":
@@ -466,12 +469,6 @@ def _without_reason(chunk: dict[str, Any]) -> dict[str, Any]:
     return chunk
 
 
-def _restore_native_reason(choice: dict[str, Any]) -> None:
-    fields = choice.get("provider_specific_fields")
-    if isinstance(fields, dict) and isinstance(native := fields.get("native_finish_reason"), str):
-        choice["finish_reason"] = native
-
-
 def _takes_extra_body(litellm: Any, arguments: Mapping[str, Any]) -> bool:
     try:
         _, provider, _, _ = litellm.get_llm_provider(
@@ -495,14 +492,6 @@ def _is_untouched(litellm: Any, provider: str, model: str) -> bool:
     return isinstance(config, OpenAIGPTConfig) and all(
         getattr(type(config), name, None) is getattr(OpenAIGPTConfig, name, None) for name in SHAPING
     )
-
-
-def _headers_of(error: Exception) -> Mapping[str, str]:
-    # The provider's headers are beside the response; the response in litellm's errors is one it made itself.
-    found = getattr(error, "litellm_response_headers", None) or getattr(
-        getattr(error, "response", None), "headers", None
-    )
-    return {str(name).lower(): str(value) for name, value in (found or {}).items()}
 
 
 def _said(error: Exception, text: str) -> errors.ErrorBody:

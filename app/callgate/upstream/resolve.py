@@ -351,7 +351,15 @@ def opened(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def secrets_in(params: Mapping[str, Any], key: str | None) -> tuple[str, ...]:
-    found = [key, *(value for name, value in params.items() if _is_secret(name)), *_headers(params).values()]
+    found = [
+        key,
+        *(
+            value
+            for name, value in params.items()
+            if any(part in name for part in ("key", "token", "secret", "password", "credential"))
+        ),
+        *_headers(params).values(),
+    ]
     return tuple({value for value in found if isinstance(value, str) and len(value) >= 4})
 
 
@@ -379,7 +387,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _plain(inner) for name, inner in value.items()}
     return value
-
-
-def _is_secret(name: str) -> bool:
-    return any(part in name for part in ("key", "token", "secret", "password", "credential"))

@@ -79,7 +79,9 @@ class ToolCalling:
         way = self._ways.get(key)
         if way is None:
             witness, report = partial(_litellms_word, entry), partial(self._report, entry)
-            probed = _provider(entry) in LOCAL_RUNTIMES
+            probed = (
+                str(entry.litellm_params.get("custom_llm_provider") or _name(entry).partition("/")[0]) in LOCAL_RUNTIMES
+            )
             way = self._ways[key] = CallingDetector(
                 _name(entry), witness, report, format=_format(entry), may_be_probed=probed
             )
@@ -106,13 +108,9 @@ def _format(entry: ModelEntry) -> str:
 
 
 async def _litellms_word(entry: ModelEntry) -> bool | None:
-    if litellm_model.is_loaded() or _needs_litellm(entry):
+    if litellm_model.is_loaded() or (entry.lane in {"translated", "litellm"} or resolve.known_endpoint(entry) is None):
         return await litellm_model.can_call_functions(entry)
     return None
-
-
-def _needs_litellm(entry: ModelEntry) -> bool:
-    return entry.lane in {"translated", "litellm"} or resolve.known_endpoint(entry) is None
 
 
 def _in_words(
@@ -136,10 +134,6 @@ def _in_words(
 
 def _name(entry: ModelEntry) -> str:
     return str(entry.litellm_params["model"])
-
-
-def _provider(entry: ModelEntry) -> str:
-    return str(entry.litellm_params.get("custom_llm_provider") or _name(entry).partition("/")[0])
 
 
 def _key(entry: ModelEntry) -> tuple[str, str, str]:
