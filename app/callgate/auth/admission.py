@@ -122,7 +122,13 @@ class Admission:
             return Place(self.all)
         own = _sized(self._keys, key, parallel)
         if not await own.enter(self._wait_seconds):
-            raise _too_many(parallel)
+            raise ChatError(
+                429,
+                f"This key may have {parallel} request(s) running at once. Wait for one of them to end.",
+                type="rate_limit_error",
+                code="too_many_parallel_requests",
+                retry_after=RETRY_SECONDS,
+            )
         try:
             inside = await self.all.enter(self._wait_seconds)
         except BaseException:
@@ -165,15 +171,5 @@ def _over_capacity() -> ChatError:
         "The server is answering as many requests as it can. Try again in a moment.",
         type="server_error",
         code="over_capacity",
-        retry_after=RETRY_SECONDS,
-    )
-
-
-def _too_many(parallel: int) -> ChatError:
-    return ChatError(
-        429,
-        f"This key may have {parallel} request(s) running at once. Wait for one of them to end.",
-        type="rate_limit_error",
-        code="too_many_parallel_requests",
         retry_after=RETRY_SECONDS,
     )

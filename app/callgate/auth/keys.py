@@ -108,8 +108,10 @@ class Keyring:
         self._look_again()
         if self.open:
             return ANONYMOUS
-        key = _key_in(headers)
-        if key is None:
+        scheme, _, credential = headers.get("authorization", "").strip().partition(" ")
+        key = credential.strip() if scheme.lower() == "bearer" else None
+        key = key or headers.get("api-key", "").strip() or headers.get("x-api-key", "").strip()
+        if not key:
             raise _unauthorized(
                 "You didn't provide an API key. Send it as `Authorization: Bearer <key>`, `api-key` or `x-api-key`.",
                 None,
@@ -184,13 +186,6 @@ def _caller_of(entry: KeyEntry) -> Caller:
 
 def _callers(entries: Iterable[KeyEntry]) -> tuple[tuple[bytes, Caller], ...]:
     return tuple((bytes.fromhex(entry.hash.removeprefix(HASH_PREFIX)), _caller_of(entry)) for entry in entries)
-
-
-def _key_in(headers: Mapping[str, str]) -> str | None:
-    scheme, _, credential = headers.get("authorization", "").strip().partition(" ")
-    if scheme.lower() == "bearer" and credential.strip():
-        return credential.strip()
-    return headers.get("api-key", "").strip() or headers.get("x-api-key", "").strip() or None
 
 
 def _unauthorized(message: str, code: str | None) -> ChatError:

@@ -36,7 +36,11 @@ class OriginGuard:
         """Why a request with these headers is refused, or None."""
         if not self.keyless:
             return None
-        if not self._is_ours(_name_in(host)):
+        # The name in a Host header, without port and brackets; empty if there is none.
+        text = (host or "").strip().lower()
+        if not self._is_ours(
+            text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0].rstrip(".")
+        ):
             return ChatError(
                 403,
                 "The Host header names none of this server's addresses. Without keys only its own are answered; "
@@ -91,14 +95,6 @@ def _may_call(origin: str, host: str | None, allowed: frozenset[str]) -> bool:
         return True
     name = (host or "").strip().lower()
     return name != "" and _origin_of(origin).partition("://")[2] == name
-
-
-def _name_in(host: str | None) -> str:
-    """The name in a Host header, without port and brackets; empty if there is none."""
-    text = (host or "").strip().lower()
-    if text.startswith("["):
-        return text[1:].partition("]")[0]
-    return text.partition(":")[0].rstrip(".")
 
 
 def _origin_of(url: str) -> str:
