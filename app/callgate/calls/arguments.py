@@ -519,7 +519,12 @@ class _BracketTracker:
                 return
             at = found.end()
             if self._in_string:
-                at = self._string_mark(found[0], at, len(text))
+                if found[0] == '"':
+                    self._in_string = False
+                    self.closed = self._depth == 0
+                else:
+                    self._escaped = at == len(text)
+                    at += 1
             else:
                 mark = found[0]
                 if mark == '"':
@@ -527,14 +532,6 @@ class _BracketTracker:
                 else:
                     self._depth += 1 if mark in "{[" else -1
                 self.closed = self._depth == 0 and not self._in_string
-
-    def _string_mark(self, mark: str, at: int, length: int) -> int:
-        if mark == '"':
-            self._in_string = False
-            self.closed = self._depth == 0
-            return at
-        self._escaped = at == length
-        return at + 1
 
 
 _OUTSIDE = re.compile(r'["{}\[\]]')

@@ -89,13 +89,11 @@ class _Entry:
 
     def _outcome(self) -> dict[str, Any] | ArgumentsError:
         if self._read is None:
-            self._read = self._reading()
+            if isinstance(self.arguments, dict):
+                self._read = self.arguments  # parsed already; reading it again could only change it
+            else:
+                try:
+                    self._read = read_arguments([self.arguments]).value
+                except ArgumentsError as error:
+                    self._read = error
         return self._read
-
-    def _reading(self) -> dict[str, Any] | ArgumentsError:
-        if isinstance(self.arguments, dict):
-            return self.arguments  # parsed already; reading it again could only change it
-        try:
-            return read_arguments([self.arguments]).value
-        except ArgumentsError as error:
-            return error

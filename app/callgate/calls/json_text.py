@@ -263,22 +263,19 @@ class _Walk:
         self._count(1)
         char = self._next("a value")
         if char in "{[":
-            self._opened("}" if char == "{" else "]")
+            self.at += 1
+            self._open.append("}" if char == "{" else "]")
+            self._keys.append("")
+            self._fresh = True
+            self.depth = max(self.depth, len(self._open))
+            if self.depth > MAX_DEPTH and len(self.text) > LARGE:
+                raise JsonFault(self.at, TOO_DEEP, grammatical=True)
         elif char == '"':
             self._string()
         elif char == "-" or "0" <= char <= "9":
             self._number()
         else:
             self._word()
-
-    def _opened(self, closer: str) -> None:
-        self.at += 1
-        self._open.append(closer)
-        self._keys.append("")
-        self._fresh = True
-        self.depth = max(self.depth, len(self._open))
-        if self.depth > MAX_DEPTH and len(self.text) > LARGE:
-            raise JsonFault(self.at, TOO_DEEP, grammatical=True)
 
     def _count(self, values: int) -> None:
         self.values += values
@@ -305,18 +302,15 @@ class _Walk:
             self.at = found.end()
             self._count(len(one.findall(found[0])))
         if closer == "}":
-            self._key()
+            if self._next(_KEY) != '"':
+                self._wrong(_KEY)
+            start = self.at + 1
+            self._string()
+            self._keys[-1] = self.text[start : self.at - 1]
+            if self._next('":"') != ":":
+                self._wrong('":"')
+            self.at += 1
         self._value()
-
-    def _key(self) -> None:
-        if self._next(_KEY) != '"':
-            self._wrong(_KEY)
-        start = self.at + 1
-        self._string()
-        self._keys[-1] = self.text[start : self.at - 1]
-        if self._next('":"') != ":":
-            self._wrong('":"')
-        self.at += 1
 
     def _string(self) -> None:
         found = _chars.match(self.text, self.at + 1)
