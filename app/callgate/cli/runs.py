@@ -46,7 +46,10 @@ def show(id: Id, config: ConfigOption = None, content: ContentOption = False, as
     """One run, turn by turn."""
     found = _one(id, config)
     if as_json:
-        typer.echo(json.dumps(_whole(found, content=content), indent=2))
+        import msgspec
+
+        whole = _facts(found.row) | {"events": [msgspec.structs.asdict(event) for event in found.events]}
+        typer.echo(json.dumps((whole | ({"content": dict(found.content)} if content else {})), indent=2))
         return
     row = found.row
     typer.echo(_line(row))
@@ -132,13 +135,6 @@ def _facts(row: "RunRow") -> dict[str, Any]:
     import msgspec
 
     return msgspec.structs.asdict(row)
-
-
-def _whole(found: "Recording", *, content: bool) -> dict[str, Any]:
-    import msgspec
-
-    whole = _facts(found.row) | {"events": [msgspec.structs.asdict(event) for event in found.events]}
-    return whole | ({"content": dict(found.content)} if content else {})
 
 
 def _printable(text: str) -> str:

@@ -10,7 +10,7 @@ import typer
 from callgate.cli.shared import WRONG, ConfigOption, JsonOption, read_config
 
 if TYPE_CHECKING:
-    from callgate.calls.outcome import Failed, Outcome
+    from callgate.calls.outcome import Failed
     from callgate.calls.states import Call, ReadyCall
     from callgate.config.load import Loaded
     from callgate.conversation.ports import Report
@@ -90,9 +90,11 @@ def _lines(found: dict[str, Any]) -> list[str]:
 
 
 async def _called(loaded: "Loaded", name: str, arguments: str, *, yes: bool) -> tuple[int, dict[str, Any]]:
+    from callgate.calls.outcome import Failed
     from callgate.calls.states import BrokenCall
     from callgate.cli.own_tools import keep_quiet, opened_tools
     from callgate.conversation.feedback import explain
+    from callgate.tools.results import described
     from callgate.tools.toolbox import RequestToolbox
 
     keep_quiet(loaded, "warning")  # a tool that raises is logged with its file, its line and its traceback
@@ -106,7 +108,12 @@ async def _called(loaded: "Loaded", name: str, arguments: str, *, yes: bool) -> 
         if isinstance(call, BrokenCall):
             return NOT_WHOLE, {"outcome": "not_run", "flaw": str(call.flaw), "text": explain(call, toolbox.offer)}
         toolbox.plan([call])
-        return _told(await toolbox.run(call, _report))
+        outcome = await toolbox.run(call, _report)
+        if isinstance(outcome, Failed):
+            return WRONG, {"outcome": str(outcome.kind), "text": outcome.text}
+        images = [described(image.mime_type, len(image.data) * 3 // 4) for image in outcome.images]
+        text = "\n".join(part for part in (outcome.text, *images) if part)
+        return 0, {"outcome": "returned", "text": text, "cut_bytes": outcome.cut_bytes}
 
 
 def _settled(name: str, arguments: str, registry: "Registry") -> "Call":
@@ -117,17 +124,6 @@ def _settled(name: str, arguments: str, registry: "Registry") -> "Call":
     building = TurnBuilder({tool.name: tool.offered for tool in registry.tools()}, lambda: "call_by_hand")
     building.feed([CallWritten(name, arguments)])
     return building.finish().calls[0]
-
-
-def _told(outcome: "Outcome") -> tuple[int, dict[str, Any]]:
-    from callgate.calls.outcome import Failed
-    from callgate.tools.results import described
-
-    if isinstance(outcome, Failed):
-        return WRONG, {"outcome": str(outcome.kind), "text": outcome.text}
-    images = [described(image.mime_type, len(image.data) * 3 // 4) for image in outcome.images]
-    text = "\n".join(part for part in (outcome.text, *images) if part)
-    return 0, {"outcome": "returned", "text": text, "cut_bytes": outcome.cut_bytes}
 
 
 def _approving(*, yes: bool) -> Any:
