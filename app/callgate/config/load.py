@@ -87,7 +87,11 @@ def load(
     take_in_servers(document, file.parent, references)
     _outrank(document, environ, flags or {})
     try:
-        document.value = _without_empty_blocks(document.value)
+        # A block whose lines are all commented out reads as null, and means its defaults.
+        if document.value is None:
+            document.value = {}
+        elif isinstance(document.value, dict):
+            document.value = {name: block for name, block in document.value.items() if block is not None}
         config = Config.model_validate(document.value, context={FOLDER: _folder_of(found)})
     except ValidationError as error:
         raise ConfigError([*document.problems, *problems_of(document, error)]) from None
@@ -115,13 +119,6 @@ def _text_of(file: Path) -> str:
         raise ConfigError([Problem(Spot(str(file)), "", f"cannot be read: {error.strerror}")]) from None
     except UnicodeDecodeError:
         raise ConfigError([Problem(Spot(str(file)), "", "is not UTF-8 text")]) from None
-
-
-def _without_empty_blocks(value: Any) -> Any:
-    """A block whose lines are all commented out reads as null, and means its defaults."""
-    if value is None:
-        return {}
-    return {name: block for name, block in value.items() if block is not None} if isinstance(value, dict) else value
 
 
 def _shown(file: Path) -> str:
