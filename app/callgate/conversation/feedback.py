@@ -150,15 +150,12 @@ def _part_at(schema: Mapping[str, Any], pointer: str) -> Any:
         below = _below(part, token.replace("~1", "/").replace("~0", "~"))
         if below is None:
             return part
-        part = _referred(below, schema)
-    return part
-
-
-def _referred(part: Any, schema: Mapping[str, Any]) -> Any:
-    """What a `$ref` into the schema's own definitions stands for. One step: that is what generated schemas have."""
-    if isinstance(part, Mapping) and isinstance(part.get("$ref"), str):
-        _, word, name = (*part["$ref"].split("/"), "", "")[:3]
-        return _mapping(schema.get(word)).get(name, part)
+        # What a `$ref` into the schema's own definitions stands for. One step: that is what generated schemas have.
+        if isinstance(below, Mapping) and isinstance(below.get("$ref"), str):
+            _, word, name = (*below["$ref"].split("/"), "", "")[:3]
+            part = _mapping(schema.get(word)).get(name, below)
+        else:
+            part = below
     return part
 
 
