@@ -278,7 +278,9 @@ class ServerConnection(asyncio.Protocol):
         factory = self.factory
         if self._phase == HEAD or self._read_bytes > self._limits.header_bytes:
             factory.awaiting_head.pop(self, None)
-            self._measure_head()
+            size = len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers)
+            if size > self._limits.header_bytes:
+                raise refusals.head_too_large(self._limits.header_bytes)
         scope = self._described()
         keep = scope["http_version"] == "1.1" and self._parser.should_keep_alive()
         fields = dict(self._headers)
@@ -367,11 +369,6 @@ class ServerConnection(asyncio.Protocol):
         for name in _ONCE:
             if names.count(name) > 1:
                 raise refusals.repeated_header(name.decode())
-
-    def _measure_head(self) -> None:
-        size = len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers)
-        if size > self._limits.header_bytes:
-            raise refusals.head_too_large(self._limits.header_bytes)
 
     def _start(self, cycle: RequestCycle) -> None:
         self._answering = cycle
