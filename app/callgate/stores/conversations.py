@@ -67,7 +67,14 @@ class Conversations:
         kept: dict[str, HiddenTurns] = {}
         remembered: dict[str, Hint] = {}
         try:
-            kept = await self._found(caller, handles)
+            values = await self._store.get_all([_key(caller, handle) for handle in handles], renew=self._seconds)
+            # Calls of one turn share what was kept; the same words at another place of the history are another turn's.
+            turns: dict[tuple[bytes, str], HiddenTurns] = {}
+            kept = {
+                handle: turns.setdefault((value, handle.partition("\0")[2]), decode_hidden(value))
+                for handle, value in zip(handles, values, strict=True)
+                if value is not None
+            }
             remembered = await self._remembered(caller, [handle for handle in handles if handle not in kept])
         except StoreError as error:
             log.warning("conversation_not_found", error=str(error))
@@ -77,16 +84,6 @@ class Conversations:
             kept |= dict.fromkeys(turn.handles, hidden)
             await self._keep_again(caller, turn, hidden)
         return put_back(messages, kept) if kept else tuple(messages)
-
-    async def _found(self, caller: str, handles: Sequence[str]) -> dict[str, HiddenTurns]:
-        values = await self._store.get_all([_key(caller, handle) for handle in handles], renew=self._seconds)
-        # Calls of one turn share what was kept; the same words at another place of the history are another turn's.
-        turns: dict[tuple[bytes, str], HiddenTurns] = {}
-        return {
-            handle: turns.setdefault((value, handle.partition("\0")[2]), decode_hidden(value))
-            for handle, value in zip(handles, values, strict=True)
-            if value is not None
-        }
 
     async def _remembered(self, caller: str, handles: Sequence[str]) -> dict[str, Hint]:
         """What is still known of turns that are gone."""
