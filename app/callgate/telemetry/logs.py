@@ -143,7 +143,18 @@ class _Quick:
         harmless = self._redactor.harmless()
         if event not in harmless:
             event = self._redactor.value(event)
-        line: dict[str, Any] = {"timestamp": self._now(), "level": level, "event": event, "logger": name}
+        # As structlog's stamper writes it; the part up to the second is the same for all lines of that second.
+        nanoseconds = time.time_ns()
+        second, rest = divmod(nanoseconds, 1_000_000_000)
+        if second != self._second:
+            self._until_second = time.strftime("%Y-%m-%dT%H:%M:%S.", time.gmtime(second))
+            self._second = second
+        line: dict[str, Any] = {
+            "timestamp": f"{self._until_second}{rest // 1000:06d}Z",
+            "level": level,
+            "event": event,
+            "logger": name,
+        }
         ours: Container[str] = ()
         if (ids := _ids.get()) is not None:
             line |= ids
@@ -166,15 +177,6 @@ class _Quick:
                 self._redactor.remember(value)
             elif type(value) is not str or not (value in harmless or value in ours):
                 line[key] = _cut(self._redactor.value(value, key))
-
-    def _now(self) -> str:
-        """As structlog's stamper writes it; the part up to the second is the same for all lines of that second."""
-        nanoseconds = time.time_ns()
-        second, rest = divmod(nanoseconds, 1_000_000_000)
-        if second != self._second:
-            self._until_second = time.strftime("%Y-%m-%dT%H:%M:%S.", time.gmtime(second))
-            self._second = second
-        return f"{self._until_second}{rest // 1000:06d}Z"
 
 
 def _are_among(fields: dict[str, Any], harmless: set[Any]) -> bool:
@@ -200,6 +202,12 @@ def _processors(redactor: Redactor, *, console: bool, colors: bool) -> list[Proc
     last: list[Processor] = [_first_things_first, _as_json]
     if console:
         last = [_on_one_line, structlog.dev.ConsoleRenderer(colors=colors)]
+
+    # Comes after exceptions were written out, so that their texts are masked too.
+    def mask(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+        # Fields that our own code names are masked by name; `event` and `level` are words, not values.
+        return {name: _cut(redactor.value(value, name)) for name, value in event.items()}
+
     return [
         _with_ids,
         structlog.contextvars.merge_contextvars,
@@ -207,7 +215,7 @@ def _processors(redactor: Redactor, *, console: bool, colors: bool) -> list[Proc
         structlog.processors.add_log_level,
         structlog.processors.StackInfoRenderer(),
         structlog.processors.format_exc_info,
-        _masking(redactor),
+        mask,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         *last,
     ]
@@ -222,16 +230,6 @@ def _add_logger_name(logger: WrappedLogger, method: str, event: EventDict) -> Ev
     if logger.name:
         event["logger"] = logger.name
     return event
-
-
-def _masking(redactor: Redactor) -> Processor:
-    """Comes after exceptions were written out, so that their texts are masked too."""
-
-    def mask(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-        # Fields that our own code names are masked by name; `event` and `level` are words, not values.
-        return {name: _cut(redactor.value(value, name)) for name, value in event.items()}
-
-    return mask
 
 
 def _cut(value: Any) -> Any:
