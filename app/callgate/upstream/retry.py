@@ -196,7 +196,14 @@ class _Asking:
         world = self._model.circumstances
         following, wait = queue.again(failed, is_passing(failure)), 0.0
         if following is not None:
-            wait = self._wait(failure, following.asked)
+            if not following.asked:
+                wait = 0.0  # another deployment of the same name has nothing to recover from
+            else:
+                policy, chance = self._model.policy, self._model.circumstances.random
+                jitter = full_jitter(
+                    following.asked - 1, first=policy.first_wait, longest=policy.longest_wait, chance=chance
+                )
+                wait = jitter if failure.retry_after is None else failure.retry_after + jitter
             too_long = self._waited + wait > self._model.policy.wait_in_all or world.clock() + wait > give_up_at
             if too_long or not world.budget.take():
                 following, wait = None, 0.0
@@ -211,13 +218,6 @@ class _Asking:
             self._waited += wait
             await world.sleep(wait)
         return following
-
-    def _wait(self, failure: ChatError, asked: int) -> float:
-        if not asked:
-            return 0.0  # another deployment of the same name has nothing to recover from
-        policy, chance = self._model.policy, self._model.circumstances.random
-        jitter = full_jitter(asked - 1, first=policy.first_wait, longest=policy.longest_wait, chance=chance)
-        return jitter if failure.retry_after is None else failure.retry_after + jitter
 
 
 @dataclass(frozen=True, slots=True)

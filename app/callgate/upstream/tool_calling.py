@@ -46,11 +46,17 @@ class ToolCalling:
 
     def wrap(self, model: Model, entry: ModelEntry) -> Model:
         """The deployment, asked as its entry says."""
+        key = _key(entry)
+        memory = self._thinking.get(key)
+        if memory is None:
+            memory = self._thinking[key] = ThinkingMemory(_name(entry), entry.thinking)
+            if len(self._thinking) > REMEMBERED:
+                self._thinking.popitem(last=False)
         in_words = partial(
             _in_words,
             constrain=entry.constrain_calls,
             argument_bytes=self._argument_bytes,
-            thinking=self._thinking_of(entry),
+            thinking=memory,
             fenced_runs=self._fenced_runs,
         )
         known = _known(entry)
@@ -63,15 +69,6 @@ class ToolCalling:
         known = _known(entry)
         way = self._ways.get(_key(entry))
         return known or (None if way is None else way.choice)
-
-    def _thinking_of(self, entry: ModelEntry) -> ThinkingMemory:
-        key = _key(entry)
-        memory = self._thinking.get(key)
-        if memory is None:
-            memory = self._thinking[key] = ThinkingMemory(_name(entry), entry.thinking)
-            if len(self._thinking) > REMEMBERED:
-                self._thinking.popitem(last=False)
-        return memory
 
     def _way(self, entry: ModelEntry) -> CallingDetector:
         # A fallback is built once more for each model that falls back to it, but it is one deployment.
