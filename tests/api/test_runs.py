@@ -8,9 +8,11 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import ClientDisconnect
 
 from callgate.application import create_app
 from callgate.auth.keys import mint_key
+from callgate.recorder.recorder import WATCHERS
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config
 from tests.harness.server import serve
@@ -182,6 +184,28 @@ async def test_the_feed_says_when_runs_begin_and_end(upstream: Upstream) -> None
                     seen.append(json.loads(line[6:]))
 
     assert [(row["id"], row["state"]) for row in seen] == [(run, "under_way"), (run, "answered")]
+
+
+async def test_who_leaves_before_a_byte_of_the_feed_gives_the_place_back(upstream: Upstream) -> None:
+    app = create_app(make_config(upstream.url))
+
+    async def gone(message: Any) -> None:
+        raise OSError("the client has left")
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET", "scheme": "http", "path": "/v1/feed",
+        "raw_path": b"/v1/feed", "query_string": b"", "root_path": "", "headers": [(b"host", b"localhost")],
+        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
+    }  # fmt: skip
+    async with serve(app) as url, http_client(url) as client:
+        for _ in range(WATCHERS):
+            with contextlib.suppress(OSError, ClientDisconnect):
+                await app({**scope, "headers": list(scope["headers"])}, receive, gone)
+        async with client.stream("GET", "/v1/feed") as feed:
+            assert feed.status_code == 200
 
 
 async def test_a_trace_shows_a_call_while_it_is_written_and_its_verdict_only_then(upstream: Upstream) -> None:

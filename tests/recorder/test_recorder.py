@@ -1,6 +1,7 @@
 """The recorder: runs under way, ended and written; what was used; and whoever watches."""
 
 import asyncio
+import threading
 import time
 
 import pytest
@@ -17,7 +18,15 @@ from callgate.conversation.events import (
     TurnEnded,
     TurnStarted,
 )
-from callgate.recorder.recorder import IN_MEMORY, Recorder, RecordPolicy, RunRecording
+from callgate.recorder.recorder import (
+    BACKLOG_BYTES,
+    FEED_BACKLOG,
+    IN_MEMORY,
+    IN_MEMORY_BYTES,
+    Recorder,
+    RecordPolicy,
+    RunRecording,
+)
 from callgate.recorder.row import Kept, Recording, RunRow
 from callgate.recorder.store import FILE, RunFilter, day_of
 
@@ -120,6 +129,17 @@ async def test_a_long_text_is_cut_and_the_run_says_so(recorder):
     assert found.content["request"] == "é" * 150
 
 
+@pytest.mark.parametrize("before", [0, 290, 295, 299])
+async def test_of_a_secret_that_is_cut_not_its_beginning_stays(recorder, before):
+    recording = recorded(recorder, policy=RecordPolicy(content_bytes=300))
+    recording.say("request", "x" * before + "planted-secret" + "y" * 500)
+    recorder.end(recording)
+    found = await written(recorder)
+
+    assert found.row.kept is Kept.CUT
+    assert found.content["request"].strip("xy") in {"***", "**", "*"}
+
+
 @pytest.mark.parametrize(("runs", "error", "kept"), [("all", "", True), ("off", "x", False), ("eventful", "", True)])
 async def test_the_policy_says_what_is_kept(recorder, runs, error, kept):
     recorder.end(recorded(recorder, policy=RecordPolicy(runs=runs)), error=error)
@@ -135,6 +155,84 @@ async def test_an_eventless_run_is_not_kept_where_only_eventful_ones_are(recorde
     await recorder.close()
 
     assert recorder.get("run_1") is None
+
+
+async def test_each_run_is_kept_by_the_policy_it_began_with(recorder):
+    off, on = recorded(recorder, "run_off", RecordPolicy(runs="off")), recorded(recorder, "run_on")
+    recorder.end(off)
+    recorder.end(on)
+    await recorder.close()
+
+    assert (recorder.get("run_off"), recorder.get("run_on") is not None) == (None, True)
+
+
+async def test_a_run_that_is_removed_while_it_is_written_is_not_there_afterwards(tmp_path):
+    is_masking, may_go_on = threading.Event(), threading.Event()
+
+    def slow_mask(text: str) -> str:
+        is_masking.set()
+        assert may_go_on.wait(5)
+        return text
+
+    recorder = Recorder(slow_mask, tmp_path)
+    recorder.end(recorded(recorder, policy=RecordPolicy(content_bytes=100)))
+    assert await asyncio.to_thread(is_masking.wait, 5)
+    assert recorder.delete("run_1")
+    may_go_on.set()
+    await recorder.close()
+
+    assert recorder.get("run_1") is None
+    assert recorder.page(RunFilter(), 10) == []
+
+
+async def test_a_list_of_runs_reads_none_of_their_texts():
+    masked: list[str] = []
+
+    def noting_mask(text: str) -> str:
+        masked.append(text)
+        return text
+
+    recorder = Recorder(noting_mask)
+    recording = recorded(recorder, policy=RecordPolicy(content_bytes=100))
+    [row] = recorder.page(RunFilter(), 10)
+
+    assert (row.kept, masked) == (Kept.CONTENT, [])
+    recorder.end(recording)
+    await recorder.close()
+
+
+async def test_long_texts_are_not_kept_in_memory_for_all_of_the_newest_runs():
+    recorder = Recorder(mask)
+    for number in range(20):
+        recording = recorded(recorder, f"run_{number:02}", RecordPolicy(content_bytes=IN_MEMORY_BYTES // 8))
+        recording.say("request", "x" * (IN_MEMORY_BYTES // 8))
+        recorder.end(recording)
+        if number % 4 == 3:
+            await recorder.close()  # as much as may wait to be written
+    await recorder.close()
+
+    rows = recorder.page(RunFilter(), 1000)
+    assert [row.id for row in rows] == [f"run_{number:02}" for number in range(19, 12, -1)]
+
+
+async def test_what_waits_to_be_written_is_bounded_by_the_texts_of_its_calls():
+    dropped: list[None] = []
+    may_go_on = threading.Event()
+
+    def slow_mask(text: str) -> str:
+        assert may_go_on.wait(5)
+        return text
+
+    recorder = Recorder(slow_mask, on_dropped=lambda: dropped.append(None))
+    result = CallEnded(0, CALL, Returned("x" * (BACKLOG_BYTES // 4)), 0.1)
+    for number in range(6):
+        recording = recorded(recorder, f"run_{number}", RecordPolicy(content_bytes=100))
+        recording.listener(0).handle(result)
+        recorder.end(recording)
+    may_go_on.set()
+    await recorder.close()
+
+    assert len(dropped) == 2
 
 
 async def test_in_memory_the_newest_runs_stay(tmp_path):
@@ -163,6 +261,32 @@ async def test_who_watches_gets_what_begins_and_what_ends(recorder):
     assert (first[0], second[0], last[0]) == ("run", "run", "end")
     assert (first[1].state, second[1].state) == ("under_way", "answered")
     recorder.unwatch(feed)
+
+
+async def test_a_watcher_that_is_far_behind_is_still_sent_away(recorder):
+    feed = recorder.watch()
+    assert feed is not None
+    for _ in range(FEED_BACKLOG + 10):
+        recorder.publish("server")
+    recorder.end_feeds()
+    async with asyncio.timeout(5):
+        kinds = [(await feed.get())[0] for _ in range(FEED_BACKLOG + 1)]
+
+    assert kinds == ["server"] * FEED_BACKLOG + ["end"]
+
+
+async def test_who_comes_when_the_feeds_have_ended_is_sent_away(recorder):
+    recording = recorded(recorder)
+    snapshot = recorder.get("run_1")
+    recorder.end_feeds()
+    feed = recorder.watch()
+    assert feed is not None
+    async with asyncio.timeout(5):
+        assert (await feed.get())[0] == "end"
+        events = [event.kind async for event in recorder.follow(snapshot)]
+
+    assert events[-1] == "ended"
+    recorder.end(recording)
 
 
 async def test_there_is_an_end_to_how_many_may_watch(recorder):

@@ -167,6 +167,29 @@ async def test_a_whole_answer_cut_off_after_a_tool_that_writes_does_not_invite_a
         assert "retry-after" not in answer.headers
 
 
+async def test_open_feeds_end_when_draining_begins(upstream: Upstream, tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    upstream.script("m", lambda _: Reply(text="never", pace=Pace(hold=Hold(gate, after=1))))
+    async with started(upstream, tmp_path, tools=["add"]) as (child, client), contextlib.AsyncExitStack() as stack:
+        streams = Streams(client, 1)
+        await streams.begun()
+        run = (await client.get("/v1/runs")).json()["data"][0]["id"]
+        feeds = [await stack.enter_async_context(client.stream("GET", "/v1/feed")) for _ in range(5)]
+        lines = [feed.aiter_lines() for feed in feeds]
+        async with asyncio.timeout(10):
+            assert [await anext(each) for each in lines] == [": connected"] * 5
+            followed = await stack.enter_async_context(
+                client.stream("GET", f"/v1/runs/{run}", headers={"accept": "text/event-stream"})
+            )
+            child.signal(signal.SIGTERM)
+            for each in (*lines, followed.aiter_lines()):
+                async for _ in each:
+                    pass
+        gate.set()
+        assert await streams.tasks[0] == "data: [DONE]"
+        assert await child.ended(within=2) == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_second_signal_ends_at_once(upstream: Upstream, tmp_path: Path, number: signal.Signals) -> None:
     gate = asyncio.Event()

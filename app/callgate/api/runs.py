@@ -9,6 +9,7 @@ import structlog
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from callgate.api.errors import encode, envelope_schema, in_path
 from callgate.api.middleware import context_of
@@ -126,30 +127,42 @@ def run_routes(manager: RuntimeManager) -> APIRouter:
         watching = recorder().watch()
         if watching is None:
             raise ChatError(503, "Too many are watching already.", code="too_many_watchers", retry_after=10)
-        return StreamingResponse(_feed(recorder(), watching, only), media_type="text/event-stream")
+        return _FeedResponse(recorder(), watching, only)
 
     return router
 
 
-async def _feed(recorder: Recorder, watching: Feed, only: str | None) -> AsyncIterator[bytes]:
-    try:
-        yield b": connected\n\n"
-        while True:
-            try:
-                async with asyncio.timeout(KEEP_ALIVE_SECONDS):
-                    kind, facts = await watching.get()
-            except TimeoutError:
-                yield b": still here\n\n"
-                continue
-            if kind == "end":
-                return
-            if isinstance(facts, RunRow):
-                if only in (None, facts.key):
-                    yield _event(kind, _facts(facts))
-            elif only is None:
-                yield _event(kind, facts)
-    finally:
-        recorder.unwatch(watching)
+class _FeedResponse(StreamingResponse):
+    """Gives the watcher's place back however it ends, also where not one byte of it could be sent."""
+
+    def __init__(self, recorder: Recorder, watching: Feed, only: str | None) -> None:
+        super().__init__(_feed(watching, only), media_type="text/event-stream")
+        self._recorder = recorder
+        self._watching = watching
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._recorder.unwatch(self._watching)
+
+
+async def _feed(watching: Feed, only: str | None) -> AsyncIterator[bytes]:
+    yield b": connected\n\n"
+    while True:
+        try:
+            async with asyncio.timeout(KEEP_ALIVE_SECONDS):
+                kind, facts = await watching.get()
+        except TimeoutError:
+            yield b": still here\n\n"
+            continue
+        if kind == "end":
+            return
+        if isinstance(facts, RunRow):
+            if only in (None, facts.key):
+                yield _event(kind, _facts(facts))
+        elif only is None:
+            yield _event(kind, facts)
 
 
 async def _live(recorder: Recorder, found: Recording, request: Request) -> AsyncIterator[bytes]:

@@ -30,6 +30,9 @@ Mask: TypeAlias = Callable[[str], str]
 PREVIEW_CHARACTERS: Final = 200
 """Of what a tool says while it runs: a word for a person, not a result."""
 
+MASKED_BEYOND: Final = 16 * 1024
+"""Characters that are looked at for secrets beyond what is kept: no secret is longer."""
+
 
 class RunReader:
     """Reads the events of one run, in order."""
@@ -55,11 +58,11 @@ class RunReader:
         """Keep a text, masked, if texts are kept."""
         if self._most is None or not text:
             return
-        encoded = text.encode(errors="replace")
-        if len(encoded) > self._most:
+        # Masked before it is cut, or the beginning of a secret would stay; and not all of what will be cut anyway.
+        encoded = self._mask(text[: self._most + MASKED_BEYOND]).encode(errors="replace")
+        if len(text) > self._most + MASKED_BEYOND or len(encoded) > self._most:
             self._is_cut = True
-            text = encoded[: self._most].decode(errors="ignore")
-        self.content[part] = self._mask(text)
+        self.content[part] = encoded[: self._most].decode(errors="ignore")
 
     def take_events(self) -> list[RunEvent]:
         """What was read since the last time; for whoever follows a run."""
@@ -122,7 +125,7 @@ class RunReader:
     def _call_progress(self, event: CallProgress, choice: int) -> tuple[str, int, Mapping[str, Any]]:
         facts: dict[str, Any] = {"id": event.call.id, "fraction": event.fraction}
         if self._most is not None:  # what a tool says is content
-            facts["message"] = self._mask(event.message[:PREVIEW_CHARACTERS])
+            facts["message"] = self._mask(event.message[:MASKED_BEYOND])[:PREVIEW_CHARACTERS]
         return "call_progress", event.turn, facts
 
     def _call_ended(self, event: CallEnded, choice: int) -> tuple[str, int, Mapping[str, Any]]:

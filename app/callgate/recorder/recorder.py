@@ -28,13 +28,15 @@ from callgate.conversation.events import (
 )
 from callgate.conversation.listeners import Handlers, Listener
 from callgate.recorder.reading import Mask, RunReader, Seen, recorded
-from callgate.recorder.row import Recording, RunEvent, RunRow, Usage
+from callgate.recorder.row import Kept, Recording, RunEvent, RunRow, Usage
 from callgate.recorder.store import FILE, RunFilter, RunStore, StoreUnusable, day_of
 
 log = structlog.get_logger("callgate.recorder")
 
 IN_MEMORY: Final = 200
 """How many runs are kept in memory, with or without a file."""
+IN_MEMORY_BYTES: Final = 32 * 1024 * 1024
+"""How long their texts and events may be together; beyond it the oldest are forgotten here."""
 BATCH_SECONDS: Final = 0.25
 """How long a run may wait to be written, and what a crash may take."""
 BACKLOG: Final = 20_000
@@ -148,7 +150,7 @@ class Feed:
             self._loop.call_soon_threadsafe(self._offer, kind, facts)
 
     def _offer(self, kind: str, facts: Any) -> None:
-        if self._queue.qsize() < FEED_BACKLOG:
+        if self._queue.qsize() < FEED_BACKLOG or kind == "end":
             self._queue.put_nowait((kind, facts))
 
     async def get(self) -> tuple[str, Any]:
@@ -171,10 +173,15 @@ class Recorder:
         self._on_dropped = on_dropped
         self._under_way: dict[str, RunRecording] = {}
         self._waiting: OrderedDict[str, RunRecording] = OrderedDict()
-        self._waiting_bytes = 0
+        # Two counts, each with one writer: the event loop, and the thread.
+        self._bytes_in = self._bytes_out = 0
         self._newest: deque[Recording] = deque(maxlen=IN_MEMORY)
+        self._newest_bytes = 0
+        self._lock = threading.Lock()
+        """For what the thread changes and others read: the newest runs, which of them are removed, and what was used."""
         self._ended: queue.SimpleQueue[RunRecording | None] = queue.SimpleQueue()
         self._feeds: list[Feed] = []
+        self._feeds_ended = False
         self._policy = RecordPolicy()
         self._thread: threading.Thread | None = None
         self._failure = ""
@@ -193,19 +200,20 @@ class Recorder:
     def end(self, recording: RunRecording, *, state: str = "", status: int = 200, error: str = "") -> None:
         """What the request knows of its own end; `state` where no ending of the chat says more."""
         row = recording.row
-        self._under_way.pop(row.id, None)
         row.seconds = time.monotonic() - recording.began
         row.status, row.error = status, error
         if state:
             row.state = state
         for watcher in recording.watchers:
             watcher.put_nowait(None)
-        if len(self._waiting) >= BACKLOG or self._waiting_bytes > BACKLOG_BYTES:
+        if len(self._waiting) >= BACKLOG or self._bytes_in - self._bytes_out > BACKLOG_BYTES:
+            self._under_way.pop(row.id, None)
             self._on_dropped()
             return
-        recording.weight = sum(len(text) for text in recording.said.values()) + 1024 * len(recording.seen)
-        self._waiting[row.id] = recording
-        self._waiting_bytes += recording.weight
+        recording.weight = _weight(recording)
+        self._waiting[row.id] = recording  # before it leaves the others: whoever looks finds it in either
+        self._under_way.pop(row.id, None)
+        self._bytes_in += recording.weight
         if self._thread is None:
             self._start()
         self._ended.put(recording)
@@ -233,6 +241,8 @@ class Recorder:
             return None
         feed = Feed()
         self._feeds.append(feed)
+        if self._feeds_ended:
+            feed.put("end")
         return feed
 
     def unwatch(self, feed: Feed) -> None:
@@ -244,6 +254,8 @@ class Recorder:
             feed.put(kind, facts)
 
     def end_feeds(self) -> None:
+        """Whoever watches is sent away, and whoever comes now: a server that is to end does not wait for them."""
+        self._feeds_ended = True
         self.publish("end")
         for recording in self._under_way.values():
             for watcher in recording.watchers:
@@ -259,7 +271,8 @@ class Recorder:
             if not recording.is_deleted
         ]
         if self._folder is None:
-            here += [recording.row for recording in self._newest]
+            with self._lock:
+                here += [recording.row for recording in self._newest]
         found = {row.id: row for row in here if is_wanted(row, wanted)}
         if self._folder is not None and (self._folder / FILE).exists():
             store = RunStore(self._folder, read_only=True)
@@ -276,9 +289,10 @@ class Recorder:
             return None
         if recording is not None:
             return self._read(recording)
-        for known in self._newest:
-            if known.row.id == id:
-                return known
+        with self._lock:
+            known = next((known for known in self._newest if known.row.id == id), None)
+        if known is not None:
+            return known
         if self._folder is None or not (self._folder / FILE).exists():
             return None
         store = RunStore(self._folder, read_only=True)
@@ -289,8 +303,10 @@ class Recorder:
 
     def usage(self, since: str) -> list[Usage]:
         """What was used from a day on, what is not yet in the file included."""
-        found = {_of(each): msgspec.structs.replace(each) for each in self._stored_usage(since)}
-        for each in [*self._usage.values(), *self._uncounted(forget=False)]:
+        with self._lock:  # what is being written is then in the file or here, and not in both
+            found = {_of(each): each for each in self._stored_usage(since)}
+            recent = [*self._usage.values(), *self._uncounted(forget=False)]
+        for each in recent:
             if each.day >= since:
                 found.setdefault(_of(each), Usage(*_of(each))).add(each)
         return sorted(found.values(), key=_of)
@@ -306,17 +322,12 @@ class Recorder:
 
     def delete(self, id: str) -> bool:
         """Remove a run that has ended."""
-        waiting = self._waiting.get(id)
-        if waiting is not None:
-            waiting.is_deleted = True
-            return True
-        for known in list(self._newest):
-            if known.row.id == id:
-                self._newest.remove(known)
-                found = True
-                break
-        else:
-            found = False
+        with self._lock:
+            waiting = self._waiting.get(id)
+            if waiting is not None:
+                waiting.is_deleted = True
+                return True
+            found = self._remove_newest(id)
         if self._folder is not None and (self._folder / FILE).exists():
             store = RunStore(self._folder)
             try:
@@ -324,6 +335,14 @@ class Recorder:
             finally:
                 store.close()
         return found
+
+    def _remove_newest(self, id: str) -> bool:
+        known = next((known for known in self._newest if known.row.id == id), None)
+        if known is None:
+            return False
+        self._newest.remove(known)
+        self._newest_bytes -= _size(known)
+        return True
 
     async def follow(self, recording: Recording) -> AsyncIterator[RunEvent]:
         """The events of a run, to its end. Of one that has ended, those there are."""
@@ -337,6 +356,8 @@ class Recorder:
         for seen in live.seen:
             queue.put_nowait(seen)
         live.watchers.append(queue)
+        if self._feeds_ended:
+            queue.put_nowait(None)
         try:
             while (following := await queue.get()) is not None:
                 reader.feed([following])
@@ -346,7 +367,10 @@ class Recorder:
             live.watchers.remove(queue)
 
     def _row_now(self, recording: RunRecording) -> RunRow:
-        return self._read(recording).row
+        """Its row without reading a text: a list of runs may be a list of many long ones."""
+        has_content = recording.policy.content_bytes is not None
+        row = recorded(recording.row, list(recording.seen), {}, self._mask, None).row
+        return msgspec.structs.replace(row, kept=Kept.CONTENT) if has_content else row
 
     def _read(self, recording: RunRecording) -> Recording:
         return recorded(recording.row, list(recording.seen), recording.said, self._mask, recording.policy.content_bytes)
@@ -359,22 +383,38 @@ class Recorder:
         is_open = True
         while is_open:
             batch, is_open = self._next_batch()
-            whole = [self._read(ended) for ended in batch if not ended.is_deleted]
-            kept = [read for read in whole if _is_kept(read.row, self._policy)]
-            self._newest.extend(kept)
-            self._add_up()
-            if self._folder is not None and (kept or self._usage):
-                store = self._write(store, kept)
-            for ended in batch:
-                self._waiting.pop(ended.row.id, None)
-                self._waiting_bytes -= ended.weight
+            whole = [(self._read(ended), ended.policy) for ended in batch if not ended.is_deleted]
+            kept = [read for read, policy in whole if _is_kept(read.row, policy)]
+            self._remember(kept)
+            with self._lock:
+                self._add_up()
+                if self._folder is not None and (kept or self._usage):
+                    store = self._write(store, kept)
+                for ended in batch:
+                    self._waiting.pop(ended.row.id, None)
+                    self._bytes_out += ended.weight
+                removed = {ended.row.id for ended in batch if ended.is_deleted}
+            for id in removed:  # while it was read or written
+                self.delete(id)
             for read in kept:
-                self.publish("run", read.row)
+                if read.row.id not in removed:
+                    self.publish("run", read.row)
             if store is not None and time.monotonic() - pruned > PRUNE_SECONDS:
                 pruned = time.monotonic()
                 self._prune(store)
         if store is not None:
             store.close()
+
+    def _remember(self, kept: Sequence[Recording]) -> None:
+        """Keep the newest runs. Fewer of them where their texts are long."""
+        with self._lock:
+            for read in kept:
+                if len(self._newest) == IN_MEMORY:
+                    self._newest_bytes -= _size(self._newest.popleft())
+                self._newest.append(read)
+                self._newest_bytes += _size(read)
+            while self._newest_bytes > IN_MEMORY_BYTES:
+                self._newest_bytes -= _size(self._newest.popleft())
 
     def _add_up(self) -> None:
         for used in self._uncounted(forget=True):
@@ -452,6 +492,22 @@ def is_wanted(row: RunRow, wanted: RunFilter) -> bool:
         and (wanted.since is None or row.began >= wanted.since)
         and (wanted.until is None or row.began < wanted.until)
     )
+
+
+def _size(recording: Recording) -> int:
+    """About how many bytes it takes."""
+    return 1024 * (1 + len(recording.events)) + sum(len(text) for text in recording.content.values())
+
+
+def _weight(recording: RunRecording) -> int:
+    """About how many bytes a run holds until it is written: its events hold the texts of calls and results."""
+    weight = 1024 * len(recording.seen) + sum(len(text) for text in recording.said.values())
+    for _, _, event in recording.seen:
+        if isinstance(event, CallEnded):
+            weight += len(event.call.text) + len(event.outcome.text)
+        elif isinstance(event, TurnEnded):
+            weight += sum(len(call.text) for call in event.answer.broken)
+    return weight
 
 
 def _of(used: Usage) -> tuple[str, str, str]:

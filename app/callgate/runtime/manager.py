@@ -60,8 +60,8 @@ class RuntimeManager:
     async def __aenter__(self) -> Self:
         await self.shared.open()
         self._open = await OpenRuntime.begin(Runtime(self._config, self.shared))
+        self._loop = asyncio.get_running_loop()
         if self._source is not None:
-            self._loop = asyncio.get_running_loop()
             self._tasks = [asyncio.create_task(self._reload_when_asked(self._source), name="reloading")]
             if self._config.reload.watch and self._source.files():
                 self._tasks.append(asyncio.create_task(self._watch(self._source), name="watching the config"))
@@ -87,6 +87,12 @@ class RuntimeManager:
         """The current runtime, to be used until the block ends even if another one becomes current meanwhile."""
         assert self._open is not None, "it is not open"
         return Lease(self._open)
+
+    def begin_draining(self) -> None:
+        """Say that no further request is wanted, and end what would never end by itself. For signal handlers."""
+        self.is_ready = False
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self.shared.recorder.end_feeds)
 
     def ask_to_reload(self) -> None:
         """Have the config read again, soon. May be called from a signal handler or another thread."""

@@ -68,7 +68,7 @@ def serve(loaded: Loaded, read: Callable[[], Loaded] | None = None) -> int:
     factory = ProtocolFactory(_connection_limits(config.server))
 
     def refuse_new_requests() -> None:
-        app.state.manager.is_ready = False
+        app.state.manager.begin_draining()
         factory.draining = True
 
     server = DrainingServer(
