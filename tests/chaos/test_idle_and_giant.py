@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import resource
 import signal
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -21,6 +22,9 @@ IDLE = scaled(300, 5000)
 LIMIT = scaled(200, 2000)
 GOOD = 50
 GOOD_WITHIN = scaled(5.0, 0.5)
+FILES = 4096
+SILENT = 1500
+"""Connections; descriptors above 1023 are beyond `select`."""
 GIANT_MIB = scaled(20, 200)
 GROWTH_MIB = scaled(60.0, 60.0)
 
@@ -60,6 +64,36 @@ async def test_idle_connections_and_giant_headers_cost_others_nothing(upstream: 
         )
 
 
+async def test_a_command_runs_while_more_files_are_open_than_select_can_count(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    upstream.script("m", by_turn([Reply(calls=[Call("hello", {})]), Reply(text="done")]))
+    command = {
+        "kind": "command",
+        "name": "hello",
+        "description": "Says hello.",
+        "argv": ["echo", "hello from a command"],
+    }
+    config = tmp_path / "config.yaml"
+    server = {"connections": 1800, "header_seconds": 60}
+    config.write_text(as_yaml(config_dict(upstream.url, tools=[command], server=server)))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, hard))
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        child = await stack.enter_async_context(serving(config))
+        where = urlsplit(child.url)
+        for _ in range(SILENT):
+            _, writer = await asyncio.open_connection(where.hostname, where.port)
+            stack.callback(writer.close)
+        shot = await shoot(child.url, asking("hello"))
+        assert _open_files(child) > SILENT
+    assert shot.status == 200
+    assert [message["content"] for message in upstream.requests[1].messages if message["role"] == "tool"] == [
+        "hello from a command\n"
+    ]
+
+
 @pytest.mark.skipif(not LONG, reason="waits for the last resort, which comes after fifteen seconds")
 async def test_a_tool_that_blocks_everything_does_not_keep_the_process_alive(
     upstream: Upstream, tmp_path: Path
@@ -77,6 +111,10 @@ async def test_a_tool_that_blocks_everything_does_not_keep_the_process_alive(
         child.signal(signal.SIGTERM)
         assert await child.ended(within=25) == 4
         assert (await asking_).status == 0
+
+
+def _open_files(child: Child) -> int:
+    return len(list(Path(f"/proc/{child.process.pid}/fd").iterdir()))
 
 
 async def _say_nothing(url: str) -> None:
