@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,58 @@ async def test_no_call_runs_twice_and_the_ledger_is_true_however_often_it_is_kil
     assert done <= ran.keys(), "whatever the ledger calls done did run"
     assert set(states.values()) <= {"done", "unknown"}
     assert max(back) <= BACK_WITHIN
+
+
+async def test_no_call_of_a_request_with_a_key_runs_twice_however_often_it_is_repeated(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    upstream.script("m", answers_without_sleeper)
+    marks, data = tmp_path / "marks", tmp_path / "data"
+    marks.touch()
+    config = tmp_path / "config.yaml"
+    listed = [entry("count"), entry("count_in_thread")]
+    config.write_text(as_yaml(config_dict(upstream.url, tools=listed, data_dir=str(data))))
+    numbers = itertools.count()
+    chance = random.Random(11)
+    open_: list[str] = []
+    again: Counter[int] = Counter()
+    odd: list[Shot] = []
+    for _ in range(ROUNDS):
+        async with serving(config, environment={tools.MARKS: str(marks)}) as child:
+            cut, open_ = open_, []
+            shots = await asyncio.gather(*(_ask_once(child.url, label, open_) for label in cut))
+            again.update(shot.status for shot in shots)
+            odd += [shot for shot in shots if shot.status not in (200, 409)]
+            load = [asyncio.create_task(_keep_asking_once(child.url, numbers, open_)) for _ in range(AT_ONCE)]
+            await asyncio.sleep(chance.uniform(0.3, 1.0))
+            child.signal(signal.SIGKILL)
+            await child.ended()
+            await asyncio.gather(*load)
+        upstream.requests.clear()
+    ran = Counter(marks.read_text().splitlines())
+    report("kill -9 with keys", rounds=ROUNDS, calls_run=sum(ran.values()), repeated=dict(again))
+    assert [label for label, times in ran.items() if times > 1] == []
+    assert again.total(), "requests were cut off, and came again"
+    assert not odd
+
+
+def answers_without_sleeper(record: RequestRecord) -> Reply:
+    reply = answers(record)
+    return replace(reply, calls=[call for call in reply.calls if call.name != "sleeper"])
+
+
+async def _keep_asking_once(url: str, numbers: "itertools.count[int]", cut: list[str]) -> None:
+    while (await _ask_once(url, str(next(numbers)), cut)).status:
+        pass
+
+
+async def _ask_once(url: str, label: str, cut: list[str]) -> Shot:
+    """Ask under a key of the label's own; one that was not answered is put down, to be asked again."""
+    shot = await shoot(url, asking(label), headers={"idempotency-key": f"key-{label}"})
+    if not shot.status or not shot.body.endswith((b"}", b"\r\n0\r\n\r\n")):
+        cut.append(label)
+        return replace(shot, status=0)
+    return shot
 
 
 async def _keep_asking(url: str, numbers: "itertools.count[int]", shots: list[Shot]) -> None:
