@@ -3,6 +3,7 @@ one JSON text or a stream of AWS's binary frames, is read here.
 """
 
 import asyncio
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -21,12 +22,24 @@ from callgate.conversation.events import (
     ThinkingBlock,
     Usage,
 )
+from callgate.conversation.finish import FinishClass, classify
 from callgate.conversation.ports import ModelRequest
+from callgate.upstream.chunks import reason_in, whole_number
 from callgate.upstream.direct_model import Body, read_json
 from callgate.upstream.litellm_model import COMMON_EXTRAS, decoded
 from callgate.upstream.openai_shaped import FormatBody
 from callgate.upstream.resolve import OF_PROVIDERS, LiteLLMSettings
-from callgate.upstream.translation import Fields, MessageBody, Question, Report, encode, field_of, messages_of
+from callgate.upstream.translation import (
+    TWICE,
+    Fields,
+    MessageBody,
+    Question,
+    Report,
+    encode,
+    field_of,
+    messages_of,
+    names_twice,
+)
 
 PROVIDER = "bedrock"
 STATUSES = {
@@ -38,8 +51,8 @@ STATUSES = {
     "validationException": 400,
 }
 """What an exception inside a stream would have had for a status."""
-CUT = frozenset({"max_tokens", "model_context_window_exceeded"})
-"""Stop reasons of an answer that was not at its end."""
+_EXCEPTION = re.compile("exception$|^error", re.IGNORECASE)
+"""Names of events, and of fields in them, that report an error."""
 EXTRAS = COMMON_EXTRAS - {"cache_control"}
 PREFIXES = ("bedrock/", "converse/", "nova-2/", "nova/")
 
@@ -167,19 +180,25 @@ class _Frames:
 
     def _read(self, frame: Any) -> Iterator[ModelEvent]:
         kind = frame.headers.get(":event-type")
+        if names_twice(frame.payload):
+            raise ValueError(TWICE)
         payload = read_json(frame.payload) if frame.payload else {}
-        if frame.headers.get(":message-type") != "event":
-            name = str(frame.headers.get(":exception-type") or frame.headers.get(":error-code") or "")
+        name = str(frame.headers.get(":exception-type") or frame.headers.get(":error-code") or "")
+        if not name and isinstance(payload, dict):
+            name = next((word for word in (str(kind), *payload) if _EXCEPTION.search(word)), "")
+            payload = payload[name] if isinstance(payload.get(name), dict) else payload
+        if name or frame.headers.get(":message-type") != "event":
             said = field_of(payload, "message") or frame.headers.get(":error-message") or name
             yield ProviderError(str(said), {"error": {"message": said, "type": name, "status": STATUSES.get(name)}})
         elif kind == "contentBlockStart":
             if isinstance(call := field_of(payload, "start", "toolUse"), dict):
-                yield CallDelta(_index(payload), call.get("toolUseId"), _name(call.get("name"), self._names), None)
+                tool = _name(call.get("name"), self._names)
+                yield CallDelta(_index(payload), call.get("toolUseId"), tool, _arguments(call.get("input")))
         elif kind == "contentBlockDelta":
             yield from self._delta(payload)
         elif kind == "messageStop":
             self._stopped = True
-            if isinstance(reason := field_of(payload, "stopReason"), str):
+            if reason := reason_in(field_of(payload, "stopReason")):
                 yield Finished(reason)
         elif kind == "metadata":
             self.done = self._stopped
@@ -189,7 +208,7 @@ class _Frames:
         delta = field_of(payload, "delta")
         if isinstance(text := field_of(delta, "text"), str) and text:
             yield TextDelta(text)
-        if isinstance(piece := field_of(delta, "toolUse", "input"), str):
+        if (piece := field_of(delta, "toolUse", "input")) is not None:
             yield CallDelta(_index(payload), arguments=piece)
         if isinstance(thought := field_of(delta, "reasoningContent"), dict):
             yield from _thought(thought)
@@ -212,13 +231,12 @@ class _Message(MessageBody):
             if isinstance(text := field_of(block, "text"), str) and text:
                 events.append(TextDelta(text))
             if isinstance(call := field_of(block, "toolUse"), dict):
-                # An empty object is how none are written here; whether that means none is for the end of the turn to say.
-                arguments = call.get("input") or None
+                arguments = _arguments(call.get("input"))
                 events.append(CallWritten(_name(call.get("name"), self._names), arguments, call.get("toolUseId")))
             if isinstance(thought := field_of(block, "reasoningContent"), dict):
                 events += _thought(thought)
-        if isinstance(reason := body.get("stopReason"), str):
-            if reason in CUT and events and isinstance(last := events[-1], CallWritten):
+        if reason := reason_in(body.get("stopReason")):
+            if classify(reason) is FinishClass.LENGTH and events and isinstance(last := events[-1], CallWritten):
                 # What the limit cut comes as an object here, so that nothing of it shows the cut.
                 events[-1] = replace(last, flaw=Flaw.TRUNCATED)
             events.append(Finished(reason))
@@ -226,8 +244,12 @@ class _Message(MessageBody):
 
 
 def _index(payload: Any) -> int | None:
-    index = field_of(payload, "contentBlockIndex")
-    return index if type(index) is int else None
+    return whole_number(field_of(payload, "contentBlockIndex"))
+
+
+def _arguments(given: Any) -> Any:
+    """An empty object is how none are written here; whether that means none is for the end of the turn to say."""
+    return None if given == {} else given
 
 
 def _name(name: Any, names: Mapping[str, str]) -> str | None:

@@ -90,7 +90,7 @@ class ChunkReader:
     def _read_choice(self, choice: dict[str, Any], place: int, events: list[ModelEvent]) -> None:
         index = choice.get("index")
         if type(index) is not int:
-            index = _whole_number(index)
+            index = whole_number(index)
             if index is None:
                 index = place
         if index != self._choice:
@@ -115,7 +115,7 @@ class ChunkReader:
                     if text.count("\ufffd") > value.count("\ufffd"):
                         events.append(CharactersLost())
             elif key == "tool_calls":
-                events += map(_call_delta, _entries(value))
+                events += map(_call_delta, entries(value))
             elif key == "function_call":
                 if isinstance(value, dict):
                     events.append(
@@ -161,7 +161,7 @@ def read_completion(body: object, choice: int = 0) -> list[ModelEvent]:
 
 
 def _read_whole_choice(one: dict[str, Any], place: int, wanted: int, events: list[ModelEvent]) -> None:
-    index = _whole_number(one.get("index"))
+    index = whole_number(one.get("index"))
     if index is None:
         index = place
     if index != wanted:
@@ -180,7 +180,7 @@ def _read_message(message: dict[str, Any], events: list[ModelEvent]) -> None:
         if not value:
             continue
         if key == "tool_calls":
-            events += map(_written, _entries(value))
+            events += map(_written, entries(value))
         elif key == "function_call":
             if isinstance(value, dict):
                 events.append(CallWritten(_text(value.get("name")), value.get("arguments"), legacy=True))
@@ -206,7 +206,7 @@ def _content(value: Any) -> Iterator[ModelEvent]:
     if isinstance(value, str):
         yield TextDelta(value)
         return
-    for part in _entries(value):
+    for part in entries(value):
         if (text := _text(part.get("text"))) and part.get("type") != "thinking":
             yield TextDelta(text)
         if text := _flat(part.get("thinking")):
@@ -216,7 +216,7 @@ def _content(value: Any) -> Iterator[ModelEvent]:
 def _flat(value: Any) -> str:
     """Thinking is text, or again a list of parts with text."""
     if isinstance(value, list):
-        return "".join(_text(part.get("text")) or "" for part in _entries(value))
+        return "".join(_text(part.get("text")) or "" for part in entries(value))
     return _text(value) or ""
 
 
@@ -233,7 +233,7 @@ def _error_field(value: Any) -> Iterator[ModelEvent]:
 
 
 def _thinking_blocks(value: Any) -> Iterator[ModelEvent]:
-    yield from map(ThinkingBlock, _entries(value))
+    yield from map(ThinkingBlock, entries(value))
 
 
 _FIELDS: Final[dict[str, Callable[[Any], Iterator[ModelEvent]]]] = {
@@ -248,7 +248,7 @@ _FIELDS: Final[dict[str, Callable[[Any], Iterator[ModelEvent]]]] = {
 def _call_delta(entry: dict[str, Any]) -> CallDelta:
     function, place = entry.get("function"), entry.get("index")
     if place is not None and type(place) is not int:
-        place = _whole_number(place)
+        place = whole_number(place)
     if not isinstance(function, dict):
         custom = entry.get("custom")
         if isinstance(custom, dict):
@@ -272,7 +272,7 @@ def _written(entry: dict[str, Any]) -> CallWritten:
     return CallWritten(name, arguments, _id(entry.get("id")), extras=_extras(entry))
 
 
-def _whole_number(value: Any) -> int | None:
+def whole_number(value: Any) -> int | None:
     """The number that an index is; some write it as a string, or with a fraction of nought."""
     if type(value) is int:
         return value
@@ -300,7 +300,7 @@ def _extras(entry: dict[str, Any]) -> dict[str, Any]:
     return {key: entry[key] for key in EXTRAS if entry.get(key)}
 
 
-def _entries(value: Any) -> list[dict[str, Any]]:
+def entries(value: Any) -> list[dict[str, Any]]:
     """The objects in a list; a lone object where a list was due is one of one."""
     if isinstance(value, list):
         return [entry for entry in value if isinstance(entry, dict)]
@@ -326,15 +326,18 @@ def _reasons(choice: dict[str, Any]) -> list[str]:
     """The finish reason as the provider wrote it; litellm keeps that aside where it put another in its place. A router may
     give the reason of the provider behind it beside its own: it counts where it is the graver one."""
     aside = choice.get("provider_specific_fields")
-    # A reason is a word; an object or a list in its place is read for what it speaks of.
-    value = choice.get("finish_reason")
-    reason = (_text(aside.get("native_finish_reason")) if isinstance(aside, dict) else None) or (
-        json.dumps(value) if value and isinstance(value, dict | list) else _text(value)
+    reason = (_text(aside.get("native_finish_reason")) if isinstance(aside, dict) else None) or reason_in(
+        choice.get("finish_reason")
     )
     native = _text(choice.get("native_finish_reason"))
     if native and (kind := classify(native)) >= FinishClass.LENGTH and (not reason or kind > classify(reason)):
         return [reason, native] if reason else [native]
     return [reason] if reason else []
+
+
+def reason_in(value: Any) -> str | None:
+    """A reason is a word; an object or a list in its place is read for what it speaks of."""
+    return json.dumps(value) if value and isinstance(value, dict | list) else _text(value)
 
 
 def _head(body: dict[str, Any]) -> ProviderHead | None:
@@ -345,11 +348,11 @@ def _head(body: dict[str, Any]) -> ProviderHead | None:
 
 
 def _errors_in(body: dict[str, Any]) -> list[ModelEvent]:
-    error = _error_in(body)
+    error = error_in(body)
     return [] if error is None else [error]
 
 
-def _error_in(body: dict[str, Any]) -> ProviderError | None:
+def error_in(body: dict[str, Any]) -> ProviderError | None:
     """The error that a chunk or a body reports, in whichever of the shapes that servers have for it."""
     if error := body.get("error"):
         return _error(error)
@@ -359,7 +362,7 @@ def _error_in(body: dict[str, Any]) -> ProviderError | None:
     for kind in (body.get("object"), body.get("type"), body.get("event")):
         if isinstance(kind, str) and "error" in kind.lower():
             return _error(body)
-    if body.get("choices") or isinstance(body.get("message"), dict) or isinstance(body.get("delta"), dict):
+    if body.get("choices") or body.get("candidates") or any(isinstance(body.get(name), dict) for name in ANSWERS):
         return None
     for name in ERRORS:
         if said := body.get(name):
@@ -367,6 +370,8 @@ def _error_in(body: dict[str, Any]) -> ProviderError | None:
     return _error(body) if "message" in body and ("code" in body or body["message"]) else None
 
 
+ANSWERS: Final = ("message", "delta", "content_block", "output")
+"""Fields that hold a part of an answer, with one or another provider."""
 ERRORS: Final = ("detail", "details", "errors", "fault", "exception", "error_message", "error_code", "error_msg")
 """Fields that are there only in bodies that report an error. Apart from `error` they count where no answer is beside them."""
 

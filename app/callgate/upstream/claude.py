@@ -12,9 +12,10 @@ from msgspec.structs import replace
 
 from callgate.calls.states import Flaw
 from callgate.conversation.events import CallDelta, CallWritten, Finished, ModelEvent
+from callgate.conversation.finish import FinishClass, classify
 from callgate.conversation.ports import ModelRequest
 from callgate.upstream import errors
-from callgate.upstream.chunks import read_completion
+from callgate.upstream.chunks import read_completion, reason_in, whole_number
 from callgate.upstream.direct_model import read_json
 from callgate.upstream.litellm_model import plain
 from callgate.upstream.resolve import LiteLLMSettings
@@ -32,8 +33,7 @@ from callgate.upstream.translation import (
 
 PROVIDER = "anthropic"
 PATH = "/v1/messages"
-CUT = frozenset({"max_tokens", "model_context_window_exceeded"})
-"""Stop reasons of an answer that was not at its end."""
+BLOCKS = frozenset({"content_block_start", "content_block_delta", "content_block_stop"})
 PAUSED = "pause_turn"
 """A stop reason that is none: Anthropic's own tools take long, and it goes on when it is given what it has said so far."""
 STATUSES = {
@@ -153,23 +153,25 @@ class _Events(EventsBody):
         self._content: list[dict[str, Any]] | None = [] if may_pause else None
         """The blocks as they came, where the answer may have to be continued."""
         self._json = ""
-        self._kind: object = None
-        self._input: object = None
-        """What the block of the call being written began with; nothing, unless a server sends it all at once."""
-        self._in_pieces = False
+        self._calls: dict[int | None, int] = {}
+        """The calls that are being written, by the index of their blocks, and the numbers they go by."""
+        self._stopped: set[int | None] = set()
+        self._begun = 0
+        self._inputs: dict[int, object] = {}
+        """What blocks of calls began with; nothing, unless a server sends all of it at once."""
 
     def _read_event(self, event: dict[str, Any]) -> list[ModelEvent]:
         kind = event.get("type")
         if self._content is not None:
             self._keep(event, self._content)
+        if kind in BLOCKS and (of_call := self._call_events(event)) is not None:
+            return of_call
         if kind == "content_block_delta" and isinstance(text := field_of(event, "delta", "text"), str):
             # Nearly all of a stream, and nothing to translate: litellm makes three objects of it for us to take apart.
             return self._chunks.read({"choices": [{"delta": {"content": text}}]})
         if kind == "message_stop":
             self.done = True
-            return self._chunks.finish()
-        if kind == "error":
-            return self._chunks.read({"error": _with_status(event.get("error"))})
+            return [*self._given_at_once(cut=False), *self._chunks.finish()]
         if kind == "message_start" and (name := field_of(event, "message", "id")):
             self._parser.response_id = name
         try:
@@ -178,13 +180,13 @@ class _Events(EventsBody):
             return self._untranslated(error)
         for choice in chunk.get("choices") or ():
             tidy(choice, choice.get("delta"))
-        found = self._chunks.read(chunk)
-        if kind in {"content_block_start", "content_block_delta", "content_block_stop"}:
-            found = self._as_written(event, found)
-        if (reason := field_of(event, "delta", "stop_reason")) is not None:
+        # What Anthropic calls itself, and has run by the time it is written, is no call for anybody here.
+        found: list[ModelEvent] = [each for each in self._chunks.read(chunk) if not isinstance(each, CallDelta)]
+        if (reason := reason_in(field_of(event, "delta", "stop_reason"))) is not None:
             if reason == PAUSED and self._content:
                 self.paused = self._content
             else:
+                found += self._given_at_once(cut=classify(reason) is FinishClass.LENGTH)
                 found.append(Finished(_reason(reason, converted=self._parser.converted_response_format_tool)))
         return found
 
@@ -204,26 +206,53 @@ class _Events(EventsBody):
             if delta.get("citation"):
                 block["citations"] = [*(block.get("citations") or ()), delta["citation"]]
         elif kind == "content_block_stop" and content and self._json:
-            content[-1]["input"] = read_json(self._json.encode(errors="surrogatepass"))
+            try:
+                content[-1]["input"] = read_json(self._json.encode(errors="surrogatepass"))
+            except ValueError:
+                self.fault = "a block of the stream is not JSON"
 
-    def _as_written(self, event: dict[str, Any], found: list[ModelEvent]) -> list[ModelEvent]:
-        """Calls as the provider wrote them. litellm leaves out arguments that come with the call's start, and at its
-        end writes `{}` for none, which would make a whole call of one that was cut off behind its name. What Anthropic
-        calls itself, and has run by the time it is written, is no call for anybody here."""
-        if event["type"] == "content_block_start":
-            self._kind = field_of(event, "content_block", "type")
-        if self._kind != "tool_use":
-            return [each for each in found if not isinstance(each, CallDelta)]
-        if event["type"] == "content_block_start":
-            self._input, self._in_pieces = field_of(event, "content_block", "input"), False
-        elif event["type"] == "content_block_delta":
-            self._in_pieces = self._in_pieces or bool(field_of(event, "delta", "partial_json"))
-        else:
-            found = [each for each in found if not isinstance(each, CallDelta)]
-            if self._input and not self._in_pieces and not self._parser.json_mode:
-                found.append(CallDelta(self._parser.tool_index, arguments=self._input))
-            self._input = None
-        return found
+    def _error(self, error: object) -> object:
+        return _with_status(error)
+
+    def _call_events(self, event: dict[str, Any]) -> list[ModelEvent] | None:
+        """What an event says of a call, as the provider wrote it; None where it is about something else. Each piece goes to
+        the call whose block it names: litellm gives it to the latest, and writes `{}` for none."""
+        index, kind = whole_number(event.get("index")), event["type"]
+        if kind == "content_block_start":
+            block = event.get("content_block")
+            if not isinstance(block, dict) or block.get("type") != "tool_use" or self._is_format(block):
+                self._calls.pop(index, None)
+                return None
+            if index not in self._calls or index in self._stopped:
+                self._stopped.discard(index)
+                self._calls[index], self._begun = self._begun, self._begun + 1
+            number, id_, name = self._calls[index], block.get("id"), block.get("name")
+            if block.get("input") not in (None, {}, ""):
+                self._inputs[number] = block["input"]
+            known = self._parser.tool_name_reverse_map or {}
+            name = known.get(name, name) if isinstance(name, str) and name else None
+            return [CallDelta(number, id_ if isinstance(id_, str) else None, name)]
+        if index not in self._calls:
+            return None
+        if kind == "content_block_stop":
+            self._stopped.add(index)
+            return []
+        delta = event.get("delta")
+        # A piece in no form that is known is nothing that could be left out.
+        piece = delta.get("partial_json", [delta]) if isinstance(delta, dict) else [delta]
+        return [CallDelta(self._calls[index], arguments=piece)]
+
+    def _is_format(self, block: Any) -> bool:
+        from litellm.constants import RESPONSE_FORMAT_TOOL_NAME
+
+        return bool(self._parser.json_mode) and field_of(block, "name") == RESPONSE_FORMAT_TOOL_NAME
+
+    def _given_at_once(self, *, cut: bool) -> list[ModelEvent]:
+        """The arguments that came with the beginning of their calls. Nothing in an object shows that the length limit cut it,
+        so that the last call's is left out then."""
+        given = {number: value for number, value in self._inputs.items() if not (cut and number == self._begun - 1)}
+        self._inputs = {}
+        return [CallDelta(number, arguments=value) for number, value in given.items()]
 
 
 class _Message(MessageBody):
@@ -237,7 +266,7 @@ class _Message(MessageBody):
     def _read_message(self, body: dict[str, Any]) -> list[ModelEvent] | None:
         if not isinstance(body.get("content"), list):
             return None
-        whole, parser, reason = self._whole, self._whole.parser, body.get("stop_reason")
+        whole, parser, reason = self._whole, self._whole.parser, reason_in(body.get("stop_reason"))
         try:
             # The blocks without the calls that Anthropic ran itself: they are for nobody here to answer.
             completion = whole.config.transform_parsed_response(
@@ -267,10 +296,13 @@ class _Message(MessageBody):
         events = [_without_nothing(event) for event in read_completion(completion)]
         if reason == PAUSED and body["content"]:
             self.paused = body["content"]
-        elif isinstance(reason, str):
+        elif reason:
             has_calls = any(isinstance(event, CallWritten) for event in events)
             events.append(Finished(_reason(reason, converted=parser.json_mode and not has_calls)))
-            if reason in CUT and field_of({"last": body["content"][-1:]}, "last", 0, "type") == "tool_use":
+            if (
+                classify(reason) is FinishClass.LENGTH
+                and field_of({"last": body["content"][-1:]}, "last", 0, "type") == "tool_use"
+            ):
                 _mark_last_call(events)
         return events
 

@@ -20,6 +20,7 @@ from callgate.conversation.events import (
     Usage,
 )
 from callgate.conversation.ports import ModelRequest
+from callgate.upstream.chunks import entries, reason_in, whole_number
 from callgate.upstream.litellm_model import decoded
 from callgate.upstream.resolve import LiteLLMSettings
 from callgate.upstream.translation import (
@@ -108,7 +109,7 @@ class _Events(EventsBody):
 
     def _events(self, event: dict[str, Any]) -> Iterator[ModelEvent]:
         kind, said = event.get("type"), field_of(event, "delta", "message")
-        index = event["index"] if type(event.get("index")) is int else None
+        index = whole_number(event.get("index"))
         if kind == "message-start":
             yield ProviderHead(event.get("id") if isinstance(event.get("id"), str) else None, self._model)
         elif kind in {"content-start", "content-delta"}:
@@ -116,8 +117,7 @@ class _Events(EventsBody):
         elif kind == "tool-plan-delta":
             yield from _plan(said)
         elif kind in {"tool-call-start", "tool-call-delta"}:
-            call = field_of(said, "tool_calls")
-            if isinstance(call, dict):
+            for call in entries(field_of(said, "tool_calls")):
                 name, id_ = field_of(call, "function", "name"), call.get("id")
                 yield CallDelta(
                     index,
@@ -132,9 +132,6 @@ class _Events(EventsBody):
             delta = event.get("delta")
             yield from _ended(delta)
             self.done = True
-        elif event.get("error") or (event.get("message") and kind is None):
-            error = event.get("error") or event.get("message")
-            yield ProviderError(str(field_of(error, "message") or error), {"error": error})
 
 
 class _Message(MessageBody):
@@ -155,16 +152,15 @@ class _Message(MessageBody):
         for part in message.get("content") or ():
             events += _content(part)
         events += _plan(message)
-        for call in message.get("tool_calls") or ():
-            name, id_ = field_of(call, "function", "name"), field_of(call, "id")
-            if isinstance(call, dict):
-                events.append(
-                    CallWritten(
-                        name if isinstance(name, str) and name else None,
-                        field_of(call, "function", "arguments"),
-                        id_ if isinstance(id_, str) and id_ else None,
-                    )
+        for call in entries(message.get("tool_calls")):
+            name, id_ = field_of(call, "function", "name"), call.get("id")
+            events.append(
+                CallWritten(
+                    name if isinstance(name, str) and name else None,
+                    field_of(call, "function", "arguments"),
+                    id_ if isinstance(id_, str) and id_ else None,
                 )
+            )
         if message.get("citations"):
             events.append(ExtraField("citations", message["citations"]))
         return [*events, *_ended(body)]
@@ -186,7 +182,7 @@ def _plan(message: Any) -> Iterator[ModelEvent]:
 
 
 def _ended(said: Any) -> Iterator[ModelEvent]:
-    if isinstance(reason := field_of(said, "finish_reason"), str) and reason:
+    if reason := reason_in(field_of(said, "finish_reason")):
         yield Finished(reason)
     if (error := field_of(said, "error")) is not None:
         yield ProviderError(str(field_of(error, "message") or error), {"error": error})

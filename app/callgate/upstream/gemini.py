@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from callgate.conversation.events import CallDelta, CallWritten, Finished, ModelEvent
 from callgate.conversation.ports import ModelRequest
 from callgate.upstream import errors
-from callgate.upstream.chunks import read_completion
+from callgate.upstream.chunks import entries, read_completion, reason_in, whole_number
 from callgate.upstream.litellm_model import plain
 from callgate.upstream.resolve import LiteLLMSettings
 from callgate.upstream.translation import (
@@ -151,9 +151,12 @@ class _Events(EventsBody):
         self.done = self._is_finished
         return events
 
+    def _error(self, error: object) -> object:
+        return _with_status(error)
+
     def _read_event(self, event: dict[str, Any]) -> list[ModelEvent]:
-        if event.get("error"):
-            return self._chunks.read({"error": _with_status(event["error"])})
+        if error := _answer(event).get("error"):
+            return self._chunks.read({"error": _with_status(error)})
         try:
             chunk = plain(self._parser.chunk_parser(_with_arguments(event)))
         except Exception as error:  # noqa: BLE001 -- a KeyError, a pydantic error: whatever an odd event makes it raise
@@ -217,8 +220,17 @@ class _Message(MessageBody):
         return events
 
 
-def _calls(said: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    parts = field_of(said, "candidates", 0, "content", "parts")
+def _answer(said: dict[str, Any]) -> dict[str, Any]:
+    """The candidate that is the answer: of several the one that counts as the first, wherever it stands."""
+    for place, candidate in enumerate(entries(said.get("candidates"))):
+        index = whole_number(candidate.get("index"))
+        if (place if index is None else index) == 0:
+            return candidate
+    return {}
+
+
+def _calls(said: dict[str, Any], candidate: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
+    parts = field_of(_answer(said) if candidate is None else candidate, "content", "parts")
     for part in parts if isinstance(parts, list) else ():
         if isinstance(call := field_of(part, "functionCall"), dict):
             yield call
@@ -226,11 +238,13 @@ def _calls(said: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _with_arguments(said: dict[str, Any]) -> dict[str, Any]:
     """The same with `args` in every call: Google leaves them out where there are none, and litellm stumbles over that."""
-    if all("args" in call for call in _calls(said)):
+    candidates = entries(said.get("candidates"))
+    if all("args" in call for candidate in candidates for call in _calls(said, candidate)):
         return said
     said = copy.deepcopy(said)
-    for call in _calls(said):
-        call.setdefault("args", {})
+    for candidate in entries(said.get("candidates")):
+        for call in _calls(said, candidate):
+            call.setdefault("args", {})
     return said
 
 
@@ -248,16 +262,24 @@ def _as_written(said: dict[str, Any], events: list[ModelEvent], known: set[str])
         if call.get("id") and identity in known:
             continue
         known.add(identity)
-        found.append(event if call.get("args") else replace(event, arguments=None))
+        found.append(replace(event, arguments=_arguments(event.arguments, call)))
     return found
+
+
+def _arguments(read: Any, call: dict[str, Any]) -> Any:
+    if call.get("willContinue") or call.get("partialArgs"):
+        return "{"  # they come in parts, with paths, which nobody here asks for: this is no more than a beginning
+    args = call.get("args")
+    if args is None or args in ({}, ""):
+        return None
+    return args if not args else read
 
 
 def _reason(said: dict[str, Any]) -> str | None:
     """Why an answer ended, in the provider's own word; of several candidates the first is the answer."""
     if field_of(said, "promptFeedback", "blockReason"):
         return BLOCKED
-    reason = field_of(said, "candidates", 0, "finishReason")
-    return reason if isinstance(reason, str) else None
+    return reason_in(_answer(said).get("finishReason"))
 
 
 def _with_status(error: Any) -> object:

@@ -16,7 +16,7 @@ from callgate.conversation.errors import ChatError
 from callgate.conversation.events import ModelEvent
 from callgate.conversation.ports import ModelRequest
 from callgate.http.event_stream import ErrorEvent, EventStreamReader, EventTooLarge, looks_like_keep_alive
-from callgate.upstream.chunks import ChunkReader
+from callgate.upstream.chunks import ChunkReader, error_in
 from callgate.upstream.direct_model import Body, WholeBody, read_json, reported
 from callgate.upstream.litellm_model import COMMON_EXTRAS, decoded
 from callgate.upstream.params import for_litellm
@@ -185,13 +185,23 @@ class EventsBody:
                 break
             if type(payload) is ErrorEvent and not (isinstance(event, dict) and event.get("error")):
                 events += reported(payload)
-            elif _names_twice(payload):
+            elif names_twice(payload):
                 self.fault = TWICE
-            elif isinstance(event, dict):
+            elif not isinstance(event, dict):
+                events += self._chunks.read(event)  # nothing of an answer, but it may be an error
+            elif (reported_error := error_in(event)) is not None:
+                events += self._chunks.read({"error": self._error(reported_error.body)})
+            elif error := field_of(event, "delta", "error"):
+                events += [*self._read_event(event), *self._chunks.read({"error": self._error(error)})]
+            else:
                 events += self._read_event(event)
             if self.done or self.fault is not None:
                 break
         return events
+
+    def _error(self, error: object) -> object:
+        """A provider's error, with the status that it would have had."""
+        return error
 
     def _read_event(self, event: dict[str, Any]) -> list[ModelEvent]:
         """What one event of the provider's says; `done` behind its last one."""
@@ -212,15 +222,15 @@ class MessageBody(WholeBody):
         self._report = report
 
     def finish(self) -> Sequence[ModelEvent]:
-        if _names_twice(b"".join(self._parts)):
+        if names_twice(b"".join(self._parts)):
             self.fault = TWICE
             return ()
         return super().finish()
 
     def _read(self, found: Any) -> Sequence[ModelEvent]:
-        if isinstance(found, dict) and found.get("error"):
+        if isinstance(found, dict) and (reported_error := error_in(found)) is not None:
             self.done = True
-            return ChunkReader().read({"error": self._error(found["error"])})
+            return ChunkReader().read({"error": self._error(reported_error.body)})
         events = self._read_message(found) if isinstance(found, dict) else None
         if events is None:
             self.fault = self.fault or "the body is not a message"
@@ -246,7 +256,7 @@ TWICE = "a call names a field twice"
 _CALLS = (b'"functionCall"', b'"tool_use"', b'"toolUse"')
 
 
-def _names_twice(text: bytes) -> bool:
+def names_twice(text: bytes) -> bool:
     """Whether an object in a text with a call has a name twice. Which of the two the model meant, nobody can say."""
     if not any(word in text for word in _CALLS):
         return False
