@@ -230,3 +230,16 @@ def test_what_a_provider_is_not_told_of_a_schema_is_noted_once(tmp_path):
     assert ran.returncode == 0
     notes = [line for line in ran.stdout.splitlines() if line.startswith("note: ")]
     assert notes == ["note: gemini schemas cannot say all of web: /properties/a: format uri left out"]
+
+
+def test_all_entries_of_which_nothing_can_be_made_are_told_at_once(tmp_path):
+    tools = [
+        {"kind": "python", "module": "no_such_module"},
+        {"kind": "python", "module": "callgate.tools.builtin"},
+        {"kind": "python", "function": "callgate.tools.builtin:clok"},
+        {"kind": "python", "function": "no_such_module:lookup"},
+    ]
+    ran = callgate("check", config={"tools": tools}, folder=tmp_path)
+
+    assert ran.returncode == 2
+    assert [line.split(": ")[-2] for line in ran.stderr.splitlines()] == ["tools.0", "tools.2", "tools.3"], ran.stderr

@@ -33,13 +33,13 @@ def check(config: ConfigOption = None) -> None:
         store_of(loaded.config)
         check_files(loaded.config)
     except BadEntry as error:
-        raise give_up(loaded.complaint(error.path, error.reason)) from None
+        raise give_up(loaded.complaint(*error.mistakes)) from None
     threads, processes = threads_of(loaded.config), processes_of(loaded.config)
     registry = built_tools(loaded, Web(), threads, processes)
     try:
         check_patterns(loaded.config, registry)
     except BadEntry as error:
-        raise give_up(loaded.complaint(error.path, error.reason)) from None
+        raise give_up(loaded.complaint(*error.mistakes)) from None
     tools, sources, broken = registry.tools(), registry.sources(), registry.quarantined()
     for it in broken:
         typer.echo(f"tool {it.name} cannot be used: {it.reason}", err=True)

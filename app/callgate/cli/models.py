@@ -34,7 +34,7 @@ def entries_of(loaded: "Loaded") -> "list[ModelEntry]":
     try:
         return model_entries(loaded.config)
     except BadEntry as error:
-        raise give_up(loaded.complaint(error.path, error.reason)) from None
+        raise give_up(loaded.complaint(*error.mistakes)) from None
 
 
 async def row_of(entry: "ModelEntry") -> dict[str, Any]:

@@ -44,4 +44,4 @@ def built_tools(loaded: Loaded, web: Web, threads: ThreadPool, processes: Proces
     try:
         return registry_of(loaded.config, web, threads, processes)
     except BadEntry as error:
-        raise give_up(loaded.complaint(error.path, error.reason)) from None
+        raise give_up(loaded.complaint(*error.mistakes)) from None

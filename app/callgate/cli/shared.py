@@ -89,7 +89,7 @@ def check_makeable(loaded: "Loaded") -> None:
         registry_of(config, web, threads_of(config), processes_of(config))
         check_files(config)
     except BadEntry as error:
-        raise give_up(loaded.complaint(error.path, error.reason)) from None
+        raise give_up(loaded.complaint(*error.mistakes)) from None
 
 
 def give_up(why: object) -> typer.Exit:

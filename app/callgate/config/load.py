@@ -47,11 +47,14 @@ class Loaded:
     spots: Mapping[tuple[str | int, ...], Spot] = field(default_factory=dict, repr=False)
     """Where each setting stands."""
 
-    def complaint(self, path: tuple[str | int, ...], message: str) -> ConfigError:
-        """A mistake that shows only when something is made from a setting."""
+    def complaint(self, *mistakes: tuple[tuple[str | int, ...], str]) -> ConfigError:
+        """Mistakes that show only when something is made from a setting: where, and what."""
         source = _shown(self.path or DEFAULT_FILE)
-        spot = next((it for end in range(len(path), 0, -1) if (it := self.spots.get(path[:end]))), Spot(source))
-        return ConfigError([Problem(spot, ".".join(map(str, path)), message)])
+        problems = []
+        for path, message in mistakes:
+            spot = next((it for end in range(len(path), 0, -1) if (it := self.spots.get(path[:end]))), Spot(source))
+            problems.append(Problem(spot, ".".join(map(str, path)), message))
+        return ConfigError(problems)
 
     @property
     def files(self) -> tuple[Path, ...]:

@@ -147,11 +147,11 @@ class RuntimeManager:
             keys = len(loaded.config.keys) + (self.shared.keys is not None and self.shared.keys.in_use)
             mistake = check_exposure(self._first.server.host, loaded.config.auth, keys)
             if mistake is not None:
-                raise loaded.complaint(("keys",), mistake)
+                raise loaded.complaint((("keys",), mistake))
             try:
                 result = await self.apply(loaded.config)
             except BadEntry as error:
-                raise loaded.complaint(error.path, error.reason) from error
+                raise loaded.complaint(*error.mistakes) from error
         except ConfigError as error:
             self.metrics.reloads.of("refused").inc()
             audit.error("config_not_reloaded", problems=[str(problem) for problem in error.problems])

@@ -128,7 +128,7 @@ def _read(file: Path) -> dict[str, Pin | str]:
         seen = msgspec.json.decode(file.read_bytes(), type=dict[str, Pin | str])
         if file.stat().st_mode & 0o077:
             file.chmod(0o600)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # that the folder is none is said where it is made
         return {}
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error

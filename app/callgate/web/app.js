@@ -113,10 +113,19 @@ export function notify(text) {
   setTimeout(() => line.remove(), 8000);
 }
 
+/** @param {string} part of an address that somebody may have typed */
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
 function route() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
-  const parts = path.split("/").filter(Boolean).map(decodeURIComponent);
-  const name = parts[0] in VIEWS ? parts[0] : "playground";
+  const parts = path.split("/").filter(Boolean).map(decoded);
+  const name = Object.hasOwn(VIEWS, parts[0] ?? "") ? parts[0] : "playground";
   leave?.();
   current = name;
   render(nothing, main);

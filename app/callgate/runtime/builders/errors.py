@@ -1,5 +1,7 @@
 """What is raised where nothing can be built from an entry of the config."""
 
+from collections.abc import Sequence
+
 
 class BadEntry(ValueError):
     """An entry of the config from which nothing can be made, with its place and the reason. For the operator."""
@@ -8,6 +10,19 @@ class BadEntry(ValueError):
         super().__init__(f"{'.'.join(map(str, path))}{f' ({name})' if name else ''}: {reason}")
         self.path = path
         self.reason = reason
+        self.others: Sequence[BadEntry] = ()
+
+    @property
+    def mistakes(self) -> list[tuple[tuple[str | int, ...], str]]:
+        """The places and reasons of this one and those found with it."""
+        return [(error.path, error.reason) for error in (self, *self.others)]
+
+
+def raise_all(errors: Sequence[BadEntry]) -> None:
+    """Raise the first, with the others, if there are any: an operator wants to know of all mistakes at once."""
+    if errors:
+        errors[0].others = errors[1:]
+        raise errors[0]
 
 
 class BadTool(BadEntry):

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 
 from callgate.config.schema import CommandTool, Config, HttpTool, OpenApiTool, PythonTool
-from callgate.runtime.builders.errors import BadEntry, BadTool
+from callgate.runtime.builders.errors import BadEntry, BadTool, raise_all
 from callgate.runtime.builders.policies import approval_rule, fingerprint, in_clear, policy_of, stamp_of
 from callgate.runtime.builders.sources import open_api_source, server_spec
 from callgate.tools.addresses import AddressRules
@@ -40,6 +40,7 @@ def registry_of(
     """
     registry = Registry(approval=approval_rule(config.require_approval), pool=pool, limits=limits)
     defaults = Policy(max_result_bytes=config.limits.tool_result_bytes)
+    errors: list[BadEntry] = []
     for index, entry in enumerate(config.tools):
         approval = approval_rule(entry.require_approval)
         try:
@@ -51,7 +52,8 @@ def registry_of(
             for tool in _tools(entry, defaults, web, threads, processes):
                 registry.add(tool, approval=approval)
         except (ValueError, NotATool) as error:
-            raise BadTool(("tools", index), entry.name, str(error)) from error
+            errors.append(BadTool(("tools", index), entry.name, str(error)))
+            errors[-1].__cause__ = error
     for name, server in config.mcp_servers.items():
         if not server.disabled:
             from callgate.tools.mcp_server import McpSource
@@ -64,7 +66,9 @@ def registry_of(
                     identity=(name, fingerprint(server), defaults),
                 )
             except ValueError as error:
-                raise BadEntry(("mcp_servers", name), None, str(error)) from error
+                errors.append(BadEntry(("mcp_servers", name), None, str(error)))
+                errors[-1].__cause__ = error
+    raise_all(errors)
     return registry
 
 
@@ -74,12 +78,14 @@ def _opened(web: "Web | Callable[[], Web]") -> "Web":
 
 def import_tools(config: Config) -> None:
     """Import the modules that the config names, so that building the registry does not wait for them."""
+    errors: list[BadEntry] = []
     for index, entry in enumerate(config.tools):
         if isinstance(entry, PythonTool):
             try:
                 functions_at(entry.function or entry.module or "")
             except (ValueError, NotATool) as error:
-                raise BadTool(("tools", index), entry.name, str(error)) from error
+                errors.append(BadTool(("tools", index), entry.name, str(error)))
+                errors[-1].__cause__ = error
 
 
 def _tools(
