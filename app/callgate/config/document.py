@@ -108,25 +108,22 @@ class _Reading:
             if not isinstance(node, yaml.ScalarNode) and node.tag not in _PLAIN:
                 raise yaml.MarkedYAMLError(problem=f"the tag {node.tag} means nothing", problem_mark=node.start_mark)
             if isinstance(node, yaml.MappingNode):
-                return self._mapping(node, path)
+                if id(node) not in self._flat:
+                    self._complain_of_repeated_keys(node, path)
+                    self._loader.flatten_mapping(node)
+                    self._flat.add(id(node))
+                found: dict[str, Any] = {}
+                for key, value in node.value:
+                    if not isinstance(key, yaml.ScalarNode):
+                        raise yaml.MarkedYAMLError(problem="a key should be a text", problem_mark=key.start_mark)
+                    self.document.keys[(*path, key.value)] = self._spot(key)
+                    found[key.value] = self.read(value, (*path, key.value))
+                return found
             if isinstance(node, yaml.SequenceNode):
                 return [self.read(item, (*path, index)) for index, item in enumerate(node.value)]
             return self._scalar(node, path)
         finally:
             self._open.discard(id(node))
-
-    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
-        if id(node) not in self._flat:
-            self._complain_of_repeated_keys(node, path)
-            self._loader.flatten_mapping(node)
-            self._flat.add(id(node))
-        found: dict[str, Any] = {}
-        for key, value in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise yaml.MarkedYAMLError(problem="a key should be a text", problem_mark=key.start_mark)
-            self.document.keys[(*path, key.value)] = self._spot(key)
-            found[key.value] = self.read(value, (*path, key.value))
-        return found
 
     def _complain_of_repeated_keys(self, node: yaml.MappingNode, path: Path) -> None:
         first: dict[str, Spot] = {}

@@ -76,7 +76,16 @@ def _message(document: Document, path: Path, value: Any, details: ErrorDetails) 
     context = details.get("ctx", {})
     match kind:
         case "extra_forbidden":
-            return _unknown_key(path, details["loc"])
+            key = str(path[-1])
+            if path in _REMOVED:
+                return f"`{key}` is no setting any more: {_REMOVED[path]}"
+            if len(path) == 1 and key in _OF_LITELLM_PROXY:
+                return f"unknown key `{key}`; of a litellm proxy's file only `model_list` is read"
+            known = _known_keys(Config, details["loc"][:-1])
+            hint = near(key, known)
+            if not hint and len(path) == 3 and path[0] == "model_list":
+                return f"unknown key `{key}`; parameters of the model belong under `litellm_params`"
+            return f"unknown key `{key}`{hint or _all_of(known)}"
         case "literal_error" | "union_tag_invalid":
             choices = str(context.get("expected", context.get("expected_tags"))).replace(" or ", ", ").split(", ")
             return _not_a_choice(document, path, value, [choice.strip("'") for choice in choices], kind)
@@ -122,19 +131,6 @@ _REMOVED: Final[Mapping[Path, str]] = MappingProxyType(
     }
 )
 """Settings of earlier versions, and what to do about them."""
-
-
-def _unknown_key(path: Path, loc: Path) -> str:
-    key = str(path[-1])
-    if path in _REMOVED:
-        return f"`{key}` is no setting any more: {_REMOVED[path]}"
-    if len(path) == 1 and key in _OF_LITELLM_PROXY:
-        return f"unknown key `{key}`; of a litellm proxy's file only `model_list` is read"
-    known = _known_keys(Config, loc[:-1])
-    hint = near(key, known)
-    if not hint and len(path) == 3 and path[0] == "model_list":
-        return f"unknown key `{key}`; parameters of the model belong under `litellm_params`"
-    return f"unknown key `{key}`{hint or _all_of(known)}"
 
 
 def _all_of(known: list[str]) -> str:
