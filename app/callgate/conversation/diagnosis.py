@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from callgate.calls.outcome import Failed
-from callgate.calls.states import BrokenCall, Call, ReadyCall
+from callgate.calls.states import BrokenCall, ReadyCall
 from callgate.conversation.events import (
     BEFORE_ALL_TURNS,
     NOT_RUN_SHOWN,
@@ -77,7 +77,16 @@ class Diagnosis(Listener):
         rows: list[dict[str, Any]] = []
         for owner, calls in (("house", answer.run), ("client", answer.handed_back), (None, answer.broken)):
             for call in calls:
-                rows.append(self._call(index, call, owner))
+                row: dict[str, Any] = {"id": call.id, "name": call.name}
+                if isinstance(call, BrokenCall):
+                    row |= {"verdict": "broken", "flaw": str(call.flaw), "arguments": call.text[:PREVIEW_CHARS]}
+                else:
+                    row["verdict"] = "ready"
+                if owner:
+                    row["owner"] = owner
+                if isinstance(call, ReadyCall) and call.findings:
+                    row["repairs"] = [str(finding) for finding in call.findings]
+                rows.append(row | self._outcomes.get((index, call.id), {}))
         turn: dict[str, Any] = {
             "finish_reason": answer.reasons[-1] if answer.reasons else None,
             "findings": list(map(str, answer.findings)),
@@ -95,18 +104,6 @@ class Diagnosis(Listener):
         if answer.not_run:
             turn["not_run"] = [{"name": call.name, "reason": call.reason} for call in answer.not_run[:NOT_RUN_SHOWN]]
         return turn
-
-    def _call(self, turn: int, call: Call, owner: str | None) -> dict[str, Any]:
-        row: dict[str, Any] = {"id": call.id, "name": call.name}
-        if isinstance(call, BrokenCall):
-            row |= {"verdict": "broken", "flaw": str(call.flaw), "arguments": call.text[:PREVIEW_CHARS]}
-        else:
-            row["verdict"] = "ready"
-        if owner:
-            row["owner"] = owner
-        if isinstance(call, ReadyCall) and call.findings:
-            row["repairs"] = [str(finding) for finding in call.findings]
-        return row | self._outcomes.get((turn, call.id), {})
 
 
 def _milliseconds(seconds: float) -> float:
