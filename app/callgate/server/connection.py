@@ -509,7 +509,16 @@ class ServerConnection(asyncio.Protocol):
         if self.stalled <= now:
             self._transport.abort()
         elif self._phase == BODY:
-            self._judge_body(now)
+            assert self._newest is not None
+            next_due = self._last_data + self._limits.body_seconds
+            expected = self._body_began + self._limits.body_seconds + self.body_bytes / LOWEST_RATE
+            if self.is_holding_back or self._newest.awaits_continue():
+                self._last_data = self._body_began = now  # it is we who are not reading
+                self._wait(BODY, now + self._limits.body_seconds)
+            elif next_due > now and expected > now:
+                self._wait(BODY, min(next_due, expected))
+            else:
+                self._refuse(refusals.body_timeout())
         elif self._phase != HEAD:
             self._hang_up()
         elif self._answering is not None:
@@ -519,18 +528,6 @@ class ServerConnection(asyncio.Protocol):
             self._refuse(refusals.head_timeout())
         else:
             self._hang_up()
-
-    def _judge_body(self, now: float) -> None:
-        assert self._newest is not None
-        next_due = self._last_data + self._limits.body_seconds
-        expected = self._body_began + self._limits.body_seconds + self.body_bytes / LOWEST_RATE
-        if self.is_holding_back or self._newest.awaits_continue():
-            self._last_data = self._body_began = now  # it is we who are not reading
-            self._wait(BODY, now + self._limits.body_seconds)
-        elif next_due > now and expected > now:
-            self._wait(BODY, min(next_due, expected))
-        else:
-            self._refuse(refusals.body_timeout())
 
     # -- refusing
 
