@@ -53,9 +53,18 @@ class Catalogue:
         self._wrap = wrap or _as_it_is
         self._policy = policy or RetryPolicy()
         self._circumstances = circumstances or Circumstances(RetryBudget())
-        self._exact, self._patterns = _sorted_entries(entries)
+        by_name: dict[str, list[ModelEntry]] = {}
+        for entry in entries:
+            by_name.setdefault(entry.model_name, []).append(entry)
+        self._exact = {name: tuple(found) for name, found in by_name.items() if "*" not in name}
+        self._patterns = [_Pattern(name, found) for name, found in by_name.items() if "*" in name]
+        # The more of a name a pattern spells out, the earlier it is tried; litellm orders them so, too.
+        self._patterns.sort(key=lambda pattern: -len(pattern.text.replace("*", "")))
         self._ready: OrderedDict[str, _Ready] = OrderedDict()
-        _check_fallbacks(entries, self._match)
+        for entry in entries:
+            for fallback in entry.fallbacks:
+                if not self._match(fallback):
+                    raise resolve.LaneError(f"{entry.model_name}: there is no model named {fallback!r} to fall back to")
 
     def names(self) -> list[str]:
         """The names a client can ask for; a wildcard has none of its own."""
@@ -214,21 +223,3 @@ def _filled(params: Mapping[str, Any], stars: Sequence[str]) -> Mapping[str, Any
     fillings = [*stars, *[stars[-1]] * len(pieces)]
     model = "".join(piece + filling for piece, filling in zip(pieces, [*fillings[: len(pieces) - 1], ""], strict=True))
     return {**params, "model": model}
-
-
-def _sorted_entries(entries: Sequence[ModelEntry]) -> tuple[dict[str, tuple[ModelEntry, ...]], list[_Pattern]]:
-    by_name: dict[str, list[ModelEntry]] = {}
-    for entry in entries:
-        by_name.setdefault(entry.model_name, []).append(entry)
-    exact = {name: tuple(found) for name, found in by_name.items() if "*" not in name}
-    patterns = [_Pattern(name, found) for name, found in by_name.items() if "*" in name]
-    # The more of a name a pattern spells out, the earlier it is tried; litellm orders them so, too.
-    patterns.sort(key=lambda pattern: -len(pattern.text.replace("*", "")))
-    return exact, patterns
-
-
-def _check_fallbacks(entries: Sequence[ModelEntry], match: Callable[[str], Sequence[ModelEntry]]) -> None:
-    for entry in entries:
-        for fallback in entry.fallbacks:
-            if not match(fallback):
-                raise resolve.LaneError(f"{entry.model_name}: there is no model named {fallback!r} to fall back to")

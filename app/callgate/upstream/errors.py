@@ -87,7 +87,16 @@ def from_status(
             detail=detail,
         )
     if status == 404:
-        return _not_found(said, detail)
+        if said.code == "model_not_found" or "model" in said.message.lower():
+            return UpstreamError(
+                404,
+                "The provider does not know this model, or the proxy's account may not use it.",
+                type="invalid_request_error",
+                param="model",
+                code="model_not_found",
+                detail=detail,
+            )
+        return bad_answer("The address configured for this model answers with 404.", detail, again=False)
     if status == 429:
         return UpstreamError(
             429,
@@ -260,19 +269,6 @@ def _status_in(body: object) -> int | None:
         if isinstance(number, int) and not isinstance(number, bool) and 400 <= number <= 599:
             return number
     return None
-
-
-def _not_found(said: ErrorBody, detail: str) -> UpstreamError:
-    if said.code == "model_not_found" or "model" in said.message.lower():
-        return UpstreamError(
-            404,
-            "The provider does not know this model, or the proxy's account may not use it.",
-            type="invalid_request_error",
-            param="model",
-            code="model_not_found",
-            detail=detail,
-        )
-    return bad_answer("The address configured for this model answers with 404.", detail, again=False)
 
 
 def _first_string(found: Mapping[str, Any], *names: str) -> str:

@@ -77,18 +77,15 @@ class Passage:
                     message = f"The model's provider has nothing at {path}, or does not know what was asked for."
                     raise ChatError(404, message, code="unsupported_route")
                 if response.status >= 300:
-                    raise await self._refusal(response)
+                    try:
+                        body = await response.read(ERROR_BYTES)
+                    except TransportError:
+                        body = b""  # the status alone says enough
+                    response.settle()
+                    raise errors.from_status(response.status, response.headers, body, secrets=self.endpoint.secrets)
                 yield Answer(response.headers.get("content-type", "application/octet-stream"), response)
         except TransportError as error:
             raise errors.from_transport(error) from error
-
-    async def _refusal(self, response: Response) -> ChatError:
-        try:
-            body = await response.read(ERROR_BYTES)
-        except TransportError:
-            body = b""  # the status alone says enough
-        response.settle()
-        return errors.from_status(response.status, response.headers, body, secrets=self.endpoint.secrets)
 
 
 async def passage_for(entry: ModelEntry, client: HttpClient) -> Passage | None:
