@@ -94,7 +94,15 @@ class ClientConnection(asyncio.Protocol):
         self, head: bytes, body: bytes, deadlines: Deadlines, began_at: float, credentials: tuple[bytes, ...] = ()
     ) -> None:
         """Send a request and wait for the head of its response. `head` ends where the length of the body belongs."""
-        self._begin(deadlines, began_at)
+        self._state = _AWAITED
+        self._keep = True
+        self._settled = False
+        self._headers = {}
+        self._head_bytes = 0
+        self._deadlines = deadlines
+        self._quiet = "first_byte"
+        self._due = began_at + deadlines.first_byte
+        self._end = began_at + deadlines.total
         self._mask = CredentialMask(credentials) if credentials else None
         if len(body) <= JOINED_BYTES:
             self._transport.write(b"%b%d\r\n\r\n%b" % (head, len(body), body))
@@ -269,17 +277,6 @@ class ClientConnection(asyncio.Protocol):
             self._release()
 
     # -- waiting
-
-    def _begin(self, deadlines: Deadlines, began_at: float) -> None:
-        self._state = _AWAITED
-        self._keep = True
-        self._settled = False
-        self._headers = {}
-        self._head_bytes = 0
-        self._deadlines = deadlines
-        self._quiet = "first_byte"
-        self._due = began_at + deadlines.first_byte
-        self._end = began_at + deadlines.total
 
     def _change(self) -> "asyncio.Future[None]":
         """Done when something has come. The wait counts from here: the time our own side takes is not the upstream's."""
