@@ -1,5 +1,6 @@
 """The registry of tools: those that run here, and the sources of the others."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
@@ -77,15 +78,14 @@ def _opened(web: "Web | Callable[[], Web]") -> "Web":
 
 
 def import_tools(config: Config) -> None:
-    """Import the modules that the config names, so that building the registry does not wait for them."""
-    errors: list[BadEntry] = []
-    for index, entry in enumerate(config.tools):
+    """Import the modules that the config names, so that building the registry does not wait for them.
+
+    What is wrong with one is said there, together with what is wrong with other entries.
+    """
+    for entry in config.tools:
         if isinstance(entry, PythonTool):
-            try:
+            with contextlib.suppress(ValueError, NotATool):
                 functions_at(entry.function or entry.module or "")
-            except (ValueError, NotATool) as error:
-                errors.append(BadTool(("tools", index), entry.name, str(error)))
-                errors[-1].__cause__ = error
 
 
 def _tools(

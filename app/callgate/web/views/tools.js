@@ -1,5 +1,5 @@
 // @ts-check
-// The tools there are, their servers, and a form to call one.
+// The tools there are, and their servers.
 
 import { html, nothing, render } from "../lit.js";
 import { get } from "../api.js";
@@ -12,18 +12,11 @@ export const title = "Tools";
 /** @type {any[]} */ let tools = [];
 /** @type {any[]} */ let servers = [];
 let chosen = "";
-let written = "{}";
-let asJson = false;
-let problem = "";
-/** @type {any} */ let answer = null;
-let isRunning = false;
 
 /** @param {HTMLElement} main @param {string[]} path */
 export function show(main, path) {
   root = main;
   chosen = path[0] ?? "";
-  answer = null;
-  problem = "";
   load();
   draw();
 }
@@ -38,55 +31,9 @@ async function load() {
     const list = await get("v1/tools?servers=1");
     tools = list.data;
     servers = list.servers ?? [];
-    const tool = tools.find((each) => each.name === chosen);
-    if (tool && written === "{}") written = JSON.stringify(example(tool.parameters ?? {}), null, 2);
-    asJson = tool ? fields(tool.parameters) === null : false;
   } catch (failure) {
     fail(failure);
   }
-  draw();
-}
-
-/** What a form can ask for; null where only the JSON editor is sure to be right. @param {any} schema */
-function fields(schema) {
-  if (!schema || schema.type !== "object" || schema.anyOf || schema.oneOf || schema.allOf || schema.$ref) return null;
-  const properties = Object.entries(schema.properties ?? {});
-  const isSimple = ([, each] = /** @type {[string, any]} */ (["", {}])) =>
-    each && !each.$ref && !each.anyOf && !each.oneOf && (each.enum || ["string", "number", "integer", "boolean"].includes(each.type));
-  return properties.every((each) => isSimple(/** @type {[string, any]} */ (each))) ? properties : null;
-}
-
-/** @param {any} schema */
-function example(schema) {
-  /** @type {Record<string, any>} */ const made = {};
-  for (const [name, each] of Object.entries(/** @type {Record<string, any>} */ (schema.properties ?? {})))
-    if (each?.default !== undefined) made[name] = each.default;
-    else if ((schema.required ?? []).includes(name))
-      made[name] = each.enum?.[0] ?? { string: "", number: 0, integer: 0, boolean: false, array: [], object: {} }[/** @type {"string"} */ (each.type)] ?? null;
-  return made;
-}
-
-async function call(/** @type {SubmitEvent} */ event, /** @type {any} */ tool) {
-  event.preventDefault();
-  try {
-    JSON.parse(written);
-  } catch (failure) {
-    problem = `This is no JSON: ${/** @type {Error} */ (failure).message}`;
-    draw();
-    return;
-  }
-  if (tool.safety !== "read_only" && !confirm(`${tool.name} may change something (${tool.safety}). Call it?`)) return;
-  problem = "";
-  answer = null;
-  isRunning = true;
-  draw();
-  try {
-    answer = await get(`v1/tools/${encodeURIComponent(tool.name)}/call`, { method: "POST", json: { arguments: JSON.parse(written) } });
-  } catch (failure) {
-    problem = /** @type {Error} */ (failure).message;
-    if (/** @type {any} */ (failure).status === 401) fail(failure);
-  }
-  isRunning = false;
   draw();
 }
 
@@ -116,52 +63,17 @@ function draw() {
               )}</tbody></table>`
           : nothing}
       </section>
-      ${tool ? form(tool) : nothing}
+      ${tool ? detail(tool) : nothing}
     </div>`,
     root,
   );
 }
 
-function form(/** @type {any} */ tool) {
-  const known = asJson ? null : fields(tool.parameters);
-  let value = /** @type {Record<string, any>} */ ({});
-  try {
-    value = JSON.parse(written);
-  } catch {
-    // shown in the editor as it is
-  }
-  const set = (/** @type {string} */ name, /** @type {any} */ now) => {
-    const changed = { ...value, [name]: now };
-    if (now === undefined || now === "" || Number.isNaN(now)) delete changed[name];
-    written = JSON.stringify(changed, null, 2);
-    draw();
-  };
-  return html`<section aria-label="Call ${tool.name}" class="detail">
+function detail(/** @type {any} */ tool) {
+  return html`<section aria-label="Tool ${tool.name}" class="detail">
     <h3>${tool.name}</h3>
     <p>${tool.description}</p>
-    ${tool.state === "ready"
-      ? html`<form @submit=${(/** @type {SubmitEvent} */ event) => call(event, tool)}>
-          ${known === null
-            ? html`<label>Arguments (JSON) <textarea rows="10" spellcheck="false" .value=${written} @input=${(/** @type {any} */ e) => (written = e.target.value)}></textarea></label>`
-            : known.map(([name, each]) => field(name, /** @type {any} */ (each), value[name], (tool.parameters.required ?? []).includes(name), set))}
-          <label class="check"><input type="checkbox" .checked=${known === null} ?disabled=${fields(tool.parameters) === null} @change=${(/** @type {any} */ e) => ((asJson = e.target.checked), draw())} /> write JSON</label>
-          <button ?disabled=${isRunning}>${isRunning ? "Running …" : "Call"}</button>
-        </form>`
-      : nothing}
-    ${problem ? html`<p class="odd" role="alert">${problem}</p>` : nothing}
-    ${answer ? html`<h4>${answer.outcome === "returned" ? "✓ returned" : `✗ ${answer.outcome}`} <small>${format.seconds(answer.seconds)}</small></h4><pre class="result">${answer.text}</pre>` : nothing}
+    <p><small>To call it: <code>callgate tools call ${tool.name} '{…}'</code></small></p>
     <details><summary>Schema</summary><pre>${JSON.stringify(tool.parameters, null, 2)}</pre></details>
   </section>`;
-}
-
-function field(/** @type {string} */ name, /** @type {any} */ schema, /** @type {any} */ value, /** @type {boolean} */ required, /** @type {(name: string, value: any) => void} */ set) {
-  const label = html`${name}${required ? " *" : ""} ${schema.description ? html`<small>${schema.description}</small>` : nothing}`;
-  if (schema.enum)
-    return html`<label>${label}<select ?required=${required} @change=${(/** @type {any} */ e) => set(name, e.target.selectedIndex ? schema.enum[e.target.selectedIndex - 1] : undefined)}>
-      <option value="">–</option>${schema.enum.map((/** @type {any} */ each) => html`<option ?selected=${each === value}>${each}</option>`)}</select></label>`;
-  if (schema.type === "boolean")
-    return html`<label class="check"><input type="checkbox" .checked=${value === true} @change=${(/** @type {any} */ e) => set(name, e.target.checked)} /> ${label}</label>`;
-  if (schema.type === "string")
-    return html`<label>${label}<input .value=${value ?? ""} ?required=${required} @change=${(/** @type {any} */ e) => set(name, e.target.value)} /></label>`;
-  return html`<label>${label}<input type="number" step=${schema.type === "integer" ? "1" : "any"} .value=${value ?? ""} ?required=${required} @change=${(/** @type {any} */ e) => set(name, e.target.valueAsNumber)} /></label>`;
 }
