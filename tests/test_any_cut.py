@@ -227,6 +227,8 @@ def test_what_runs_of_a_body_cut_at_its_length_runs_of_the_whole_as_well(case: C
     length = {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}
     tail = b"data: " + json.dumps(length).encode() + b"\n\n" + DONE
     for end in range(1, len(case.data["chunks"])):
+        if any(choice.get("finish_reason") for choice in case.data["chunks"][end - 1].get("choices") or ()):
+            continue  # the model ended here by its own word; what comes behind that may break what was whole
         turn = turn_of(direct([body_of(case, end) + said(" ") + tail]), case.data["tools"])
         assert set(ready(turn)) <= expected
 

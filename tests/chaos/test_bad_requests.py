@@ -274,7 +274,7 @@ def wrong_http() -> Iterator[Bad]:
         "an address of 100 KB": b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",
     }
     for name, raw in lines.items():
-        yield Bad(f"http: {name}", raw, (400, 401, 404, 405, 408, 431))
+        yield Bad(f"http: {name}", raw, (400, 401, 404, 405, 408, 431, 505))
     for encoding in ("gzip", "br", "zstd", "deflate", "compress", "identity, gzip", "x-made-up"):
         for content in (body, b"\x1f\x8b\x08" + bytes(50)):
             yield Bad(

@@ -146,7 +146,7 @@ loop: 5
         "7:1: litellm_settings: unknown key `litellm_settings`; of a litellm proxy's file only `model_list` is read",
         "10:5: model_list.0.api_key: unknown key `api_key`; parameters of the model belong under `litellm_params`",
         "11:5: model_list.0.tool_callin: unknown key `tool_callin`; did you mean `tool_calling`?",
-        "13:19: model_list.0.tool_calling: is not one of the 25 choices; did you mean `hermes`?",
+        "13:19: model_list.0.tool_calling: is not one of the 49 choices; did you mean `hermes`?",
         "14:12: model_list.0.tools: should be a list",
         "15:21: model_list.1.litellm_params.model: is required",
         "18:5: tools.0: `kind` should be `python`, `http`, `openapi` or `command`; did you mean `http`?",

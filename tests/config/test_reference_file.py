@@ -13,6 +13,8 @@ from pydantic import BaseModel
 from callgate.config.load import DEFAULT_FILE, load
 from callgate.config.schema import Config, LitellmParams, ToolSection
 from callgate.config.schema.editors import json_schema, json_schema_text
+from callgate.config.schema.models import TextFormat
+from callgate.text_calls.reader import FORMATS
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "config.yaml"
@@ -137,3 +139,7 @@ def test_every_setting_says_what_it_is_for():
 
 def is_explained(setting: dict[str, Any]) -> bool:
     return any(found.get("description") for found in (setting, *setting.get("anyOf", ())))
+
+
+def test_every_format_that_is_read_can_be_named_in_the_config() -> None:
+    assert set(get_args(TextFormat)) == FORMATS

@@ -19,6 +19,7 @@ from callgate.auth.keys import Caller
 from callgate.conversation.errors import ChatError
 from callgate.conversation.ids import new_id
 from callgate.runtime.manager import RuntimeManager
+from callgate.runtime.runtime import Runtime
 from callgate.telemetry.logs import Log, masked, stand_on_every_line
 
 OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/health"})
@@ -121,8 +122,7 @@ class Middleware:
                 )
             straight = self._straight.get((method, path))
             inner = straight or self._app
-            is_open = straight is None and (path in OPEN_PATHS or is_page(path))
-            caller = context.caller = None if is_open else runtime.admit(context.headers)
+            caller = context.caller = runtime.admit(context.headers) if straight else _caller(runtime, path, context)
             if caller is None or (straight is None and _is_light(method, path)):
                 await inner(scope, receive, send_marked)
             else:
@@ -182,6 +182,16 @@ class Middleware:
 def read_headers(scope: Scope) -> dict[str, str]:
     """Header values by lower-case name; of a repeated one the last counts."""
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+def _caller(runtime: Runtime, path: str, context: RequestContext) -> Caller | None:
+    """Who asks; None for what is open to everybody."""
+    if path in OPEN_PATHS:
+        return None
+    if is_page(path):
+        runtime.check_origin(context.headers)
+        return None
+    return runtime.admit(context.headers)
 
 
 def _is_light(method: str, path: str) -> bool:

@@ -95,10 +95,14 @@ class Runtime:
 
     def admit(self, headers: Mapping[str, str]) -> Caller:
         """Who asks, or a refusal. The one way in for every route."""
+        self.check_origin(headers)
+        return self._keyring.identify(headers)
+
+    def check_origin(self, headers: Mapping[str, str]) -> None:
+        """Refuse what a web page has a browser send under a name that is not ours."""
         refusal = self._origins.refusal(headers.get("host"), headers.get("origin"))
         if refusal is not None:
             raise refusal
-        return self._keyring.identify(headers)
 
     def may_administer(self, caller: Caller) -> bool:
         """Whether a caller may have the config read again. Without keys only this machine may."""
