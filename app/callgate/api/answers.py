@@ -140,12 +140,16 @@ class EventStream:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _run(self) -> None:
-        write = self._writer.write
+        write, send, time = self._writer.write, self._send, self._loop.time
 
         # No coroutine, because every chunk goes through here; whoever tells waits for the server itself.
         def emit(event: Any) -> Awaitable[None]:
-            data = write(event)
-            return self._pass(data) if data else NOTHING
+            if not (data := write(event)):
+                return NOTHING
+            if not self._started:
+                return self._start(data)
+            self._quiet_since = time()
+            return send({"type": "http.response.body", "body": data, "more_body": True})
 
         await self._work(emit)
 
@@ -223,9 +227,8 @@ class _Watch:
         self._task: asyncio.Task[Any] = task
         self._cancelled_before = task.cancelling()
         self._receive, self._seconds = receive, seconds
-        first = LOOK_AFTER_SECONDS if seconds is None or seconds > LOOK_AFTER_SECONDS else seconds
-        self._since = loop.time()
-        self.timer = loop.call_at(self._since + first, self._begin)
+        self._first = first = LOOK_AFTER_SECONDS if seconds is None or seconds > LOOK_AFTER_SECONDS else seconds
+        self.timer = loop.call_later(first, self._begin)
 
     def explain(self) -> None:
         """The error that a cancellation of ours means; nothing where the server has cancelled as well."""
@@ -247,7 +250,7 @@ class _Watch:
     def _begin(self) -> None:
         self.looking = self._loop.create_task(self._look())
         if self._seconds is not None:
-            self.timer = self._loop.call_at(self._since + self._seconds, self._time_is_up)
+            self.timer = self._loop.call_later(self._seconds - self._first, self._time_is_up)
 
     async def end(self, looking: asyncio.Task[None]) -> None:
         looking.cancel()

@@ -85,11 +85,12 @@ class ChatEndpoint:
             conversation = Conversation(
                 runtime, route, self._manager.conversations, context, request, caller, before_tools
             )
-            begin = partial(recording.begin, runtime, route, conversation, context, request, caller, time.time())
-            recorded = conversation.recording = begin() if runtime.records(passed=not route.server_tools) else None
+            began = time.time()
+            if runtime.records(passed=not route.server_tools):
+                conversation.recording = recording.begin(runtime, route, conversation, context, request, caller, began)
             error, state = None, "cut_off"
             try:
-                error = await _answer_to(request, conversation, runtime).send(receive, send)
+                error = await _answer_to(request, conversation, runtime, int(began)).send(receive, send)
                 state = "" if error is None else "failed"
             except ClientLeft:
                 notes["ending"] = state = "client_left"
@@ -97,9 +98,12 @@ class ChatEndpoint:
             finally:
                 if error is not None:
                     runtime.metrics.model(route.name, caller.name).failed += 1
-                    recorded = recorded or (begin() if runtime.records_errors else None)
-                if recorded is not None:
-                    recording.end(recorded, runtime, context, state, error)
+                    if conversation.recording is None and runtime.records_errors:
+                        conversation.recording = recording.begin(
+                            runtime, route, conversation, context, request, caller, began
+                        )
+                if conversation.recording is not None:
+                    recording.end(conversation.recording, runtime, context, state, error)
             if error is not None:
                 notes |= {"error": error.code or error.type, "detail": error.detail}
             elif not context.wrote:
@@ -107,9 +111,11 @@ class ChatEndpoint:
             return Ended(error, context.wrote)
 
 
-def _answer_to(request: ChatRequest, conversation: Conversation, runtime: Runtime) -> EventStream | WholeAnswer:
+def _answer_to(
+    request: ChatRequest, conversation: Conversation, runtime: Runtime, began: int
+) -> EventStream | WholeAnswer:
     """The conversation, written in the shape that was asked for."""
-    head = AnswerHead(conversation.run_id, int(time.time()), request.model, request.tool_events, request.legacy)
+    head = AnswerHead(conversation.run_id, began, request.model, request.tool_events, request.legacy)
     work, headers, n, seconds = conversation.work, conversation.headers, request.n, runtime.limits.request_seconds
     diagnoses = conversation.diagnoses if runtime.diagnostics else None
     diagnosis = diagnoses[0] if diagnoses else None

@@ -38,6 +38,8 @@ EmitAny: TypeAlias = Callable[[Any], Awaitable[None]]
 
 UNWRITTEN = frozenset({TurnStarted, TurnEnded})
 """What no writer has anything to say of."""
+NOT_STRAIGHT: frozenset[type[ChatEvent]] = frozenset({TurnStarted, TurnEnded, CallsHandedBack})
+"""What does not go straight to the writer even where no listener handles it."""
 
 
 class Conversation:
@@ -258,26 +260,27 @@ def emit_to_listeners(
     `keep` gets calls that go back to the client before anybody else does, and says how they are emitted. `everything`: the writer
     has something to say of every event.
     """
-    handlers = handlers_of(listeners)
+    handlers_for = handlers_of(listeners, NOT_STRAIGHT).get
     unwritten = frozenset() if everything else UNWRITTEN
 
     # No coroutine, because every chunk of every answer goes through here; the caller waits for the writer itself.
     def emit_to_all(event: ChatEvent) -> Awaitable[None]:
-        kind = type(event)
-        for place, handle in handlers.get(kind, ()):
+        if (handlers := handlers_for(kind := type(event))) is None:
+            return emit(event)  # as with all that a model says
+        if keep is not None and isinstance(event, CallsHandedBack):
+            return _keep_and_emit(event, keep, listeners, emit)
+        for place, handle in handlers:
             handle(listeners[place], event)
         return NOTHING if kind in unwritten else emit(event)
 
-    if keep is None:
-        return emit_to_all
+    return emit_to_all
 
-    async def keep_and_emit(handed: CallsHandedBack) -> None:
-        await emit_to_all(await keep(handed))
 
-    def emit_kept(event: ChatEvent) -> Awaitable[None]:
-        return keep_and_emit(event) if isinstance(event, CallsHandedBack) else emit_to_all(event)
-
-    return emit_kept
+async def _keep_and_emit(handed: CallsHandedBack, keep: Keep, listeners: Sequence[Listener], emit: Emit) -> None:
+    handed = await keep(handed)
+    for listener in listeners:
+        listener.handle(handed)
+    await emit(handed)
 
 
 def _for_legacy(handed: CallsHandedBack, messages: Sequence[Message]) -> CallsHandedBack:

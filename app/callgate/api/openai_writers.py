@@ -139,8 +139,9 @@ class ChunkWriter:
     def write(self, event: ChatEvent) -> bytes:
         if type(event) is Passed:
             self._opened = True  # as its provider does
-            self.passed = event.data or self.passed
-            return event.data
+            if data := event.data:
+                self.passed = data
+            return data
         if isinstance(event, ModelOutput):
             return self._heard(event.turn, event.events)
         if isinstance(event, _TOOL_EVENTS):

@@ -23,15 +23,19 @@ class Listener:
             handler(self, event)
 
 
-def handlers_of(listeners: Sequence[Listener]) -> Mapping[type[ChatEvent], Sequence[tuple[int, Callable[..., None]]]]:
-    """For each event type, the unbound handlers and the positions of their listeners. Bound methods would hold the
-    listeners in reference cycles."""
-    return _table(tuple(map(type, listeners)))
+def handlers_of(
+    listeners: Sequence[Listener], also: frozenset[type[ChatEvent]] = frozenset()
+) -> Mapping[type[ChatEvent], Sequence[tuple[int, Callable[..., None]]]]:
+    """For each event type that is handled, the unbound handlers and the positions of their listeners; `also` names types
+    that have an entry in any case. Bound methods would hold the listeners in reference cycles."""
+    return _table(tuple(map(type, listeners)), also)
 
 
 @lru_cache(maxsize=64)
-def _table(kinds: tuple[type[Listener], ...]) -> dict[type[ChatEvent], list[tuple[int, Callable[..., None]]]]:
-    table: dict[type[ChatEvent], list[tuple[int, Callable[..., None]]]] = {}
+def _table(
+    kinds: tuple[type[Listener], ...], also: frozenset[type[ChatEvent]]
+) -> dict[type[ChatEvent], list[tuple[int, Callable[..., None]]]]:
+    table: dict[type[ChatEvent], list[tuple[int, Callable[..., None]]]] = {kind: [] for kind in also}
     for place, kind in enumerate(kinds):
         for event, handler in kind.handlers.items():
             table.setdefault(event, []).append((place, handler))

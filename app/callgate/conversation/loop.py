@@ -163,7 +163,7 @@ class _Conversation(msgspec.Struct):
         question, emit, index = self._question(), self.emit, self.index
         may_pass = isinstance(question, Passthrough)
         is_emitted = not self.format_kept_back or isinstance(question, Passthrough) or not question.tools
-        self.held = [] if self._holds_text(question) else None
+        self.held = [] if not may_pass and self._holds_text(question) else None
         for attempt in range(1, self.rules.max_broken_off + 2):
             await emit(TurnStarted(index))
             began = self.clock()
@@ -175,8 +175,10 @@ class _Conversation(msgspec.Struct):
                     lane, is_begun = answer.lane, False
                     async for events in answer:
                         if may_pass and type(piece := events[0]) is Passed:
-                            passed = passed or PassedTurn()
-                            passed.feed(piece, events)
+                            if passed is None:
+                                passed = PassedTurn()
+                            if piece.reasons or piece.usage or len(events) > 1:
+                                passed.feed(piece, events)
                             await emit(piece)
                             continue
                         if building is None:

@@ -93,8 +93,7 @@ class PassedTurn:
         self._error: ProviderError | None = None
 
     def feed(self, passed: Passed, events: Sequence[ModelEvent]) -> None:
-        if passed.reasons:
-            self._reasons += passed.reasons
+        self._reasons += passed.reasons
         if passed.usage:
             self._usage = passed.usage
         if len(events) > 1:

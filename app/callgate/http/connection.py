@@ -103,6 +103,8 @@ class ClientConnection(asyncio.Protocol):
         self._quiet = "first_byte"
         self._due = began_at + deadlines.first_byte
         self._end = began_at + deadlines.total
+        if self._timer_at > self._end:
+            self._watch()
         self._mask = CredentialMask(credentials) if credentials else None
         if len(body) <= JOINED_BYTES:
             self._transport.write(b"%b%d\r\n\r\n%b" % (head, len(body), body))
@@ -154,12 +156,13 @@ class ClientConnection(asyncio.Protocol):
     async def __anext__(self) -> bytes:
         while True:
             while not self._parts:
-                if self._mask is not None and self._state != _BODY and (rest := self._mask.finish()):
-                    return rest
+                if self._state != _BODY:
+                    if self._mask is not None and (rest := self._mask.finish()):
+                        return rest
+                    if self._fault is None:
+                        raise StopAsyncIteration
                 if self._fault is not None:
                     raise self._fault
-                if self._state != _BODY:
-                    raise StopAsyncIteration
                 await self._change()
             if data := self._taken():
                 return data
@@ -191,12 +194,13 @@ class ClientConnection(asyncio.Protocol):
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:
-        if self._state == _IDLE:
+        state = self._state
+        if state == _IDLE:
             if self.is_open and data.strip(b"\r\n") and not data.startswith(_IDLE_TIMEOUTS):
                 self._owner.distrust(self.origin)
             self.abort()
             return
-        if self._state == _AWAITED:
+        if state == _AWAITED:
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -206,7 +210,7 @@ class ClientConnection(asyncio.Protocol):
             else:
                 self._fail(Broken(reason(error)))
             self._keep = False
-        if self._state == _AWAITED and self._head_bytes > HEAD_BYTES:
+        if state == _AWAITED and self._state == _AWAITED and self._head_bytes > HEAD_BYTES:
             self._fail(_head_too_long())
         self._wake()
 
@@ -280,26 +284,28 @@ class ClientConnection(asyncio.Protocol):
 
     def _change(self) -> "asyncio.Future[None]":
         """Done when something has come. The wait counts from here: the time our own side takes is not the upstream's."""
+        loop = self.loop
         if self._quiet == "idle":
-            self._due = self.loop.time() + self._deadlines.idle
-        if self._timer_at > self._due or self._timer_at > self._end:
+            self._due = loop.time() + self._deadlines.idle
+        if self._timer_at > self._due:
             self._watch()
-        self._waiter = waiter = self.loop.create_future()
+        self._waiter = waiter = loop.create_future()
         return waiter
 
     def _wake(self) -> None:
         waiter = self._waiter
-        if waiter is not None:
-            self._waiter = None
-            if not waiter.done():
-                waiter.set_result(None)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def _taken(self) -> bytes:
         """What has come of the body since the last time."""
         self._quiet = "idle"
         parts = self._parts
         data = parts[0] if len(parts) == 1 else b"".join(parts)
-        self._forget_parts()
+        parts.clear()
+        self._held = 0
+        if self._paused:
+            self._forget_parts()
         return data if self._mask is None else self._mask.feed(data)
 
     def _forget_parts(self) -> None:

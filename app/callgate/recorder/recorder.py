@@ -88,12 +88,6 @@ class RunRecording:
         if self.policy.content_bytes is not None:
             self.said[part] = text
 
-    def note(self, choice: int, event: ChatEvent) -> None:
-        seen = (time.monotonic() - self.began, choice, event)
-        self.seen.append(seen)
-        for watcher in self.watchers:
-            watcher.put_nowait(seen)
-
 
 class RunListener(Listener):
     """Hands the events of one chat to the recording of its run."""
@@ -105,7 +99,11 @@ class RunListener(Listener):
         self._choice = choice
 
     def _note(self, event: ChatEvent) -> None:
-        self._recording.note(self._choice, event)
+        recording = self._recording
+        seen = (time.monotonic() - recording.began, self._choice, event)
+        recording.seen.append(seen)
+        for watcher in recording.watchers:
+            watcher.put_nowait(seen)
 
     handlers: ClassVar[Handlers] = dict.fromkeys(
         (

@@ -282,11 +282,12 @@ class ServerConnection(asyncio.Protocol):
             if size > self._limits.header_bytes:
                 raise refusals.head_too_large(self._limits.header_bytes)
         scope = self._described()
-        keep = scope["http_version"] == "1.1" and self._parser.should_keep_alive()
+        is_current = scope["http_version"] == "1.1"
+        keep = is_current and self._parser.should_keep_alive()
         fields = dict(self._headers)
         if len(fields) < len(self._headers):
             self._check_repeated()
-        if b"host" not in fields and scope["http_version"] == "1.1":
+        if is_current and b"host" not in fields:
             raise refusals.no_host()
         if b"upgrade" in fields and self._parser.should_upgrade():
             self._upgrade = _ASKED

@@ -26,6 +26,9 @@ UNBEGUN, HELD, SENDING, COMPLETE = range(4)
 """How far an answer has come. Idempotency the application has begun it, its head is held until it can go out with the first of
 the body."""
 
+EXPECTED: Final = ("http.response.start", "http.response.body", "http.response.body", None)
+"""The message that the application may send at each of these."""
+
 COUNTED, CHUNKED, CLOSED, NONE = range(4)
 """How a client learns where the body ends: the head says so; chunks; where the connection ends, for what is older than
 HTTP/1.1; or there is none whatever is sent, as in the answer to HEAD."""
@@ -148,15 +151,18 @@ class RequestCycle:
         if self.abandoned:
             return
         kind, stage = message["type"], self._stage
-        if stage == COMPLETE:
-            raise RuntimeError(f"Unexpected ASGI message '{kind}' sent, after response already completed.")
-        expected = "http.response.start" if stage == UNBEGUN else "http.response.body"
-        if kind != expected:
-            raise RuntimeError(f"Expected ASGI message '{expected}', but got '{kind}'.")
+        if kind != EXPECTED[stage]:
+            if stage == COMPLETE:
+                raise RuntimeError(f"Unexpected ASGI message '{kind}' sent, after response already completed.")
+            raise RuntimeError(f"Expected ASGI message '{EXPECTED[stage]}', but got '{kind}'.")
         if stage == UNBEGUN:
             self._begin(message["status"], message.get("headers", ()))
+            return
+        body, more = message.get("body", b""), message.get("more_body", False)
+        if more and stage == SENDING and self._framing == CHUNKED and 0 < len(body) <= JOINED_BYTES:
+            connection.gather(b"%x\r\n%b\r\n" % (len(body), body))  # what nearly every part of a stream is
         else:
-            self._go_on(message.get("body", b""), message.get("more_body", False))
+            self._go_on(body, more)
 
     # -- the request
 

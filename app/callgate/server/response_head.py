@@ -30,12 +30,13 @@ def header_lines(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, int, bo
     length, ends = -1, False
     for name, value in headers:
         label = _labels.get(name) or _label(name)
-        if label is LENGTH:
-            length = _length(value, length)
-        elif label is CODING:
-            continue  # how the body is framed is not for the application to say
-        elif label is CONNECTION:
-            ends = ends or b"close" in value.lower()
+        if label in SPECIAL:
+            if label is CODING:
+                continue  # how the body is framed is not for the application to say
+            if label is LENGTH:
+                length = _length(value, length)
+            else:
+                ends = ends or b"close" in value.lower()
         parts += (label, value)
     lines = b"".join(parts)
     # Each line has two parts and two control characters, those that it begins with.

@@ -10,7 +10,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Container
+from collections.abc import Collection, Iterable
 from contextvars import ContextVar
 from math import inf
 from typing import Any, Final, TextIO
@@ -140,8 +140,7 @@ class _Quick:
         return structlog.get_config()["processors"] is self._processors and self._processors[-1] is _as_json
 
     def write(self, name: str, level: str, event: str, fields: dict[str, Any]) -> None:
-        harmless = self._redactor.harmless()
-        if event not in harmless:
+        if event not in self._redactor.harmless():
             event = self._redactor.value(event)
         # As structlog's stamper writes it; the part up to the second is the same for all lines of that second.
         nanoseconds = time.time_ns()
@@ -155,16 +154,29 @@ class _Quick:
             "event": event,
             "logger": name,
         }
-        ours: Container[str] = ()
+        ours: Collection[str] = ()
         if (ids := _ids.get()) is not None:
             line |= ids
             ours = ids.values()  # stand on the line as they are
         line |= fields
-        if not (fields.keys() <= self._open_names and _are_among(fields, harmless)):
+        if not (fields.keys() <= self._open_names and self._are_harmless(fields, ours)):
             self._mask(fields, line, ours)
         self._lines.msg(_as_json(None, level, line))
 
-    def _mask(self, fields: dict[str, Any], line: dict[str, Any], ours: Container[str]) -> None:
+    def _are_harmless(self, fields: dict[str, Any], ours: Iterable[str]) -> bool:
+        """Whether no value has to be looked at closely. Asked of all at once, because asking of each would cost more than
+        all else about a line; what is left are times that were taken, and new values."""
+        try:
+            unknown = set(fields.values()).difference(self._redactor.harmless(), ours)
+        except TypeError:  # a list, or a mapping: not to be found in any set
+            return False
+        for value in unknown:
+            if type(value) is str or not _is_plain(value):
+                return False
+            self._redactor.remember(value)
+        return True
+
+    def _mask(self, fields: dict[str, Any], line: dict[str, Any], ours: Collection[str]) -> None:
         """What is found harmless is known from the next line on."""
         harmless = self._redactor.harmless()
         for key, value in fields.items():
@@ -177,14 +189,6 @@ class _Quick:
                 self._redactor.remember(value)
             elif type(value) is not str or not (value in harmless or value in ours):
                 line[key] = _cut(self._redactor.value(value, key))
-
-
-def _are_among(fields: dict[str, Any], harmless: set[Any]) -> bool:
-    """Whether all values are. Asked of all at once, because asking of each would cost more than all else about a line."""
-    try:
-        return harmless.issuperset(fields.values())
-    except TypeError:  # a list, or a mapping: not to be found in any set
-        return False
 
 
 def _is_plain(value: Any) -> bool:
@@ -279,7 +283,7 @@ class _Lines:
     """
 
     _lock: Final = threading.Lock()
-    _waiting: Final[list[tuple[TextIO | None, str]]] = []
+    _waiting: Final[dict[TextIO | None, list[str]]] = {}
     _due_on: asyncio.AbstractEventLoop | None = None
     """The loop that will write what waits. Another one cannot rely on it."""
     _due_in = 0
@@ -293,7 +297,7 @@ class _Lines:
     def msg(self, line: str) -> None:
         here = threading.get_ident()
         with self._lock:
-            self._waiting.append((self._stream, line))
+            self._waiting.setdefault(self._stream, []).append(line)
             # One that runs in this thread is the running one. Asking for that is a system call each time.
             if self._due_on is not None and self._due_in == here and self._due_on.is_running():
                 return
@@ -312,13 +316,12 @@ class _Lines:
     @classmethod
     def write_all(cls) -> None:
         with cls._lock:
-            lines = cls._waiting[:]
+            waiting = list(cls._waiting.items())
             cls._waiting.clear()
             cls._due_on, cls._written_at = None, time.monotonic()
-            streams = dict.fromkeys(stream for stream, _ in lines)
-            for each in streams:
+            for each, lines in waiting:
                 stream = each or sys.stderr
-                stream.write("".join(f"{line}\n" for belongs, line in lines if belongs is each))
+                stream.write("\n".join(lines) + "\n")
                 stream.flush()
 
 

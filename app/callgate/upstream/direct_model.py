@@ -171,6 +171,9 @@ class Body(Protocol):
     def finish(self) -> Sequence[ModelEvent]: ...
 
 
+EMPTY_ANSWER = "The model's provider sent an empty answer."
+
+
 class HttpAnswer:
     """An answer read off a response of ours, whatever its body is written in: when it begins, breaks off and ends."""
 
@@ -193,16 +196,10 @@ class HttpAnswer:
 
     async def __anext__(self) -> Sequence[ModelEvent]:
         # All in one function: every chunk of every stream comes through here, and each coroutine on its way costs.
-        batch: Sequence[ModelEvent] = ()
-        while not batch:
-            body = self._body
-            if body is not None and body.fault is not None:
-                raise self._broken(BrokenOff(body.fault, transport_error=True))
-            if body is not None and body.done:
-                self._response.settle()
-                if not self._is_over():
-                    raise errors.bad_answer("The model's provider sent an empty answer.")
-                raise StopAsyncIteration
+        body = self._body
+        while True:
+            if body is not None and (body.done or body.fault is not None):
+                raise self._end_of(body)
             if self._at_end:
                 raise self._broken(BrokenOff("the body ended before its end mark", transport_error=False))
             try:
@@ -210,20 +207,32 @@ class HttpAnswer:
             except StopAsyncIteration:
                 self._at_end = True
                 batch = body.finish() if body is not None else ()
-                continue
             except TransportError as error:
                 raise self._broken(error) from error
-            self._size += len(data)
-            if self._size > self._most:
-                raise errors.answer_too_large(self._most)
-            batch = body.feed(data) if body is not None else self._first(data)
-        if not self._begun:
-            # An error that comes before anything else is a failure of the request; a later one is part of the turn.
-            first = first_said(batch)
-            if isinstance(first, ProviderError):
-                raise errors.reported(first.message, first.body, self._response.headers, secrets=self._secrets)
-            self._begun = first is not None
-        return batch
+            else:
+                self._size += len(data)
+                if self._size > self._most:
+                    raise errors.answer_too_large(self._most)
+                if body is not None:
+                    batch = body.feed(data)
+                else:
+                    batch = self._first(data)
+                    body = self._body
+            if batch:
+                if not self._begun:
+                    # An error that comes before anything else is a failure of the request; a later one is part of the turn.
+                    first = first_said(batch)
+                    if isinstance(first, ProviderError):
+                        raise errors.reported(first.message, first.body, self._response.headers, secrets=self._secrets)
+                    self._begun = first is not None
+                return batch
+
+    def _end_of(self, body: Body) -> Exception:
+        """What the end of a body means, or that the rest of it cannot be read."""
+        if body.fault is not None:
+            return self._broken(BrokenOff(body.fault, transport_error=True))
+        self._response.settle()
+        return StopAsyncIteration() if self._is_over() else errors.bad_answer(EMPTY_ANSWER)
 
     def _is_over(self) -> bool:
         """Whether there may be nothing more, once the body is read."""

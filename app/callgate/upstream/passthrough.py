@@ -234,12 +234,14 @@ class _PassedEvents:
         self._stream, self._chunks = EventStreamReader(), ChunkReader()
         self._start: list[bytes] | None = []
         """What came before the first words; None once they are there."""
+        self._is_between = False
+        """Nothing of what has come is still waiting, neither for the first words nor for its end."""
         self.done = False
         self.fault: str | None = None
 
     def feed(self, data: bytes) -> Sequence[ModelEvent]:
-        start = self._start
-        if start is not None or data[-2:] != b"\n\n" or b"\r" in data or not self._stream.is_between_events:
+        if not self._is_between or data[-2:] != b"\n\n" or b"\r" in data:
+            start = self._start
             try:
                 data = self._stream.whole(data)
             except EventTooLarge as error:
@@ -247,6 +249,7 @@ class _PassedEvents:
                 return ()
             if start is not None:
                 return self._begin(start, data) if data else ()
+            self._is_between = self._stream.is_between_events
         # An event with none of these says nothing but words. Looking for them costs less than one look at the JSON.
         if (
             b"[DONE]" in data
