@@ -214,7 +214,7 @@ async def test_a_real_server_killed_in_a_call_is_started_again() -> None:
         running = asyncio.create_task(it.run("trigger-long-running-operation", duration=30, steps=30))
         await it.text("echo", message="in step")
         link: Any = it.server._session._link if it.server._session else None
-        os.kill(link._child.pid, signal.SIGKILL)
+        os.kill(link._child._pid, signal.SIGKILL)
         outcome = await running
         assert isinstance(outcome, Failed)
         assert "went away while the tool ran" in outcome.text
