@@ -42,6 +42,7 @@ async def test_a_key_sees_the_tools_it_may_use_and_an_operator_what_is_wrong_wit
                     "description": "Current server time.",
                     "parameters": {"type": "object", "properties": {}, "additionalProperties": False},
                     "kind": "python",
+                    "origin": "config/get_time",
                     "source": "config",
                     "safety": "read_only",
                     "require_approval": True,
