@@ -421,7 +421,7 @@ async def test_an_answer_that_broke_off_before_a_word_was_passed_on_is_asked_aga
 
 
 async def test_an_answer_that_broke_off_after_words_were_passed_on_is_an_error() -> None:
-    lost = broken_off(says("Idempotency upon a time"), BrokenOff("cut", transport_error=False), keep=1)
+    lost = broken_off(says("Once upon a time"), BrokenOff("cut", transport_error=False), keep=1)
     model = ScriptedModel(lost)
     with pytest.raises(ChatError) as caught:
         await chat(model)

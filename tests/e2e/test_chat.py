@@ -290,7 +290,7 @@ async def test_an_answer_lost_in_the_middle_of_a_call_runs_nothing_and_is_asked_
 
 
 async def test_an_answer_lost_after_its_first_words_is_an_error_in_the_stream(upstream: Upstream) -> None:
-    upstream.script("m", [Reply(text="Idempotency upon a time there was", fault=Cut(after=4))])
+    upstream.script("m", [Reply(text="Once upon a time there was", fault=Cut(after=4))])
     async with serving(upstream) as served:
         with pytest.raises(openai.APIError) as caught:
             await ask(served, stream=True)
@@ -298,7 +298,7 @@ async def test_an_answer_lost_after_its_first_words_is_an_error_in_the_stream(up
 
 
 async def test_a_failed_stream_ends_with_one_error_and_done(upstream: Upstream) -> None:
-    upstream.script("m", [Reply(text="Idempotency upon a time there was", fault=ErrorEvent(after=4))])
+    upstream.script("m", [Reply(text="Once upon a time there was", fault=ErrorEvent(after=4))])
     async with serving(upstream) as served:
         answer = await raw_post(served.url, {"model": "m", "stream": True, "messages": ASKING})
     assert answer.status == 200

@@ -168,7 +168,7 @@ async def test_a_failure_after_a_tool_wrote_is_kept_and_not_run_again(upstream: 
 
 
 async def test_a_stream_that_broke_off_before_anything_was_written_may_be_asked_again(upstream: Upstream) -> None:
-    upstream.script("m", [Reply(text="Idempotency upon a time there was", fault=Cut(after=4)), Reply(text="whole")])
+    upstream.script("m", [Reply(text="Once upon a time there was", fault=Cut(after=4)), Reply(text="whole")])
     async with serving(upstream) as url:
         assert "error" in (await ask(url, True)).chunks[-1]
         assert (await ask(url, True)).data[-1] == "[DONE]"

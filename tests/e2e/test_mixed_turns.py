@@ -131,7 +131,7 @@ SIX_ROUNDS = [
         ],
     ),
     Reply(calls=[Call("get_weather", {"city": "Oslo"}, id="c5"), Call("echo", {"text": '"quoted" \\ 東京'}, id="c6")]),
-    Reply(text="Idempotency more.", calls=[Call("add", {"a": 20, "b": 22}, id="c7")]),
+    Reply(text="Once more.", calls=[Call("add", {"a": 20, "b": 22}, id="c7")]),
     Reply(
         calls=[
             Call("echo", {"text": "before"}, id="c8"),

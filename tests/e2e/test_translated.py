@@ -53,10 +53,10 @@ async def test_claudes_calls_are_run_and_its_thinking_goes_back_signed(upstream:
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 async def test_a_call_of_claudes_that_was_cut_is_not_run(upstream: Upstream, stream: bool) -> None:
-    upstream.script(MODEL, [Reply(calls=CALLS[:1], finish="length"), Reply(text="Idempotency more?")])
+    upstream.script(MODEL, [Reply(calls=CALLS[:1], finish="length"), Reply(text="Once more?")])
     if stream:
         piece = Reply(calls=[Call("get_weather", '{"city": "Lis')], finish="length")
-        upstream.script(MODEL, [piece, Reply(text="Idempotency more?")])
+        upstream.script(MODEL, [piece, Reply(text="Once more?")])
     _, account = await told(upstream, stream=stream)
     first = account["turns"][0]
     assert first["finish_reason"] == "max_tokens"

@@ -89,8 +89,12 @@ async def test_nothing_but_the_given_fetcher_goes_to_an_address_in_any_place(mod
         places = [{"role": role, "content": [part]} for part in parts(f"{elsewhere.url}/a.png")]
         places.append({"role": role, "content": "look", "images": [f"{elsewhere.url}/a.png"]})
         for place in places:
+            called = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+            before = (
+                {"role": "assistant", "tool_calls": [called]} if role == "tool" else {"role": "user", "content": "hi"}
+            )
             message = {**place, "tool_call_id": "c"} if role == "tool" else place
-            error = await refused(model(server, provider), ModelRequest([{"role": "user", "content": "hi"}, message]))
+            error = await refused(model(server, provider), ModelRequest([before, message]))
             assert (error.status, error.param) == (400, "messages"), message
     assert (elsewhere.requests, server.requests) == ([], [])
 

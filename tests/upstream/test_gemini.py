@@ -67,7 +67,7 @@ def likeness(turn):
         (Reply(calls=[WRITE, Call("later", {}), Call("now", {"path": "/b", "mode": "a"})]), "STOP"),
         (Reply(reasoning="Let me think.", text="Done."), "STOP"),
         (Reply(calls=[replace(WRITE, extras={"thoughtSignature": "c2lnbmVk"})]), "STOP"),
-        (Reply(text="Idempotency upon a", finish="length"), "MAX_TOKENS"),
+        (Reply(text="Once upon a", finish="length"), "MAX_TOKENS"),
         (Reply(text="Bytes", shape=Shape(split="bytes")), "STOP"),
         (Reply(text="Odd", calls=[WRITE], shape=Shape(crlf=True, bare_colon=True)), "STOP"),
     ],

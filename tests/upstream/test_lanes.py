@@ -63,7 +63,7 @@ def question(stream):
         (Reply(text="Grüße, Welt"), FinishClass.STOP),
         (Reply(text="I look.", calls=[CALL]), None),
         (Reply(calls=[CALL, Call("later", {}), Call("now", {"place": "Porto"})]), None),
-        (Reply(text="Idempotency upon a", finish="length"), FinishClass.LENGTH),
+        (Reply(text="Once upon a", finish="length"), FinishClass.LENGTH),
     ],
     ids=["text", "call", "parallel", "length"],
 )

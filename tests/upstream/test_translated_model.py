@@ -87,7 +87,7 @@ WRITE = Call("fs/write", {"path": "/a", "mode": "w"}, id="toolu_1")
         ),
         (Reply(reasoning="Let me think.", text="Done."), "end_turn"),
         (Reply(reasoning="Let me think.", calls=[WRITE]), "tool_use"),
-        (Reply(text="Idempotency upon a", finish="length"), "max_tokens"),
+        (Reply(text="Once upon a", finish="length"), "max_tokens"),
         (Reply(text="I will not.", finish="content_filter"), "refusal"),
         (Reply(text="Bytes", shape=Shape(split="bytes")), "end_turn"),
         (Reply(text="Odd", calls=[WRITE], shape=Shape(crlf=True, comments=True, bare_colon=True)), "tool_use"),

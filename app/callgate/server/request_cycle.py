@@ -23,7 +23,7 @@ BODILESS: Final = frozenset({204, 304})
 
 
 UNBEGUN, HELD, SENDING, COMPLETE = range(4)
-"""How far an answer has come. Idempotency the application has begun it, its head is held until it can go out with the first of
+"""How far an answer has come. Once the application has begun it, its head is held until it can go out with the first of
 the body."""
 
 EXPECTED: Final = ("http.response.start", "http.response.body", "http.response.body", None)

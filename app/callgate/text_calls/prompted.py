@@ -26,6 +26,7 @@ from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import CallWritten, Finished, ModelEvent, PromptedCalling, TextDelta
 from callgate.conversation.finish import FinishClass, classify
 from callgate.conversation.ports import Message, Model, ModelAnswer, ModelRequest, Passthrough, as_read
+from callgate.conversation.request_checks import check_request
 from callgate.text_calls import prompts
 from callgate.text_calls.echoes import RequestEchoes
 from callgate.text_calls.history import PromptedHistory
@@ -88,7 +89,9 @@ class PromptedModel:
         return self._style.format
 
     def ask(self, ask: ModelRequest | Passthrough) -> AbstractAsyncContextManager[ModelAnswer]:
-        prompted = _prompted_ask(as_read(ask), self._style, constrain=self._constrain)
+        ask = as_read(ask)
+        check_request(ask)
+        prompted = _prompted_ask(ask, self._style, constrain=self._constrain)
         return self._ask_prompted(prompted) if prompted.readable else self._model.ask(prompted.ask)
 
     @asynccontextmanager

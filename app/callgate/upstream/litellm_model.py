@@ -21,6 +21,7 @@ from callgate.conversation import raw_json
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import Finished, ModelEvent, ProviderError
 from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough, as_read
+from callgate.conversation.request_checks import check_request
 from callgate.http.interface import Deadlines
 from callgate.upstream import errors, resolve
 from callgate.upstream.bounds import check_schemas
@@ -67,6 +68,7 @@ class LiteLLMModel:
     async def ask(self, ask: ModelRequest | Passthrough) -> AsyncIterator[ModelAnswer]:
         ask = as_read(ask)
         refuse_hosted_tools(ask)
+        check_request(ask)
         check_schemas(ask)
         litellm = await loaded()
         clock = _Clock(self._deadlines)

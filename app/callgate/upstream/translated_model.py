@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import ModelEvent, Usage
 from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough, as_read
+from callgate.conversation.request_checks import check_request
 from callgate.http.client import HttpClient
 from callgate.http.event_stream import BOM
 from callgate.http.interface import Deadlines, Response, TransportError
@@ -91,6 +92,7 @@ class TranslatedModel:
         return response
 
     async def _question(self, ask: ModelRequest) -> Question:
+        check_request(ask, plain_names=False)
         check_schemas(ask)
         litellm = await loaded()
         try:

@@ -1,0 +1,130 @@
+"""What providers refuse in a request, checked where nobody checks it for us: where calls are written as text, and where a request
+is translated. A mistake would reach the model as a prompt that says something else, or come back as an error about a
+request that nobody sent.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from callgate.conversation import raw_json
+from callgate.conversation.errors import ChatError
+from callgate.conversation.ports import ModelRequest
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_PART_FIELDS: Final[Mapping[str, tuple[str, type | tuple[type, ...]]]] = {
+    "text": ("text", str),
+    "refusal": ("refusal", str),
+    "image_url": ("image_url", (str, dict)),
+    "input_audio": ("input_audio", dict),
+    "file": ("file", dict),
+    "audio_url": ("audio_url", (str, dict)),
+    "video_url": ("video_url", (str, dict)),
+    "thinking": ("thinking", str),
+    "redacted_thinking": ("data", str),
+    "document": ("source", dict),
+    "image": ("source", dict),
+    "tool_result": ("content", (str, list)),
+}
+"""The types of content parts, and the field that each must have: OpenAI's, and those that providers have added to them."""
+_INSIDE: Final = {"image_url": "url", "audio_url": "url", "video_url": "url", "input_audio": "data"}
+"""What the object in a part's field must have."""
+
+
+def check_request(ask: ModelRequest, *, plain_names: bool = True) -> None:
+    """Raise a `ChatError` that names the field, as OpenAI would, where tools or messages are not what they should be.
+
+    `plain_names`: names of tools are held to OpenAI's rule; not where a translation renames what its provider would refuse.
+    """
+    _check_tools(ask.tools, plain_names=plain_names)
+    _check_history([raw_json.read(message) for message in ask.messages])
+
+
+def _check_tools(tools: Sequence[Any], *, plain_names: bool) -> None:
+    names: set[str] = set()
+    for index, raw in enumerate(tools):
+        tool = raw_json.read(raw)
+        kind = tool.get("type")
+        if kind not in ("function", "custom"):
+            continue  # a tool of the provider's own, which its translation knows or refuses
+        body, where = tool[kind], f"tools[{index}].{kind}"
+        name = body["name"]
+        if plain_names and _NAME.fullmatch(name) is None:
+            message = f"Invalid '{where}.name': expected 1 to 64 letters, digits, underscores or hyphens."
+            raise _wrong(f"{where}.name", message)
+        if name in names:
+            raise _wrong(f"{where}.name", f"Invalid '{where}.name': another tool is called '{name}' as well.")
+        names.add(name)
+        if body.get("parameters") is not None:
+            _check_parameters(body["parameters"], f"{where}.parameters")
+
+
+def _check_parameters(schema: Any, where: str) -> None:
+    if not isinstance(schema, dict):
+        raise _wrong(where, f"Invalid type for '{where}': expected a JSON Schema of an object.", "invalid_type")
+    kind = schema.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise _wrong(f"{where}.type", f"Invalid schema for '{where}': its type must be 'object'.")
+    properties = schema.get("properties")
+    if properties is not None:
+        if not isinstance(properties, dict):
+            raise _wrong(f"{where}.properties", f"Invalid schema for '{where}': 'properties' must be an object.")
+        for name, each in properties.items():
+            if not isinstance(each, (dict, bool)):
+                raise _wrong(f"{where}.properties.{name}", f"Invalid schema for '{where}': '{name}' must be a schema.")
+    required = schema.get("required")
+    if required is not None and not (isinstance(required, list) and all(isinstance(each, str) for each in required)):
+        raise _wrong(f"{where}.required", f"Invalid schema for '{where}': 'required' must be an array of names.")
+
+
+def _check_history(messages: Sequence[Mapping[str, Any]]) -> None:
+    calling, called, unanswered = 0, frozenset[str](), set[str]()
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        if message.get("role") == "tool":
+            id = message.get("tool_call_id")
+            if not isinstance(id, str) or not id:
+                missing = f"{where}.tool_call_id"
+                raise _wrong(missing, f"Missing required parameter: '{missing}'.", "missing_required_parameter")
+            if id not in called:
+                reason = "a message of role 'tool' must answer a call of the preceding message with 'tool_calls'"
+                raise _wrong(f"{where}.tool_call_id", f"Invalid '{where}.tool_call_id': {reason}.")
+            unanswered.discard(id)
+        else:
+            _check_answered(calling, unanswered)
+            calls = message.get("tool_calls") if message.get("role") == "assistant" else None
+            called = frozenset(call["id"] for call in calls or ())
+            calling, unanswered = index, set(called)
+        if isinstance(message.get("content"), list):
+            _check_parts(message["content"], f"{where}.content")
+    _check_answered(calling, unanswered)
+
+
+def _check_answered(calling: int, unanswered: set[str]) -> None:
+    if unanswered:
+        where = f"messages[{calling}].tool_calls"
+        ids = ", ".join(sorted(unanswered))[:200]
+        message = f"Invalid '{where}': messages of role 'tool' must follow that answer each call; none answers {ids}."
+        raise _wrong(where, message)
+
+
+def _check_parts(parts: Sequence[Mapping[str, Any]], where: str) -> None:
+    for index, part in enumerate(parts):
+        at = f"{where}[{index}]"
+        kind = part.get("type")
+        known = _PART_FIELDS.get(kind) if isinstance(kind, str) else None
+        if known is None:
+            raise _wrong(f"{at}.type", f"Invalid value for '{at}.type': {str(kind)[:40]!r} is no type of content.")
+        name, types = known
+        field, at = part.get(name), f"{at}.{name}"
+        if field is None:
+            raise _wrong(at, f"Missing required parameter: '{at}'.", "missing_required_parameter")
+        if not isinstance(field, types):
+            raise _wrong(at, f"Invalid type for '{at}'.", "invalid_type")
+        if isinstance(field, dict) and kind in _INSIDE and not isinstance(field.get(_INSIDE[kind]), str):
+            inner = f"{at}.{_INSIDE[kind]}"
+            raise _wrong(inner, f"Missing required parameter: '{inner}'.", "missing_required_parameter")
+
+
+def _wrong(param: str, message: str, code: str = "invalid_value") -> ChatError:
+    return ChatError(400, message, param=param, code=code)
