@@ -211,3 +211,26 @@ def test_bytes_that_are_no_utf8_break_the_call_they_stand_in(turn: Written, data
     left = ran(read_bytes(TOOLS, body.replace(b"@@", junk)))
     assert left <= Counter(turn.calls)
     assert left.total() < len(turn.calls)
+
+
+def test_an_object_inside_a_call_in_pieces_is_not_run_whatever_stood_between():
+    """Found by the test above: blank text under one more id stood between the piece that opens and the piece inside."""
+    pieces: list[tuple[int, str | None, str]] = [
+        (0, "call_0", "{}"),
+        (1, "call_1", ""),
+        (1, None, "{"),
+        (1, None, '"a":'),
+        (1, "new_5", " "),
+        (1, "new_6", "{}"),
+        (1, None, "}"),
+        (2, "call_2", "{}"),
+    ]
+    chunks: list[Any] = [
+        {"choices": [{"delta": {"tool_calls": [
+            {"index": index, "id": id, "function": {"name": "get" if id else None, "arguments": arguments}}
+        ]}}]}
+        for index, id, arguments in pieces
+    ]  # fmt: skip
+    chunks.append({"choices": [{"delta": {}, "finish_reason": "stop"}]})
+    tools = [{"type": "function", "function": {"name": "get", "parameters": {"type": "object"}}}]
+    assert ran(read(tools, chunks, StreamEnd.DONE)) == Counter({("get", "{}"): 2})

@@ -86,7 +86,7 @@ class ChatEndpoint:
                 runtime, route, self._manager.conversations, context, request, caller, before_tools
             )
             began = time.time()
-            if runtime.records(passed=not route.server_tools):
+            if route.is_recorded:
                 conversation.recording = recording.begin(runtime, route, conversation, context, request, caller, began)
             error, state = None, "cut_off"
             try:

@@ -130,7 +130,8 @@ class CallAssembler:
             return
         if name.startswith(known) or any(tool.startswith(known + name) for tool in self._offer):
             call.may_continue, before.is_followed, self._are_related = before, True, True
-            call.opened_inside = _state_of(before) is _Written.PART
+            # Whatever follows a piece that may lie within another call may lie within it as well.
+            call.opened_inside = before.opened_inside or _state_of(before) is _Written.PART
 
     def _identify(self, call: "_OpenCall", given: "_GivenId") -> None:
         """A call takes the first id that comes for it; any other after that makes its id doubtful."""

@@ -22,6 +22,8 @@ class Route:
     """Those on offer, if any."""
     places: int | None
     """How many requests the model takes at once; None is any number."""
+    is_recorded: bool = False
+    """Whether its requests are recorded from their beginning."""
     warnings: tuple[str, ...] = ()
     """What the caller is to know of its request: names of tools in it that are none. Plain ASCII."""
 

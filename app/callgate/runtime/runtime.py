@@ -116,10 +116,10 @@ class Runtime:
         """Whether a caller may see everybody's runs."""
         return caller.see == "all" or self.may_administer(caller)
 
-    def records(self, *, passed: bool) -> bool:
-        """Whether runs are recorded from their beginning; `passed`: those that only pass through."""
+    def _records(self, *, with_tools: bool) -> bool:
+        """Whether runs are recorded from their beginning, or only when they fail."""
         policy = self._record_policy
-        return policy.runs != "off" and (not passed or policy.passed == "all")
+        return policy.runs != "off" and (with_tools or policy.passed == "all")
 
     @property
     def records_errors(self) -> bool:
@@ -227,7 +227,8 @@ class Runtime:
             for each in found:
                 audit.warning("tool_pattern_unmatched", where="request", model=entry.model_name, detail=str(each))
             warnings = tuple(map(str, found))
-            route = Route(name, entry, self.catalogue.model(model), server_tools, places, warnings)
+            recorded = self._records(with_tools=bool(server_tools))
+            route = Route(name, entry, self.catalogue.model(model), server_tools, places, recorded, warnings)
             if len(model) + len(wanted_tools or "") <= REMEMBERED_CHARS:
                 self._routes[asked] = route
         return route

@@ -5,6 +5,7 @@ out otherwise, is found as well. Instructions (system and developer messages) ar
 of a call without arguments would forbid that very call.
 """
 
+import json
 import re
 from collections.abc import Iterable
 from html import unescape
@@ -20,6 +21,9 @@ BUDGET: Final = 256_000_000
 """Characters that are searched in one answer; a quarter of a second. Calls beyond it are taken for echoes, because it is
 not known that they are none; it takes hundreds of calls after a history of a megabyte."""
 
+MOST_TRIES: Final = 1000
+"""Braces of one text that begin no JSON object. A text with more is none that a person wrote around one."""
+_DECODER = json.JSONDecoder()
 _ESCAPED = re.compile(r"\\u([0-9a-fA-F]{4})")
 _ENTITIES = ("&lt;", "&gt;", "&quot;", "&amp;", "&#")
 
@@ -64,6 +68,8 @@ class RequestEchoes:
                 self._plain[place] = _plain(text)
             if any(needle in self._plain[place] for needle in needles):
                 return True
+            if any(_names_call(text, call.name, call.arguments) for call in item.calls):
+                return True
         return False
 
 
@@ -73,6 +79,44 @@ def _spellings(text: str, name: str) -> Iterable[str]:
     own_tag = text.rfind("<", 0, text.find(name)) if name in text else -1
     if own_tag > 0:
         yield text[own_tag:]
+
+
+def _names_call(text: str, name: str | None, arguments: Any) -> bool:
+    """Whether a JSON object of the text is this call, whatever the order of its fields and whatever stands around it."""
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            return False
+    for spelling in {text, text.replace('\\"', '"')}:
+        at, tries = spelling.find("{"), 0
+        while at >= 0:
+            try:
+                found, end = _DECODER.raw_decode(spelling, at)
+            except (ValueError, RecursionError):
+                tries += 1
+                if tries > MOST_TRIES:
+                    return True  # it is not known that none of the rest is the call
+                end = at + 1
+            else:
+                if any(called == name and with_ == arguments for called, with_ in _calls_in(found)):
+                    return True
+            at = spelling.find("{", end)
+    return False
+
+
+def _calls_in(value: Any) -> Iterable[tuple[Any, Any]]:
+    """Every name and arguments that stand beside each other anywhere in a value."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            for key in ("arguments", "parameters", "input", "args"):
+                if key in value:
+                    yield value.get("name"), value[key]
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
 
 
 def _watched_text(message: Message) -> str:
