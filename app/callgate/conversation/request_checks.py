@@ -34,7 +34,7 @@ _INSIDE: Final = {"image_url": "url", "audio_url": "url", "video_url": "url", "i
 def check_request(ask: ModelRequest, *, plain_names: bool = True) -> None:
     """Raise a `ChatError` that names the field, as OpenAI would, where tools or messages are not what they should be.
 
-    `plain_names`: names of tools are held to OpenAI's rule; not where a translation renames what its provider would refuse.
+    `plain_names`: names of tools are held to OpenAI's rule; not where litellm renames what a provider would refuse.
     """
     _check_tools(ask.tools, plain_names=plain_names)
     _check_history([raw_json.read(message) for message in ask.messages])

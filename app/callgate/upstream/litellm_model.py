@@ -68,7 +68,7 @@ class LiteLLMModel:
     async def ask(self, ask: ModelRequest | Passthrough) -> AsyncIterator[ModelAnswer]:
         ask = as_read(ask)
         refuse_hosted_tools(ask)
-        check_request(ask)
+        check_request(ask, plain_names=False)
         check_schemas(ask)
         litellm = await loaded()
         clock = _Clock(self._deadlines)
