@@ -226,7 +226,12 @@ _REFUSAL: Final = re.compile(rb"HTTP/1\.1 [45]\d\d ")
 
 
 def sent_to(make: Callable[[Outcome], Any], pieces: list[bytes]) -> Outcome:
-    return _loop.run_until_complete(_sent_to(make, pieces))
+    log = logging.getLogger("uvicorn.error")
+    log.disabled = True  # h11's server warns of each input that is no HTTP
+    try:
+        return _loop.run_until_complete(_sent_to(make, pieces))
+    finally:
+        log.disabled = False
 
 
 async def _sent_to(make: Callable[[Outcome], Any], pieces: list[bytes]) -> Outcome:
@@ -260,10 +265,6 @@ async def _sent_to(make: Callable[[Outcome], Any], pieces: list[bytes]) -> Outco
         task.cancel()
     await asyncio.gather(*left, return_exceptions=True)
     return outcome
-
-
-logging.getLogger("uvicorn.error").disabled = True
-"""h11's server warns of each input that is no HTTP."""
 
 
 # Inputs ------------------------------------------------------------------------------------------------------------
