@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias, TypeVar
 
 import msgspec
 import structlog
@@ -49,6 +49,7 @@ WATCHERS: Final = 20
 FEED_BACKLOG: Final = 1000
 """What a watcher that does not read may be behind; more is left out: it asks for the list again."""
 
+Found = TypeVar("Found")
 RunsKept: TypeAlias = Literal["all", "eventful", "off"]
 
 
@@ -272,13 +273,8 @@ class Recorder:
             with self._lock:
                 here += [recording.row for recording in self._newest]
         found = {row.id: row for row in here if is_wanted(row, wanted)}
-        if self._folder is not None and (self._folder / FILE).exists():
-            store = RunStore(self._folder, read_only=True)
-            try:
-                for row in store.page(wanted, count):
-                    found.setdefault(row.id, row)
-            finally:
-                store.close()
+        for row in self._stored(lambda store: store.page(wanted, count)) or ():
+            found.setdefault(row.id, row)
         return sorted(found.values(), key=lambda row: (row.began, row.id), reverse=True)[:count]
 
     def get(self, id: str) -> Recording | None:
@@ -291,30 +287,25 @@ class Recorder:
             known = next((known for known in self._newest if known.row.id == id), None)
         if known is not None:
             return known
-        if self._folder is None or not (self._folder / FILE).exists():
-            return None
-        store = RunStore(self._folder, read_only=True)
-        try:
-            return store.get(id)
-        finally:
-            store.close()
+        return self._stored(lambda store: store.get(id))
 
     def usage(self, since: str) -> list[Usage]:
         """What was used from a day on, what is not yet in the file included."""
         with self._lock:  # what is being written is then in the file or here, and not in both
-            found = {_of(each): each for each in self._stored_usage(since)}
+            found = {_of(each): each for each in self._stored(lambda store: store.usage(since)) or ()}
             recent = [*self._usage.values(), *self._uncounted(forget=False)]
         for each in recent:
             if each.day >= since:
                 found.setdefault(_of(each), Usage(*_of(each))).add(each)
         return sorted(found.values(), key=_of)
 
-    def _stored_usage(self, since: str) -> list[Usage]:
+    def _stored(self, read: Callable[[RunStore], Found]) -> Found | None:
+        """What is read from the file; None where there is none."""
         if self._folder is None or not (self._folder / FILE).exists():
-            return []
+            return None
         store = RunStore(self._folder, read_only=True)
         try:
-            return store.usage(since)
+            return read(store)
         finally:
             store.close()
 
