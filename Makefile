@@ -84,7 +84,7 @@ lock: .venv/.dev ## re-make the locks after a change in pyproject.toml (UPGRADE=
 	@$(LOCKING) --group build --constraints requirements.lock --output-file requirements-build.lock
 	@$(LOCKING) --all-extras --group dev --group build --constraints requirements.lock \
 		--constraints requirements-build.lock --output-file requirements-dev.lock pyproject.toml
-	@$(if $(UPGRADE),$(PY) -m tests.clients.environment lock)
+	@$(if $(UPGRADE),$(PY) -m tests.harness.environment lock)
 	@git --no-pager diff --stat -- '*.lock' tests/clients
 
 # The stamps. A lock that is newer than its stamp is installed again; pip leaves what is already right alone.

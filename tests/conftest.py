@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from tests.harness import leftovers
+from tests.harness import environment, leftovers
 from tests.harness.needs import demanded, missing, summary
 from tests.scripted_upstream import Upstream
 
@@ -18,13 +18,34 @@ SETTLING = 2.0
 """Seconds that tasks which are ending get to end."""
 ASYNCIO_THREADS = ("asyncio_",)
 """Threads of the event loop's own pool end with the loop, which is after the test."""
+ENVIRONMENT = "environment:"
 LACKING = pytest.StashKey[Counter[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[LACKING] = Counter()
-    config.addinivalue_line("markers", "needs(*parts): skipped where a command, module:NAME or env:NAME is missing")
+    config.addinivalue_line(
+        "markers", "needs(*parts): skipped where a command, module:NAME, env:NAME or environment:NAME is missing"
+    )
     config.addinivalue_line("markers", "leaves(*threads, why): threads, by how their names start, that may stay")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Environments are made before the first test, which may take a minute."""
+    parts = {part for item in session.items for mark in item.iter_markers("needs") for part in mark.args}
+    wanted = {part.removeprefix(ENVIRONMENT) for part in parts if part.startswith(ENVIRONMENT)}
+    lacking = sorted(name for name in wanted if not environment.is_made(name))
+    if not lacking or session.config.option.collectonly:
+        return
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+
+    def say(text: str) -> None:
+        if reporter is not None:
+            reporter.write_line(text, yellow=True)
+
+    say(f"making the environments {', '.join(lacking)}")
+    for name, why in sorted(environment.make(lacking).items()):
+        say(f"the environment {name} could not be made: {why}")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

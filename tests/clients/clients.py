@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tests.clients.environment import NODE, locked_version
+from tests.harness.environment import NODE, locked_version
 
 
 @dataclass(frozen=True, slots=True)

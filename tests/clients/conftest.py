@@ -1,17 +1,14 @@
-"""Environments are made before the first test, which may take a minute; what came of each test goes to the table."""
+"""What came of each test goes to the table of clients."""
 
 from collections.abc import AsyncIterator, Generator, Iterator
 
 import pytest
 
-from tests.clients import environment
 from tests.clients.behaviours import Behaviour
 from tests.clients.clients import Client
 from tests.clients.driver import Driver
 from tests.clients.served import Served, commanded, opened
 from tests.clients.table import RESULTS, Results
-
-CLIENT = "client:"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -21,20 +18,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     session.config.stash[RESULTS] = Results()
-    wanted = {
-        part.removeprefix(CLIENT)
-        for item in session.items
-        for mark in item.iter_markers("needs")
-        for part in mark.args
-        if part.startswith(CLIENT)
-    }
-    lacking = sorted(name for name in wanted if not environment.is_made(name))
-    if not lacking or session.config.option.collectonly:
-        return
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    _say(reporter, f"making the environments of clients: {', '.join(lacking)}")
-    for name, why in sorted(environment.make(lacking).items()):
-        _say(reporter, f"the environment {name} could not be made: {why}")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -74,8 +57,3 @@ def _case(item: pytest.Item) -> tuple[Client, str] | None:
     callspec = getattr(item, "callspec", None)
     client, behaviour = (callspec.params.get(name) if callspec else None for name in ("driver", "behaviour"))
     return (client, behaviour.name) if isinstance(client, Client) and isinstance(behaviour, Behaviour) else None
-
-
-def _say(reporter: pytest.TerminalReporter | None, text: str) -> None:
-    if reporter is not None:
-        reporter.write_line(text, yellow=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.clients.clients import Client
-from tests.clients.environment import NODE, Environment
+from tests.harness.environment import NODE, Environment
 
 DRIVERS = Path(__file__).parent / "drivers"
 PATIENCE = 30.0

@@ -14,7 +14,7 @@ import pytest
 
 from tests.clients.behaviours import BEHAVIOURS, COLUMNS
 from tests.clients.clients import CLIENTS, Client
-from tests.clients.environment import ROOT
+from tests.harness.environment import ROOT
 
 PAGE = ROOT / "docs" / "clients.md"
 WRITE = "CALLGATE_CLIENTS_TABLE"

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 def _client(client: Client) -> object:
-    return pytest.param(client, marks=needs(f"client:{client.environment}"), id=client.name)
+    return pytest.param(client, marks=needs(f"environment:{client.environment}"), id=client.name)
 
 
 COMMANDED = [

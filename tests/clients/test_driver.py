@@ -10,7 +10,7 @@ from tests.clients.clients import CLIENTS
 from tests.clients.driver import Driver, DriverFailed
 from tests.harness.needs import needs
 
-pytestmark = [pytest.mark.anyio, needs("client:openai-3")]
+pytestmark = [pytest.mark.anyio, needs("environment:openai-3")]
 
 CLIENT = CLIENTS[0]
 

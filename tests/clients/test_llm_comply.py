@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from tests.clients.behaviours import KEY
-from tests.clients.environment import Environment
 from tests.clients.served import Served
+from tests.harness.environment import Environment
 from tests.harness.needs import needs
 from tests.scripted_upstream import Call, Reply
 from tests.scripted_upstream.records import RequestRecord
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, needs("client:llm-comply")]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, needs("environment:llm-comply")]
 
 MODEL = "gpt-5"
 """It checks reasoning only where the name promises some."""

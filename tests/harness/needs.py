@@ -1,7 +1,7 @@
 """Tests that need something this machine may not have: skipped aloud, counted, and demanded where it should be there.
 
 `pytestmark = needs("node", "redis-server")` asks for commands on the path; `module:NAME` asks for a Python module,
-`env:NAME` for a variable, `client:NAME` for an environment of `tests/clients`.
+`env:NAME` for a variable, `environment:NAME` for one that is made from a lock.
 `CALLGATE_TESTS_REQUIRE=node,module:xllamacpp` (or `all`) turns the skip into a failure.
 """
 
@@ -41,8 +41,8 @@ def _is_there(part: str) -> bool:
             return importlib.util.find_spec(name) is not None
         case "env":
             return bool(os.environ.get(name))
-        case "client":
-            from tests.clients import environment
+        case "environment":
+            from tests.harness import environment
 
             return environment.is_made(name)
         case _:

@@ -1,4 +1,4 @@
-"""Environments of clients are made from their locks alone, and one that cannot be made is said so and leaves nothing."""
+"""Environments are made from their locks alone, and one that cannot be made is said so and leaves nothing."""
 
 import json
 import re
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients import environment
 from tests.clients.clients import CLIENTS
-from tests.clients.environment import LOCKS, NODE, Environment
+from tests.harness import environment
+from tests.harness.environment import LOCKS, NODE, Environment
 
 PINNED = re.compile(r"^[A-Za-z0-9._-]+(\[[a-z,]+\])?==\S+")
 
@@ -17,7 +17,7 @@ PINNED = re.compile(r"^[A-Za-z0-9._-]+(\[[a-z,]+\])?==\S+")
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of the test's own, and installers that may ask nobody."""
-    monkeypatch.setattr(environment, "CACHE", tmp_path / "clients")
+    monkeypatch.setattr(environment, "CACHE", tmp_path / "environments")
     for name, value in {
         "UV_OFFLINE": "1",
         "UV_CACHE_DIR": str(tmp_path / "uv"),
@@ -25,7 +25,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "NPM_CONFIG_CACHE": str(tmp_path / "npm"),
     }.items():
         monkeypatch.setenv(name, value)
-    return tmp_path / "clients"
+    return tmp_path / "environments"
 
 
 @pytest.mark.slow
@@ -55,7 +55,7 @@ def test_an_environment_whose_interpreter_has_gone_is_not_there(elsewhere: Path)
 
 
 def test_a_changed_lock_is_another_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(environment, "LOCKS", tmp_path)
+    monkeypatch.setattr(environment, "LOCKS", (tmp_path,))
     lock = tmp_path / "some.txt"
     lock.write_text("openai==3.49.0\n", encoding="utf-8")
     before = Environment("some").folder
@@ -68,10 +68,12 @@ def test_a_changed_lock_is_another_environment(tmp_path: Path, monkeypatch: pyte
 
 
 def test_every_client_lives_in_an_environment_that_can_be_made():
-    assert {client.environment for client in CLIENTS} | {"llm-comply"} == set(environment.names())
+    assert {client.environment for client in CLIENTS} <= set(environment.names())
 
 
-@pytest.mark.parametrize("lock", sorted(LOCKS.glob("*.txt")), ids=lambda lock: lock.stem)
+@pytest.mark.parametrize(
+    "lock", sorted(lock for folder in LOCKS for lock in folder.glob("*.txt")), ids=lambda lock: lock.stem
+)
 def test_a_lock_pins_and_hashes_everything_and_names_no_index(lock: Path):
     text = lock.read_text(encoding="utf-8")
     entries = re.split(r"\n(?=\S)", text.split("\n", 2)[2])
@@ -81,7 +83,7 @@ def test_a_lock_pins_and_hashes_everything_and_names_no_index(lock: Path):
 
 
 def test_the_lock_of_node_names_no_registry():
-    lock = json.loads((LOCKS / NODE / "package-lock.json").read_text(encoding="utf-8"))
+    lock = json.loads(Environment(NODE).locks[1].read_text(encoding="utf-8"))
     packages = [package for path, package in lock["packages"].items() if path]
     assert packages
     assert all("integrity" in package and "resolved" not in package for package in packages)

@@ -1,10 +1,10 @@
-"""Where the clients live: environments of their own, because their wishes contradict one another and ours.
+"""Environments for what some tests play against, beside ours because their wishes contradict one another and ours.
 
-One is made from a lock in `environments/`, once, under `.cache/clients/`, and found again by the lock's hash. Making it
-needs the package registries; where they cannot be reached the clients are not there, and their tests are skipped.
+One is made from a lock in `tests/*/environments/`, once, under `.cache/environments/`, and found again by the lock's hash.
+Making it needs the package registries; where they cannot be reached it is not there, and its tests are skipped.
 
-    python -m tests.clients.environment        # makes all of them, as CI may do ahead of the tests
-    python -m tests.clients.environment lock   # makes the locks anew
+    python -m tests.harness.environment        # makes all of them, as CI may do ahead of the tests
+    python -m tests.harness.environment lock   # makes the locks anew
 """
 
 import hashlib
@@ -19,8 +19,8 @@ from pathlib import Path
 from tests.harness.installing import NotMade, alone, run_installer
 
 ROOT = Path(__file__).resolve().parents[2]
-LOCKS = Path(__file__).parent / "environments"
-CACHE = ROOT / ".cache" / "clients"
+LOCKS = tuple(sorted((ROOT / "tests").glob("*/environments")))
+CACHE = ROOT / ".cache" / "environments"
 NODE = "node"
 NODE_FLOOR = 22
 """What the Node clients ask for; on an older one npm installs their last major in silence."""
@@ -37,9 +37,8 @@ class Environment:
 
     @property
     def locks(self) -> tuple[Path, ...]:
-        if self.name == NODE:
-            return LOCKS / NODE / "package.json", LOCKS / NODE / "package-lock.json"
-        return (LOCKS / f"{self.name}.txt",)
+        names = (f"{NODE}/package.json", f"{NODE}/package-lock.json") if self.name == NODE else (f"{self.name}.txt",)
+        return tuple(folder / name for name in names for folder in LOCKS if (folder / name).exists())
 
     @property
     def folder(self) -> Path:
@@ -100,7 +99,7 @@ class Environment:
 
 
 def names() -> list[str]:
-    return sorted([NODE, *(lock.stem for lock in LOCKS.glob("*.txt"))])
+    return sorted([NODE, *(lock.stem for folder in LOCKS for lock in folder.glob("*.txt"))])
 
 
 def is_made(name: str) -> bool:
@@ -136,13 +135,14 @@ def lock_all() -> None:
     """Makes the locks anew from the `.in` files and `package.json`, with a week's delay as for all our locks."""
     uv = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--universal", "--python-version", "3.11"]
     options = ["--generate-hashes", "--no-emit-index-url", "--no-emit-find-links", "--exclude-newer", "7 days"]
-    for wish in sorted(LOCKS.glob("*.in")):
-        lock = wish.with_suffix(".txt")
-        _run([*uv, *options, "--upgrade", "--output-file", lock.name, wish.name], folder=LOCKS)
-    (LOCKS / NODE / "package-lock.json").unlink(missing_ok=True)
+    for folder in LOCKS:
+        for wish in sorted(folder.glob("*.in")):
+            _run([*uv, *options, "--upgrade", "--output-file", f"{wish.stem}.txt", wish.name], folder=folder)
+    packages, lock = Environment(NODE).locks
+    lock.unlink()
     quiet = ["--ignore-scripts", "--no-audit", "--no-fund", "--min-release-age=7"]
     npm = ["npm", "install", "--package-lock-only", "--omit-lockfile-registry-resolved=true", *quiet]
-    _run(npm, folder=LOCKS / NODE)
+    _run(npm, folder=packages.parent)
 
 
 def _node_version(package: str) -> str:
