@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 from starlette.types import Receive, Send
 
-from callgate.api.errors import as_chat_error, encode, error_headers, shutting_down
+from callgate.api.errors import ErrorBody, as_chat_error, encode, error_headers, in_openais_shape, shutting_down
 from callgate.conversation.errors import ChatError
 
 Work: TypeAlias = Callable[[Callable[[Any], Awaitable[None]]], Awaitable[None]]
@@ -44,19 +44,23 @@ class Pulse:
 
 
 class StreamWriter(Protocol):
-    """Turns what it is told into what is sent."""
+    """Turns events into what is sent."""
 
-    def write(self, told: Any, /) -> bytes: ...
+    def write(self, event: Any, /) -> bytes: ...
 
-    def heartbeat(self) -> bytes: ...
+    def heartbeat(self) -> bytes:
+        """What tells a client that the answer goes on. Nothing may have been written before it."""
+        ...
 
-    def error(self, error: ChatError) -> bytes: ...
+    def error(self, error: ChatError) -> bytes:
+        """The end of a stream that failed after it had begun."""
+        ...
 
 
 class BodyWriter(Protocol):
-    """Gathers what it is told into one body."""
+    """Gathers events into one body."""
 
-    def write(self, told: Any, /) -> None: ...
+    def write(self, event: Any, /) -> None: ...
 
     def body(self) -> Any: ...
 
@@ -70,9 +74,17 @@ class Headers(Protocol):
 class WholeAnswer:
     """Runs a chat to its end and sends one JSON body."""
 
-    def __init__(self, work: Work, writer: BodyWriter, headers: Headers, seconds: float | None = None) -> None:
+    def __init__(
+        self,
+        work: Work,
+        writer: BodyWriter,
+        headers: Headers,
+        seconds: float | None = None,
+        error_body: ErrorBody = in_openais_shape,
+    ) -> None:
         """`seconds`: how long the work may take."""
         self._work, self._writer, self._headers, self._seconds = work, writer, headers, seconds
+        self._error_body = error_body
 
     async def send(self, receive: Receive, send: Send) -> ChatError | None:
         """The error it ended with, if any. Raises `ClientLeft` when the client did not wait for it."""
@@ -83,8 +95,8 @@ class WholeAnswer:
             raise
         except Exception as failure:  # noqa: BLE001 - whatever went wrong, the client gets an envelope and we get the log line
             error = as_chat_error(failure)
-        body = error.envelope() if error else self._writer.body()
-        await send_whole(send, error.status if error else 200, encode(body), self._headers(error), error)
+        body = self._error_body(error) if error else encode(self._writer.body())
+        await send_whole(send, error.status if error else 200, body, self._headers(error), error)
         return error
 
     async def _emit(self, event: Any) -> None:
@@ -95,11 +107,17 @@ class EventStream:
     """Runs a chat and sends each chunk as it comes; commits to a status as late as it can."""
 
     def __init__(
-        self, work: Work, writer: StreamWriter, headers: Headers, pulse: Pulse, seconds: float | None = None
+        self,
+        work: Work,
+        writer: StreamWriter,
+        headers: Headers,
+        pulse: Pulse,
+        seconds: float | None = None,
+        error_body: ErrorBody = in_openais_shape,
     ) -> None:
-        """`seconds`: how long the work may take."""
+        """`seconds`: how long the work may take. `error_body` writes an error while it can still be a status."""
         self._work, self._writer, self._headers = work, writer, headers
-        self._pulse, self._seconds = pulse, seconds
+        self._pulse, self._seconds, self._error_body = pulse, seconds, error_body
         self._started = False
         self._began = 0.0
         self._quiet_since = 0.0
@@ -129,7 +147,7 @@ class EventStream:
         finally:
             await self._stop_beating()
         if error is not None and not self._started:
-            await send_whole(send, error.status, encode(error.envelope()), self._headers(error), error)
+            await send_whole(send, error.status, self._error_body(error), self._headers(error), error)
             return error
         await self._end(error)
         return error

@@ -111,17 +111,14 @@ class Conversation:
     async def _metered(self, work: Work, emit: EmitAny) -> None:
         """An estimate is reserved before and settled after."""
         request = self._request
-        size = sum(memoryview(each).nbytes for each in (*request.messages, *request.tools))
         longest = _longest_answer(request.params)
-        self._meter = await self._runtime.meter(self._caller, request.model, size, longest, request.n)
+        self._meter = await self._runtime.meter(self._caller, request.model, request.size, longest, request.n)
         async with self._meter:
             await work(emit)
 
     def _answer(self, emit: EmitAny) -> Awaitable[None]:
         route = self._route
-        return self._chat(
-            0, route.model, emit, may_pass_through=not (route.server_tools or self._request.tool_events == "trace")
-        )
+        return self._chat(0, route.model, emit, may_pass_through=self._request.may_pass and not route.server_tools)
 
     async def _answer_choices(self, emit: EmitAny) -> None:
         request, route = self._request, self._route
@@ -175,7 +172,7 @@ class Conversation:
         setup = self._runtime.engage(
             route, self._caller, run_id=self.run_id, client_tools=request.tools, allowed=request.allowed
         )
-        messages: Sequence[Message] = request.messages
+        messages = request.history
         tool_choice, keep = request.tool_choice, None
         if route.server_tools:
             listeners.append(_WriteNote(self._context))
@@ -195,7 +192,7 @@ class Conversation:
             ModelRequest(messages, (), tool_choice, request.params, request.stream),
             model,
             setup.toolbox,
-            emit_to_listeners(listeners, emit, keep, everything=request.tool_events == "trace"),
+            emit_to_listeners(listeners, emit, keep, everything=request.every_event),
             new_id=new_call_id,
             rules=rules,
             sees_images=setup.sees_images,
@@ -209,7 +206,7 @@ class Conversation:
         return await self._conversations.keep(
             owner_of(self._caller, self._request),
             handed,
-            self._request.messages,
+            self._request.history,
             with_hint=self._runtime.diagnostics and not self._request.legacy,
         )
 

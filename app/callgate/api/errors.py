@@ -1,7 +1,7 @@
-"""Every failure as OpenAI's error envelope, with the status its SDKs expect, for every route."""
+"""Every failure in the shape that the clients of its route expect, with the status their SDKs expect."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import msgspec
 import structlog
@@ -15,6 +15,12 @@ log = structlog.get_logger("callgate.api")
 
 encode = msgspec.json.Encoder().encode
 
+ErrorBody: TypeAlias = Callable[[ChatError], bytes]
+ErrorShape: TypeAlias = Callable[[ChatError, str], Any]
+"""Makes the body of an error, given the id of the request."""
+SHAPES: Mapping[str, ErrorShape] = {}
+"""How errors look under paths that begin so; everywhere else as OpenAI's."""
+
 SERVER_ERROR = "The server had an error while processing your request."
 KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -27,6 +33,18 @@ def as_chat_error(failure: BaseException) -> ChatError:
         return as_chat_error(failure.exceptions[0])
     log.error("request_failed", exc_info=failure)
     return ChatError(500, SERVER_ERROR, type="server_error")
+
+
+def in_openais_shape(error: ChatError) -> bytes:
+    return encode(error.envelope())
+
+
+def error_body(error: ChatError, path: str, request_id: str) -> bytes:
+    """The body of an error at a path."""
+    for start, shape in SHAPES.items():
+        if path.startswith(start):
+            return encode(shape(error, request_id))
+    return in_openais_shape(error)
 
 
 def shutting_down(*, wrote: bool) -> ChatError:
@@ -50,9 +68,9 @@ def error_headers(error: ChatError) -> dict[str, str]:
     }
 
 
-def error_response(error: ChatError, headers: Mapping[str, str] | None = None) -> Response:
+def _response(request: Request, error: ChatError, headers: Mapping[str, str] | None = None) -> Response:
     return Response(
-        encode(error.envelope()),
+        request.scope["context"].error_body(error),
         error.status,
         headers={**(headers or {}), **error_headers(error)},
         media_type="application/json",
@@ -71,19 +89,19 @@ async def answer_http_exception(request: Request, failure: Exception) -> Respons
         error = ChatError(
             failure.status_code, str(failure.detail), type=KINDS.get(failure.status_code, "invalid_request_error")
         )
-    return error_response(error, dict(failure.headers or {}))
+    return _response(request, error, dict(failure.headers or {}))
 
 
 async def answer_chat_error(request: Request, failure: Exception) -> Response:
-    """Our own refusals, from a route that FastAPI leads to; the door's line in the log names them."""
+    """Our own refusals, from a route that FastAPI leads to; the request's line in the log names them."""
     error = as_chat_error(failure)
     request.scope["context"].notes.setdefault("error", error.code or error.type)
-    return error_response(error)
+    return _response(request, error)
 
 
-async def answer_failure(_: Request, __: Exception) -> Response:
-    """A mistake of ours in such a route. The framework raises it again, so the door writes it down."""
-    return error_response(ChatError(500, SERVER_ERROR, type="server_error"))
+async def answer_failure(request: Request, _: Exception) -> Response:
+    """A mistake of ours in such a route. The framework raises it again, so the middleware writes it down."""
+    return _response(request, ChatError(500, SERVER_ERROR, type="server_error"))
 
 
 def in_path(name: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from starlette.types import Message, Receive, Send
 
 from callgate.api.answers import start_message, unless_left
-from callgate.api.errors import as_chat_error, encode, error_headers
+from callgate.api.errors import ErrorBody, as_chat_error, error_headers, in_openais_shape
 from callgate.conversation.errors import ChatError
 from callgate.stores.claims import Claim, Claims, Held, Interrupted
 from callgate.stores.store import StoreError
@@ -60,7 +60,15 @@ class Idempotency:
         self._runs: dict[str, _Run] = {}
 
     async def answer(
-        self, caller: str, key: str, body: bytes, begin: Begin, seconds: float, receive: Receive, send: Send
+        self,
+        caller: str,
+        key: str,
+        body: bytes,
+        begin: Begin,
+        seconds: float,
+        receive: Receive,
+        send: Send,
+        error_body: ErrorBody = in_openais_shape,
     ) -> None:
         """Answer a request that has a key, and keep the answer for so many seconds. The claim of a process that died after a
         tool was begun is kept as long: what it had done by then is not known, and must not be done twice.
@@ -78,7 +86,7 @@ class Idempotency:
             assert run.task is not None
             await asyncio.wait({run.task})  # on its way out; whether it may run again is known when it has ended
         if run is None:
-            run = self._runs[place] = _Run(digest)
+            run = self._runs[place] = _Run(digest, error_body)
             run.task = asyncio.create_task(self._answer(place, run, begin, seconds), name="a run with a key")
         elif run.digest != digest:
             raise _other_request()
@@ -163,8 +171,8 @@ class Idempotency:
 class _Run:
     """One run: what it has sent so far, and those who follow it."""
 
-    def __init__(self, digest: bytes) -> None:
-        self.digest = digest
+    def __init__(self, digest: bytes, error_body: ErrorBody) -> None:
+        self.digest, self._error_body = digest, error_body
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.parts: list[bytes] = []
@@ -204,7 +212,7 @@ class _Run:
                 fields["x-should-retry"] = "false"  # clients repeat a 409 by themselves, and this one stays
             start: dict[str, Any] = start_message(error.status, fields)
             self.status, self.headers = error.status, start["headers"]
-            self.parts = [encode(error.envelope())]
+            self.parts = [self._error_body(error)]
 
     def end(self) -> None:
         self._ended = True

@@ -1,4 +1,4 @@
-"""The one door: every request comes in through here, gets an id, is let in or not, and leaves one line in the log.
+"""The middleware: every request comes in through here, gets an id, is admitted or not, and leaves one line in the log.
 
 Deny by default: a path that is not named open needs a caller that the keyring knows. Pure ASGI, because anything
 richer hides the client's leaving from what is inside.
@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from callgate.api.answers import encoded, send_whole, start_message
 from callgate.api.cors import METHODS, cors_headers, preflight_headers
-from callgate.api.errors import as_chat_error, encode, shutting_down
+from callgate.api.errors import as_chat_error, error_body, shutting_down
 from callgate.auth.keys import Caller
 from callgate.conversation.errors import ChatError
 from callgate.conversation.ids import new_id
@@ -23,7 +23,7 @@ from callgate.runtime.runtime import Runtime
 from callgate.telemetry.logs import Log, masked, stand_on_every_line
 
 OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/health"})
-"""Asked by probes that have no key. They tell nothing but that the house stands."""
+"""Asked by probes that have no key. They say nothing but that the server runs."""
 
 
 def is_page(path: str) -> bool:
@@ -32,10 +32,10 @@ def is_page(path: str) -> bool:
 
 
 LIGHT_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-"""They ask what is, and no model: answered at once, and so that one can see what goes on when the house is full."""
+"""They ask what is, and no model: answered at once, and so that one can see what goes on when the server is full."""
 
 LIGHT_PATHS = ("/v1/approvals", "/admin/")
-"""What these begin with is what a full house may be waiting for."""
+"""What these begin with is what a full server may be waiting for."""
 
 MAX_LENGTH_DIGITS = 18
 """Of a Content-Length. With more of them it is no number that a body could have."""
@@ -49,11 +49,24 @@ log = Log("callgate.access")
 
 
 class RequestContext:
-    """One request, from the door's point of view. Whoever handles it may add notes for the log line."""
+    """One request, as the middleware sees it. Whoever handles it may add notes for the log line."""
 
-    __slots__ = ("caller", "headers", "ids", "model", "notes", "request_id", "route", "started", "status", "wrote")
+    __slots__ = (
+        "caller",
+        "headers",
+        "ids",
+        "model",
+        "notes",
+        "path",
+        "request_id",
+        "route",
+        "started",
+        "status",
+        "wrote",
+    )
 
-    def __init__(self, headers: Mapping[str, str]) -> None:
+    def __init__(self, headers: Mapping[str, str], path: str = "") -> None:
+        self.path = path
         given = headers.get("x-request-id")
         if given is not None and SAFE_REQUEST_ID.fullmatch(given):
             self.request_id, known_as = given, masked(given)
@@ -72,25 +85,29 @@ class RequestContext:
         self.started = time.perf_counter()
         self.notes: dict[str, Any] = {}
 
+    def error_body(self, error: ChatError) -> bytes:
+        """An error in the shape that clients of this path expect."""
+        return error_body(error, self.path, self.request_id)
+
 
 class Middleware:
     """Stands around the whole application.
 
-    `straight` are routes by method and path that are led to at once: what a web framework does between its own edge
+    `straight` are routes by method and path that are called at once: what a web framework does between its own edge
     and a handler costs a small request as much again as all that is done for it here.
     """
 
     def __init__(
-        self, app: ASGIApp, house: RuntimeManager, straight: Mapping[tuple[str, str], ASGIApp] | None = None
+        self, app: ASGIApp, manager: RuntimeManager, straight: Mapping[tuple[str, str], ASGIApp] | None = None
     ) -> None:
-        self._app, self._house = app, house
+        self._app, self._manager = app, manager
         self._straight = straight or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        context = RequestContext(read_headers(scope))
+        context = RequestContext(read_headers(scope), scope["path"])
         scope["context"] = context
         marks = [(b"x-request-id", context.request_id.encode())]
         if "origin" in context.headers:
@@ -114,7 +131,7 @@ class Middleware:
             if method == "HEAD":
                 method = "GET"
                 scope = {**scope, "method": method}  # the server sends the head of what is answered to a GET
-            runtime = self._house.current
+            runtime = self._manager.current
             length = context.headers.get("content-length")
             if length is not None and (len(length) > MAX_LENGTH_DIGITS or int(length) > runtime.limits.body_bytes):
                 raise ChatError(
@@ -138,7 +155,7 @@ class Middleware:
 
     @property
     def _origins(self) -> Sequence[str]:
-        return self._house.current.config.server.cors_origins
+        return self._manager.current.config.server.cors_origins
 
     async def _answer_options(self, context: RequestContext, send: Send) -> None:
         """What may be asked, and by whose pages. A browser asks without a key."""
@@ -160,12 +177,12 @@ class Middleware:
             headers = {"www-authenticate": "Bearer"} if error.status == 401 else {}
             if context.wrote:
                 headers["x-should-retry"] = "false"
-            await send_whole(send, error.status, encode(error.envelope()), headers, error)
+            await send_whole(send, error.status, context.error_body(error), headers, error)
 
     def _note(self, scope: Scope, context: RequestContext) -> None:
         seconds = time.perf_counter() - context.started
         status = context.status or CLIENT_CLOSED
-        self._house.metrics.request(context.route, status, context.model, seconds)
+        self._manager.metrics.request(context.route, status, context.model, seconds)
         if scope["path"] in OPEN_PATHS:
             return
         log.info(

@@ -16,7 +16,7 @@ from callgate.api.request_schema import Choice, Outline, Tool, from_validation, 
 from callgate.api.responses_compat import as_chat, is_misaddressed
 from callgate.api.strict_json import Fields, check_text, invalid_json, split, split_around_messages
 from callgate.conversation.errors import ChatError
-from callgate.conversation.ports import ModelRequest, Passthrough
+from callgate.conversation.ports import Message, ModelRequest, Passthrough
 from callgate.conversation.turn_recovery import FIELD, Hint, take_hints
 
 OURS = frozenset({"model", "messages", "tools", "tool_choice", "stream", "stream_options", "metadata", "n"})
@@ -59,7 +59,7 @@ class ChatRequest(msgspec.Struct):
     metadata: dict[str, Any]
     """What of the client's is not meant for us."""
     tool_filter: str | None
-    """Which house tools the client wants: names, or `none`; all that are on offer when absent."""
+    """Which of our tools the client wants: names, or `none`; all that are on offer when absent."""
     tool_events: Dialect
     tool_choice: str | dict[str, Any] | None = None
     allowed: frozenset[str] | None = None
@@ -70,7 +70,18 @@ class ChatRequest(msgspec.Struct):
     """It came with `functions`, and is answered with `function_call`."""
     hints: Mapping[int, Hint] = {}
     """What calls in the history say of calls of ours that ran beside them."""
+    may_pass: bool = True
+    """Whoever writes the answer takes it in its provider's own bytes as well."""
+    every_event: bool = False
+    """Whoever writes the answer is given the events of turns too."""
+    kept_history: Sequence[Message] | None = None
+    """What the chat begins with, where some of it was kept here. Messages that are dicts are whole: nothing is put back
+    into them."""
     _messages: Sequence[msgspec.Raw] | None = None
+
+    @property
+    def history(self) -> Sequence[Message]:
+        return self.messages if self.kept_history is None else self.kept_history
 
     @property
     def messages(self) -> Sequence[msgspec.Raw]:
@@ -79,12 +90,17 @@ class ChatRequest(msgspec.Struct):
         return self._messages
 
     @property
+    def size(self) -> int:
+        """The bytes of its messages and tools."""
+        return sum(memoryview(self.words[name]).nbytes for name in ("messages", "tools") if name in self.words)
+
+    @property
     def tools(self) -> Sequence[msgspec.Raw]:
         return _tools(self.words["tools"], self.outline.tools) if self.outline.tools else ()
 
     def read(self) -> ModelRequest:
         """The question as a model gets it that reads it."""
-        return ModelRequest(self.messages, self.tools, self.tool_choice, self.params, self.stream)
+        return ModelRequest(self.history, self.tools, self.tool_choice, self.params, self.stream)
 
     @property
     def end_user(self) -> str:
@@ -164,6 +180,8 @@ def _read(body: bytes, headers: Mapping[str, str], max_messages: int, max_depth:
         tool_events=tool_events,
         legacy=legacy,
         hints=hints,
+        may_pass=tool_events != "trace",
+        every_event=tool_events == "trace",
     )
     if outline.tool_choice is not None:
         request.tool_choice = msgspec.json.decode(words["tool_choice"])

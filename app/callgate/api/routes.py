@@ -10,7 +10,8 @@ from starlette.types import ASGIApp
 
 from callgate.api.admin import admin_routes
 from callgate.api.approvals import approval_routes
-from callgate.api.chat import ChatEndpoint
+from callgate.api.chat import ChatFace
+from callgate.api.endpoint import FaceEndpoint
 from callgate.api.errors import (
     answer_chat_error,
     answer_failure,
@@ -32,24 +33,24 @@ from callgate.runtime.runtime import Runtime
 CHAT_PATHS = ("/v1/chat/completions", "/chat/completions")
 
 
-def add_routes(app: FastAPI, house: RuntimeManager, *, page: bool = True) -> Mapping[tuple[str, str], ASGIApp]:
-    """Every route of the house; given back are those that the door leads to by itself."""
-    chat = ChatEndpoint(house)
+def add_routes(app: FastAPI, manager: RuntimeManager, *, page: bool = True) -> Mapping[tuple[str, str], ASGIApp]:
+    """Every route; given back are those that the middleware calls by itself."""
+    chat = FaceEndpoint(manager, ChatFace())
     for path in CHAT_PATHS:
         app.router.routes.append(Route(path, chat, methods=["POST"], name="create_chat_completion"))
     for path in PATHS:
-        passing = PassingEndpoint(house, path)
+        passing = PassingEndpoint(manager, path)
         for start in ("/v1", ""):
             app.router.routes.append(Route(start + path, passing, methods=["POST"], name=f"pass_on {path}"))
-    app.include_router(_models(house))
-    app.include_router(tool_routes(house))
-    app.include_router(approval_routes(house))
-    app.include_router(admin_routes(house))
-    app.include_router(run_routes(house))
-    app.include_router(usage_routes(house))
+    app.include_router(_models(manager))
+    app.include_router(tool_routes(manager))
+    app.include_router(approval_routes(manager))
+    app.include_router(admin_routes(manager))
+    app.include_router(run_routes(manager))
+    app.include_router(usage_routes(manager))
     if page:
         app.router.routes.extend(page_routes())
-    app.include_router(_health(house))
+    app.include_router(_health(manager))
     app.exception_handler(404)(answer_http_exception)
     app.exception_handler(405)(answer_http_exception)
     app.exception_handler(ChatError)(answer_chat_error)
@@ -58,7 +59,7 @@ def add_routes(app: FastAPI, house: RuntimeManager, *, page: bool = True) -> Map
     return {("POST", path): chat for path in CHAT_PATHS}
 
 
-def _models(house: RuntimeManager) -> APIRouter:
+def _models(manager: RuntimeManager) -> APIRouter:
     router = APIRouter(tags=["models"])
     wrong: dict[int | str, dict[str, Any]] = {
         404: {"description": "No such model.", "content": {"application/json": {"schema": envelope_schema()}}}
@@ -70,7 +71,9 @@ def _models(house: RuntimeManager) -> APIRouter:
         caller = context_of(request.scope).caller
         context_of(request.scope).route = "models"
         assert caller is not None
-        return _json({"object": "list", "data": [_model(house, name) for name in house.current.model_names(caller)]})
+        return _json(
+            {"object": "list", "data": [_model(manager, name) for name in manager.current.model_names(caller)]}
+        )
 
     @router.get(
         "/v1/models/{model:path}",  # noqa: FAST003 - read from the request, see `in_path`
@@ -84,13 +87,13 @@ def _models(house: RuntimeManager) -> APIRouter:
         caller = context_of(request.scope).caller
         context_of(request.scope).route = "models"
         assert caller is not None
-        house.current.check_model(model, caller)
-        return _json(_model(house, model) | _how_it_calls(house.current, model))
+        manager.current.check_model(model, caller)
+        return _json(_model(manager, model) | _how_it_calls(manager.current, model))
 
     return router
 
 
-def _health(house: RuntimeManager) -> APIRouter:
+def _health(manager: RuntimeManager) -> APIRouter:
     router = APIRouter(tags=["operating"])
 
     @router.get("/health/live", summary="The process answers")
@@ -100,7 +103,7 @@ def _health(house: RuntimeManager) -> APIRouter:
     @router.get("/health/ready", summary="New requests are welcome")
     @router.get("/health", include_in_schema=False)
     async def ready() -> Response:
-        if house.is_ready:
+        if manager.is_ready:
             return _json({"status": "ok"})
         return _json({"status": "unavailable"}, 503)
 
@@ -109,21 +112,21 @@ def _health(house: RuntimeManager) -> APIRouter:
         context = context_of(request.scope)
         context.route = "metrics"
         assert context.caller is not None, "the middleware identifies the caller of every other route than health"
-        if not house.current.may_see_metrics(context.caller):
+        if not manager.current.may_see_metrics(context.caller):
             raise ChatError(
                 403,
                 "Metrics name every model and tool, and this key is limited to some: it needs `admin: on`.",
                 type="permission_error",
                 code="metrics_not_allowed",
             )
-        text, content_type = house.metrics.exposition(request.headers.get("accept", ""))
+        text, content_type = manager.metrics.exposition(request.headers.get("accept", ""))
         return Response(text, media_type=content_type)
 
     return router
 
 
-def _model(house: RuntimeManager, name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": house.opened_at, "owned_by": "callgate"}
+def _model(manager: RuntimeManager, name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": manager.opened_at, "owned_by": "callgate"}
 
 
 def _how_it_calls(runtime: Runtime, name: str) -> dict[str, Any]:
@@ -190,7 +193,7 @@ def _chat_operation() -> dict[str, Any]:
     return {
         "tags": ["chat"],
         "operationId": "create_chat_completion",
-        "summary": "Answer a chat, running the tools of the house on the way",
+        "summary": "Answer a chat, running the tools of this server on the way",
         "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
         "responses": answers | _error_answers(),
     }

@@ -7,7 +7,7 @@ and emits `ChatEvent`s to its listeners.
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -306,9 +306,19 @@ class CallsHandedBack(msgspec.Struct, frozen=True, gc=False):
     """What has to be put back when the client returns with its answers; None when it has seen all there is."""
 
 
+class LastTurn(Protocol):
+    """The turn that a chat ended with."""
+
+    def assistant_message(self) -> dict[str, Any]: ...
+
+
 class ChatEnded(msgspec.Struct, frozen=True, gc=False):
     ending: Ending
     usage: Mapping[str, Any] | None
+    history: Sequence[Any] = ()
+    """Every message that led to the last turn: the client's, and those that we made."""
+    last: LastTurn | None = None
+    """Its message stands in no history yet."""
 
 
 ChatEvent: TypeAlias = (

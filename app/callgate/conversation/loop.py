@@ -147,7 +147,7 @@ class _Conversation(msgspec.Struct):
             ending = _PASSED_ENDINGS[turn.winner] if turn.passed else await self._ending(turn, plan)
             if ending is not None:
                 await self._emit_held(plan)
-                await self.emit(ChatEnded(ending, self.usage))
+                await self.emit(ChatEnded(ending, self.usage, self.transcript.messages, turn))
                 return ending
             if not turn.calls:
                 continue  # the same question, with nothing of this turn in it
