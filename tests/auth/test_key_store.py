@@ -97,6 +97,22 @@ def test_a_disk_that_fails_for_a_moment_turns_nobody_away(store: KeyStore, tmp_p
     elsewhere.close()
 
 
+def test_a_file_emptied_while_it_is_read_turns_nobody_away_and_lets_nobody_in(store: KeyStore, tmp_path: Path) -> None:
+    store.add(ALICE)
+    ring = Keyring([], source=store)
+    (tmp_path / key_store.FILE).write_bytes(b"")
+    assert not ring.open
+    assert ring.identify({"api-key": SECRET}).name == "alice"
+    with pytest.raises(ChatError):
+        ring.identify({})
+
+
+def test_a_new_file_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    KeyStore(tmp_path).close()
+    assert [each.name for each in tmp_path.iterdir()] == [key_store.FILE]
+    assert stored_keys(tmp_path) == 0
+
+
 def test_counting_makes_no_file(tmp_path: Path) -> None:
     assert stored_keys(tmp_path / "none") == 0
     assert not (tmp_path / "none").exists()
@@ -109,7 +125,9 @@ def test_names_are_values_to_the_database(store: KeyStore) -> None:
     assert not store.revoke("' OR 1=1 --")
 
 
-@pytest.mark.parametrize("damage", ["no database", "cut", "models", "allowance", "hash", "another table"])
+@pytest.mark.parametrize(
+    "damage", ["no database", "empty", "no table", "cut", "models", "allowance", "hash", "another table"]
+)
 def test_a_damaged_file_is_one_clear_error_and_not_an_open_door(tmp_path: Path, damage: str) -> None:
     file = damaged(tmp_path, damage)
     with pytest.raises(DamagedStore, match="No key in it is accepted") as failed:
@@ -118,7 +136,7 @@ def test_a_damaged_file_is_one_clear_error_and_not_an_open_door(tmp_path: Path, 
     assert file.exists()
 
 
-@pytest.mark.parametrize("damage", ["no database", "cut", "models"])
+@pytest.mark.parametrize("damage", ["no database", "empty", "cut", "models"])
 @pytest.mark.parametrize("command", [["serve"], ["keys", "list"], ["check"], ["doctor"]])
 def test_every_command_ends_with_one_line_about_it(tmp_path: Path, damage: str, command: list[str]) -> None:
     file = damaged(tmp_path / "data", damage)
@@ -136,6 +154,14 @@ def damaged(folder: Path, damage: str) -> Path:
     if damage == "no database":
         folder.mkdir(exist_ok=True)
         file.write_bytes(b"not a database, but long enough to be taken for one" * 50)
+        return file
+    if damage == "empty":
+        folder.mkdir(exist_ok=True)
+        file.write_bytes(b"")
+        return file
+    if damage == "no table":
+        with contextlib.closing(sqlite3.connect(file)) as database:
+            database.execute("CREATE TABLE others (name TEXT)")
         return file
     if damage == "another table":
         with contextlib.closing(sqlite3.connect(file)) as database:

@@ -4,8 +4,10 @@ A server notices a change within a second. A revoked key stays in the file as on
 and a file whose last key was revoked lets nobody in.
 """
 
+import contextlib
 import dataclasses
 import json
+import os
 import re
 import sqlite3
 import time
@@ -29,7 +31,7 @@ BUSY_SECONDS: Final = 2.0
 """For another process that is writing; it writes one row."""
 
 _TABLE: Final = """
-CREATE TABLE IF NOT EXISTS keys (
+CREATE TABLE keys (
   name TEXT PRIMARY KEY,
   hash TEXT NOT NULL UNIQUE,
   models TEXT NOT NULL,
@@ -76,7 +78,8 @@ class KeyStore:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = folder / FILE
-        path.touch(mode=0o600)
+        if not path.exists():
+            _make(path)
         self._database = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
         self._entries: tuple[KeyEntry, ...] = ()
         self._in_use = False
@@ -84,7 +87,6 @@ class KeyStore:
         self._look_at = -inf
         try:
             self._database.execute("PRAGMA journal_mode = WAL")
-            self._database.execute(_TABLE)
             columns = {name for _, name, *_ in self._database.execute("PRAGMA table_info(keys)")}
             if "see" not in columns:  # a file of an earlier version
                 self._database.execute("ALTER TABLE keys ADD COLUMN see TEXT NOT NULL DEFAULT 'none'")
@@ -159,6 +161,23 @@ class KeyStore:
         ).rowcount
         self._read()
         return bool(changed)
+
+
+def _make(path: Path) -> None:
+    """Make the file whole or not at all: one that is there without its table was emptied, and is not an empty store."""
+    fresh = path.with_suffix(f".{os.getpid()}")
+    fresh.unlink(missing_ok=True)
+    fresh.touch(mode=0o600)
+    try:
+        with contextlib.closing(sqlite3.connect(fresh)) as database:
+            database.execute(_TABLE)
+        path.hardlink_to(fresh)
+    except FileExistsError:
+        pass  # another process was as quick, and its file is as good
+    except OSError:
+        fresh.replace(path)  # a file system without links
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 def stored_keys(folder: Path) -> int:
