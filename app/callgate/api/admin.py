@@ -1,16 +1,16 @@
-"""`/admin`: what only the operator may ask of a running house."""
+"""`/admin`: what only the operator may ask of a running server."""
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from callgate.api.errors import encode, envelope_schema
-from callgate.api.middleware import context_of
+from callgate.api.rights import caller_of, check_admin
 from callgate.config.problems import ConfigError
 from callgate.conversation.errors import ChatError
 from callgate.runtime.manager import RuntimeManager
 
 
-def admin_routes(house: RuntimeManager) -> APIRouter:
+def admin_routes(manager: RuntimeManager) -> APIRouter:
     router = APIRouter(tags=["operating"])
     error = {"content": {"application/json": {"schema": envelope_schema()}}}
 
@@ -23,18 +23,9 @@ def admin_routes(house: RuntimeManager) -> APIRouter:
         },
     )
     async def reload(request: Request) -> Response:
-        context = context_of(request.scope)
-        context.route = "admin"
-        assert context.caller is not None, "the door lets nobody in without a caller"
-        if not house.current.may_administer(context.caller):
-            raise ChatError(
-                403,
-                "This needs a key with `admin: on`.",
-                type="permission_error",
-                code="admin_not_allowed",
-            )
+        check_admin(manager.current, caller_of(request, "admin"))
         try:
-            moved = await house.reload()
+            moved = await manager.reload()
         except ConfigError as mistakes:
             raise ChatError(422, f"Nothing has changed. {mistakes}", code="config_invalid") from None
         return Response(encode({"object": "reload", **moved.facts()}), media_type="application/json")

@@ -7,9 +7,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from callgate.api.errors import encode, envelope_schema, in_path
-from callgate.api.middleware import context_of
 from callgate.api.requests import read_body
-from callgate.auth.keys import Caller
+from callgate.api.rights import caller_of, check_decider
 from callgate.conversation.errors import ChatError
 from callgate.runtime.manager import RuntimeManager
 
@@ -26,7 +25,7 @@ class Decision(msgspec.Struct, forbid_unknown_fields=True):
     """Of the arguments that the decision is about, as they were listed."""
 
 
-def approval_routes(house: RuntimeManager) -> APIRouter:
+def approval_routes(manager: RuntimeManager) -> APIRouter:
     router = APIRouter(tags=["approvals"])
     error = {"content": {"application/json": {"schema": envelope_schema()}}}
     wrong: dict[int | str, dict[str, Any]] = {
@@ -37,8 +36,8 @@ def approval_routes(house: RuntimeManager) -> APIRouter:
 
     @router.get("/v1/approvals", summary="The calls that wait for approval", responses={403: wrong[403]})
     async def list_waiting(request: Request) -> Response:
-        _decider(request)
-        return _json({"object": "list", "data": [asked.facts() for asked in house.shared.approvals.waiting()]})
+        check_decider(caller_of(request, "approvals"))
+        return _json({"object": "list", "data": [asked.facts() for asked in manager.shared.approvals.waiting()]})
 
     @router.post(
         "/v1/approvals/{id}",  # noqa: FAST003 - read from the request, see `in_path`
@@ -47,31 +46,20 @@ def approval_routes(house: RuntimeManager) -> APIRouter:
         openapi_extra=in_path("id"),
     )
     async def decide(request: Request) -> Response:
-        caller = _decider(request)
+        caller = caller_of(request, "approvals")
+        check_decider(caller)
         given = _read(await read_body(request.receive, BODY_BYTES))
-        settled = house.shared.approvals.decide(
+        settled = manager.shared.approvals.decide(
             request.path_params["id"],
             approve=given.decision == "approve",
             by=caller.name,
             reason=given.reason,
             hash=given.hash,
-            demand_hash=house.current.config.approvals.demand_hash,
+            demand_hash=manager.current.config.approvals.demand_hash,
         )
         return _json({**settled.asked.facts(), "decision": str(settled.decision), "by": settled.by})
 
     return router
-
-
-def _decider(request: Request) -> Caller:
-    context = context_of(request.scope)
-    context.route = "approvals"
-    caller = context.caller
-    assert caller is not None, "the door lets nobody in without a caller"
-    if not caller.may_approve:
-        raise ChatError(
-            403, "This key may not decide about calls.", type="permission_error", code="approval_not_allowed"
-        )
-    return caller
 
 
 def _read(body: bytes) -> Decision:

@@ -16,8 +16,8 @@ from callgate.api.faces import Exchange, Face
 from callgate.api.idempotency import WELL, BeforeTools, Ended, Idempotency
 from callgate.api.middleware import RequestContext, context_of
 from callgate.api.requests import check_body, read_body
+from callgate.api.rights import seen_by
 from callgate.auth.keys import Caller
-from callgate.conversation.errors import ChatError
 from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.route import check_selectors
 from callgate.runtime.runtime import Runtime
@@ -70,13 +70,8 @@ class FaceEndpoint:
                 tool_choice=request.tool_choice,
                 allowed=request.allowed,
             )
-            if request.tool_events == "trace" and caller.see == "none" and not runtime.may_see_all(caller):
-                raise ChatError(
-                    403,
-                    "This key may not trace runs (`see: own` or `see: all`).",
-                    type="permission_error",
-                    code="see_not_allowed",
-                )
+            if request.tool_events == "trace":
+                seen_by(runtime, caller, "trace runs")
             check_selectors(route.entry, request.words)
             context.model = route.name
             notes = context.notes

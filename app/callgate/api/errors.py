@@ -68,7 +68,7 @@ def error_headers(error: ChatError) -> dict[str, str]:
     }
 
 
-def _response(request: Request, error: ChatError, headers: Mapping[str, str] | None = None) -> Response:
+def error_response(request: Request, error: ChatError, headers: Mapping[str, str] | None = None) -> Response:
     return Response(
         request.scope["context"].error_body(error),
         error.status,
@@ -89,19 +89,19 @@ async def answer_http_exception(request: Request, failure: Exception) -> Respons
         error = ChatError(
             failure.status_code, str(failure.detail), type=KINDS.get(failure.status_code, "invalid_request_error")
         )
-    return _response(request, error, dict(failure.headers or {}))
+    return error_response(request, error, dict(failure.headers or {}))
 
 
 async def answer_chat_error(request: Request, failure: Exception) -> Response:
     """Our own refusals, from a route that FastAPI leads to; the request's line in the log names them."""
     error = as_chat_error(failure)
     request.scope["context"].notes.setdefault("error", error.code or error.type)
-    return _response(request, error)
+    return error_response(request, error)
 
 
 async def answer_failure(request: Request, _: Exception) -> Response:
     """A mistake of ours in such a route. The framework raises it again, so the middleware writes it down."""
-    return _response(request, ChatError(500, SERVER_ERROR, type="server_error"))
+    return error_response(request, ChatError(500, SERVER_ERROR, type="server_error"))
 
 
 def in_path(name: str) -> dict[str, Any]:

@@ -1,22 +1,204 @@
-"""`GET /v1/tools`: the tools of the house that this key may use."""
+"""`/v1/tools`: the tools that a key may use, the servers they come from, and calling one without a model."""
 
+import time
+from typing import Any, ClassVar
+
+import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from callgate.api.errors import encode
-from callgate.api.middleware import context_of
-from callgate.runtime.manager import RuntimeManager
+from callgate.api.answers import ClientLeft, unless_left
+from callgate.api.conversation import emit_to_listeners
+from callgate.api.errors import encode, envelope_schema, error_response, in_path
+from callgate.api.middleware import CLIENT_CLOSED, RequestContext, context_of
+from callgate.api.requests import check_body, read_body
+from callgate.api.rights import caller_of, check_admin
+from callgate.auth.keys import Caller
+from callgate.calls.outcome import Failed, Outcome, Returned
+from callgate.calls.states import Call
+from callgate.conversation import feedback
+from callgate.conversation.errors import ChatError
+from callgate.conversation.events import CallEnded, CallStarted, CallWritten, ChatEvent, Finished, ModelEvent, TurnEnded
+from callgate.conversation.ids import new_id
+from callgate.conversation.listeners import Handlers, Listener
+from callgate.conversation.loop import converse
+from callgate.conversation.ports import ModelRequest
+from callgate.conversation.read_model import ReadTurns
+from callgate.recorder.row import RunRow
+from callgate.runtime.manager import RuntimeManager, new_call_id
+from callgate.runtime.runtime import Runtime
 
 
-def tool_routes(house: RuntimeManager) -> APIRouter:
+class CallBody(msgspec.Struct, forbid_unknown_fields=True):
+    """What is sent to call a tool."""
+
+    arguments: dict[str, Any] | str = msgspec.field(default_factory=dict)
+    """An object, or the text that a model might have written."""
+
+
+def tool_routes(manager: RuntimeManager) -> APIRouter:
     router = APIRouter(tags=["tools"])
+    error = {"content": {"application/json": {"schema": envelope_schema()}}}
+    servers = {"name": "servers", "in": "query", "schema": {"enum": ["1"]}, "description": "With the servers' states."}
 
-    @router.get("/v1/tools", summary="The tools of the house that this key may use")
+    @router.get(
+        "/v1/tools", summary="The tools of the server that this key may use", openapi_extra={"parameters": [servers]}
+    )
     async def list_tools(request: Request) -> Response:
+        runtime, caller = manager.current, caller_of(request, "tools")
+        listed: dict[str, Any] = {"object": "list", "data": runtime.tool_list(caller)}
+        if request.query_params.get("servers") in {"1", "true", "on"}:
+            listed["servers"] = runtime.server_list(caller)
+        return Response(encode(listed), media_type="application/json")
+
+    @router.post(
+        "/v1/tools/{name}/call",  # noqa: FAST003 - read from the request, see `in_path`
+        summary="Call one tool: through the gate, its policy, approval and the ledger, as a model's call",
+        responses={
+            403: {"description": "This key may not call tools without a model.", **error},
+            404: {"description": "No such tool, or not for this key.", **error},
+        },
+        openapi_extra=in_path("name")
+        | {
+            "requestBody": {
+                "required": True,
+                "content": {
+                    "application/json": {
+                        "schema": {
+                            "type": "object",
+                            "additionalProperties": False,
+                            "properties": {
+                                "arguments": {
+                                    "anyOf": [{"type": "object"}, {"type": "string"}],
+                                    "description": "The arguments, or the text that a model might have written for them.",
+                                }
+                            },
+                        }
+                    }
+                },
+            }
+        },
+    )
+    async def call_tool(request: Request) -> Response:
+        caller = caller_of(request, "tool_call")
         context = context_of(request.scope)
-        context.route = "tools"
-        assert context.caller is not None, "the door lets nobody in without a caller"
-        listed = house.current.tool_list(context.caller)
-        return Response(encode({"object": "list", "data": listed}), media_type="application/json")
+        with manager.lease() as runtime:
+            check_admin(runtime, caller)
+            check_body(context.headers, runtime.limits.body_bytes)
+            body = _read(await read_body(request.receive, runtime.limits.body_bytes))
+            calling = _Calling(runtime, context, caller, request.path_params["name"], body.arguments)
+            return await calling.answer(request)
 
     return router
+
+
+class _Calling:
+    """One call: a chat whose model has written it already, and says nothing to its result."""
+
+    def __init__(
+        self, runtime: Runtime, context: RequestContext, caller: Caller, name: str, arguments: dict[str, Any] | str
+    ) -> None:
+        self._run_id = context.ids["run_id"] = new_id("run")
+        self._context = context
+        self._runtime = runtime
+        self._caller = caller
+        self._toolbox = runtime.toolboxes.of_server(runtime.offered.of_key(caller.tools), caller, self._run_id)
+        if name not in self._toolbox.offer:
+            raise ChatError(404, f"No tool `{name[:64]}`, or not for this key.", param="name", code="tool_not_found")
+        self._name = name
+        self._arguments = arguments
+
+    async def answer(self, request: Request) -> Response:
+        runtime, seen = self._runtime, _Seen(self._context)
+        row = RunRow(
+            id=self._run_id,
+            began=time.time(),
+            request_id=self._context.request_id,
+            key=self._caller.name,
+            route="tool",
+        )
+        wants_content = self._context.headers.get("x-callgate-record", "").lower() != "off"
+        recording = runtime.begin_recording(row, content=wants_content)
+        status, error, state = 200, "", "cut_off"
+        try:
+            listeners = [seen, runtime.log_listener(self._run_id), recording.listener(0)]
+            await unless_left(self._run(listeners), request.receive, runtime.limits.request_seconds)
+            state = ""
+        except ClientLeft:
+            status, state = CLIENT_CLOSED, "client_left"
+            self._context.notes["ending"] = state
+            return Response(status_code=CLIENT_CLOSED)
+        except ChatError as failure:
+            status, error, state = failure.status, failure.code or failure.type, "failed"
+            return error_response(request, failure, self._headers)
+        finally:
+            runtime.recorder.end(recording, state=state, status=status, error=error)
+        return Response(encode(self._facts(seen)), media_type="application/json", headers=self._headers)
+
+    async def _run(self, listeners: list[Listener]) -> None:
+        arguments = self._arguments if isinstance(self._arguments, str) else encode(self._arguments).decode()
+        written: list[ModelEvent] = [CallWritten(self._name, arguments, new_call_id()), Finished("tool_calls")]
+        await converse(
+            ModelRequest(()),
+            ReadTurns("", [written, [Finished("stop")]]),
+            self._toolbox,
+            emit_to_listeners(listeners, _emit_nothing),
+            new_id=new_call_id,
+            rules=self._runtime.rules,
+        )
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        headers = {"x-callgate-run": self._run_id, "cache-control": "no-store"}
+        return headers | {"x-should-retry": "false"} if self._context.wrote else headers
+
+    def _facts(self, seen: "_Seen") -> dict[str, Any]:
+        call, outcome = seen.call, seen.outcome
+        assert call is not None, "the model has written one call"
+        facts: dict[str, Any] = {"object": "tool.call", "run": self._run_id, "id": call.id, "name": self._name}
+        if outcome is None:
+            facts |= {"verdict": "broken", "flaw": str(call.flaw), "outcome": "not_run"}
+            return facts | {"text": feedback.explain(call, self._toolbox.offer)}
+        facts |= {"verdict": "ready", "repairs": [str(finding) for finding in call.findings]}
+        facts |= {"outcome": _word(outcome), "ms": round(seen.seconds * 1000, 1), "text": outcome.text}
+        if isinstance(outcome, Returned):
+            facts["cut_bytes"] = outcome.cut_bytes
+            facts["images"] = [f"data:{image.mime_type};base64,{image.data}" for image in outcome.images]
+        return facts
+
+
+class _Seen(Listener):
+    """What became of the call."""
+
+    def __init__(self, context: RequestContext) -> None:
+        self._context = context
+        self.call: Any = None
+        self.outcome: Outcome | None = None
+        self.seconds = 0.0
+
+    def _turn_ended(self, event: TurnEnded) -> None:
+        calls: list[Call] = [*event.answer.run, *event.answer.broken]
+        self.call = self.call or next(iter(calls), None)
+
+    def _call_started(self, event: CallStarted) -> None:
+        self._context.wrote = self._context.wrote or event.writes
+
+    def _call_ended(self, event: CallEnded) -> None:
+        self.outcome, self.seconds = event.outcome, event.seconds
+
+    handlers: ClassVar[Handlers] = {TurnEnded: _turn_ended, CallStarted: _call_started, CallEnded: _call_ended}
+
+
+async def _emit_nothing(event: ChatEvent) -> None:
+    """Nothing is written while it runs."""
+
+
+def _word(outcome: Outcome) -> str:
+    return str(outcome.kind) if isinstance(outcome, Failed) else "returned"
+
+
+def _read(body: bytes) -> CallBody:
+    try:
+        return msgspec.json.decode(body, type=CallBody)
+    except msgspec.DecodeError as error:
+        raise ChatError(400, f'The body should be like {{"arguments": {{…}}}}: {error}.', code="invalid_body") from None

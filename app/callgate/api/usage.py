@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from callgate.api.errors import encode, envelope_schema
-from callgate.api.middleware import context_of
+from callgate.api.rights import caller_of, seen_by
 from callgate.conversation.errors import ChatError
 from callgate.recorder.row import grouped
 from callgate.recorder.store import USAGE_DAYS, StoreUnusable, day_of
@@ -28,18 +28,8 @@ def usage_routes(manager: RuntimeManager) -> APIRouter:
         responses={403: {"description": "This key may not see what was used.", **error}},
     )
     async def usage(request: Request) -> Response:
-        context = context_of(request.scope)
-        context.route = "usage"
-        caller, runtime = context.caller, manager.current
-        assert caller is not None, "the middleware lets nobody in without a caller"
-        sees_all = runtime.may_see_all(caller)
-        if not sees_all and caller.see != "own":
-            raise ChatError(
-                403,
-                "This key may not see what was used (`see: own` or `see: all`).",
-                type="permission_error",
-                code="see_not_allowed",
-            )
+        runtime = manager.current
+        only = seen_by(runtime, caller_of(request, "usage"), "see what was used")
         by, days = request.query_params.get("by", "key"), request.query_params.get("days", str(USUAL_DAYS))
         if by not in get_args(By):
             raise ChatError(400, "`by` should be one of key, model, day.", param="by", code="invalid_value")
@@ -50,7 +40,7 @@ def usage_routes(manager: RuntimeManager) -> APIRouter:
             used = await asyncio.to_thread(manager.shared.recorder.usage, since)
         except StoreUnusable as failure:
             raise ChatError(503, f"What was used cannot be read: {failure}", code="usage_unreadable") from failure
-        mine = [each for each in used if sees_all or each.key == caller.name]
+        mine = [each for each in used if only in (None, each.key)]
         prices = {model: await runtime.price_of(model) for model in {each.model for each in mine}}
         return Response(
             encode({"object": "list", "since": since, "by": by, "data": grouped(mine, by, prices)}),

@@ -1,6 +1,6 @@
-"""A model whose answer was read already."""
+"""Models whose answers were read already."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 from callgate.conversation.events import ModelEvent
@@ -17,6 +17,19 @@ class ReadModel:
     @asynccontextmanager
     async def ask(self, ask: ModelRequest | Passthrough) -> AsyncIterator["ReadAnswer"]:
         yield self._answer
+
+
+class ReadTurns:
+    """Gives out answers that are known before, one a turn, and then says nothing more."""
+
+    def __init__(self, name: str, turns: Iterable[Sequence[ModelEvent]], lane: str = "") -> None:
+        self.name = name
+        self._turns = iter(turns)
+        self._lane = lane
+
+    @asynccontextmanager
+    async def ask(self, ask: ModelRequest | Passthrough) -> AsyncIterator["ReadAnswer"]:
+        yield ReadAnswer(next(self._turns, ()), self._lane)
 
 
 class ReadAnswer:

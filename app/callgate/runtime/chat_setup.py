@@ -19,7 +19,7 @@ from callgate.tools.clients_only import ClientsOnly
 from callgate.tools.executor import Tool
 from callgate.tools.read_more import PagedToolbox, ResultPages
 from callgate.tools.registry import Registry
-from callgate.tools.toolbox import Approve, RequestToolbox, only_named
+from callgate.tools.toolbox import Approve, RequestToolbox, ToolSet, only_named
 from callgate.upstream.catalogue import Catalogue
 from callgate.upstream.vision import sees_images
 
@@ -61,16 +61,8 @@ class Toolboxes:
         toolbox: Toolbox
         pages = ResultPages(self._kept_results, caller.name, run_id)
         if server_tools:
-            inner = RequestToolbox(
-                server_tools,
-                only_named(client_tools, allowed),
-                run_id=run_id,
-                limits=self._limits,
-                approve=self._approver(caller, run_id),
-                journal=self._journal(caller, run_id),
-                on_cut=pages.keep,
-            )
-            toolbox = PagedToolbox(inner, pages, self._result_bytes)
+            client_tools = only_named(client_tools, allowed)
+            toolbox = self._recorded(server_tools, client_tools, pages, caller, run_id)
         else:
             toolbox = ClientsOnly(lambda: client_tools)
         return ChatSetup(
@@ -80,6 +72,24 @@ class Toolboxes:
             sees_images=bool(server_tools) and all(map(sees_images, self._catalogue.entries(route.model.name))),
             format_with_tools=route.entry.format_with_tools or not server_tools,
         )
+
+    def of_server(self, tools: ToolSet, caller: Caller, run_id: str) -> Toolbox:
+        """Tools of the server for calls that no model makes, held to the same rules."""
+        return self._recorded(tools, (), ResultPages(self._kept_results, caller.name, run_id), caller, run_id)
+
+    def _recorded(
+        self, tools: ToolSet, client_tools: Sequence[msgspec.Raw], pages: ResultPages, caller: Caller, run_id: str
+    ) -> Toolbox:
+        inner = RequestToolbox(
+            tools,
+            client_tools,
+            run_id=run_id,
+            limits=self._limits,
+            approve=self._approver(caller, run_id),
+            journal=self._journal(caller, run_id),
+            on_cut=pages.keep,
+        )
+        return PagedToolbox(inner, pages, self._result_bytes)
 
     def _journal(self, caller: Caller, run_id: str) -> LedgerJournal | None:
         """What writes each run into the ledger, if there is one."""

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from callgate.tools.listing import clash_facts, quarantined_facts, tool_facts
+from callgate.tools.listing import clash_facts, quarantined_facts, source_facts, tool_facts
 from callgate.tools.registry import RegisteredTool, Registry
 from callgate.tools.tool_filter import NameFilter, ToolFilter, Unmatched, narrowed, requested_filter, unmatched
 from callgate.tools.toolbox import ToolSet
@@ -67,6 +67,14 @@ class OfferedTools:
             return ()
         known = narrowed(self.all(), [ToolFilter(by_entry), ToolFilter(by_key)])
         return unmatched(asked.patterns, known, by_given_name=True)[:MAX_UNMATCHED]
+
+    def of_key(self, by_key: tuple[str, ...]) -> ToolSet:
+        """All tools that a key may use."""
+        return self.narrowed(("*",), by_key, None, None)
+
+    def servers(self) -> list[dict[str, Any]]:
+        """For people: how the sources of tools do."""
+        return list(map(source_facts, self._registry.sources()))
 
     def listed(self, by_key: tuple[str, ...], *, with_quarantined: bool) -> list[dict[str, Any]]:
         """For people: what stands in a list of tools."""

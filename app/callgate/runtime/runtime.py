@@ -73,8 +73,8 @@ class Runtime:
         self._models = Models(config, self.registry.has_schema)
         self.catalogue = self._models.catalogue
         self._exact = frozenset(self.catalogue.names())
-        self._tools = OfferedTools(self.registry)
-        self._toolboxes = Toolboxes(config, shared, self.registry, self.catalogue)
+        self.offered = OfferedTools(self.registry)
+        self.toolboxes = Toolboxes(config, shared, self.registry, self.catalogue)
         self._routes: dict[Any, Route] = {}
         self._routed_tools: object = None
         self._patterns_checked = False
@@ -190,7 +190,11 @@ class Runtime:
 
     def tool_list(self, caller: Caller) -> list[dict[str, Any]]:
         """The tools a caller may use, for people; an operator also sees those that cannot be used, and why."""
-        return self._tools.listed(caller.tools, with_quarantined=self.may_administer(caller))
+        return self.offered.listed(caller.tools, with_quarantined=self.may_administer(caller))
+
+    def server_list(self, caller: Caller) -> list[dict[str, Any]]:
+        """The servers that tools come from. Only an operator is told how they do."""
+        return self.offered.servers() if self.may_administer(caller) else []
 
     def choose(
         self,
@@ -207,13 +211,13 @@ class Runtime:
         route = self._routes.get(asked)
         if route is not None and route.server_tools is None and not route.warnings:
             return route  # whatever has become of our tools
-        tools = self._tools.all()
+        tools = self.offered.all()
         if tools is not self._routed_tools:
             self._routed_tools = tools
             self._routes = {}
             self._check_patterns()
         if allowed is not None:
-            allowed &= self._tools.names  # the client may have made up any number of others
+            allowed &= self.offered.names  # the client may have made up any number of others
         asked = (model, caller.models, caller.tools, wanted_tools, tool_choice == "none", allowed)
         route = self._routes.get(asked)
         if route is None:
@@ -221,9 +225,11 @@ class Runtime:
                 self._routes.clear()
             entry = self._entry(model, caller)
             has_tools = tool_choice != "none" and entry.tools
-            server_tools = self._tools.narrowed(entry.tools, caller.tools, wanted_tools, allowed) if has_tools else None
+            server_tools = (
+                self.offered.narrowed(entry.tools, caller.tools, wanted_tools, allowed) if has_tools else None
+            )
             name, places = self.counted_name(model), self._places.get(entry.configured_name)
-            found = self._tools.unmatched(entry.tools, caller.tools, wanted_tools)
+            found = self.offered.unmatched(entry.tools, caller.tools, wanted_tools)
             for each in found:
                 audit.warning("tool_pattern_unmatched", where="request", model=entry.model_name, detail=str(each))
             warnings = tuple(map(str, found))
@@ -252,14 +258,17 @@ class Runtime:
         allowed: frozenset[str] | None = None,
     ) -> ChatSetup:
         """The model and the tools for one chat of this caller's."""
-        return self._toolboxes.engage(route, caller, run_id, client_tools, allowed)
+        return self.toolboxes.engage(route, caller, run_id, client_tools, allowed)
 
     def listeners(self, model_name: str, run_id: str, caller: Caller) -> tuple[Listener, ...]:
         return (
-            LogListener(run_id, content=self.config.logging.content),
+            self.log_listener(run_id),
             # The tools as they were when the model was chosen.
-            MetricsListener(self.metrics, model_name, self._tools.names, caller.name),
+            MetricsListener(self.metrics, model_name, self.offered.names, caller.name),
         )
+
+    def log_listener(self, run_id: str) -> Listener:
+        return LogListener(run_id, content=self.config.logging.content)
 
     def _entry(self, name: str, caller: Caller) -> ModelEntry:
         entry = self.catalogue.entry(name)

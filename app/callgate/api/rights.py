@@ -1,0 +1,45 @@
+"""What a caller may do beside asking models. Every route that is not for everybody asks here."""
+
+from starlette.requests import Request
+
+from callgate.api.middleware import context_of
+from callgate.auth.keys import Caller
+from callgate.conversation.errors import ChatError
+from callgate.runtime.runtime import Runtime
+
+
+def caller_of(request: Request, route: str) -> Caller:
+    """Who asks. `route` is what the request is counted under."""
+    context = context_of(request.scope)
+    context.route = route
+    assert context.caller is not None, "the middleware lets nobody in without a caller"
+    return context.caller
+
+
+def seen_by(runtime: Runtime, caller: Caller, what: str = "see runs") -> str | None:
+    """Whose runs a caller may see: the name of one key, or None for everybody's. Refused where it may see none."""
+    if runtime.may_see_all(caller):
+        return None
+    if caller.see == "own":
+        return caller.name
+    raise _forbidden(f"This key may not {what} (`see: own` or `see: all`).", "see_not_allowed")
+
+
+def check_sees_all(runtime: Runtime, caller: Caller, what: str) -> None:
+    if not runtime.may_see_all(caller):
+        raise _forbidden(f"{what} needs a key with `see: all`.", "see_not_allowed")
+
+
+def check_admin(runtime: Runtime, caller: Caller) -> None:
+    """Refuse whoever may not operate the server."""
+    if not runtime.may_administer(caller):
+        raise _forbidden("This needs a key with `admin: on`.", "admin_not_allowed")
+
+
+def check_decider(caller: Caller) -> None:
+    if not caller.may_approve:
+        raise _forbidden("This key may not decide about calls.", "approval_not_allowed")
+
+
+def _forbidden(message: str, code: str) -> ChatError:
+    return ChatError(403, message, type="permission_error", code=code)
