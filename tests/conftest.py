@@ -4,10 +4,12 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.harness import environment, leftovers
+from tests.harness.installed import install_wheel
 from tests.harness.needs import demanded, missing, summary
 from tests.scripted_upstream import Upstream
 
@@ -67,6 +69,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` of a fresh environment with the wheel in it."""
+    return install_wheel(tmp_path_factory.mktemp("installed"))
 
 
 @pytest.fixture(autouse=True)

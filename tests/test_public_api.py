@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
@@ -80,25 +79,6 @@ lookup("word", "no context")
     assert "callgate.text_calls.blocks.ToolUseBuffer" in ran.stdout
     assert ran.stdout.count("error:") == 1
     assert '"lookup" has incompatible type "str"; expected "Context"' in ran.stdout
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh environment with the wheel in it, and this one's other packages. Its `bin`."""
-    folder = tmp_path_factory.mktemp("installed")
-    environment = folder / "environment"
-    python = environment / "bin" / "python"
-    done("-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder))
-    [wheel] = folder.glob("callgate-*.whl")
-    done("-m", "venv", "--without-pip", str(environment))
-    done("-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index", str(wheel))
-    [packages] = environment.glob("lib/python*/site-packages")
-    (packages / "others.pth").write_text(sysconfig.get_path("purelib"))
-    return environment / "bin"
-
-
-def done(*arguments: str) -> None:
-    subprocess.run([sys.executable, *arguments], cwd=ROOT, check=True, capture_output=True)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -243,3 +244,64 @@ def test_all_entries_of_which_nothing_can_be_made_are_told_at_once(tmp_path):
 
     assert ran.returncode == 2
     assert [line.split(": ")[-2] for line in ran.stderr.splitlines()] == ["tools.0", "tools.2", "tools.3"], ran.stderr
+
+
+def test_seven_broken_entries_are_told_in_one_go_with_missing_variables_beside_them(tmp_path):
+    (tmp_path / "mine.py").write_text("import no_such_dependency")
+    config = {
+        "model_list": [
+            *MODELS,
+            {"model_name": "gpt", "litellm_params": {"model": "openai/gpt-5", "api_key": "os.environ/NO_SUCH_KEY"}},
+            {"model_name": "far", "litellm_params": {"model": "x/y"}, "lane": "direct"},
+            {"model_name": "odd", "litelm_params": {"model": "x/y"}},
+        ],
+        "tools": [
+            {"kind": "python", "module": "no_such_module"},
+            {"kind": "python", "function": "mine:lookup"},
+            {"kind": "pyhton", "module": "mine"},
+            http_tool(name="header", headers={"Authorization": "${NO_SUCH_TOKEN}"}),
+            http_tool(name="address", url="os.environ/NO_SUCH_ADDRESS"),
+            {"kind": "command", "name": "gone", "description": "d", "argv": ["/no/such/program"]},
+        ],
+        "server": {"prot": 8000},
+        "mcp_servers": {"nothing": {"args": ["-y"]}},
+    }
+    ran = callgate("check", config=config, folder=tmp_path)
+
+    assert ran.returncode == 2
+    places = [re.search(r":\d+:\d+: ([\w.]+): ", line) for line in ran.stderr.splitlines()]
+    assert sorted(place[1] for place in places if place) == [
+        "mcp_servers.nothing",
+        "model_list.1.litellm_params.api_key",
+        "model_list.2",
+        "model_list.3.litellm_params",
+        "model_list.3.litelm_params",
+        "server.prot",
+        "tools.0",
+        "tools.1",
+        "tools.2",
+        "tools.3.headers.Authorization",
+        "tools.4.url",
+        "tools.5",
+    ], ran.stderr
+
+
+def test_a_module_beside_the_config_is_found_before_any_other_and_may_not_hide_one_that_is_needed(tmp_path):
+    (tmp_path / "statistics.py").write_text("")
+    (tmp_path / "mine.py").write_text(
+        "from callgate import tool\n\n\n@tool\ndef lookup() -> str:\n    return 'found'\n"
+    )
+    config = {"tools": [{"kind": "python", "module": "mine"}]}
+    ran = callgate("check", config=config, folder=tmp_path)
+    hidden = f"{tmp_path / 'statistics.py'} hides the module statistics of the standard library"
+    assert (ran.returncode, ran.stderr) == (0, f"warning: {hidden}: give the file another name\n")
+    ran = callgate("check", config={"tools": [{"kind": "python", "module": "statistics"}]}, folder=tmp_path)
+    assert ran.returncode == 2
+    assert "statistics.py has the name of a module of the standard library: give the file another name" in ran.stderr
+
+
+def test_a_key_s_models_that_are_none_are_an_error_with_a_near_name(tmp_path):
+    config = {"keys": [{"name": "k", "hash": "sha256:" + 64 * "0", "models": ["demo", "dmeo"]}]}
+    ran = callgate("check", config=config, folder=tmp_path)
+    assert ran.returncode == 2
+    assert "keys.0.models.1: 'dmeo' names no model; did you mean 'demo'?" in ran.stderr

@@ -216,11 +216,20 @@ def test_a_module_that_fails_to_import_is_told_with_its_error(tmp_path, monkeypa
 # How they run -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["json", "math", "sys"])
-def test_a_file_that_the_standard_library_hides_is_refused_with_both_places(tmp_path, monkeypatch, name):
-    (tmp_path / f"{name}.py").write_text("def lookup(): ...")
+@pytest.mark.parametrize(
+    ("name", "owner"),
+    [
+        ("json", "the standard library"),  # loaded long ago
+        ("chunk" if "chunk" in sys.stdlib_module_names else "wave", "the standard library"),  # nobody loads it
+        ("sys", "the standard library"),
+        ("callgate", "Callgate"),
+        ("yaml", "PyYAML"),
+    ],
+)
+def test_a_file_with_the_name_of_a_module_that_is_needed_is_refused(tmp_path, monkeypatch, name, owner):
+    (tmp_path / f"{name}.py").write_text("raise AssertionError('it was loaded')")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(NotATool, match=rf"{name}\.py is hidden by another module called {name} .*rename the file"):
+    with pytest.raises(NotATool, match=rf"{name}\.py has the name of a module of {owner}: give the file another name"):
         functions_at(f"{name}:lookup")
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from callgate.cli.shared import WRONG, ConfigOption, check_exposure, give_up, read_config
+from callgate.cli.shared import WRONG, ConfigOption, check_exposure, read_config
 
 if TYPE_CHECKING:
     from callgate.tools.registry import RegisteredTool
@@ -19,35 +19,21 @@ def check(config: ConfigOption = None) -> None:
     """
     loaded = read_config(config)
     check_exposure(loaded)
-    from callgate.cli.own_tools import built_tools, keep_quiet
-    from callgate.runtime.builders.errors import BadEntry
-    from callgate.runtime.builders.limits import processes_of, threads_of
-    from callgate.runtime.builders.models import model_entries
-    from callgate.runtime.builders.stores import check_files, store_of
-    from callgate.runtime.tool_patterns import check_patterns, pattern_problems
-    from callgate.tools.http_client import Web
+    from callgate.cli.making import made
+    from callgate.cli.own_tools import keep_quiet
+    from callgate.runtime.tool_patterns import pattern_problems
+    from callgate.tools.own_modules import hiding
 
     keep_quiet(loaded)
-    try:
-        models = model_entries(loaded.config)
-        store_of(loaded.config)
-        check_files(loaded.config)
-    except BadEntry as error:
-        raise give_up(loaded.complaint(*error.mistakes)) from None
-    threads, processes = threads_of(loaded.config), processes_of(loaded.config)
-    registry = built_tools(loaded, Web(), threads, processes)
-    try:
-        check_patterns(loaded.config, registry)
-    except BadEntry as error:
-        raise give_up(loaded.complaint(*error.mistakes)) from None
+    models, registry = made(loaded)
     tools, sources, broken = registry.tools(), registry.sources(), registry.quarantined()
     for it in broken:
         typer.echo(f"tool {it.name} cannot be used: {it.reason}", err=True)
     names = len({entry.model_name for entry in models})
     counts = f"{names} model(s), {len(tools)} tool(s), {len(sources)} source(s) of tools that were not asked"
     typer.echo(f"{loaded.path or 'the built-in config'}: {'fine' if not broken else 'not fine'}; {counts}")
-    for clash in registry.clashes():
-        typer.echo(f"warning: {clash}", err=True)
+    for warning in (*registry.clashes(), *hiding(loaded.folder)):
+        typer.echo(f"warning: {warning}", err=True)
     unknown = " among the tools of the config, and its sources were not asked" if sources else ""
     for problem in pattern_problems(loaded.config, registry):
         typer.echo(f"{'note' if sources else 'warning'}: {problem}{unknown}", err=True)

@@ -17,8 +17,8 @@ from callgate.tools.threads import ThreadPool
 
 
 def keep_quiet(loaded: Loaded, level: str = "error") -> None:
-    """A command says itself what there is to say; only what is really wrong is logged, with secrets masked."""
-    logs.configure(Redactor(loaded.secrets), level=level, format=loaded.config.logging.format)
+    """A command says itself what there is to say; only what is really wrong is logged, for people, with secrets masked."""
+    logs.configure(Redactor(loaded.secrets), level=level, format="console")
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from callgate.cli.shared import WRONG, ConfigOption, check_exposure, check_makeable, count_keys, give_up, read_config
+from callgate.cli.shared import WRONG, ConfigOption, check_exposure, count_keys, give_up, read_config
 
 if TYPE_CHECKING:
     from callgate.config.load import Loaded
@@ -33,10 +33,11 @@ def serve(
     if create_key:
         _create_first_key(loaded)
     check_exposure(loaded)
-    check_makeable(loaded)
+    from callgate.cli.making import made
     from callgate.config.load import load
     from callgate.server.serve import serve as run_server
 
+    made(loaded)
     raise typer.Exit(run_server(loaded, lambda: load(config, flags=flags)))
 
 

@@ -11,8 +11,8 @@ import typer
 
 if TYPE_CHECKING:
     from callgate.config.load import Loaded
+    from callgate.config.problems import ConfigError
     from callgate.config.schema import Config
-    from callgate.tools.http_client import Web
 
 ConfigOption = Annotated[
     Path | None,
@@ -35,10 +35,23 @@ def read_config(path: Path | None, flags: dict[str, Any] | None = None, *, witho
 
     try:
         loaded = load(path, flags=flags or {}, lenient=without_variables)
-    except (ConfigError, OSError) as error:
+    except ConfigError as error:
+        raise give_up(error if error.rest is None else _with_what_cannot_be_made(error, error.rest)) from None
+    except OSError as error:
         raise give_up(error) from None
     make_importable(loaded.folder)
     return loaded
+
+
+def _with_what_cannot_be_made(error: "ConfigError", rest: "Loaded") -> "ConfigError":
+    """The mistakes in the file together with those of the entries that are well written."""
+    from callgate.cli.making import mistakes_in
+    from callgate.config.problems import ConfigError
+
+    make_importable(rest.folder)
+    found = rest.complaint(*mistakes_in(rest)).problems
+    known = {problem.spot for problem in error.problems}
+    return ConfigError([*error.problems, *(each for each in found if each.spot not in known)])
 
 
 def make_importable(folder: Path) -> None:
@@ -68,28 +81,6 @@ def count_keys(config: "Config") -> int:
         return len(config.keys) + stored_keys(Path(config.data_dir))
     except (OSError, DamagedStore) as error:
         raise give_up(f"data_dir: {error}") from None
-
-
-def check_makeable(loaded: "Loaded") -> None:
-    """Refuse what can be read but not made: a module that is not there, a model that could never be asked."""
-    from callgate.runtime.builders.errors import BadEntry
-    from callgate.runtime.builders.limits import processes_of, threads_of
-    from callgate.runtime.builders.models import model_entries
-    from callgate.runtime.builders.stores import check_files
-    from callgate.runtime.builders.tools import registry_of
-
-    def web() -> "Web":
-        from callgate.tools.http_client import Web
-
-        return Web()
-
-    try:
-        model_entries(loaded.config)
-        config = loaded.config
-        registry_of(config, web, threads_of(config), processes_of(config))
-        check_files(config)
-    except BadEntry as error:
-        raise give_up(loaded.complaint(*error.mistakes)) from None
 
 
 def give_up(why: object) -> typer.Exit:

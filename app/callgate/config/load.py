@@ -4,8 +4,9 @@ What counts, in this order: flags, `CALLGATE_*` variables, the file, the default
 is read: the demo model and the built-in tools.
 """
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +15,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from callgate.config.document import Document, read_document
-from callgate.config.mcp_file import take_in_servers
+from callgate.config.mcp_file import BLOCKS, take_in_servers
 from callgate.config.mistakes import problems_of
 from callgate.config.problems import ConfigError, Problem, Spot
 from callgate.config.references import References
@@ -89,18 +90,28 @@ def load(
     document = read_document(_text_of(file), _shown(file), references)
     take_in_servers(document, file.parent, references)
     _outrank(document, environ, flags or {})
+    # A block whose lines are all commented out reads as null, and means its defaults.
+    if document.value is None:
+        document.value = {}
+    elif isinstance(document.value, dict):
+        document.value = {name: block for name, block in document.value.items() if block is not None}
+    places = {**document.keys, **document.values}
+
+    def loaded(value: Any) -> Loaded:
+        config = Config.model_validate(value, context={FOLDER: _folder_of(found)})
+        return Loaded(config, found, frozenset(filter(None, document.secrets)), places)
+
     try:
-        # A block whose lines are all commented out reads as null, and means its defaults.
-        if document.value is None:
-            document.value = {}
-        elif isinstance(document.value, dict):
-            document.value = {name: block for name, block in document.value.items() if block is not None}
-        config = Config.model_validate(document.value, context={FOLDER: _folder_of(found)})
+        config = loaded(document.value)
     except ValidationError as error:
-        raise ConfigError([*document.problems, *problems_of(document, error)]) from None
+        problems = [*document.problems, *problems_of(document, error)]
+        rest = None
+        with contextlib.suppress(ValidationError):  # then what was taken out is missing elsewhere
+            rest = loaded(_without(document.value, [each["loc"] for each in error.errors()]))
+        raise ConfigError(problems, rest) from None
     if document.problems:
-        raise ConfigError(document.problems)
-    return Loaded(config, found, frozenset(filter(None, document.secrets)), {**document.keys, **document.values})
+        raise ConfigError(document.problems, config)
+    return config
 
 
 def find(path: Path | str | None, environ: Mapping[str, str]) -> Path | None:
@@ -109,6 +120,36 @@ def find(path: Path | str | None, environ: Mapping[str, str]) -> Path | None:
         return Path(named)
     usual = Path(USUAL_FILE)
     return usual if usual.is_file() else None
+
+
+_STAND_INS: Final[Mapping[str, Callable[[int], dict[str, Any]]]] = MappingProxyType(
+    {
+        "model_list": lambda index: {"model_name": f"left-out-{index}", "litellm_params": {"model": "demo/demo"}},
+        "tools": lambda index: {
+            "kind": "http",
+            "name": f"left_out_{index}",
+            "description": "-",
+            "url": "http://0.invalid",
+        },
+    }
+)
+"""What stands where an entry was taken out, so that the others keep their places."""
+
+
+def _without(value: Any, places: Iterable[tuple[str | int, ...]]) -> Any:
+    """A config without the settings at these places: entries of models, tools and MCP servers each, other blocks whole."""
+    if not isinstance(value, dict):
+        return value
+    rest = dict(value)
+    for block, *inner in places:
+        entries, at = rest.get(str(block)), inner[0] if inner else None
+        if isinstance(entries, list) and isinstance(at, int) and block in _STAND_INS:
+            rest[str(block)] = [*entries[:at], _STAND_INS[str(block)](at), *entries[at + 1 :]]
+        elif isinstance(entries, dict) and at in entries and block in BLOCKS:
+            rest[str(block)] = {name: entry for name, entry in entries.items() if name != at}
+        else:
+            rest.pop(str(block), None)
+    return rest
 
 
 def _folder_of(path: Path | None) -> Path:

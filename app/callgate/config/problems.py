@@ -3,6 +3,10 @@
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from callgate.config.load import Loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,9 @@ class Problem:
 class ConfigError(Exception):
     """The config cannot be used. Holds every problem that was found, not just the first."""
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
+    def __init__(self, problems: Iterable[Problem], rest: "Loaded | None" = None) -> None:
+        """`rest` is the config without the settings that have problems: for finding more, and never to be used."""
+        self.rest = rest
         self.problems = tuple(sorted(problems, key=lambda it: (it.spot.source, it.spot.line or 0, it.spot.column or 0)))
         super().__init__("\n".join(str(problem) for problem in self.problems))
 

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from callgate.config.schema import ApprovalLists, Config, OpenApiTool
-from callgate.runtime.builders.errors import BadEntry
+from callgate.runtime.builders.errors import BadEntry, raise_all
 from callgate.tools.approval_rules import ApprovalRule
 from callgate.tools.registry import CONFIG_ADDRESS, Registry
-from callgate.tools.tool_filter import Unmatched, is_glob, nearest, unmatched
+from callgate.tools.tool_filter import Unmatched, glob_matches, is_glob, nearest, unmatched
 
 Path = tuple[str | int, ...]
 
@@ -25,12 +25,28 @@ class PatternProblem:
 
 
 def check_patterns(config: Config, registry: Registry) -> None:
-    """Raise `BadEntry` for the first name that cannot be a tool's, whatever sources that are not open yet may have."""
-    for path, entry, patterns in _places(config):
-        for pattern in patterns:
-            wrong = _certainly_wrong(pattern, registry)
-            if wrong is not None:
-                raise BadEntry(path, entry, str(wrong))
+    """Raise `BadEntry` for all names that cannot be tools', whatever sources that are not open yet may have, and all that
+    are no models'."""
+    wrong = [
+        BadEntry(path, entry, str(found))
+        for path, entry, patterns in _places(config)
+        for pattern in patterns
+        if (found := _certainly_wrong(pattern, registry)) is not None
+    ]
+    raise_all([*wrong, *_wrong_models(config)])
+
+
+def _wrong_models(config: Config) -> Iterator[BadEntry]:
+    """A key's patterns that name no model. Where a wildcard stands in `model_list`, any name may be one."""
+    names = [entry.model_name for entry in config.model_list]
+    if any(map(is_glob, names)):
+        return
+    for index, key in enumerate(config.keys):
+        for at, pattern in enumerate(key.models):
+            if not any(glob_matches(pattern, name) for name in names):
+                near = nearest(pattern, names)
+                hint = f"; did you mean {near!r}?" if near else f"; there are {', '.join(dict.fromkeys(names))}"
+                yield BadEntry(("keys", index, "models", at), key.name, f"{pattern[:64]!a} names no model{hint}")
 
 
 def pattern_problems(config: Config, registry: Registry) -> list[PatternProblem]:

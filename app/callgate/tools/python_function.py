@@ -30,6 +30,7 @@ from callgate.calls.outcome import Failed, FailureKind, Outcome
 from callgate.calls.states import ReadyCall
 from callgate.tools.authoring import Context, Mark, ToolError, mark_of, progress_of
 from callgate.tools.executor import DEFAULT_POLICY, Policy, RunContext, Tool
+from callgate.tools.own_modules import name_taken
 from callgate.tools.results import Unwritable, returned
 from callgate.tools.threads import NoThreadLeft, ThreadPool
 
@@ -273,26 +274,19 @@ def _function_at(path: str) -> Callable[..., Any]:
 
 
 def _module(name: str) -> ModuleType:
+    if hidden := name_taken(name):
+        raise NotATool(hidden)
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise NotATool(f"there is no module {name}{_near_module(name)}") from error
-        raise NotATool(f"{name} cannot be imported: {error}") from error
+        advice = f"install it for the Python that runs Callgate ({sys.executable} -m pip install ...)"
+        raise NotATool(f"{name} cannot be imported: {error} ({raised_at(error)}): {advice}") from error
     except Exception as error:  # importing runs a stranger's code, which may fail in any way
-        raise NotATool(f"{name} cannot be imported: {_said(error)}") from error
-    _check_not_hidden(module)
+        where = f" ({place})" if (place := raised_at(error)) else ""
+        raise NotATool(f"{name} cannot be imported: {_said(error)}{where}") from error
     return module
-
-
-def _check_not_hidden(module: ModuleType) -> None:
-    """Refuse a file in the first folder of the import path that another module of its name was loaded in place of."""
-    start = Path(sys.path[0], *module.__name__.split("."))
-    for own in (start.with_name(f"{start.name}.py"), start / "__init__.py"):
-        origin = module.__spec__.origin if module.__spec__ else None
-        if own.is_file() and not (origin and Path(origin).exists() and own.samefile(origin)):
-            where = origin or "built in"
-            raise NotATool(f"{own} is hidden by another module called {module.__name__} ({where}): rename the file")
 
 
 def _near_module(name: str) -> str:
@@ -352,7 +346,7 @@ def raised_at(error: BaseException) -> str:
 
 
 _LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
-_NOT_THEIRS = (*map(sysconfig.get_path, _LIBRARIES), str(Path(__file__).resolve().parents[1]))
+_NOT_THEIRS = ("<frozen importlib", *map(sysconfig.get_path, _LIBRARIES), str(Path(__file__).resolve().parents[1]))
 
 
 def _said(error: BaseException) -> str:

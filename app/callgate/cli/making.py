@@ -1,0 +1,64 @@
+"""Making what a config names, to see whether it can be made: all that is wrong is said at once, each with its place."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from callgate.cli.shared import give_up
+from callgate.config.load import Loaded
+from callgate.runtime.builders.errors import BadEntry
+from callgate.runtime.builders.limits import processes_of, threads_of
+from callgate.runtime.builders.models import model_entries
+from callgate.runtime.builders.stores import check_files, store_of
+from callgate.runtime.builders.tools import registry_of
+from callgate.runtime.tool_patterns import check_patterns
+from callgate.tools.registry import Registry
+from callgate.upstream.resolve import ModelEntry
+
+if TYPE_CHECKING:
+    from callgate.tools.http_client import Web
+
+Mistake = tuple[tuple[str | int, ...], str]
+T = TypeVar("T")
+
+
+def made(loaded: Loaded) -> tuple[list[ModelEntry], Registry]:
+    """The models and the tools, nobody asked yet; or the end of the command with everything of which nothing can be made: a
+    module that is not there, a model that could never be asked, a pattern that names nothing."""
+    mistakes, models, registry = _tried(loaded)
+    if not mistakes and registry is not None:
+        try:
+            check_patterns(loaded.config, registry)
+        except BadEntry as error:
+            mistakes = error.mistakes
+    if mistakes or models is None or registry is None:
+        raise give_up(loaded.complaint(*mistakes))
+    return models, registry
+
+
+def mistakes_in(loaded: Loaded) -> list[Mistake]:
+    """What cannot be made of a config that is not whole."""
+    return _tried(loaded)[0]
+
+
+def _tried(loaded: Loaded) -> tuple[list[Mistake], list[ModelEntry] | None, Registry | None]:
+    config = loaded.config
+    mistakes: list[Mistake] = []
+
+    def tried(make: Callable[[], T]) -> T | None:
+        try:
+            return make()
+        except BadEntry as error:
+            mistakes.extend(error.mistakes)
+            return None
+
+    models = tried(lambda: model_entries(config))
+    registry = tried(lambda: registry_of(config, _web, threads_of(config), processes_of(config)))
+    tried(lambda: store_of(config))
+    tried(lambda: check_files(config))
+    return mistakes, models, registry
+
+
+def _web() -> "Web":
+    from callgate.tools.http_client import Web
+
+    return Web()
