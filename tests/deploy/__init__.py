@@ -1,0 +1,1 @@
+"""What `deploy/` brings, rendered and checked without a cluster."""
