@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from callgate.calls.outcome import Returned
 from callgate.tools.command import CommandLine
 from callgate.tools.executor import Policy, Tool
 from callgate.tools.launch import GRACE_SECONDS, landlock_abi
 from callgate.tools.process import (
+    _IMPORT,
     MAX_STDERR,
     STDERR_TAIL,
     Closed,
@@ -29,6 +31,7 @@ from callgate.tools.process import (
     ProcessLimits,
     TooLong,
     _Child,
+    has_pid_namespaces,
 )
 from callgate.tools.registry import Registry
 from callgate.tools.toolbox import RequestToolbox
@@ -38,9 +41,18 @@ from tests.tools.kinds import everything, processes_naming
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["asyncio", "uvloop"])
+NAMESPACE = pytest.mark.skipif(not has_pid_namespaces(), reason="this system gives no PID namespace")
+USUAL = {"cwd": "/", "own_pids": False}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(False, id="asyncio"), pytest.param(True, id="uvloop in a namespace", marks=NAMESPACE)],
+)
 def anyio_backend(request):
-    """Both event loops: descriptors are watched and children reaped without the help of either."""
+    """Both event loops: descriptors are watched and children reaped without the help of either. With and without a
+    PID namespace, all the same must hold."""
+    USUAL["own_pids"] = request.param
     return "asyncio", {"use_uvloop": request.param}
 
 
@@ -50,12 +62,12 @@ LANDLOCK = pytest.mark.skipif(not landlock_abi(), reason="this kernel has no Lan
 
 def python(script: str, *arguments: str, **options: Any) -> Command:
     argv = (sys.executable, "-I", "-S", "-c", textwrap.dedent(script), *arguments)
-    return Command(sys.executable, argv, **{"cwd": "/", "env": ENVIRONMENT, **options})
+    return Command(sys.executable, argv, **{**USUAL, "env": ENVIRONMENT, **options})
 
 
 def shell(script: str, **options: Any) -> Command:
     """For tests only: what runs commands itself never starts one."""
-    return Command("/bin/sh", ("sh", "-c", script), **{"cwd": "/", "env": ENVIRONMENT, **options})
+    return Command("/bin/sh", ("sh", "-c", script), **{**USUAL, "env": ENVIRONMENT, **options})
 
 
 @asynccontextmanager
@@ -317,7 +329,7 @@ async def test_when_its_launcher_is_killed_the_command_ends_and_its_fate_is_unkn
     async with opened() as processes:
         running = asyncio.create_task(processes.run(python(TWO_OF_A_GROUP, str(mark)), 1000))
         await everything(mark.exists)
-        assert len(processes_naming(str(mark))) == 3
+        assert len(processes_naming(str(mark))) >= 3
         [child] = processes._running
         child._launcher.kill()
         with pytest.raises(LauncherDied):
@@ -337,6 +349,51 @@ async def test_the_command_itself_dies_with_its_launcher_whoever_else_is_left(tm
         with pytest.raises(LauncherDied):
             await running
         await everything(lambda: processes_naming(str(mark)) == [])
+
+
+@NAMESPACE
+async def test_in_a_namespace_what_left_every_group_dies_with_a_killed_launcher(tmp_path):
+    mark = tmp_path / "all-of-it"
+    async with opened() as processes:
+        running = asyncio.create_task(processes.run(python(STUBBORN, str(mark), own_pids=True), 1000))
+        await everything(mark.exists)
+        assert len(processes_naming(str(mark))) >= 5
+        [child] = processes._running
+        child._launcher.kill()
+        with pytest.raises(LauncherDied):
+            await running
+        await everything(lambda: processes_naming(str(mark)) == [])
+
+
+@NAMESPACE
+async def test_in_a_namespace_it_sees_no_other_process_and_ends_none():
+    script = """
+    import os, signal
+    print(sorted(int(each) for each in os.listdir("/proc") if each.isdigit()))
+    for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM):
+        os.kill(os.getppid(), number)
+    print(os.getppid())
+    """
+    ended = await run(python(script, own_pids=True))
+    assert (ended.code, ended.stdout) == (0, b"[1, 2]\n1\n")
+
+
+@pytest.mark.parametrize("missing", ["permission", "program"])
+def test_where_there_is_no_namespace_that_is_logged_and_commands_run_without(monkeypatch, missing):
+    has_pid_namespaces.cache_clear()
+    if missing == "program":
+        monkeypatch.setattr("sys.executable", "/nowhere/python")
+    else:
+        monkeypatch.setattr("callgate.tools.process._IMPORT", f"{_IMPORT}; launch._CLONE_NEWPID = -1")
+    try:
+        with capture_logs() as logs:
+            line = CommandLine(Processes(), argv=["true"], parameters={}, cwd="/")
+        assert not line._command({}).own_pids
+        [entry] = logs
+        assert entry["event"] == "commands_share_processes"
+        assert ("a PID namespace: " if missing == "permission" else "/nowhere/python") in entry["reason"]
+    finally:
+        has_pid_namespaces.cache_clear()
 
 
 async def test_a_command_that_stops_its_launcher_ends_all_the_same(tmp_path, monkeypatch):

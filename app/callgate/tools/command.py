@@ -28,6 +28,7 @@ from callgate.tools.process import (
     Processes,
     ProcessLimits,
     TooLong,
+    has_pid_namespaces,
 )
 from callgate.tools.results import decoded, described
 
@@ -60,7 +61,8 @@ class CommandLine:
     """Runs a call as one command.
 
     `argv` holds texts, and lists of texts that are left out together when an argument of theirs is not given.
-    `stdin` is `json`, or a text with places. All arguments must have a place.
+    `stdin` is `json`, or a text with places. All arguments must have a place. Where the system has PID namespaces each
+    command runs in one, unless `pid_namespace` is off.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class CommandLine:
         ok_codes: Sequence[int] = (0,),
         limits: ProcessLimits | None = None,
         paths: Paths | None = None,
+        pid_namespace: bool = True,
     ) -> None:
         self._processes = processes
         self._argv = [(each,) if isinstance(each, str) else tuple(each) for each in argv]
@@ -94,6 +97,7 @@ class CommandLine:
             raise BadCommand("`paths` needs Landlock, and this system has none: the command would not be held to them")
         if paths is not None:
             _check_paths(paths)
+        self._own_pids = pid_namespace and has_pid_namespaces()
 
     async def execute(self, call: ReadyCall, context: RunContext) -> Outcome:
         try:
@@ -121,6 +125,7 @@ class CommandLine:
             stdin=self._filled_stdin(arguments),
             limits=self._limits,
             paths=self._paths,
+            own_pids=self._own_pids,
         )
 
     def _filled_argv(self, arguments: Mapping[str, Any]) -> Iterator[str]:

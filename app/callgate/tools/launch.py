@@ -61,6 +61,9 @@ def main(arguments: list[str]) -> None:
     settings = [(name, value) for name, _, value in (each.partition("=") for each in arguments[1:at])]
     program, argv = arguments[at + 1], arguments[at + 2 :]
     try:
+        own_pids = ("pids", "own") in settings
+        if own_pids:
+            _enter_pid_namespace()
         wake = _be_woken()
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         pid = _started(settings, program, argv)
@@ -69,10 +72,18 @@ def main(arguments: list[str]) -> None:
         return
     if ("streams", "given") in settings:
         _give_streams_away()
-    _say(line, f"started {pid}")
+    _say(line, f"started {0 if own_pids else pid}")  # a number inside the namespace is somebody else's outside
     most = next((int(value) for name, value in settings if name == "processes"), 0)
     grace = next((float(value) for name, value in settings if name == "grace"), GRACE_SECONDS)
     _say(line, _ended(_ChildWatch(line, wake, pid), most, grace))
+
+
+def try_pid_namespace() -> None:
+    """End with code 0 where commands can have a PID namespace, else with what stands in the way."""
+    try:
+        _enter_pid_namespace()
+    except _NotStarted as error:
+        sys.exit(str(error))
 
 
 class _NotStarted(Exception):
@@ -92,6 +103,60 @@ def _give_streams_away() -> None:
     for number in (0, 1, 2):
         os.dup2(nothing, number)
     os.close(nothing)
+
+
+# A PID namespace ----------------------------------------------------------------------------------
+
+_CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
+_MS_REC, _MS_PRIVATE = 1 << 14, 1 << 18
+_MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1 << 1, 1 << 2, 1 << 3
+
+
+def _enter_pid_namespace() -> None:
+    """Go on as the first process of a new PID namespace: when it ends, the kernel ends all the others there.
+
+    The process that was started stays outside and waits. When it is killed, the first process is, and so all of them.
+    """
+    user, group = os.geteuid(), os.getegid()
+    try:
+        _unshare(_CLONE_NEWPID | _CLONE_NEWNS | (_CLONE_NEWUSER if user else 0))
+        if user:  # the same user inside, and no other
+            for name, text in (
+                ("setgroups", "deny"),
+                ("uid_map", f"{user} {user} 1"),
+                ("gid_map", f"{group} {group} 1"),
+            ):
+                with open(f"/proc/self/{name}", "w") as file:
+                    file.write(text)
+        alive, held = os.pipe()
+        first = os.fork()
+        if first:
+            _close_all_but(held)
+            for number in _IGNORED:
+                signal.signal(number, signal.SIG_IGN)
+            _, status = os.waitpid(first, 0)
+            os._exit(min(abs(os.waitstatus_to_exitcode(status)), 255))
+        os.close(held)
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if select.select([alive], [], [], 0)[0]:
+            os._exit(1)  # whoever waits outside was killed before that took effect
+        os.close(alive)
+        _mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE)
+        _mount(b"proc", b"/proc", b"proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
+    except OSError as error:
+        raise _NotStarted(f"a PID namespace: {os.strerror(error.errno or 0)}") from None
+
+
+def _unshare(flags: int) -> None:
+    if not _LINUX:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if _libc().unshare(flags) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _mount(what: bytes, where: bytes, kind: bytes | None, flags: int) -> None:
+    if _libc().mount(what, where, kind, ctypes.c_ulong(flags), None) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def _be_woken() -> int:

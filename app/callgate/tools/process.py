@@ -7,6 +7,7 @@ We hold a line to the launcher: closing it ends the command, and so does our own
 import asyncio
 import contextlib
 import errno
+import functools
 import os
 import signal
 import socket
@@ -18,8 +19,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+import structlog
+
 from callgate.tools import launch
 from callgate.tools.concurrency import ConcurrencyLimiter
+
+log = structlog.get_logger("callgate.tools")
 
 DEFAULT_SIZE = 16
 """Commands at the same time, of all tools together: each is a process or more, and memory that is not ours to bound."""
@@ -30,9 +35,12 @@ MAX_STDERR = 16 * 1024 * 1024
 CLOSE_SECONDS = 2.0
 END_SECONDS = launch.GRACE_SECONDS + launch.SWEEP_SECONDS + 1.0
 """For a launcher to end. One that takes longer was stopped by its own command."""
+TRY_SECONDS = 10.0
+"""For trying whether a namespace can be had, which takes some twenty milliseconds."""
 _READ_AT_ONCE = 262_144
 _LAUNCHER = str(Path(launch.__file__).resolve())
-BOOT = f"import sys; sys.path.append({str(Path(_LAUNCHER).parent)!r}); import launch; launch.main(sys.argv[1:])"
+_IMPORT = f"import sys; sys.path.append({str(Path(_LAUNCHER).parent)!r}); import launch"
+BOOT = f"{_IMPORT}; launch.main(sys.argv[1:])"
 """Imported rather than run by path, so that its compiled form is used. Our folder comes last and hides nothing."""
 
 
@@ -68,6 +76,30 @@ class Command:
     limits: ProcessLimits = ProcessLimits()
     paths: Paths | None = None
     """None for no restriction."""
+    own_pids: bool = False
+    """Run it in a PID namespace: it sees no process but those it started, and none of them outlives it."""
+
+
+@functools.cache
+def has_pid_namespaces() -> bool:
+    """Whether commands can have PID namespaces here. Tried once, and where they cannot it is logged."""
+    try:
+        tried = subprocess.run(  # noqa: S603 - an argv, and no shell
+            [sys.executable, "-I", "-S", "-c", f"{_IMPORT}; launch.try_pid_namespace()"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            cwd="/",
+            env={},
+            timeout=TRY_SECONDS,
+        )
+        reason = tried.stderr.decode(errors="replace").strip()[-200:] if tried.returncode else None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        reason = str(error)
+    if reason is not None:
+        effect = "a command can see and signal processes of our user, and what it leaves running may outlive it"
+        log.warning("commands_share_processes", reason=reason, effect=effect)
+    return reason is None
 
 
 class EndReason(StrEnum):
@@ -275,8 +307,11 @@ class _Child:
 
     @staticmethod
     def _kill_group(pid: str) -> None:
-        """What the launcher can no longer do. The command itself died with it; this is for its children."""
-        if pid:
+        """What the launcher can no longer do. The command itself died with it; this is for its children.
+
+        In a namespace they died too, and there is no number.
+        """
+        if pid not in ("", "0"):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(int(pid), signal.SIGKILL)
 
@@ -304,6 +339,8 @@ def _settings(command: Command) -> Iterator[str]:
         yield f"{name}={getattr(limits, name)}"
     if "LC_CTYPE" in command.env:
         yield "lc_ctype=given"
+    if command.own_pids:
+        yield "pids=own"
     if command.paths is not None:
         yield "landlock=on"
         yield from (f"read={path}" for path in command.paths.read)

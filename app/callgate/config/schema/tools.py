@@ -160,6 +160,9 @@ class CommandTool(ToolSection):
     """What it may use."""
     paths: CommandPaths | None = None
     """The only places it may open; where not set, all that the user Callgate runs as may. Needs Landlock (Linux)."""
+    pid_namespace: Switch = True
+    """Run it in a PID namespace where the system has one (Linux): it sees no processes but its own, and none of them
+    outlives it. Off for a command that is to look at the processes of the machine."""
 
 
 class OpenApiTool(ToolSection):

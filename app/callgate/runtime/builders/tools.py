@@ -145,6 +145,7 @@ def _command_tool(entry: CommandTool, defaults: Policy, processes: Processes) ->
         ok_codes=entry.ok_codes,
         limits=ProcessLimits(**{name: getattr(limits, name) for name in type(limits).model_fields}),
         paths=None if paths is None else Paths(read=paths.read, write=paths.write),
+        pid_namespace=entry.pid_namespace,
     )
     program = entry.argv[0]
     tool = _tool(entry, executor, defaults, program if isinstance(program, str) else " ".join(program))
