@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from tests.harness import environment, leftovers
 from tests.harness.installed import install_wheel
 from tests.harness.needs import demanded, missing, summary
+from tests.harness.postgres import PostgresServer, postgres_server
 from tests.scripted_upstream import Upstream
 
 # Without it litellm asks the network for its price list as soon as it is imported.
@@ -80,6 +82,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails a test that leaves threads or child processes behind."""
+    if any("postgres" in mark.args for mark in request.node.iter_markers("needs")):
+        request.getfixturevalue("postgres")  # stays for the whole run
     allowed = [name for mark in request.node.iter_markers("leaves") for name in mark.args]
     threads, children = leftovers.threads(), leftovers.children()
     if "anyio_backend" in request.fixturenames:
@@ -115,3 +119,15 @@ async def upstream() -> AsyncIterator[Upstream]:
     """A model provider on a port of its own. What it did not expect fails the test when it closes."""
     async with Upstream() as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A Postgres server for the whole run; each test takes a schema of its own."""
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture
+def schema() -> str:
+    return f"test_{secrets.token_hex(6)}"

@@ -10,6 +10,7 @@ from callgate.cli.chat import chat
 from callgate.cli.checking import check
 from callgate.cli.doctor import doctor
 from callgate.cli.keys import keys
+from callgate.cli.ledger import ledger
 from callgate.cli.models import models
 from callgate.cli.runs import runs
 from callgate.cli.serving import health, serve
@@ -29,6 +30,7 @@ app.add_typer(tools, name="tools")
 app.add_typer(approvals, name="approvals")
 app.add_typer(keys, name="keys")
 app.add_typer(runs, name="runs")
+app.add_typer(ledger, name="ledger")
 
 
 def main() -> None:

@@ -148,7 +148,7 @@ async def test_nothing_is_left_wherever_a_request_ends(
                 if not (await _end_at(app, manager, upstream, body, k, way)).reached:
                     break
     with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
-        states = dict(database.execute("SELECT state, count(*) FROM runs GROUP BY state"))
+        states = dict(database.execute("SELECT state, count(*) FROM calls GROUP BY state"))
     assert "started" not in states
     report("cancellation", scenario=f"{shape}-{mode}-{way}", places=whole.count, states=states)
     assert whole.count >= 5

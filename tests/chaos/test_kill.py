@@ -175,7 +175,7 @@ def _ledger(folder: Path) -> dict[str, str]:
     """The state of each call. That a call stands in it once is what its primary key and this dict's size say."""
     with contextlib.closing(sqlite3.connect(folder / FILE)) as database:
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        rows = database.execute("SELECT call_id, state FROM runs").fetchall()
+        rows = database.execute("SELECT call_id, state FROM calls").fetchall()
     assert len({call for call, _ in rows}) == len(rows), "no call was started twice"
     return dict(rows)
 

@@ -172,7 +172,7 @@ async def test_every_run_of_a_tool_stands_in_the_ledger(upstream: Upstream, tmp_
         assert answer.status_code == 200
     with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
         rows = database.execute(
-            "SELECT call_id, tool, state, key_name, writes, arguments, run_id FROM runs ORDER BY call_id"
+            "SELECT call_id, tool, state, key_name, writes, arguments, run_id FROM calls ORDER BY call_id"
         )
         found = rows.fetchall()
     run_id = answer.headers["x-callgate-run"]
@@ -191,7 +191,7 @@ async def test_a_tool_whose_client_left_is_unknown_in_the_ledger(upstream: Upstr
         async with asyncio.timeout(5):
             await running.cancelled.wait()
     with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
-        assert database.execute("SELECT state, note FROM runs").fetchall() == [("unknown", "cut off: CancelledError")]
+        assert database.execute("SELECT state, note FROM calls").fetchall() == [("unknown", "cut off: CancelledError")]
 
 
 async def test_a_call_that_waits_in_a_full_house_can_be_decided_about(upstream: Upstream) -> None:

@@ -1,7 +1,7 @@
 """Tests that need something this machine may not have: skipped aloud, counted, and demanded where it should be there.
 
 `pytestmark = needs("node", "redis-server")` asks for commands on the path; `module:NAME` asks for a Python module,
-`env:NAME` for a variable, `environment:NAME` for one that is made from a lock.
+`env:NAME` for a variable, `postgres` for that server, `environment:NAME` for one that is made from a lock.
 `CALLGATE_TESTS_REQUIRE=node,module:xllamacpp` (or `all`) turns the skip into a failure.
 """
 
@@ -9,10 +9,13 @@ import importlib.util
 import os
 import shutil
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 REQUIRE = "CALLGATE_TESTS_REQUIRE"
+POSTGRES = max(Path("/usr/lib/postgresql").glob("*/bin"), default=Path("/usr/lib/postgresql"))
+"""Where Debian puts the server's programs, none of them on the path."""
 
 
 def needs(*parts: str) -> pytest.MarkDecorator:
@@ -41,6 +44,8 @@ def _is_there(part: str) -> bool:
             return importlib.util.find_spec(name) is not None
         case "env":
             return bool(os.environ.get(name))
+        case "postgres":
+            return (POSTGRES / "initdb").exists()
         case "environment":
             from tests.harness import environment
 

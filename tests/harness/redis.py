@@ -12,7 +12,7 @@ START_PATIENCE = 20.0
 @contextlib.asynccontextmanager
 async def redis_server(folder: Path, port: int | None = None) -> AsyncIterator[str]:
     """Runs redis-server and gives its URL; ready when it says so."""
-    port = port or _free_port()
+    port = port or free_port()
     process = await asyncio.create_subprocess_exec(
         "redis-server",
         *("--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no", "--dir", str(folder)),
@@ -35,6 +35,6 @@ async def redis_server(folder: Path, port: int | None = None) -> AsyncIterator[s
         await process.communicate()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         return int(listening.getsockname()[1])

@@ -39,7 +39,7 @@ def entry(call_id: str = "call_1", *, writes: bool = True, **changes) -> LedgerE
 def rows(folder: Path) -> dict[str, str]:
     """The state of each call, as another process sees it on the disk."""
     with contextlib.closing(sqlite3.connect(folder / FILE)) as database:
-        return dict(database.execute("SELECT call_id, state FROM runs"))
+        return dict(database.execute("SELECT call_id, state FROM calls"))
 
 
 async def until(folder: Path, expected: dict[str, str]) -> None:
@@ -74,7 +74,7 @@ async def test_a_run_that_waited_is_one_row_that_began_when_it_began(tmp_path: P
         assert rows(tmp_path) == {"patient": "started"}
         ledger.end(begun, RunState.DONE)
     with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
-        assert database.execute("SELECT started_at, state FROM runs").fetchall() == [(2e12, "done")]
+        assert database.execute("SELECT started_at, state FROM calls").fetchall() == [(2e12, "done")]
 
 
 async def test_what_waited_when_its_process_died_never_began(tmp_path: Path) -> None:
@@ -82,12 +82,12 @@ async def test_what_waited_when_its_process_died_never_began(tmp_path: Path) -> 
         ledger.wait(entry("patient"))
         await until(tmp_path, {"patient": "waiting"})
     with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
-        database.execute("UPDATE runs SET process = 'gone', state = 'waiting', ended_at = NULL")
+        database.execute("UPDATE calls SET process = 'gone', state = 'waiting', ended_at = NULL")
         database.commit()
     async with opened(tmp_path) as ledger:
         assert ledger.found_unknown == 0
     with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
-        found = database.execute("SELECT state, note FROM runs").fetchall()
+        found = database.execute("SELECT state, note FROM calls").fetchall()
         assert found == [("failed", "never begun: the process ended first")]
 
 
@@ -104,7 +104,7 @@ async def test_a_ledger_of_an_older_version_keeps_its_rows_and_takes_runs_that_w
             "CREATE INDEX runs_under_way ON runs (process) WHERE state = 'started';"
         )
         with pytest.raises(sqlite3.IntegrityError):
-            database.execute("UPDATE runs SET state = 'waiting'")
+            database.execute("UPDATE calls SET state = 'waiting'")
     async with opened(tmp_path) as ledger:
         ledger.wait(entry("patient"))
         await until(tmp_path, {"old": "done", "patient": "waiting"})
@@ -127,11 +127,11 @@ async def test_a_run_is_one_row_whether_its_start_and_end_are_written_together_o
             await ledger.start(one)
             ledger.end(one, RunState.FAILED, "raised", "text")
     with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
-        found = database.execute("SELECT call_id, tool, key_name, state, note, result FROM runs ORDER BY call_id")
+        found = database.execute("SELECT call_id, tool, key_name, state, note, result FROM calls ORDER BY call_id")
         assert found.fetchall() == [
             (name, "pay", "alice", "failed", "raised", "text") for name in ("apart", "together")
         ]
-        assert database.execute("SELECT count(*) FROM runs WHERE ended_at IS NULL").fetchone() == (0,)
+        assert database.execute("SELECT count(*) FROM calls WHERE ended_at IS NULL").fetchone() == (0,)
 
 
 async def test_starts_side_by_side_share_a_batch_and_none_is_lost(tmp_path: Path) -> None:
@@ -180,11 +180,11 @@ async def test_what_a_process_that_lives_has_under_way_is_left_alone(tmp_path: P
 async def test_where_the_disk_refuses_nothing_that_may_write_is_started(tmp_path: Path) -> None:
     async with opened(tmp_path) as ledger:
         with contextlib.closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as database:
-            database.execute("ALTER TABLE runs RENAME TO elsewhere")
+            database.execute("ALTER TABLE calls RENAME TO elsewhere")
             with pytest.raises(NotRecorded):
                 await ledger.start(entry())
             await ledger.start(entry("read", writes=False))
-            database.execute("ALTER TABLE elsewhere RENAME TO runs")
+            database.execute("ALTER TABLE elsewhere RENAME TO calls")
         await ledger.start(entry("after"))
         assert "after" in rows(tmp_path)
 

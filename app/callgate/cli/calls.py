@@ -51,7 +51,7 @@ def _read(folder: Path, state: str | None, count: int) -> list[dict[str, Any]]:
     database.row_factory = sqlite3.Row
     try:
         rows = database.execute(
-            f"SELECT {COLUMNS} FROM runs WHERE ?1 IS NULL OR state = ?1 ORDER BY started_at DESC LIMIT ?2",  # noqa: S608 - constants
+            f"SELECT {COLUMNS} FROM calls WHERE ?1 IS NULL OR state = ?1 ORDER BY started_at DESC LIMIT ?2",  # noqa: S608 - constants
             (state, count),
         )
         return [dict(row) for row in rows]

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from callgate.cli.shared import WRONG, ConfigOption, check_exposure, count_keys, give_up, read_config
+from callgate.cli.shared import (
+    WRONG,
+    ConfigOption,
+    check_exposure,
+    count_keys,
+    give_up,
+    read_config,
+)
 
 if TYPE_CHECKING:
     from callgate.config.load import Loaded

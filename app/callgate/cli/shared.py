@@ -83,6 +83,21 @@ def count_keys(config: "Config") -> int:
         raise give_up(f"data_dir: {error}") from None
 
 
+def check_reachable(loaded: "Loaded") -> None:
+    """Refuse to serve without the ledger that several machines share."""
+    if loaded.config.ledger.url is None:
+        return
+    import asyncio
+
+    from callgate.runtime.builders.errors import BadEntry
+    from callgate.runtime.builders.stores import check_postgres
+
+    try:
+        asyncio.run(check_postgres(loaded.config))
+    except BadEntry as error:
+        raise give_up(loaded.complaint(*error.mistakes)) from None
+
+
 def give_up(why: object) -> typer.Exit:
     """Say why on standard error; to be raised."""
     typer.echo(f"callgate: {why}", err=True)

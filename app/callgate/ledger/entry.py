@@ -19,6 +19,10 @@ class RunState(StrEnum):
     DONE = "done"
     FAILED = "failed"
     """It ended, or was never let begin, and said why."""
+    CANCELLED = "cancelled"
+    """It was stopped before it began, because nobody wanted it any more."""
+    WITHDRAWN = "withdrawn"
+    """It never began, and certainly has not run: its process ended first."""
     UNKNOWN = "unknown"
     """It was started and nobody saw its end: cut off, timed out, or the process died. It is never run again by us."""
 
@@ -42,11 +46,20 @@ class LedgerEntry(msgspec.Struct, frozen=True, gc=False):
     started_at: float
     arguments: str | None = None
     """Only where the operator wants contents kept."""
+    epoch: int = 0
+    """Of the run that is carried on after a process died: whoever took it over has a higher one. 0 where none can."""
     id: str = msgspec.field(default_factory=lambda: f"{_OURS}{next(_count):016x}")
     """Counted within a process: rows that follow one another in the index are written to one page of it."""
 
 
 class Ledger(Protocol):
+    """Where calls are written down, by one process of those that share it."""
+
+    @property
+    def process(self) -> str:
+        """The name of this process among them; empty where nothing is written down."""
+        ...
+
     def wait(self, entry: LedgerEntry) -> None:
         """Write down, soon, that a run waits to begin. Never raises."""
         ...
@@ -64,6 +77,8 @@ class Ledger(Protocol):
 
 class NoLedger:
     """Nothing is written down: there is no folder to write to."""
+
+    process = ""
 
     def wait(self, entry: LedgerEntry) -> None:
         pass

@@ -47,7 +47,7 @@ class RuntimeManager:
         self.opened_at = int(time.time())
         self.is_ready = False
         self.store = store_of(config)
-        self.claims = claims_of(config, self.store, lambda: self.shared.process)
+        self.claims = claims_of(config, self.store, lambda: self.shared.ledger.process)
         self.conversations = Conversations(self.store, config.store.conversation_seconds, new_call_id)
         self._open: OpenRuntime | None = None
         self._tasks: list[asyncio.Task[None]] = []

@@ -63,7 +63,7 @@ OF_THE_SERVER = (
     "body_seconds",
     "idle_seconds",
 )
-OPENED_ONCE = ("data_dir", "store")
+OPENED_ONCE = ("data_dir", "store", "ledger", "runs")
 """What is opened once, for the life of the process."""
 OF_THE_POOLS = ("tool_threads", "child_processes")
 """Limits of what is made once and in use all the time."""

@@ -10,6 +10,7 @@ from callgate.auth.key_store import KeyStore
 from callgate.auth.limits import Limiter, MemoryLimiter
 from callgate.config.schema import Config
 from callgate.ledger.entry import Ledger, NoLedger
+from callgate.ledger.shared import SharedLedger
 from callgate.recorder.recorder import Recorder
 from callgate.runtime.builders.access import admission_of, key_store_of, limiter_of
 from callgate.runtime.builders.limits import processes_of, threads_of
@@ -38,8 +39,7 @@ class SharedResources:
         self.metrics.in_flight.set_function(lambda: self.admission.all.running)
         self.keys: KeyStore | None = None
         self.ledger: Ledger = NoLedger()
-        self.process = ""
-        """The name of this process among those that share the ledger."""
+        self.shared_ledger: SharedLedger | None = None
         self.limiter: Limiter = MemoryLimiter()
         self.servers = ToolServers(self.metrics)
         self.pins = pins_of(config, self.servers)
@@ -62,14 +62,12 @@ class SharedResources:
 
     async def open(self) -> None:
         """Open what lies in files. Where that fails nothing is served: what was promised could not be kept."""
-        ledger = ledger_of(self._config)
-        self.ledger = ledger or NoLedger()
+        self.shared_ledger = shared = await ledger_of(self._config, _warn_of_lost)
+        if shared is not None:
+            self.ledger = shared.calls
         self.recorder.open()
-        self.process = "" if ledger is None else ledger.process
-        self.limiter = limiter_of(self._config, ledger)
+        self.limiter = limiter_of(self._config, shared and shared.calls)
         self.keys = key_store_of(self._config)
-        if ledger is not None and ledger.found_unknown:
-            audit.warning("tool_runs_unfinished", count=ledger.found_unknown)
 
     async def close(self) -> None:
         if self._web is not None:
@@ -78,9 +76,14 @@ class SharedResources:
         self.threads.close()
         await self.recorder.close()
         await self.limiter.close()
-        await self.ledger.close()
+        if self.shared_ledger is not None:
+            await self.shared_ledger.close()
         if self.keys is not None:
             self.keys.close()
+
+
+def _warn_of_lost(count: int) -> None:
+    audit.warning("tool_runs_unfinished", count=count)
 
 
 def _report_source(servers: ToolServers, status: SourceStatus) -> None:

@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr, StringConstraints
 from pydantic_core import PydanticCustomError
 
 from callgate.config.schema.values import NO_BOOLEAN, Count, Seconds, Section, Switch
@@ -13,6 +13,33 @@ def _redis_address(url: SecretStr) -> SecretStr:
     if not re.match(r"(rediss?://[^/\s]|unix:///?\S)", url.get_secret_value()):
         raise PydanticCustomError("shape", "should be an address like `redis://host:6379/0`")
     return url
+
+
+def _postgres_address(url: SecretStr) -> SecretStr:
+    if not re.match(r"postgres(ql)?://\S", url.get_secret_value()):
+        raise PydanticCustomError("shape", "should be an address like `postgresql://user@host:5432/database`")
+    return url
+
+
+class LedgerSection(Section):
+    """Where it is written down what was run, and by whom."""
+
+    url: Annotated[SecretStr, AfterValidator(_postgres_address)] | None = None
+    """A Postgres server (`postgresql://user@host/database`) for several machines that serve the same clients; its tables
+    are made by `callgate ledger migrate`. Without it the ledger is a file in `data_dir`."""
+    # Not called `schema`: pydantic's models have a method of that name.
+    namespace: Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_]{0,62}$")] = "callgate"
+    """The schema of that database which the tables are in."""
+
+
+class RunsSection(Section):
+    """Requests that outlive the process that answers them."""
+
+    durable: Literal["keyed", "off"] = "keyed"
+    """`keyed`: requests with an `Idempotency-Key`, and those that ask for it with `X-Callgate-Background: true`, are kept in
+    the ledger turn by turn, and carried on by another process where theirs dies. They need a `data_dir` or a `ledger.url`."""
+    dead_after_seconds: Annotated[float, Field(ge=1, le=600)] = 5.0
+    """A process that was not seen in Postgres for so long is taken for dead. One on the same machine is known to be at once."""
 
 
 class Store(Section):

@@ -13,7 +13,7 @@ from callgate.config.schema.keys import Key
 from callgate.config.schema.limits import Limits, Loop, TextCalls, Upstream
 from callgate.config.schema.mcp import McpServer, ServerName
 from callgate.config.schema.models import ModelEntry
-from callgate.config.schema.process import Logging, Reload, Store
+from callgate.config.schema.process import LedgerSection, Logging, Reload, RunsSection, Store
 from callgate.config.schema.record import Record
 from callgate.config.schema.server import Server
 from callgate.config.schema.tools import OpenApiTool, ToolEntry
@@ -45,6 +45,10 @@ class Config(Section):
     data_dir: BesideFile | None = None
     """A folder for what has to survive the process: the ledger of tool runs, what keys have spent, and keys made by
     `callgate keys create`; from the folder this file is in. Without one nothing is written."""
+    ledger: LedgerSection = LedgerSection()
+    """Where it is written down what was run."""
+    runs: RunsSection = RunsSection()
+    """Requests that outlive the process that answers them."""
     tools: tuple[ToolEntry, ...] = ()
     """The tools that Callgate runs."""
     mcp_servers: Mapping[ServerName, McpServer] = Field(

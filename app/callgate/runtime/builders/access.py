@@ -9,7 +9,7 @@ from callgate.auth.limits import Allowance, Limiter, MemoryLimiter
 from callgate.auth.origin_guard import OriginGuard, origin_guard
 from callgate.auth.redis_limits import RedisLimiter
 from callgate.config.schema import Config, Key
-from callgate.ledger.sqlite import SqliteLedger
+from callgate.ledger.shared import SpendingLedger
 
 
 def keyring_of(config: Config, source: KeySource | None = None) -> Keyring:
@@ -44,7 +44,7 @@ def admission_of(config: Config) -> Admission:
     return Admission(config.limits.concurrent_requests, config.limits.queue_seconds)
 
 
-def limiter_of(config: Config, ledger: SqliteLedger | None) -> Limiter:
+def limiter_of(config: Config, ledger: SpendingLedger | None) -> Limiter:
     """Redis counts for all processes where there is one; else this process does, and the ledger remembers the money."""
     store = config.store
     if store.redis_url is not None:

@@ -5,7 +5,9 @@ from functools import partial
 from pathlib import Path
 
 from callgate.config.schema import Config
-from callgate.ledger.sqlite import FILE, DamagedLedger, SqliteLedger, check_ledger, is_gone
+from callgate.ledger.database import DatabaseAway
+from callgate.ledger.shared import SharedLedger, open_ledger
+from callgate.ledger.sqlite import FILE, DamagedLedger, check_ledger, is_gone
 from callgate.recorder.recorder import RecordPolicy
 from callgate.runtime.builders.errors import BadEntry
 from callgate.stores.claims import Claims, LockedProcesses, OneProcess, PulsingProcesses
@@ -17,6 +19,7 @@ from callgate.telemetry.tool_servers import ToolServers
 from callgate.tools.mcp_descriptors import DamagedPins, Pins
 
 PINS = "tool_pins.json"
+NO_DRIVER = "Postgres needs a package that is not installed: pip install 'callgate[postgres]'"
 
 
 def store_of(config: Config) -> Store:
@@ -65,9 +68,37 @@ def record_policy_of(config: Config) -> RecordPolicy:
     )
 
 
-def ledger_of(config: Config) -> SqliteLedger | None:
-    """The ledger; to be called inside the event loop that will write to it."""
-    return None if config.data_dir is None else SqliteLedger(Path(config.data_dir))
+async def ledger_of(config: Config, on_lost: Callable[[int], None]) -> SharedLedger | None:
+    """The ledger, opened. Raises `BadEntry` where its driver is not installed, and what `open_ledger` raises."""
+    url = config.ledger.url
+    if url is None and config.data_dir is None:
+        return None
+    try:
+        return await open_ledger(
+            folder=None if config.data_dir is None else Path(config.data_dir),
+            url=None if url is None else url.get_secret_value(),
+            schema=config.ledger.namespace,
+            dead_after=config.runs.dead_after_seconds,
+            on_lost=on_lost,
+        )
+    except ModuleNotFoundError:
+        raise BadEntry(("ledger", "url"), None, NO_DRIVER) from None
+
+
+async def check_postgres(config: Config) -> None:
+    """Raise `BadEntry` where the Postgres server of the ledger cannot be used, before anything is served."""
+    if config.ledger.url is None:
+        return
+    try:
+        from callgate.ledger.postgres import NotMigrated, PostgresDatabase
+
+        database = PostgresDatabase(config.ledger.url.get_secret_value(), config.ledger.namespace)
+        await database.open()
+    except ModuleNotFoundError:
+        raise BadEntry(("ledger", "url"), None, NO_DRIVER) from None
+    except (DatabaseAway, NotMigrated) as error:
+        raise BadEntry(("ledger", "url"), None, str(error)) from None
+    await database.close()
 
 
 def pins_of(config: Config, servers: ToolServers) -> Pins:

@@ -1,0 +1,35 @@
+"""`callgate ledger`: the tables of a ledger that several machines share."""
+
+import asyncio
+
+import typer
+
+from callgate.cli.shared import ConfigOption, give_up, read_config
+
+ledger = typer.Typer(help="The ledger that several machines share.", no_args_is_help=True)
+
+
+@ledger.callback()
+def _group() -> None:
+    """The ledger that several machines share."""
+
+
+@ledger.command("migrate")
+def migrate(config: ConfigOption = None) -> None:
+    """Make the tables in Postgres, or bring them up to date; run by whoever may, before a new version is served."""
+    section = read_config(config).config.ledger
+    if section.url is None:
+        raise give_up("the config has no `ledger.url`, and the file in `data_dir` makes its own tables")
+    from callgate.runtime.builders.stores import NO_DRIVER
+
+    try:
+        from callgate.ledger.database import DatabaseAway
+        from callgate.ledger.postgres import NotMigrated, migrate
+
+        try:
+            made = asyncio.run(migrate(section.url.get_secret_value(), section.namespace))
+        except (DatabaseAway, NotMigrated) as error:
+            raise give_up(f"ledger.url: {error}") from None
+    except ModuleNotFoundError:
+        raise give_up(NO_DRIVER) from None
+    typer.echo(f"{section.namespace}: {'made' if made else 'up to date'}")

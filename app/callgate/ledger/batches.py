@@ -1,0 +1,147 @@
+"""Calls on their way into the ledger: gathered for a moment, and written together.
+
+Who waits for a row to be safe asks for a batch at once; what nobody waits for goes with the next that somebody does, or
+when it has waited long enough.
+"""
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from callgate.ledger.entry import LedgerEntry, NotRecorded, RunState
+
+SOON_SECONDS: Final = 0.02
+"""How long what nobody waits for may lie in memory. A commit costs far more than what is in it."""
+BATCH: Final = 500
+"""Rows from which on a transaction takes in no more, so that nobody waits long for its end."""
+BACKLOG: Final = 20_000
+"""Rows that may wait to be written. Beyond it everyone waits: the disk is slower than we are."""
+TAKEN_FOR_LOST = "this process was taken for dead, and the call for lost"
+
+
+@dataclass(slots=True)
+class Batch:
+    """What is handed over at once."""
+
+    calls: "dict[str, tuple[Any, ...]]" = field(default_factory=dict)
+    """The newest row of each call: one that began and ended since the last batch is written once."""
+    spending: "list[tuple[str, str, int]]" = field(default_factory=list)
+    waiting: "list[tuple[asyncio.Future[None], str]]" = field(default_factory=list)
+    """Of those who wait for it to be safe, and for which call."""
+
+    def __len__(self) -> int:
+        return len(self.calls) + len(self.spending)
+
+    def take_in(self, later: "Batch") -> None:
+        self.calls |= later.calls
+        self.spending += later.spending
+        self.waiting += later.waiting
+
+
+class BatchedLedger(ABC):
+    """A ledger that writes in batches; belongs to the event loop it was opened in."""
+
+    process: str
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._next = Batch()
+        self._is_urgent = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._behind = 0
+
+    def wait(self, entry: LedgerEntry) -> None:
+        self._next.calls[entry.id] = self._row(entry, RunState.WAITING)
+        self._soon()
+
+    async def start(self, entry: LedgerEntry) -> None:
+        self._next.calls[entry.id] = self._row(entry, RunState.STARTED)
+        if entry.writes or self._behind > BACKLOG:
+            await self._written(entry.id)
+        else:
+            self._soon()
+
+    def end(self, entry: LedgerEntry, state: RunState, note: str = "", result: str | None = None) -> None:
+        self._next.calls[entry.id] = self._row(entry, state, time.time(), note, result)
+        self._soon()
+
+    def remember_spending(self, key_name: str, period: str, nano: int) -> None:
+        """Add to what a key has spent in a period, soon. Several processes may add to the same."""
+        self._next.spending.append((key_name, period, nano))
+        self._soon()
+
+    @abstractmethod
+    def _take(self, batch: Batch) -> None:
+        """Write a batch, in the order they come, and call `_settle` with it afterwards."""
+
+    def _row(
+        self,
+        entry: LedgerEntry,
+        state: RunState,
+        ended_at: float | None = None,
+        note: str = "",
+        result: str | None = None,
+    ) -> tuple[Any, ...]:
+        """In the order of `CALL_COLUMNS`."""
+        return (
+            entry.id,
+            self.process,
+            entry.run_id,
+            entry.turn,
+            writable(entry.call_id),
+            entry.tool,
+            entry.arguments_hash,
+            entry.key_name,
+            int(entry.writes),
+            entry.started_at,
+            writable(entry.arguments),
+            entry.epoch,
+            state.value,
+            ended_at,
+            note,
+            writable(result),
+        )
+
+    async def _written(self, id: str) -> None:
+        """Wait until all that has come so far is safe. Who asks in one turn of the loop is written together."""
+        done: asyncio.Future[None] = self._loop.create_future()
+        self._next.waiting.append((done, id))
+        if not self._is_urgent:
+            self._is_urgent = True
+            self._loop.call_soon(self._hand_over)
+        await done
+
+    def _soon(self) -> None:
+        if self._timer is None:
+            self._timer = self._loop.call_later(SOON_SECONDS, self._time_is_up)
+
+    def _time_is_up(self) -> None:
+        self._timer = None
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        self._is_urgent = False
+        batch = self._next
+        if batch or batch.waiting:
+            self._next = Batch()
+            self._behind += len(batch)
+            self._take(batch)
+
+    def _settle(self, batch: Batch, failure: str, refused: Collection[str] = ()) -> None:
+        """`refused`: the calls whose rows have an end already, which others have put down."""
+        self._behind -= len(batch)
+        for done, id in batch.waiting:
+            if done.done():
+                continue
+            if failure or id in refused:
+                done.set_exception(NotRecorded(failure or TAKEN_FOR_LOST))
+            else:
+                done.set_result(None)
+
+
+def writable(text: str | None) -> str | None:
+    """Databases take UTF-8 without NUL, and a model may write half of a pair."""
+    return None if text is None else text.encode(errors="replace").decode().replace("\0", "\ufffd")

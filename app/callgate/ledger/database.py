@@ -1,0 +1,30 @@
+"""What the ledger needs of a database, SQLite's file or a Postgres server.
+
+A statement is written once, with `?1`, `?2`, … for its values and `{now}` for the database's clock (see `tables`), and is
+a transaction of its own. Statements are so made that doing one twice does what doing it once does: where a connection was
+lost it is not known whether one was done.
+"""
+
+from typing import Any, Protocol
+
+from callgate.ledger.tables import Row
+
+
+class DatabaseAway(Exception):
+    """It could not be asked, or did not answer: what was asked may have been done, or not."""
+
+
+class Database(Protocol):
+    """Raises `DatabaseAway` where it cannot be asked."""
+
+    async def fetch(self, statement: str, *values: Any) -> list[Row]: ...
+
+    async def beat(self, process: str, kind: str, version: str) -> bool:
+        """Say that a process lives. Whether another may have died since."""
+        ...
+
+    async def leave(self, process: str) -> None:
+        """A process ends in order."""
+        ...
+
+    async def close(self) -> None: ...

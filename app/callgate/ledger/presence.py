@@ -1,0 +1,69 @@
+"""Which processes share a ledger and live, and what those that died have left under way."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from callgate import __version__
+from callgate.ledger.database import Database, DatabaseAway
+from callgate.ledger.tables import MARK_LOST
+
+BEAT_SECONDS: Final = 1.0
+"""How often a process says that it lives, and looks for what others left."""
+
+log = structlog.get_logger("callgate.ledger")
+
+
+class Presence:
+    """Keeps one process on the list of those that live. A call under way whose process is not on it becomes `unknown`."""
+
+    def __init__(
+        self,
+        database: Database,
+        process: str,
+        dead_after: float,
+        on_lost: Callable[[int], None],
+        kind: str = "proxy",
+    ) -> None:
+        """`on_lost` is called with the number of calls that were found to be unknown, if any."""
+        self._database, self.process, self._kind = database, process, kind
+        self._dead_after = dead_after
+        self._on_lost = on_lost
+        self._task: asyncio.Task[None] | None = None
+        self._is_away = False
+
+    async def open(self) -> None:
+        """Raises `DatabaseAway`: a process that cannot say that it lives would be taken for dead."""
+        await self._look()
+        self._task = asyncio.create_task(self._keep_looking(), name="presence")
+
+    async def close(self) -> None:
+        if self._task is None:
+            return
+        self._task.cancel()
+        await asyncio.wait({self._task})
+        try:
+            await self._database.leave(self.process)
+        except DatabaseAway as error:
+            log.warning("process_not_signed_off", error=str(error))
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            try:
+                await self._look()
+                self._is_away = False
+            except DatabaseAway as error:
+                if not self._is_away:
+                    log.error("ledger_away", error=str(error))  # noqa: TRY400 - the reason is all there is to say
+                self._is_away = True
+
+    async def _look(self) -> None:
+        if not await self._database.beat(self.process, self._kind, __version__):
+            return
+        lost = await self._database.fetch(MARK_LOST, self._dead_after)
+        unknown = [state for [state] in lost].count("unknown")
+        if unknown:
+            self._on_lost(unknown)

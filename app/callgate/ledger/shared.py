@@ -1,0 +1,72 @@
+"""The ledger of one process, whichever database it is in: its calls, the database for all else, and who else lives."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from callgate.ledger.database import Database
+from callgate.ledger.entry import Ledger
+from callgate.ledger.presence import Presence
+from callgate.ledger.sqlite import SqliteLedger
+from callgate.ledger.sqlite_database import SqliteDatabase
+
+
+class SpendingLedger(Ledger, Protocol):
+    """Calls, and the money of keys."""
+
+    @property
+    def spent(self) -> Mapping[tuple[str, str], int]:
+        """What each key had spent in each period when the ledger was opened, in nanodollars."""
+        ...
+
+    def remember_spending(self, key_name: str, period: str, nano: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SharedLedger:
+    """A ledger that is open."""
+
+    calls: SpendingLedger
+    database: Database
+    presence: Presence
+
+    async def close(self) -> None:
+        await self.calls.close()
+        await self.presence.close()
+        await self.database.close()
+
+
+async def open_ledger(
+    *,
+    folder: Path | str | None = None,
+    url: str | None = None,
+    schema: str = "callgate",
+    dead_after: float,
+    on_lost: Callable[[int], None],
+) -> SharedLedger:
+    """The ledger of a Postgres server's `url`, else of a folder.
+
+    Raises `DatabaseAway`, `NotMigrated` and `DamagedLedger`, and `ModuleNotFoundError` without the driver."""
+    calls: SpendingLedger
+    database: Database
+    if url is not None:
+        from callgate.ledger.postgres import PostgresDatabase, PostgresLedger
+
+        database = postgres = PostgresDatabase(url, schema)
+        await postgres.open()
+        calls = await PostgresLedger.opened(postgres)
+    else:
+        assert folder is not None, "a ledger is somewhere"
+        calls = SqliteLedger(Path(folder))
+        database = SqliteDatabase(Path(folder))
+        if calls.found_unknown:
+            on_lost(calls.found_unknown)
+    presence = Presence(database, calls.process, dead_after, on_lost)
+    try:
+        await presence.open()
+    except BaseException:
+        await calls.close()
+        await database.close()
+        raise
+    return SharedLedger(calls, database, presence)

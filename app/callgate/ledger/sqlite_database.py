@@ -1,0 +1,61 @@
+"""The ledger's file as a `Database`: one connection, used by one thread at a time and never by that of the event loop."""
+
+import asyncio
+import functools
+import sqlite3
+import threading
+from pathlib import Path
+from typing import Any
+
+from callgate.ledger.database import DatabaseAway
+from callgate.ledger.sqlite import FILE, bury, opened
+from callgate.ledger.tables import SQLITE_WORDS, Row, in_words
+
+
+class SqliteDatabase:
+    """Opened with the first statement, in a folder whose ledger is open. A process lives for as long as it holds its lock,
+    so that nothing has to be written for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._opened: sqlite3.Connection | None = None
+
+    async def fetch(self, statement: str, *values: Any) -> list[Row]:
+        return await asyncio.to_thread(self._fetch, _here(statement), values)
+
+    async def beat(self, process: str, kind: str, version: str) -> bool:
+        return await asyncio.to_thread(self._bury)
+
+    async def leave(self, process: str) -> None:
+        """Its ledger does, with its last batch."""
+
+    async def close(self) -> None:
+        with self._lock:
+            if self._opened is not None:
+                self._opened.close()
+                self._opened = None
+
+    def _fetch(self, statement: str, values: tuple[Any, ...]) -> list[Row]:
+        with self._lock:
+            try:
+                return self._connection().execute(statement, values).fetchall()
+            except sqlite3.Error as error:
+                raise DatabaseAway(f"{type(error).__name__}: {error}") from error
+
+    def _bury(self) -> bool:
+        with self._lock:
+            try:
+                return bury(self._connection(), self._folder)
+            except (sqlite3.Error, OSError) as error:
+                raise DatabaseAway(f"{type(error).__name__}: {error}") from error
+
+    def _connection(self) -> sqlite3.Connection:
+        if self._opened is None:
+            self._opened = opened(self._folder / FILE)
+        return self._opened
+
+
+@functools.cache
+def _here(statement: str) -> str:
+    return in_words(statement, SQLITE_WORDS)

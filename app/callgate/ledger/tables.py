@@ -1,0 +1,174 @@
+"""The tables of the ledger, in words that SQLite and Postgres share.
+
+`{real}`, `{int}`, `{blob}` are their types, `{strict}` is SQLite's word for keeping to them, and `{now}` in a statement is
+the database's own clock, in seconds since 1970: the clocks of machines that share a ledger need not agree.
+"""
+
+from typing import Any, Final
+
+TABLES: Final = (
+    """
+CREATE TABLE IF NOT EXISTS calls (
+  id TEXT PRIMARY KEY,
+  process TEXT NOT NULL,
+  run_id TEXT NOT NULL,
+  turn {int} NOT NULL,
+  call_id TEXT NOT NULL,
+  tool TEXT NOT NULL,
+  arguments_hash TEXT NOT NULL,
+  key_name TEXT NOT NULL,
+  writes {int} NOT NULL,
+  started_at {real} NOT NULL,
+  ended_at {real},
+  state TEXT NOT NULL
+    CHECK (state IN ('waiting', 'started', 'done', 'failed', 'cancelled', 'withdrawn', 'unknown')),
+  note TEXT NOT NULL DEFAULT '',
+  arguments TEXT,
+  result TEXT,
+  epoch {int} NOT NULL DEFAULT 0,
+  outcome {blob}
+){strict}
+""",
+    "CREATE INDEX IF NOT EXISTS calls_by_start ON calls (started_at)",
+    "CREATE INDEX IF NOT EXISTS calls_by_run ON calls (run_id)",
+    "CREATE INDEX IF NOT EXISTS calls_open ON calls (process) WHERE ended_at IS NULL",
+    """
+CREATE TABLE IF NOT EXISTS spending (
+  key_name TEXT NOT NULL,
+  period TEXT NOT NULL,
+  nano {int} NOT NULL,
+  PRIMARY KEY (key_name, period)
+){strict}
+""",
+    """
+CREATE TABLE IF NOT EXISTS processes (
+  name TEXT PRIMARY KEY,
+  kind TEXT NOT NULL,
+  version TEXT NOT NULL,
+  seen_at {real} NOT NULL
+){strict}
+""",
+    """
+CREATE TABLE IF NOT EXISTS runs (
+  id TEXT PRIMARY KEY,
+  caller TEXT NOT NULL,
+  key_digest TEXT,
+  request_digest {blob} NOT NULL,
+  face TEXT NOT NULL,
+  request {blob},
+  config_digest TEXT NOT NULL,
+  state TEXT NOT NULL CHECK (state IN ('running', 'done', 'failed', 'cancelled')),
+  background {int} NOT NULL,
+  owner TEXT,
+  epoch {int} NOT NULL,
+  wrote {int} NOT NULL DEFAULT 0,
+  cancel {int} NOT NULL DEFAULT 0,
+  created_at {real} NOT NULL,
+  followed_at {real} NOT NULL,
+  ended_at {real},
+  answer {blob},
+  UNIQUE (caller, key_digest)
+){strict}
+""",
+    "CREATE INDEX IF NOT EXISTS runs_running ON runs (owner) WHERE ended_at IS NULL",
+    "CREATE INDEX IF NOT EXISTS runs_by_end ON runs (ended_at)",
+    """
+CREATE TABLE IF NOT EXISTS journal (
+  run_id TEXT NOT NULL,
+  choice {int} NOT NULL,
+  turn {int} NOT NULL,
+  body {blob} NOT NULL,
+  PRIMARY KEY (run_id, choice, turn)
+){strict}
+""",
+    """
+CREATE TABLE IF NOT EXISTS approvals (
+  id TEXT PRIMARY KEY,
+  call_key TEXT NOT NULL UNIQUE,
+  process TEXT NOT NULL,
+  facts TEXT NOT NULL,
+  hash TEXT NOT NULL,
+  since {real} NOT NULL,
+  expires {real} NOT NULL,
+  state TEXT NOT NULL CHECK (state IN ('waiting', 'approved', 'denied', 'expired', 'withdrawn')),
+  decided_by TEXT NOT NULL DEFAULT '',
+  reason TEXT NOT NULL DEFAULT ''
+){strict}
+""",
+    "CREATE INDEX IF NOT EXISTS approvals_waiting ON approvals (since) WHERE state = 'waiting'",
+)
+"""Each statement by itself, in the order they are to be run in."""
+
+POSTGRES_TABLES: Final = (
+    "CREATE TABLE IF NOT EXISTS ledger_version (version BIGINT NOT NULL)",
+    *TABLES,
+    """
+CREATE TABLE IF NOT EXISTS keys (
+  name TEXT PRIMARY KEY,
+  hash TEXT NOT NULL UNIQUE,
+  models TEXT NOT NULL,
+  tools TEXT NOT NULL,
+  allowance TEXT NOT NULL,
+  approve BIGINT NOT NULL,
+  admin BIGINT NOT NULL,
+  created_at DOUBLE PRECISION NOT NULL,
+  revoked_at DOUBLE PRECISION,
+  see TEXT NOT NULL DEFAULT 'none'
+)
+""",
+    "CREATE TABLE IF NOT EXISTS pins (tool TEXT PRIMARY KEY, pin TEXT NOT NULL)",
+)
+"""On one machine keys and pins have files of their own."""
+VERSION: Final = 1
+"""Of the tables in Postgres."""
+
+SQLITE_WORDS: Final[dict[str, str]] = {
+    "real": "REAL",
+    "int": "INTEGER",
+    "blob": "BLOB",
+    "strict": " STRICT",
+    "now": "((julianday('now') - 2440587.5) * 86400.0)",
+    "share": "",
+    "skip": "",
+    "most": "max",
+}
+POSTGRES_WORDS: Final[dict[str, str]] = {
+    "real": "DOUBLE PRECISION",
+    "int": "BIGINT",
+    "blob": "BYTEA",
+    "strict": "",
+    "now": "EXTRACT(EPOCH FROM clock_timestamp())::float8",
+    "share": "FOR SHARE",
+    "skip": "FOR UPDATE SKIP LOCKED",
+    "most": "greatest",
+}
+
+CALL_COLUMNS: Final = (
+    "id", "process", "run_id", "turn", "call_id", "tool", "arguments_hash", "key_name", "writes", "started_at", "arguments",
+    "epoch", "state", "ended_at", "note", "result",
+)  # fmt: skip
+CHANGING: Final = ("started_at", "state", "ended_at", "note", "result")
+"""What the end of a call changes in its row."""
+SPENT: Final = (
+    "INSERT INTO spending VALUES (?1, ?2, {most}(0, ?3))"
+    " ON CONFLICT (key_name, period) DO UPDATE SET nano = {most}(0, spending.nano + ?3)"
+)
+PROCESS_ENDED_FIRST: Final = "the process ended first"
+NEVER_BEGUN: Final = f"never begun: {PROCESS_ENDED_FIRST}"
+MARK_LOST: Final = (
+    "UPDATE calls SET state = CASE state WHEN 'waiting' THEN 'withdrawn' ELSE 'unknown' END, ended_at = {now},"  # noqa: S608 - our own words
+    f" note = CASE state WHEN 'waiting' THEN '{NEVER_BEGUN}' ELSE '{PROCESS_ENDED_FIRST}' END"
+    " WHERE ended_at IS NULL AND process NOT IN (SELECT name FROM processes WHERE seen_at > {now} - CAST(?1 AS {real}))"
+    " RETURNING state"
+)
+"""What processes that are gone had under way. A call that waited was certainly not run."""
+
+
+def in_words(statement: str, words: dict[str, str]) -> str:
+    """A statement in one database's words."""
+    for name, word in words.items():
+        statement = statement.replace(f"{{{name}}}", word)
+    return statement
+
+
+Row = tuple[Any, ...]
