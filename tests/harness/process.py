@@ -96,7 +96,7 @@ async def child(
         *(command or (sys.executable, "-m", module)),
         *arguments,
         cwd=folder or ROOT,
-        env=_environment(environment or {}),
+        env=child_environment(environment or {}),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -127,10 +127,10 @@ async def serving(
         yield started
 
 
-def _environment(more: Mapping[str, str]) -> dict[str, str]:
+def child_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     """Ours without what would change how the product is configured; importable from any folder."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("CALLGATE_")}
-    return {**kept, "PYTHONPATH": f"{ROOT / 'app'}{os.pathsep}{ROOT}", "PYTHONUNBUFFERED": "1", **more}
+    return {**kept, "PYTHONPATH": f"{ROOT / 'app'}{os.pathsep}{ROOT}", "PYTHONUNBUFFERED": "1", **(more or {})}
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

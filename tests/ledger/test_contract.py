@@ -14,9 +14,10 @@ from msgspec.structs import replace
 from callgate.ledger.entry import LedgerEntry, RunState
 from callgate.ledger.shared import SharedLedger, open_ledger
 from tests.harness.needs import needs
+from tests.harness.process import child_environment
 
 pytestmark = pytest.mark.anyio
-DEAD_AFTER = 1.5
+DEAD_AFTER = 1.0
 
 
 def entry(call_id: str = "call_1", *, writes: bool = True, **changes: Any) -> LedgerEntry:
@@ -130,7 +131,7 @@ async def test_what_a_process_that_lives_has_under_way_is_left_alone(place: Plac
     async with place.opened() as one:
         await one.calls.start(entry())
         async with place.opened():
-            await asyncio.sleep(DEAD_AFTER + 1)
+            await asyncio.sleep(1.5 * DEAD_AFTER)  # nothing may happen, so that there is nothing to wait for
             assert await rows(one) == {"call_1": "started"}
     assert not place.unknown
 
@@ -158,12 +159,10 @@ asyncio.run(main())
 @contextlib.asynccontextmanager
 async def another_process(place: Place) -> AsyncIterator[asyncio.subprocess.Process]:
     """A process with calls under way."""
-    import os
-
     script = DYING.replace("{where!r}", repr({k: str(v) if k == "folder" else v for k, v in place.where.items()}))
     script = script.replace("{dead_after}", str(DEAD_AFTER))
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": "app:."}
+        sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE, env=child_environment()
     )
     assert process.stdout is not None
     try:
@@ -184,7 +183,7 @@ async def test_what_a_killed_process_had_under_way_is_known_to_be_unknown_while_
             await until(
                 ledger,
                 {"call_done": "done", "call_patient": "withdrawn", "call_lost": "unknown"},
-                within=DEAD_AFTER + 1.5,
+                within=DEAD_AFTER + 2,
             )
         assert await ledger.database.fetch("SELECT note FROM calls WHERE call_id = 'call_patient'") == [
             ("never begun: the process ended first",)

@@ -21,6 +21,8 @@ pytestmark = pytest.mark.anyio
 class ListLedger:
     """Keeps what it is sent; refuses, or hangs, where a test wants it."""
 
+    process = "this"
+
     def __init__(self, refuses: bool = False, hangs: bool = False) -> None:
         self.rows: list[tuple[str, str]] = []
         self.entries: list[LedgerEntry] = []

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from callgate.ledger.entry import LedgerEntry, NotRecorded, RunState
 from callgate.ledger.sqlite import FILE, SqliteLedger, _locks
+from tests.harness.process import child_environment
 
 pytestmark = pytest.mark.anyio
 
@@ -88,26 +89,32 @@ async def test_what_waited_when_its_process_died_never_began(tmp_path: Path) -> 
         assert ledger.found_unknown == 0
     with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
         found = database.execute("SELECT state, note FROM calls").fetchall()
-        assert found == [("failed", "never begun: the process ended first")]
+        assert found == [("withdrawn", "never begun: the process ended first")]
 
 
-async def test_a_ledger_of_an_older_version_keeps_its_rows_and_takes_runs_that_wait(tmp_path: Path) -> None:
-    async with opened(tmp_path) as ledger:
-        old = entry("old")
-        await ledger.start(old)
-        ledger.end(old, RunState.DONE)
+OLDER = """
+CREATE TABLE runs (id TEXT PRIMARY KEY, process TEXT NOT NULL, run_id TEXT NOT NULL, turn INTEGER NOT NULL,
+  call_id TEXT NOT NULL, tool TEXT NOT NULL, arguments_hash TEXT NOT NULL, key_name TEXT NOT NULL, writes INTEGER NOT NULL,
+  started_at REAL NOT NULL, ended_at REAL, state TEXT NOT NULL CHECK (state IN ('started', 'done', 'failed', 'unknown')),
+  note TEXT NOT NULL DEFAULT '', arguments TEXT, result TEXT) STRICT;
+CREATE INDEX runs_by_start ON runs (started_at);
+CREATE INDEX runs_under_way ON runs (process) WHERE state = 'started';
+INSERT INTO runs VALUES ('1', 'p', 'run_1', 0, 'old', 'pay', '00', 'alice', 1, 1e12, 2e12, 'done', '', NULL, 'paid');
+INSERT INTO runs VALUES ('2', 'p', 'run_1', 0, 'cut', 'pay', '00', 'alice', 1, 1e12, NULL, 'started', '', NULL, NULL);
+"""
+
+
+async def test_a_ledger_of_an_older_version_keeps_its_rows(tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
-        [definition] = database.execute("SELECT sql FROM sqlite_master WHERE name = 'runs'").fetchone()
-        database.executescript(
-            f"ALTER TABLE runs RENAME TO newer; {definition.replace(chr(39) + 'waiting' + chr(39) + ', ', '')};"
-            "INSERT INTO runs SELECT * FROM newer; DROP TABLE newer;"
-            "CREATE INDEX runs_under_way ON runs (process) WHERE state = 'started';"
-        )
-        with pytest.raises(sqlite3.IntegrityError):
-            database.execute("UPDATE calls SET state = 'waiting'")
+        database.executescript(OLDER)
     async with opened(tmp_path) as ledger:
+        assert ledger.found_unknown == 1
         ledger.wait(entry("patient"))
-        await until(tmp_path, {"old": "done", "patient": "waiting"})
+        await until(tmp_path, {"old": "done", "cut": "unknown", "patient": "waiting"})
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
+        assert database.execute("SELECT result, ended_at FROM calls WHERE call_id = 'old'").fetchall() == [
+            ("paid", 2e12)
+        ]
 
 
 async def test_what_nobody_waits_for_is_there_soon(tmp_path: Path) -> None:
@@ -158,7 +165,7 @@ async def main():
 
 asyncio.run(main())
 """
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", script)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, env=child_environment())
     assert await process.wait() == -9
     assert rows(tmp_path)["call_lost"] == "started"
     async with opened(tmp_path) as ledger:

@@ -4,11 +4,14 @@ import json
 import sqlite3
 import time
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from callgate.cli.shared import ConfigOption, JsonOption, give_up, read_config
+
+if TYPE_CHECKING:
+    from callgate.config.schema.process import LedgerSection
 
 COLUMNS = "started_at, state, tool, run_id, turn, call_id, key_name, writes, ended_at, note"
 
@@ -16,16 +19,20 @@ COLUMNS = "started_at, state, tool, run_id, turn, call_id, key_name, writes, end
 def calls(
     config: ConfigOption = None,
     state: Annotated[
-        Literal["waiting", "started", "done", "failed", "unknown"] | None, typer.Option(help="Only runs in this state.")
+        Literal["waiting", "started", "done", "failed", "withdrawn", "unknown"] | None,
+        typer.Option(help="Only runs in this state."),
     ] = None,
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many, the newest first.")] = 20,
     as_json: JsonOption = False,
 ) -> None:
     """The newest runs of tools. `unknown` ones may have had their effect, and are never run again by themselves."""
-    folder = read_config(config, without_variables=True).config.data_dir
-    if folder is None:
+    loaded = read_config(config, without_variables=True).config
+    if loaded.ledger.url is not None:
+        found = _read_postgres(loaded.ledger, state, count)
+    elif loaded.data_dir is None:
         raise give_up("nothing is written down: the config has no `data_dir`")
-    found = _read(Path(folder), state, count)
+    else:
+        found = _read(Path(loaded.data_dir), state, count)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
@@ -59,3 +66,33 @@ def _read(folder: Path, state: str | None, count: int) -> list[dict[str, Any]]:
         raise give_up(f"data_dir: {error}") from None
     finally:
         database.close()
+
+
+def _read_postgres(section: "LedgerSection", state: str | None, count: int) -> list[dict[str, Any]]:
+    import asyncio
+
+    from callgate.ledger.database import DatabaseAway
+
+    try:
+        from callgate.ledger.postgres import NotMigrated, PostgresDatabase
+    except ModuleNotFoundError as error:
+        raise give_up(error) from None
+    assert section.url is not None, "asked for where there is one"
+    database = PostgresDatabase(section.url.get_secret_value(), section.namespace)
+
+    async def read() -> list[dict[str, Any]]:
+        await database.open()
+        try:
+            rows = await database.fetch(
+                f"SELECT {COLUMNS} FROM calls WHERE CAST(?1 AS TEXT) IS NULL OR state = ?1 ORDER BY started_at DESC LIMIT ?2",  # noqa: S608 - constants
+                state,
+                count,
+            )
+        finally:
+            await database.close()
+        return [dict(zip(COLUMNS.split(", "), row, strict=True)) for row in rows]
+
+    try:
+        return asyncio.run(read())
+    except (DatabaseAway, NotMigrated) as error:
+        raise give_up(f"ledger.url: {error}") from None

@@ -152,7 +152,7 @@ async def migrate(url: str, schema: str = "callgate") -> bool:
                     )
                 if found != VERSION:
                     await connection.execute("INSERT INTO ledger_version VALUES ($1)", VERSION)
-                return found != VERSION
+                return bool(found != VERSION)
         finally:
             await connection.close()
 
@@ -231,7 +231,10 @@ class PostgresLedger(BatchedLedger):
         return whole
 
     def _keep(self, batch: Batch) -> None:
-        """For the next try: an end that was never written would leave its call under way for ever."""
+        """For the next try: an end that was never written would leave its call under way for ever. Whoever waited was refused,
+        so that what he waited for has not begun."""
+        for _, id in batch.waiting:
+            batch.calls.pop(id, None)
         later, self._pending = (
             self._pending,
             Batch(dict(list(batch.calls.items())[-BACKLOG:]), batch.spending[-BACKLOG:]),

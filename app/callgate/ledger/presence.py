@@ -6,12 +6,11 @@ from typing import Final
 
 import structlog
 
-from callgate import __version__
 from callgate.ledger.database import Database, DatabaseAway
 from callgate.ledger.tables import MARK_LOST
 
-BEAT_SECONDS: Final = 1.0
-"""How often a process says that it lives, and looks for what others left."""
+BEATS: Final = 5
+"""How often a process says that it lives, and looks for what others left, in the time after which it is taken for dead."""
 
 log = structlog.get_logger("callgate.ledger")
 
@@ -25,10 +24,11 @@ class Presence:
         process: str,
         dead_after: float,
         on_lost: Callable[[int], None],
+        version: str = "",
         kind: str = "proxy",
     ) -> None:
         """`on_lost` is called with the number of calls that were found to be unknown, if any."""
-        self._database, self.process, self._kind = database, process, kind
+        self._database, self.process, self._kind, self._version = database, process, kind, version
         self._dead_after = dead_after
         self._on_lost = on_lost
         self._task: asyncio.Task[None] | None = None
@@ -51,7 +51,7 @@ class Presence:
 
     async def _keep_looking(self) -> None:
         while True:
-            await asyncio.sleep(BEAT_SECONDS)
+            await asyncio.sleep(self._dead_after / BEATS)
             try:
                 await self._look()
                 self._is_away = False
@@ -61,7 +61,7 @@ class Presence:
                 self._is_away = True
 
     async def _look(self) -> None:
-        if not await self._database.beat(self.process, self._kind, __version__):
+        if not await self._database.beat(self.process, self._kind, self._version):
             return
         lost = await self._database.fetch(MARK_LOST, self._dead_after)
         unknown = [state for [state] in lost].count("unknown")

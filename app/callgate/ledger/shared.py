@@ -44,6 +44,7 @@ async def open_ledger(
     schema: str = "callgate",
     dead_after: float,
     on_lost: Callable[[int], None],
+    version: str = "",
 ) -> SharedLedger:
     """The ledger of a Postgres server's `url`, else of a folder.
 
@@ -58,11 +59,11 @@ async def open_ledger(
         calls = await PostgresLedger.opened(postgres)
     else:
         assert folder is not None, "a ledger is somewhere"
-        calls = SqliteLedger(Path(folder))
+        calls = SqliteLedger(Path(folder), version)
         database = SqliteDatabase(Path(folder))
         if calls.found_unknown:
             on_lost(calls.found_unknown)
-    presence = Presence(database, calls.process, dead_after, on_lost)
+    presence = Presence(database, calls.process, dead_after, on_lost, version)
     try:
         await presence.open()
     except BaseException:

@@ -23,7 +23,6 @@ from typing import Any, Final
 
 import structlog
 
-from callgate import __version__
 from callgate.ledger.batches import BATCH, Batch, BatchedLedger
 from callgate.ledger.tables import CALL_COLUMNS, CHANGING, MARK_LOST, SPENT, SQLITE_WORDS, TABLES, in_words
 
@@ -70,7 +69,7 @@ def _damaged(path: Path, error: sqlite3.Error) -> DamagedLedger:
 class SqliteLedger(BatchedLedger):
     """The file of one folder; belongs to the event loop it was opened in."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, version: str = "") -> None:
         super().__init__()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.process = secrets.token_hex(8)
@@ -82,7 +81,7 @@ class SqliteLedger(BatchedLedger):
             self._path.touch(mode=0o600)
             with contextlib.closing(opened(self._path)) as database:
                 _make_tables(database)
-                _announce(database, self.process)
+                _announce(database, self.process, version)
                 bury(database, folder)
                 self.found_unknown = mark_lost(database)
                 self._spent = _spent(database)
@@ -175,9 +174,9 @@ def _make_tables(database: sqlite3.Connection) -> None:
     database.execute("COMMIT")
 
 
-def _announce(database: sqlite3.Connection, process: str) -> None:
+def _announce(database: sqlite3.Connection, process: str, version: str) -> None:
     """Stands for as long as the lock is held: nobody has to write every second that it lives."""
-    database.execute("INSERT INTO processes VALUES (?, 'proxy', ?, ?)", (process, __version__, LOCKED))
+    database.execute("INSERT INTO processes VALUES (?, 'proxy', ?, ?)", (process, version, LOCKED))
 
 
 def _commit(database: sqlite3.Connection, batch: Batch) -> str:

@@ -66,7 +66,7 @@ class SharedResources:
         if shared is not None:
             self.ledger = shared.calls
         self.recorder.open()
-        self.limiter = limiter_of(self._config, shared and shared.calls)
+        self.limiter = limiter_of(self._config, None if shared is None else shared.calls)
         self.keys = key_store_of(self._config)
 
     async def close(self) -> None:

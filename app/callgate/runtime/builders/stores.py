@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from callgate import __version__
 from callgate.config.schema import Config
 from callgate.ledger.database import DatabaseAway
 from callgate.ledger.shared import SharedLedger, open_ledger
@@ -80,6 +81,7 @@ async def ledger_of(config: Config, on_lost: Callable[[int], None]) -> SharedLed
             schema=config.ledger.namespace,
             dead_after=config.runs.dead_after_seconds,
             on_lost=on_lost,
+            version=__version__,
         )
     except ModuleNotFoundError:
         raise BadEntry(("ledger", "url"), None, NO_DRIVER) from None
