@@ -1,9 +1,11 @@
 """The command line, put together from its groups in `callgate.cli`."""
 
 import os
+from typing import Annotated
 
 import typer
 
+from callgate import __version__
 from callgate.cli.approvals import approvals
 from callgate.cli.calls import calls
 from callgate.cli.chat import chat
@@ -19,11 +21,28 @@ from callgate.cli.usage import usage
 
 app = typer.Typer(
     name="callgate",
-    help="An OpenAI-compatible proxy that runs your tools, and never runs half a call.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"callgate {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def callgate(
+    version: Annotated[
+        bool, typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """An OpenAI-compatible proxy that runs your tools, and never runs half a call."""
+
+
 for command in (serve, check, doctor, models, chat, health, calls, usage):
     app.command()(command)
 app.add_typer(tools, name="tools")
@@ -36,7 +55,7 @@ app.add_typer(ledger, name="ledger")
 def main() -> None:
     # litellm would fetch its price list from the internet when it is imported.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    app()
+    app(prog_name="callgate")
 
 
 if __name__ == "__main__":

@@ -31,12 +31,40 @@ def serve(
     create_key: Annotated[
         bool, typer.Option("--create-key", help="Make a key with every right and print it, if there never was a key.")
     ] = False,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[NAME=]PROVIDER/MODEL", help="Without a config file: a model to serve; repeat."),
+    ] = None,
+    tool: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE.py", help="Without a config file: tools in Python, also package.module; repeat."),
+    ] = None,
+    mcp: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[NAME=]COMMAND|URL", help="Without a config file: an MCP server; repeat."),
+    ] = None,
+    base_url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Without a config file: where the models are, if not at their provider."),
+    ] = None,
 ) -> None:
-    """Serve until a signal ends it."""
+    """Serve until a signal ends it.
+
+    Without a config file: callgate serve --model openai/gpt-5 --tool my_tools.py --mcp "npx -y @scope/server ."
+    """
     gc.disable()  # nearly all that is made while starting stays; the server puts it aside and looks for garbage from then on
     _load_lightly()
     flags = {"server.host": host, "server.port": port, "logging.level": log_level}
-    loaded = read_config(config, flags)
+    text = None
+    if model or tool or mcp or base_url:
+        if config is not None or os.environ.get("CALLGATE_CONFIG"):
+            raise give_up(
+                "--model, --tool, --mcp and --base-url stand in place of a config file: leave out one or the other"
+            )
+        from callgate.cli.one_line import config_text
+
+        text = config_text(model or (), tool or (), mcp or (), base_url)
+    loaded = read_config(config, flags, text=text)
     if create_key:
         _create_first_key(loaded)
     check_exposure(loaded)
@@ -45,7 +73,7 @@ def serve(
     from callgate.server.serve import serve as run_server
 
     made(loaded)
-    raise typer.Exit(run_server(loaded, lambda: load(config, flags=flags)))
+    raise typer.Exit(run_server(loaded, lambda: load(config, flags=flags, text=text)))
 
 
 def _create_first_key(loaded: "Loaded") -> None:

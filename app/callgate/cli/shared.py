@@ -27,14 +27,20 @@ UNUSABLE = 2
 """The exit code where the config or the command line itself cannot be used."""
 
 
-def read_config(path: Path | None, flags: dict[str, Any] | None = None, *, without_variables: bool = False) -> "Loaded":
+def read_config(
+    path: Path | None,
+    flags: dict[str, Any] | None = None,
+    *,
+    without_variables: bool = False,
+    text: str | None = None,
+) -> "Loaded":
     """The config, or a word about what is wrong with it and the end of the command. `without_variables`: for commands
-    that read files of `data_dir` and need no provider's key."""
+    that read files of `data_dir` and need no provider's key. `text` is read in place of any file."""
     from callgate.config.load import load
     from callgate.config.problems import ConfigError
 
     try:
-        loaded = load(path, flags=flags or {}, lenient=without_variables)
+        loaded = load(path, flags=flags or {}, lenient=without_variables, text=text)
     except ConfigError as error:
         raise give_up(error if error.rest is None else _with_what_cannot_be_made(error, error.rest)) from None
     except OSError as error:

@@ -36,6 +36,13 @@ class Document:
     secrets: set[str] = field(default_factory=set, repr=False)
     problems: list[Problem] = field(default_factory=list)
 
+    def without_lines(self) -> None:
+        """Forget lines and columns: nobody sees the text that was read."""
+        whole = Spot(self.source)
+        self.keys = dict.fromkeys(self.keys, whole)
+        self.values = dict.fromkeys(self.values, whole)
+        self.problems = [Problem(whole, each.path, each.message) for each in self.problems]
+
 
 def read_document(text: str, source: str, references: References) -> Document:
     """Read a file's text. A text that is no YAML raises `ConfigError`; smaller mistakes are kept in `problems`."""

@@ -32,6 +32,8 @@ ENVIRONMENT: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 
 CONFIG_VARIABLE: Final = "CALLGATE_CONFIG"
 USUAL_FILE: Final = "config.yaml"
+COMMAND_LINE: Final = "command line"
+"""What stands for a file's name in problems with what was said there."""
 DEFAULT_FILE: Final = Path(__file__).with_name("default.yaml")
 
 
@@ -47,10 +49,11 @@ class Loaded:
 
     spots: Mapping[tuple[str | int, ...], Spot] = field(default_factory=dict, repr=False)
     """Where each setting stands."""
+    from_command_line: bool = False
 
     def complaint(self, *mistakes: tuple[tuple[str | int, ...], str]) -> ConfigError:
         """Mistakes that show only when something is made from a setting: where, and what."""
-        source = _shown(self.path or DEFAULT_FILE)
+        source = COMMAND_LINE if self.from_command_line else _shown(self.path or DEFAULT_FILE)
         problems = []
         for path, message in mistakes:
             spot = next((it for end in range(len(path), 0, -1) if (it := self.spots.get(path[:end]))), Spot(source))
@@ -77,17 +80,21 @@ def load(
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
     lenient: bool = False,
+    text: str | None = None,
 ) -> Loaded:
     """Read the config, or raise `ConfigError`.
 
     `flags` are settings by their dotted names (`{"server.port": 9000}`); those that are None were not given.
-    `lenient`: variables may be missing; what refers to one is then of no use.
+    `lenient`: variables may be missing; what refers to one is then of no use. `text` is read instead of any file, for
+    what was said on the command line.
     """
     environ = os.environ if environ is None else environ
-    found = find(path, environ)
-    file = found or DEFAULT_FILE
+    found = find(path, environ) if text is None else None
+    file = (found or DEFAULT_FILE) if text is None else Path.cwd() / COMMAND_LINE
     references = References(environ, file.parent, lenient=lenient)
-    document = read_document(_text_of(file), _shown(file), references)
+    document = read_document(_text_of(file) if text is None else text, _shown(file), references)
+    if text is not None:
+        document.without_lines()
     take_in_servers(document, file.parent, references)
     _outrank(document, environ, flags or {})
     # A block whose lines are all commented out reads as null, and means its defaults.
@@ -99,7 +106,7 @@ def load(
 
     def loaded(value: Any) -> Loaded:
         config = Config.model_validate(value, context={FOLDER: _folder_of(found)})
-        return Loaded(config, found, frozenset(filter(None, document.secrets)), places)
+        return Loaded(config, found, frozenset(filter(None, document.secrets)), places, text is not None)
 
     try:
         config = loaded(document.value)
@@ -166,6 +173,8 @@ def _text_of(file: Path) -> str:
 
 
 def _shown(file: Path) -> str:
+    if file.name == COMMAND_LINE:
+        return COMMAND_LINE
     return "built-in config" if file == DEFAULT_FILE else str(file)
 
 
@@ -175,7 +184,7 @@ def _outrank(document: Document, environ: Mapping[str, str], flags: Mapping[str,
             _put(document, path, value, Spot(f"environment variable {variable}"))
     for name, value in flags.items():
         if value is not None:
-            _put(document, tuple(name.split(".")), value, Spot("command line"))
+            _put(document, tuple(name.split(".")), value, Spot(COMMAND_LINE))
 
 
 def _put(document: Document, path: tuple[str, ...], value: Any, spot: Spot) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import gc
 import os
 import signal
@@ -15,13 +16,12 @@ from types import FrameType
 import structlog
 import uvicorn
 
-from callgate import __version__
 from callgate.application import create_app
-from callgate.auth.key_store import stored_keys
 from callgate.config.load import Loaded
 from callgate.config.schema import Server as ServerSection
 from callgate.runtime.reload import ConfigSource
 from callgate.server import ConnectionLimits, ProtocolFactory
+from callgate.server.banner import banner, tools_banner
 from callgate.telemetry import logs
 from callgate.telemetry.redaction import Redactor
 
@@ -85,9 +85,10 @@ def serve(loaded: Loaded, read: Callable[[], Loaded] | None = None) -> int:
         ),
         config.server.drain_seconds,
         refuse_new_requests,
+        lambda: tools_banner(app.state.manager.current.registry),
     )
     with listening:
-        print(_banner(loaded, listening), file=sys.stderr, flush=True)
+        print(banner(loaded, listening), file=sys.stderr, flush=True)
         try:
             server.run(sockets=[listening])
         except SystemExit:  # how uvicorn says that the application would not start; it has been logged
@@ -102,8 +103,15 @@ class DrainingServer(uvicorn.Server):
     a 503 it may try again elsewhere, where a closed port would be an error without a word. A second signal ends at once.
     """
 
-    def __init__(self, config: uvicorn.Config, drain_seconds: float, refuse_new_requests: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        drain_seconds: float,
+        refuse_new_requests: Callable[[], None],
+        tools_banner: Callable[[], str],
+    ) -> None:
         super().__init__(config)
+        self._tools_banner = tools_banner
         self._drain_seconds = drain_seconds
         self._refuse_new_requests = refuse_new_requests
         self._ended_by = 0
@@ -119,6 +127,7 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._refuse_new_requests()
+        _say(self._ending(sig))
         if self.should_exit:
             self.force_exit = True
             self._ended_by = sig
@@ -127,8 +136,21 @@ class DrainingServer(uvicorn.Server):
             self.should_exit = True
             _leave_no_later_than(self._drain_seconds + 3 * ENDING_SECONDS, CUT_OFF)
 
+    def _ending(self, sig: int) -> str:
+        """What a signal does, for whoever sent it."""
+        running = len(self.server_state.tasks)
+        requests = f"{running} request{'s' if running > 1 else ''} under way"
+        if self.should_exit:
+            return f"ending now, with {requests} cut off" if running else "ending now"
+        again = "Ctrl-C again" if sig == signal.SIGINT else "a second signal"
+        if not running:
+            return f"stopping, nothing is under way; {again} ends it now"
+        return f"stopping, waiting at most {self._drain_seconds:g} s for {requests}; {again} ends it now"
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
+        if self.started:
+            print(self._tools_banner(), file=sys.stderr, flush=True)
         # What is there now stays. Not looking through it at every collection, nor now, saves pauses of tens of milliseconds.
         gc.freeze()
         gc.enable()
@@ -161,6 +183,12 @@ class DrainingServer(uvicorn.Server):
         # Looked at from time to time, as uvicorn does: neither its tasks nor its connections say when they are all gone.
         while not done() and not self.force_exit and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_SECONDS)
+
+
+def _say(text: str) -> None:
+    """One line on standard error; written at once, for a signal may come in the middle of another line's writing."""
+    with contextlib.suppress(OSError):  # nobody reads it any more
+        os.write(2, f"callgate: {text}\n".encode())
 
 
 def _leave_no_later_than(seconds: float, code: int) -> None:
@@ -247,24 +275,13 @@ def _listen(host: str, port: int) -> socket.socket | None:
     try:
         listening = socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
     except OSError as error:
-        print(f"callgate: cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}", file=sys.stderr)
+        advice = {
+            errno.EADDRINUSE: "another program has it; --port chooses another, `callgate health` says whether it is a Callgate",
+            errno.EACCES: "ports below 1024 are the system's; --port chooses another",
+            errno.EADDRNOTAVAIL: "this machine has no such address; 127.0.0.1 is this machine alone, 0.0.0.0 all its addresses",
+        }.get(error.errno or 0, "")
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        print(f"callgate: cannot listen on {host}:{port}: {why}" + (f" ({advice})" if advice else ""), file=sys.stderr)
         return None
     listening.setblocking(False)
     return listening
-
-
-def _banner(loaded: Loaded, listening: socket.socket) -> str:
-    config = loaded.config
-    host, port = listening.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    models = ", ".join(dict.fromkeys(entry.model_name for entry in config.model_list))
-    keys = len(config.keys) + (stored_keys(Path(config.data_dir)) if config.data_dir else 0)
-    auth = "off" if config.auth == "off" else f"{keys} key(s)" if keys else "none needed on loopback"
-    return "\n".join(
-        (
-            f"Callgate {__version__} on http://{shown}:{port}  (OpenAI base_url: http://{shown}:{port}/v1)",
-            f"  config  {loaded.path or 'built in: the demo model and its tools'}",
-            f"  models  {models}",
-            f"  keys    {auth}",
-        )
-    )

@@ -1,0 +1,94 @@
+"""A config out of the command line: `callgate serve --model openai/gpt-5 --tool my_tools.py --mcp "npx -y …"`."""
+
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+import yaml
+
+from callgate.cli.providers import litellm_params
+
+RUNNERS = frozenset({"npx", "uvx", "bunx", "pnpx", "pipx", "node", "python", "python3", "docker", "uv", "deno"})
+"""Programs that start the MCP server that their arguments name."""
+_NOT_A_NAME = frozenset({"run", "exec", "dlx", "tool", "mcp"})
+DEMO = {"model_name": "demo", "litellm_params": {"model": "demo/demo"}}
+
+
+def config_text(
+    models: Sequence[str], tools: Sequence[str], servers: Sequence[str], base_url: str | None = None
+) -> str:
+    """The config that these flags stand for, as YAML."""
+    entries = [_model(each, base_url) for each in models] or [dict(DEMO)]
+    named: dict[str, Any] = {}
+    for each in servers:
+        name, server = mcp_server(each, named)
+        named[name] = server
+    python = [{"kind": "python", **_python_tool(each)} for each in tools]
+    if python or named:
+        entries = [{**entry, "tools": ["*"]} for entry in entries]
+    return yaml.safe_dump({"model_list": entries, "tools": python, "mcp_servers": named}, sort_keys=False)
+
+
+def mcp_server(said: str, taken: Iterable[str] = ()) -> tuple[str, dict[str, Any]]:
+    """A name and an entry for an MCP server that was given as `[NAME=]COMMAND` or `[NAME=]URL`."""
+    found = re.match(r"([A-Za-z0-9_-]{1,40})=(?=\S)", said)
+    text = said[found.end() :] if found else said
+    if re.match(r"https?://", text):
+        name = re.sub(r"^(?:mcp|www|api)\.", "", re.split(r"[/:]", text.split("://", 1)[1])[0]).split(".")[0]
+        entry: dict[str, Any] = {"url": text}
+    else:
+        try:
+            command, *arguments = shlex.split(text)
+        except ValueError as error:
+            raise typer.BadParameter(f"{text!r} cannot be taken apart as a shell would: {error}") from None
+        name, entry = _name_of(command, arguments), {"command": command, "args": arguments}
+    name = found[1] if found else name
+    free = next(each for n in range(1, 1000) if (each := name if n == 1 else f"{name}_{n}") not in set(taken))
+    return free, entry
+
+
+def _model(said: str, base_url: str | None) -> dict[str, Any]:
+    """`[NAME=]PROVIDER/MODEL`; without a name, clients ask for it as it is written."""
+    name, equals, model = said.partition("=")
+    model = model if equals else said
+    if "/" not in model:
+        model = f"openai/{model}"
+    if model == "demo/demo":
+        return dict(DEMO)
+    return {"model_name": name if equals else said, "litellm_params": litellm_params(model, base_url)}
+
+
+def _python_tool(said: str) -> dict[str, str]:
+    """`FILE.py`, `FILE.py:function`, `package.module` or `package.module:function`."""
+    place, colon, function = said.partition(":")
+    if place.endswith(".py"):
+        file = Path(place).expanduser()
+        if not file.is_file():
+            raise typer.BadParameter(f"--tool {said}: there is no file {file}")
+        if not file.stem.isidentifier():
+            raise typer.BadParameter(
+                f"--tool {said}: {file.stem!r} cannot be imported; call the file {_legal(file.stem)}.py"
+            )
+        folder = str(file.resolve().parent)
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+        place = file.stem
+    return {"function": f"{place}:{function}"} if colon else {"module": place}
+
+
+def _legal(stem: str) -> str:
+    return re.sub(r"^(?=\d)|\W", "_", stem)
+
+
+def _name_of(command: str, arguments: Sequence[str]) -> str:
+    """What a person would call a server: `filesystem` for `npx -y @modelcontextprotocol/server-filesystem@1.2 .`"""
+    program = Path(command).name
+    words = [each for each in arguments if not each.startswith("-") and each not in _NOT_A_NAME]
+    package = words[0] if program in RUNNERS and words else program
+    last = re.split(r"[@=]", package.removeprefix("@").rpartition("/")[2])[0].removesuffix(".py").removesuffix(".js")
+    short = re.sub(r"^(?:mcp[-_])?(?:server[-_])?|(?:[-_]mcp)?(?:[-_]server)?$", "", last)
+    return re.sub(r"[^A-Za-z0-9_-]+", "_", short)[:40] or "mcp"

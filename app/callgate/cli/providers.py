@@ -1,0 +1,63 @@
+"""The providers and local servers that the command line knows by name: what litellm calls them, their variables, their ports."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """Where models are, as `callgate init` and `serve --model` write it down."""
+
+    title: str
+    prefix: str
+    """What goes before a model's name in `litellm_params.model`."""
+    key: str = ""
+    """The variable that holds its key; empty for none."""
+    example: str = ""
+    """A model to begin with."""
+    port: int | None = None
+    """Where its server listens on this machine unless told otherwise."""
+
+    @property
+    def local_url(self) -> str | None:
+        return f"http://127.0.0.1:{self.port}/v1" if self.port else None
+
+
+PROVIDERS: Mapping[str, Provider] = {
+    "openai": Provider("OpenAI", "openai", "OPENAI_API_KEY", "gpt-5-mini"),
+    "anthropic": Provider("Anthropic", "anthropic", "ANTHROPIC_API_KEY", "claude-sonnet-4-5"),
+    "gemini": Provider("Google Gemini", "gemini", "GEMINI_API_KEY", "gemini-2.5-flash"),
+    "openrouter": Provider("OpenRouter", "openrouter", "OPENROUTER_API_KEY", "openai/gpt-5-mini"),
+    "ollama": Provider("Ollama", "ollama_chat", example="qwen3", port=11434),
+    "lmstudio": Provider("LM Studio", "lm_studio", example="qwen3-8b", port=1234),
+    "llamacpp": Provider("llama.cpp", "llamafile", example="default", port=8080),
+    "vllm": Provider("vLLM", "hosted_vllm", example="Qwen/Qwen3-8B", port=8000),
+}
+KEY_VARIABLES: Mapping[str, str] = {
+    **{each.prefix: each.key for each in PROVIDERS.values() if each.key},
+    "cerebras": "CEREBRAS_API_KEY",
+    "cohere": "COHERE_API_KEY",
+    "deepseek": "DEEPSEEK_API_KEY",
+    "fireworks_ai": "FIREWORKS_API_KEY",
+    "groq": "GROQ_API_KEY",
+    "mistral": "MISTRAL_API_KEY",
+    "perplexity": "PERPLEXITYAI_API_KEY",
+    "together_ai": "TOGETHERAI_API_KEY",
+    "xai": "XAI_API_KEY",
+}
+"""By the prefix of a model: where its provider's key is looked for. Others find their own way to credentials."""
+
+
+def litellm_params(model: str, base_url: str | None = None) -> dict[str, str]:
+    """How a model is reached that was named as `provider/model`, perhaps at an address of its own."""
+    prefix = model.partition("/")[0]
+    variable = KEY_VARIABLES.get(prefix)
+    params = {"model": model}
+    if base_url:
+        params["api_base"] = base_url
+        if variable and not os.environ.get(variable):
+            return params  # a server of one's own often wants none
+    elif local := next((each.local_url for each in PROVIDERS.values() if each.prefix == prefix and each.port), None):
+        return {**params, "api_base": local.removesuffix("/v1") if prefix == "ollama_chat" else local}
+    return {**params, "api_key": f"os.environ/{variable}"} if variable else params

@@ -1,0 +1,78 @@
+"""What the command says when it begins to serve: where, with which models and tools, and who may ask."""
+
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+
+from callgate import __version__
+from callgate.auth.key_store import stored_keys
+from callgate.config.load import Loaded
+from callgate.tools.registry import CONFIG, Registry
+from callgate.tools.source_supervisor import SourceState, SourceStatus
+
+MOST_NAMES = 12
+"""Of one list. Whoever wants all of them asks `callgate tools list`."""
+TRY_IT = """curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' \\
+            -d '{{"model": "demo", "messages": [{{"role": "user", "content": "What is 2*21?"}}]}}'"""
+
+
+def banner(loaded: Loaded, listening: socket.socket) -> str:
+    """What is known before anything is opened."""
+    config = loaded.config
+    host, port = listening.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    keys = len(config.keys) + (stored_keys(Path(config.data_dir)) if config.data_dir else 0)
+    offered = {entry.model_name: bool(entry.tools) for entry in config.model_list}
+    models = [name if tools else f"{name} (no tools)" for name, tools in offered.items()]
+    lines = [
+        f"Callgate {__version__} on {url}  (OpenAI base_url: {url}/v1)",
+        f"  config  {_source(loaded)}",
+        *([f"  page    {url}/"] if config.server.page else []),
+        f"  models  {_listed(models)}",
+        f"  keys    {'off: everyone is let in' if config.auth == 'off' else f'{keys} key(s)' if keys else 'none needed on loopback'}",
+    ]
+    if loaded.path is None and not loaded.from_command_line:
+        lines += [
+            f"  try it  {TRY_IT.format(url=url)}",
+            "  go on   callgate init    (writes a config.yaml with your models, tools and MCP servers)",
+        ]
+    return "\n".join(lines)
+
+
+def tools_banner(registry: Registry) -> str:
+    """The tools with the states of their sources, once those have had their first try."""
+    tools = registry.tools()
+    own = [tool.name for tool in tools if tool.source == CONFIG]
+    parts = [_listed(own)] if own else []
+    for status in registry.sources():
+        parts.append(_state(status, [tool.name for tool in tools if tool.source == status.name]))
+    parts += [f"{broken.name} cannot be used: {broken.reason}" for broken in registry.quarantined()[:MOST_NAMES]]
+    return "\n".join(f"  {'tools' if first else '':<5}   {part}" for first, part in _firsts(parts or ["none"]))
+
+
+def _source(loaded: Loaded) -> str:
+    if loaded.from_command_line:
+        return "the command line"
+    return str(loaded.path or "built in: the demo model and its tools")
+
+
+def _state(status: SourceStatus, names: list[str]) -> str:
+    what = f"{status.name} ({status.kind})"
+    match status.state:
+        case SourceState.READY:
+            return f"{what}: {_listed(names) or 'ready, without any tool'}"
+        case SourceState.DOWN:
+            return f"{what}: down, tried again: {status.error}"
+        case _:
+            return f"{what}: {status.state}; its tools appear when it is ready" + (
+                f" ({status.error})" if status.error else ""
+            )
+
+
+def _listed(names: list[str]) -> str:
+    rest = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _firsts(parts: Iterable[str]) -> Iterable[tuple[bool, str]]:
+    return ((index == 0, part) for index, part in enumerate(parts))
