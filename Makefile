@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test chaos fuzz check format bench bench-check audit clients lock image clean
+.PHONY: help serve test chaos fuzz check format bench bench-check audit clients docs lock image clean
 
 PORT   ?=
 CONFIG ?=
@@ -66,6 +66,10 @@ audit: .venv/.dev ## look for secrets in the repository, and for known vulnerabi
 
 clients: .venv/.dev ## play the real clients against a served Callgate, and write docs/clients.md
 	@CALLGATE_CLIENTS_TABLE=write $(PY) -m pytest tests/clients
+
+docs: .venv/.dev ## build the documentation as a site, into build/docs
+	@NO_MKDOCS_2_WARNING=1 "$$($(PY) -m tests.harness.environment site)/bin/python" -m mkdocs build --strict --quiet
+	@echo build/docs/index.html
 
 image: ## build the container image callgate (ENGINE=docker)
 	@$(ENGINE) build --tag callgate .

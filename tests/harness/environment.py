@@ -5,6 +5,7 @@ Making it needs the package registries; where they cannot be reached it is not t
 
     python -m tests.harness.environment        # makes all of them, as CI may do ahead of the tests
     python -m tests.harness.environment lock   # makes the locks anew
+    python -m tests.harness.environment site   # makes one, and says where it is
 """
 
 import hashlib
@@ -159,5 +160,7 @@ def _run(command: list[str], folder: Path = ROOT) -> str:
 if __name__ == "__main__":
     if sys.argv[1:] == ["lock"]:
         lock_all()
-    elif failed := make(names()):
+    elif failed := make(sys.argv[1:] or names()):
         sys.exit("\n".join(f"{name}: {why}" for name, why in failed.items()))
+    else:
+        sys.stdout.writelines(f"{Environment(name).folder}\n" for name in sys.argv[1:])
