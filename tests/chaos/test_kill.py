@@ -19,7 +19,9 @@ from tests.chaos import tools
 from tests.chaos.load import Shot, asking, gone, shoot
 from tests.chaos.scale import report, scaled
 from tests.harness.configs import as_yaml, config_dict
+from tests.harness.needs import needs
 from tests.harness.process import serving
+from tests.harness.redis import redis_server
 from tests.scripted_upstream import Call, Reply, Upstream
 from tests.scripted_upstream.records import RequestRecord
 
@@ -111,15 +113,30 @@ async def test_no_call_runs_twice_and_the_ledger_is_true_however_often_it_is_kil
     assert max(back) <= BACK_WITHIN
 
 
+@pytest.mark.parametrize("kept_in", ["disk", pytest.param("redis", marks=needs("redis-server", "module:redis"))])
 async def test_no_call_of_a_request_with_a_key_runs_twice_however_often_it_is_repeated(
-    upstream: Upstream, tmp_path: Path
+    upstream: Upstream, tmp_path: Path, kept_in: str
 ) -> None:
     upstream.script("m", answers_without_sleeper)
-    marks, data = tmp_path / "marks", tmp_path / "data"
+    marks = tmp_path / "marks"
     marks.touch()
     config = tmp_path / "config.yaml"
     listed = [entry("count"), entry("count_in_thread")]
-    config.write_text(as_yaml(config_dict(upstream.url, tools=listed, data_dir=str(data))))
+    async with contextlib.AsyncExitStack() as kept:
+        options: dict[str, Any] = {"data_dir": str(tmp_path / "data")}
+        if kept_in == "redis":
+            options = {"store": {"redis_url": await kept.enter_async_context(redis_server(tmp_path))}}
+        config.write_text(as_yaml(config_dict(upstream.url, tools=listed, **options)))
+        again, odd = await _killed_and_repeated(upstream, config, marks)
+    ran = Counter(marks.read_text().splitlines())
+    report("kill -9 with keys", kept_in=kept_in, rounds=ROUNDS, calls_run=sum(ran.values()), repeated=dict(again))
+    assert [label for label, times in ran.items() if times > 1] == []
+    assert again.total(), "requests were cut off, and came again"
+    assert not odd
+
+
+async def _killed_and_repeated(upstream: Upstream, config: Path, marks: Path) -> tuple[Counter[int], list[Shot]]:
+    """What repeated requests were answered with, and the answers of another kind."""
     numbers = itertools.count()
     chance = random.Random(11)
     open_: list[str] = []
@@ -137,11 +154,7 @@ async def test_no_call_of_a_request_with_a_key_runs_twice_however_often_it_is_re
             await child.ended()
             await asyncio.gather(*load)
         upstream.requests.clear()
-    ran = Counter(marks.read_text().splitlines())
-    report("kill -9 with keys", rounds=ROUNDS, calls_run=sum(ran.values()), repeated=dict(again))
-    assert [label for label, times in ran.items() if times > 1] == []
-    assert again.total(), "requests were cut off, and came again"
-    assert not odd
+    return again, odd
 
 
 def answers_without_sleeper(record: RequestRecord) -> Reply:

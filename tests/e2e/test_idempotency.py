@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import signal
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -33,13 +34,25 @@ KEY = {"idempotency-key": "order-7"}
 
 @contextlib.asynccontextmanager
 async def serving(provider: Upstream, *tools: str, **options: Any) -> AsyncIterator[str]:
-    config = make_config(provider.url, tools=tools or ("get_time", "send_mail"), **options)
-    async with serve(create_app(config)) as url:
-        yield url
+    """With claims on a disk, unless `options` say where else they are."""
+    with tempfile.TemporaryDirectory() as folder:
+        kept = {} if {"data_dir", "store"} & options.keys() else {"data_dir": folder}
+        config = make_config(provider.url, tools=tools or ("get_time", "send_mail"), **kept, **options)
+        async with serve(create_app(config)) as url:
+            yield url
 
 
 async def ask(url: str, stream: bool, headers: Any = KEY, **more: Any) -> RawAnswer:
     return await raw_post(url, {"model": "m", "messages": ASKING, "stream": stream, **more}, headers=headers)
+
+
+async def until_replayed(url: str, stream: bool) -> RawAnswer:
+    """The answer that was kept. Until it is on the disk, a request joins the run that is just ending."""
+    async with asyncio.timeout(20):
+        while True:
+            answer = await ask(url, stream)
+            if "idempotent-replayed" in answer.headers:
+                return answer
 
 
 def error_of(answer: RawAnswer) -> Any:
@@ -50,7 +63,7 @@ def error_of(answer: RawAnswer) -> Any:
 async def test_the_same_request_again_gets_the_same_bytes_and_runs_nothing(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(calls=[Call("send_mail", {"to": "a", "text": "b"})]), Reply(text="Sent.")])
     async with serving(upstream) as url:
-        first, second = await ask(url, stream), await ask(url, stream)
+        first, second = await ask(url, stream), await until_replayed(url, stream)
     assert first.status == second.status == 200
     assert first.body == second.body
     assert second.headers["idempotent-replayed"] == "true"
@@ -338,9 +351,11 @@ async def test_with_redis_away_a_request_with_a_key_is_refused(
     assert answer.status == 200
 
 
-async def test_where_a_claim_cannot_be_kept_before_a_tool_the_tool_is_not_started(upstream: Upstream) -> None:
+async def test_where_a_claim_cannot_be_kept_before_a_tool_the_tool_is_not_started(
+    upstream: Upstream, tmp_path: Path
+) -> None:
     upstream.script("m", [Reply(calls=[Call("send_mail", {"to": "a", "text": "b"})]), Reply(text="Sent.")])
-    app = create_app(make_config(upstream.url, tools=("send_mail",)))
+    app = create_app(make_config(upstream.url, tools=("send_mail",), data_dir=str(tmp_path)))
     async with serve(app) as url, asyncio.timeout(20):
         claims = app.state.manager.claims
 
@@ -350,4 +365,18 @@ async def test_where_a_claim_cannot_be_kept_before_a_tool_the_tool_is_not_starte
         claims.begin = away
         refused = await ask(url, False)
     assert (refused.status, error_of(refused)["code"]) == (503, "idempotency_unavailable")
+    assert len(upstream.requests) == 1
+
+
+@BOTH
+async def test_a_key_kept_in_memory_alone_is_refused_where_a_tool_that_writes_is_on_offer(
+    upstream: Upstream, stream: bool
+) -> None:
+    upstream.script("m", [Reply(text="nothing was changed")])
+    async with serving(upstream, data_dir=None) as url:
+        refused = await ask(url, stream)
+        narrowed = [await ask(url, stream, headers={**KEY, "x-callgate-tools": "get_time"}) for _ in range(2)]
+    assert (refused.status, error_of(refused)["code"]) == (400, "idempotency_not_durable")
+    assert [answer.status for answer in narrowed] == [200, 200]
+    assert narrowed[0].body == narrowed[1].body
     assert len(upstream.requests) == 1

@@ -13,7 +13,7 @@ from callgate.api import recording
 from callgate.api.answers import ClientLeft, EventStream, Pulse, WholeAnswer
 from callgate.api.conversation import Conversation, caller_key
 from callgate.api.faces import Exchange, Face
-from callgate.api.idempotency import WELL, BeforeTools, Ended, Idempotency
+from callgate.api.idempotency import WELL, BeforeTools, Ended, Idempotency, not_durable
 from callgate.api.middleware import RequestContext, context_of
 from callgate.api.requests import check_body, read_body
 from callgate.api.rights import seen_by
@@ -70,6 +70,9 @@ class FaceEndpoint:
                 tool_choice=request.tool_choice,
                 allowed=request.allowed,
             )
+            tools, claims = route.server_tools, self._manager.claims
+            if before_tools is not None and tools is not None and tools.writes and not claims.outlive_us:
+                raise not_durable()
             if request.tool_events == "trace":
                 seen_by(runtime, caller, "trace runs")
             check_selectors(route.entry, request.words)

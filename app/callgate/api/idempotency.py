@@ -82,7 +82,7 @@ class Idempotency:
             )
         place = "answer:" + hashlib.sha256(f"{caller}\0{key}".encode()).hexdigest()
         digest = hashlib.sha256(body).digest()
-        while (run := self._runs.get(place)) is not None and run.is_left:
+        while (run := self._runs.get(place)) is not None and run.is_over:
             assert run.task is not None
             await asyncio.wait({run.task})  # on its way out; whether it may run again is known when it has ended
         if run is None:
@@ -124,13 +124,14 @@ class Idempotency:
             ended = await begin(before_tools, run.receive, run.record)
         except Exception as failure:  # noqa: BLE001 - sent to all who listen; nobody awaits this task for its result
             error = as_chat_error(failure)
-            run.fail(error)
             if begun is None:
-                await self._forget(place)
+                await self._forget(place, run)
+                run.fail(error)
                 return
+            run.fail(error)
             ended = Ended(error, wrote=True)
         if ended.may_run_again:
-            await self._forget(place)
+            await self._forget(place, run)
             return
         if ended.left:
             # Nobody has got it, and half an answer is none: what is kept is why there will be no whole one.
@@ -161,7 +162,8 @@ class Idempotency:
             raise _other_request()
         return claim
 
-    async def _forget(self, place: str) -> None:
+    async def _forget(self, place: str, run: "_Run") -> None:
+        run.is_over = True
         try:
             await self._claims.forget(place)
         except StoreError as error:
@@ -177,15 +179,12 @@ class _Run:
         self.headers: list[tuple[bytes, bytes]] = []
         self.parts: list[bytes] = []
         self.task: asyncio.Task[None] | None = None
+        self.is_over = False
+        """Its answer is nobody's who comes from now on: all have left it, or its key may be used again."""
         self._ended = False
         self._followers = 0
         self._all_left = asyncio.Event()
         self._news = asyncio.Event()
-
-    @property
-    def is_left(self) -> bool:
-        """Nobody follows it any more, and it is being ended."""
-        return self._all_left.is_set()
 
     # -- from the side of the run
 
@@ -231,6 +230,7 @@ class _Run:
         finally:
             self._followers -= 1
             if not self._followers and not self._ended:
+                self.is_over = True
                 self._all_left.set()
                 assert self.task is not None
                 # What it had begun is stopped before this request is over, as without a key.
@@ -251,6 +251,17 @@ class _Run:
             await news.wait()
         assert started, "a run ends with an answer while anybody follows it"
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def not_durable() -> ChatError:
+    """The refusal of a key that would be forgotten with this process, where forgetting it could do something twice."""
+    return ChatError(
+        400,
+        "This server keeps an Idempotency-Key in memory alone, and a tool on offer may change something: after a restart it "
+        "could be run again. Ask without the key or with read-only tools (X-Callgate-Tools), or have `data_dir` or "
+        "`store.redis_url` set.",
+        code="idempotency_not_durable",
+    )
 
 
 def _other_request() -> ChatError:

@@ -135,6 +135,8 @@ class Claims:
 
     def __init__(self, store: Store, processes: Processes, *, own_store: bool = False) -> None:
         """`own_store`: whether the store is closed with the claims."""
+        self.outlive_us = not isinstance(processes, OneProcess)
+        """Whether a claim is there after this process has ended, and is not pushed out by others."""
         self._store, self._processes, self._own_store = store, processes, own_store
 
     async def claim(self, key: str, digest: bytes, seconds: float) -> Claim:

@@ -101,12 +101,14 @@ retry_delay: Callable[[int], float] = partial(full_jitter, first=FIRST_DELAY, lo
 class ToolSet:
     """Server tools that go together, in the shapes every request needs them in."""
 
-    __slots__ = ("by_name", "offer", "schemas")
+    __slots__ = ("by_name", "offer", "schemas", "writes")
 
     def __init__(self, tools: Iterable[RegisteredTool]) -> None:
         self.by_name = {each.name: each for each in tools}
         self.offer: Offer = {each.name: each.offered for each in self.by_name.values()}
         self.schemas: Sequence[msgspec.Raw] = tuple(each.schema for each in self.by_name.values())
+        self.writes = any(each.tool.policy.safety is not Safety.READ_ONLY for each in self.by_name.values())
+        """Whether any of them may change the world."""
 
     def __len__(self) -> int:
         return len(self.by_name)
