@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect
 
 from callgate.application import create_app
 from callgate.auth.keys import mint_key
+from tests.harness import toolshed
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config
 from tests.harness.server import serve
@@ -188,7 +189,7 @@ async def test_the_feed_says_when_runs_begin_and_end(upstream: Upstream) -> None
 async def test_who_leaves_before_a_byte_of_the_feed_gives_the_place_back(
     upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("callgate.recorder.recorder.WATCHERS", 1)
+    monkeypatch.setattr("callgate.recorder.recorder.WATCHERS", 1)  # one place, for feeds and for runs that are followed
     app = create_app(make_config(upstream.url))
 
     async def gone(message: Any) -> None:
@@ -207,6 +208,47 @@ async def test_who_leaves_before_a_byte_of_the_feed_gives_the_place_back(
             await app({**scope, "headers": list(scope["headers"])}, receive, gone)
         async with client.stream("GET", "/v1/feed") as feed:
             assert feed.status_code == 200
+
+
+async def test_a_run_is_followed_while_it_is_under_way_and_ends_with_its_row(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(calls=[Call("wait_for_gate", {}, id="call_wait")]), Reply(text="done")])
+    config = make_config(upstream.url, tools=["wait_for_gate"])
+    async with toolshed.held() as running, serve(create_app(config)) as url, http_client(url) as client:
+        asking = asyncio.create_task(client.post("/v1/chat/completions", json=QUESTION))
+        await running.started.wait()
+        [row] = (await client.get("/v1/runs")).json()["data"]
+        live: dict[str, Any] = {"headers": {"accept": "text/event-stream"}}
+        async with asyncio.timeout(10), client.stream("GET", f"/v1/runs/{row['id']}", **live) as following:
+            seen: list[tuple[str, Any]] = []
+            kind = ""
+            async for line in following.aiter_lines():
+                if line.startswith("event: "):
+                    kind = line[7:]
+                elif line.startswith("data: "):
+                    seen.append((kind, json.loads(line[6:])))
+                if len(seen) == 3:
+                    running.gate.set()
+        await asking
+
+    events = [event["kind"] for kind, event in seen if kind == "event"]
+    assert events[:3] == ["turn_started", "turn_ended", "call_started"]
+    assert events[-1] == "ended"
+    assert (seen[-1][0], seen[-1][1]["state"]) == ("run", "answered")
+
+
+async def test_who_follows_a_run_takes_a_place_among_those_who_watch(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("callgate.recorder.recorder.WATCHERS", 1)
+    async with serving(upstream) as client:
+        run = await ask(client, upstream)
+        async with client.stream("GET", "/v1/feed"):
+            live: dict[str, Any] = {"headers": {"accept": "text/event-stream"}}
+            full = await client.get(f"/v1/runs/{run}", **live)
+        assert (full.status_code, full.json()["error"]["code"]) == (503, "too_many_watchers")
+        async with asyncio.timeout(5):
+            while (await client.get(f"/v1/runs/{run}", **live)).status_code == 503:  # noqa: ASYNC110 - until the server has seen that the feed was left
+                await asyncio.sleep(0.01)
 
 
 async def test_a_trace_shows_a_call_while_it_is_written_and_its_verdict_only_then(upstream: Upstream) -> None:

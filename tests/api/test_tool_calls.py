@@ -43,7 +43,7 @@ async def test_a_tool_is_called_and_the_call_is_a_run_and_a_row_of_the_ledger(
     assert (told["verdict"], told["outcome"], told["text"]) == ("ready", "returned", "5")
     assert (run["route"], run["state"], run["calls"], run["key"]) == ("tool", "answered", 1, "anonymous")
     with contextlib.closing(sqlite3.connect(tmp_path / "ledger.sqlite3")) as ledger:
-        rows = ledger.execute("SELECT run_id, call_id, tool, state FROM runs").fetchall()
+        rows = ledger.execute("SELECT run_id, call_id, tool, state FROM calls").fetchall()
     assert rows == [(told["run"], told["id"], "add", "done")]
     assert not list(upstream.requests)
 
@@ -66,7 +66,7 @@ async def test_what_the_gate_does_not_let_through_is_not_run(
     assert (told["verdict"], told["flaw"], told["outcome"]) == ("broken", flaw, "not_run")
     assert told["text"]
     with contextlib.closing(sqlite3.connect(tmp_path / "ledger.sqlite3")) as ledger:
-        assert ledger.execute("SELECT * FROM runs").fetchall() == []
+        assert ledger.execute("SELECT * FROM calls").fetchall() == []
 
 
 async def test_a_call_that_needs_approval_waits_for_it(upstream: Upstream) -> None:

@@ -248,9 +248,20 @@ async def test_in_memory_the_newest_runs_stay(tmp_path):
     assert recorder.get(rows[0].id) is None
 
 
+async def test_who_follows_a_run_in_which_nothing_happens_is_given_a_sign_of_life(recorder):
+    recording = recorded(recorder)
+    following = recorder.follow(recorder.get("run_1"), idle_seconds=0.01)
+    async with asyncio.timeout(5):
+        seen = [await anext(following) for _ in range(len(EVENTS) + 1)]
+    await following.aclose()
+    recorder.end(recording)
+
+    assert seen[-1] is None
+    assert None not in seen[:-1]
+
+
 async def test_who_watches_gets_what_begins_and_what_ends(recorder):
     feed = recorder.watch()
-    assert feed is not None
     recorder.end(recorded(recorder))
     async with asyncio.timeout(5):
         first, second = await feed.get(), await feed.get()
@@ -265,7 +276,6 @@ async def test_who_watches_gets_what_begins_and_what_ends(recorder):
 
 async def test_a_watcher_that_is_far_behind_is_still_sent_away(recorder):
     feed = recorder.watch()
-    assert feed is not None
     for _ in range(FEED_BACKLOG + 10):
         recorder.publish("server")
     recorder.end_feeds()
@@ -280,7 +290,6 @@ async def test_who_comes_when_the_feeds_have_ended_is_sent_away(recorder):
     snapshot = recorder.get("run_1")
     recorder.end_feeds()
     feed = recorder.watch()
-    assert feed is not None
     async with asyncio.timeout(5):
         assert (await feed.get())[0] == "end"
         events = [event.kind async for event in recorder.follow(snapshot)]
@@ -290,9 +299,9 @@ async def test_who_comes_when_the_feeds_have_ended_is_sent_away(recorder):
 
 
 async def test_there_is_an_end_to_how_many_may_watch(recorder):
-    feeds = [recorder.watch() for _ in range(21)]
-
-    assert [feed is None for feed in feeds] == [False] * 20 + [True]
+    assert [recorder.take_watcher() for _ in range(21)] == [True] * 20 + [False]
+    recorder.give_back_watcher()
+    assert recorder.take_watcher()
 
 
 async def test_a_run_can_be_followed_to_its_end(recorder):

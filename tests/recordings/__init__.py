@@ -5,6 +5,7 @@ One JSON file each. A new quirk arrives as a new file. The keys:
     name, about, provider   the file's name, what it shows, whose way of writing it is
     request                 fields of the client's request: messages, its own tools, others
     house_tools             tools of the house on offer, by their names in `tests.harness.toolshed`
+    tools                   the tools as they were offered, in what `callgate runs export` writes
     replies                 what the model answers, in order: `chunks` and `end` for a stream, `whole` for a body
     toolless                what it answers when no tools are offered (where a loop ends at its limit)
     expect                  what the client gets and what happens on the way, the same in both modes:
@@ -53,6 +54,7 @@ class Recording:
     replies: Sequence[Mapping[str, Any]]
     expect: Expected
     toolless: Mapping[str, Any] | None = None
+    tools: Sequence[Mapping[str, Any]] = ()
 
     def play_on(self, upstream: Upstream, model: str | None = None) -> Script:
         """Puts the conversation on the upstream, under the recording's name or another."""

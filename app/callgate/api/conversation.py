@@ -1,6 +1,7 @@
 """The conversation that answers a request: one chat, or one for each choice, and everybody who listens to it."""
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
@@ -22,12 +23,13 @@ from callgate.conversation.events import CallsHandedBack, CallStarted, ChatEvent
 from callgate.conversation.ids import new_id
 from callgate.conversation.listeners import Handlers, Listener, handlers_of
 from callgate.conversation.loop import Rules, converse
-from callgate.conversation.ports import Emit, Message, Model, ModelRequest
+from callgate.conversation.ports import Emit, Message, Model, ModelRequest, Toolbox
 from callgate.conversation.read_model import ReadModel
 from callgate.conversation.turn_recovery import Recovery
 from callgate.recorder.recorder import RunRecording
 from callgate.runtime.chat_setup import clients_toolbox
 from callgate.runtime.manager import new_call_id
+from callgate.runtime.recorded_tools import asking_first
 from callgate.runtime.route import Route
 from callgate.runtime.runtime import Runtime
 from callgate.stores.conversations import Conversations
@@ -54,7 +56,9 @@ class Conversation:
         "_caller",
         "_context",
         "_conversations",
+        "_is_replay",
         "_meter",
+        "_recorded_tools",
         "_request",
         "_route",
         "_runtime",
@@ -79,10 +83,19 @@ class Conversation:
         self._context, self._request, self._caller = context, request, caller
         self._before_tools = before_tools
         self._meter: Meter | None = None
+        self._is_replay = False
+        self._recorded_tools: Toolbox | None = None
         self.recording: RunRecording | None = None
         self.diagnoses = [Diagnosis(run_id, route.warnings)]
         if request.n > 1:
             self.diagnoses = [Diagnosis(run_id, route.warnings) for _ in range(request.n)]
+
+    def replay(self, tools: Toolbox | None) -> None:
+        """Have a recorded run asked again: with the tools of the recording, or, without them, with ours, where a person is
+        asked before anything is changed."""
+        self._is_replay, self._recorded_tools = True, tools
+        if tools is None and self._route.server_tools:
+            self._route = dataclasses.replace(self._route, server_tools=asking_first(self._route.server_tools))
 
     @property
     def work(self) -> Work:
@@ -146,6 +159,7 @@ class Conversation:
         listeners = [self.diagnoses[choice], *runtime.listeners(route.name, self.run_id, self._caller)]
         if self.recording is not None:
             listeners.append(self.recording.listener(choice))
+            model = self.recording.around(model, choice, request)
         if self._meter is not None:
             listeners.append(self._meter.tally())
         rules = runtime.rules if request.parallel else replace(runtime.rules, max_parallel_calls=1)
@@ -174,24 +188,26 @@ class Conversation:
         )
         messages = request.history
         tool_choice, keep = request.tool_choice, None
-        if route.server_tools:
+        toolbox = self._recorded_tools or setup.toolbox
+        if route.server_tools and self._recorded_tools is None:
             listeners.append(_WriteNote(self._context))
             if self._before_tools is not None:
                 emit = _awaiting(self._before_tools, self.run_id, emit)
             keep = self._keep
-            messages = await self._conversations.made_whole(
-                owner_of(self._caller, request),
-                messages,
-                request.hints,
-                Recovery(setup.toolbox, emit_to_listeners(listeners, _emit_nothing), rules.max_calls_per_turn),
-            )
+            if not self._is_replay:  # its history is whole
+                messages = await self._conversations.made_whole(
+                    owner_of(self._caller, request),
+                    messages,
+                    request.hints,
+                    Recovery(toolbox, emit_to_listeners(listeners, _emit_nothing), rules.max_calls_per_turn),
+                )
             setup.recall(messages)
             if request.mode is not None:
                 tool_choice = request.mode  # the tools are cut down to the allowed ones already
         return await converse(
             ModelRequest(messages, (), tool_choice, request.params, request.stream),
             model,
-            setup.toolbox,
+            toolbox,
             emit_to_listeners(listeners, emit, keep, everything=request.every_event),
             new_id=new_call_id,
             rules=rules,

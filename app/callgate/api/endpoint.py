@@ -46,7 +46,9 @@ class FaceEndpoint:
             return
         begin, seconds = partial(self._answer, context, exchange, caller), config.store.answer_seconds
         # An answer of one face is none in another.
-        owner = caller_key(caller) if self._face.route == "chat" else f"{caller_key(caller)}\0{self._face.route}"
+        owner = caller_key(caller)
+        if self._face.route != "chat":
+            owner = f"{owner}\0{self._face.route}\0{context.ids.get('replay_of', '')}"
         try:
             await self._idempotency.answer(owner, key, body, begin, seconds, receive, send, context.error_body)
         except ClientLeft:
@@ -83,7 +85,7 @@ class FaceEndpoint:
                 runtime, route, self._manager.conversations, context, request, caller, before_tools
             )
             began = time.time()
-            if route.is_recorded:
+            if route.is_recorded or "replay_of" in context.ids:
                 conversation.recording = recording.begin(runtime, route, conversation, context, request, caller, began)
             error, state = None, "cut_off"
             try:

@@ -39,6 +39,8 @@ def begin(
         end_user=sha256(bytes(user)).hexdigest()[:16] if isinstance(user, msgspec.Raw) else "",
         stream=request.stream,
         choices=request.n,
+        route=context.route,
+        replay_of=context.ids.get("replay_of", ""),
     )
     recording = runtime.begin_recording(row, content=wants_content)
     if recording.policy.content_bytes is not None:
@@ -61,7 +63,11 @@ def end(
 
 def _as_json(request: ChatRequest) -> str:
     """The request as it can be asked again; without the parts that say how it is answered."""
-    body = {"model": request.model, "messages": request.messages, **request.params}
+    body = {"model": request.model, "messages": request.history, **request.params}
     if request.tools:
         body["tools"] = request.tools
+    if request.tool_choice is not None:
+        body["tool_choice"] = request.tool_choice
+    if request.tool_filter is not None:
+        body["metadata"] = {**request.metadata, "tools": request.tool_filter}
     return msgspec.json.encode(body).decode(errors="replace")

@@ -20,9 +20,12 @@ from callgate.api.errors import (
     envelope_schema,
     in_path,
 )
+from callgate.api.feed import feed_routes
 from callgate.api.middleware import context_of
 from callgate.api.page import page_routes
 from callgate.api.proxied_routes import PATHS, PassingEndpoint
+from callgate.api.replay import PATH as REPLAY_PATH
+from callgate.api.replay import ReplayEndpoint, replay_operation
 from callgate.api.runs import run_routes
 from callgate.api.tools import tool_routes
 from callgate.api.usage import usage_routes
@@ -47,6 +50,8 @@ def add_routes(app: FastAPI, manager: RuntimeManager, *, page: bool = True) -> M
     app.include_router(approval_routes(manager))
     app.include_router(admin_routes(manager))
     app.include_router(run_routes(manager))
+    app.router.routes.append(Route(REPLAY_PATH, ReplayEndpoint(manager), methods=["POST"], name="replay_run"))
+    app.include_router(feed_routes(manager))
     app.include_router(usage_routes(manager))
     if page:
         app.router.routes.extend(page_routes())
@@ -151,6 +156,7 @@ def _describe_chat(app: FastAPI) -> None:
         if app.openapi_schema is None:
             document = described()
             document["paths"]["/v1/chat/completions"] = {"post": _chat_operation()}
+            document["paths"][REPLAY_PATH] = {"post": replay_operation(_error_answers())}
             for path in PATHS:
                 document["paths"][f"/v1{path}"] = {"post": _passing_operation(path)}
             app.openapi_schema = document

@@ -1,29 +1,27 @@
-"""`/v1/runs`: what was recorded of the requests that were answered, and `/v1/feed`: what happens now."""
+"""`/v1/runs`: what was recorded of the requests that were answered."""
 
-import asyncio
-from collections.abc import AsyncIterator
 from typing import Any, Final
 
-import msgspec
 import structlog
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
 
 from callgate.api.errors import encode, envelope_schema, in_path
-from callgate.api.middleware import context_of
-from callgate.auth.keys import Caller
+from callgate.api.feed import followed
+from callgate.api.rights import caller_of, check_sees_all, seen_by
+from callgate.api.run_facts import facts_of, found_run, no_such_run, not_replayable, read_runs
 from callgate.conversation.errors import ChatError
-from callgate.recorder.recorder import Feed, Recorder
-from callgate.recorder.row import Recording, RunRow
-from callgate.recorder.store import RunFilter, StoreUnusable
+from callgate.recorder.export import as_curl, as_facts, as_recording
+from callgate.recorder.reading import WIRE
+from callgate.recorder.replayable import NotReplayable
+from callgate.recorder.row import Recording
+from callgate.recorder.store import RunFilter
 from callgate.runtime.manager import RuntimeManager
 
 MOST: Final = 200
 """Runs of one page."""
-KEEP_ALIVE_SECONDS: Final = 15.0
-"""A feed says something at least this often, so that nobody between takes it for dead."""
+YES: Final = frozenset({"1", "true", "on"})
+FORMATS: Final = ("json", "curl", "recording")
 
 audit = structlog.get_logger("callgate.audit")
 
@@ -33,44 +31,40 @@ def run_routes(manager: RuntimeManager) -> APIRouter:
     error = {"content": {"application/json": {"schema": envelope_schema()}}}
     forbidden: dict[int | str, dict[str, Any]] = {403: {"description": "This key may not see runs.", **error}}
     missing: dict[int | str, dict[str, Any]] = {404: {"description": "No such run, or not for this key.", **error}}
+    recorder = manager.shared.recorder
 
-    def recorder() -> Recorder:
-        return manager.shared.recorder
-
-    def seer(request: Request) -> tuple[Caller, str | None]:
-        """Who asks, and whose runs it may see: None for everybody's."""
-        context = context_of(request.scope)
-        context.route = "runs"
-        caller = context.caller
-        assert caller is not None, "the middleware lets nobody in without a caller"
-        if manager.current.may_see_all(caller):
-            return caller, None
-        if caller.see == "own":
-            return caller, caller.name
-        raise ChatError(
-            403,
-            "This key may not see runs (`see: own` or `see: all`).",
-            type="permission_error",
-            code="see_not_allowed",
-        )
+    def whose(request: Request) -> str | None:
+        return seen_by(manager.current, caller_of(request, "runs"))
 
     async def one(request: Request) -> Recording:
-        _, only = seer(request)
-        id = request.path_params["id"]
-        found: Recording | None = await asyncio.to_thread(_usable, recorder().get, id)
-        if found is None or only not in (None, found.row.key):
-            raise _no_such_run(id)
-        return found
+        return await found_run(recorder, request.path_params["id"], whose(request))
 
-    @router.get("/v1/runs", summary="Recorded runs, the newest first", responses=forbidden)
+    def note_content_read(request: Request, run: Recording, how: str) -> None:
+        if run.content:
+            audit.info("run_content_read", by=caller_of(request, "runs").name, run=run.row.id, how=how)
+
+    @router.get(
+        "/v1/runs",
+        summary="Recorded runs, the newest first",
+        responses=forbidden,
+        openapi_extra=_in_query(
+            model="Only runs of this model.",
+            key="Only runs of this key.",
+            state="Only runs in this state.",
+            odd="`1`: only runs that did not simply answer.",
+            since="Only runs that began at this moment (seconds since 1970) or later.",
+            until="Only runs that began before this moment.",
+            limit=f"How many, {MOST} at most.",
+            after="The `next` of the page before.",
+        ),
+    )
     async def list_runs(request: Request) -> Response:
-        _, only = seer(request)
-        query = request.query_params
+        only, query = whose(request), request.query_params
         wanted = RunFilter(
             model=query.get("model"),
             key=only or query.get("key"),
             state=query.get("state"),
-            odd=query.get("odd", "") in {"1", "true", "on"},
+            odd=query.get("odd") in YES,
             since=_number(query.get("since"), "since"),
             until=_number(query.get("until"), "until"),
             **_after(query.get("after")),
@@ -78,27 +72,74 @@ def run_routes(manager: RuntimeManager) -> APIRouter:
         if only is not None and query.get("key") not in (None, only):
             return _json({"object": "list", "data": [], "next": None})
         count = min(int(_number(query.get("limit"), "limit") or 50), MOST)
-        rows = await asyncio.to_thread(_usable, recorder().page, wanted, max(count, 1))
+        rows = await read_runs(recorder.page, wanted, max(count, 1))
         cursor = f"{rows[-1].began!r}~{rows[-1].id}" if len(rows) == count else None
-        return _json({"object": "list", "data": [_facts(row) for row in rows], "next": cursor})
+        return _json({"object": "list", "data": [facts_of(row) for row in rows], "next": cursor})
 
     @router.get(
         "/v1/runs/{id}",  # noqa: FAST003 - read from the request, see `in_path`
-        summary="One run: its events, and with `content=1` what was said",
+        summary="One run: its events, and with `content=1` what was said; as server-sent events, as they come",
         responses=forbidden | missing,
         openapi_extra=in_path("id"),
     )
     async def get_run(request: Request) -> Response:
         found = await one(request)
         if "text/event-stream" in request.headers.get("accept", ""):
-            return StreamingResponse(_live(recorder(), found, request), media_type="text/event-stream")
-        facts = _facts(found.row) | {"events": found.events}
-        if request.query_params.get("content") in {"1", "true", "on"}:
-            if found.content:
-                caller, _ = seer(request)
-                audit.info("run_content_read", by=caller.name, run=found.row.id)
+            return followed(recorder, found)
+        facts = facts_of(found.row) | {"events": found.events}
+        facts["replays"] = await read_runs(recorder.replays_of, found.row.id, whose(request))
+        if request.query_params.get("content") in YES:
+            note_content_read(request, found, "shown")
             facts["content"] = found.content
         return _json(facts)
+
+    @router.get(
+        "/v1/runs/{id}/wire/{turn}",  # noqa: FAST003
+        summary="The bodies of a provider's answers in one turn, as they came",
+        responses=forbidden | missing,
+        openapi_extra={"parameters": [*in_path("id")["parameters"], *in_path("turn")["parameters"]]},
+    )
+    async def get_wire(request: Request) -> Response:
+        found, turn = await one(request), request.path_params["turn"]
+        start = f"{WIRE}{turn}."
+        bodies = [text for part, text in found.content.items() if part.startswith(start)]
+        if not bodies:
+            raise ChatError(
+                404,
+                f"No body of turn {turn[:20]} is kept (`record.wire`; the litellm lane and the demo model have none).",
+                code="wire_not_kept",
+            )
+        note_content_read(request, found, "wire")
+        return _json({"object": "list", "run": found.row.id, "turn": turn, "data": bodies})
+
+    @router.get(
+        "/v1/runs/{id}/export",  # noqa: FAST003
+        summary="A run as JSON, as a curl line, or as a recording that a test plays",
+        responses=forbidden | missing | {409: {"description": "Too little of it is kept.", **error}},
+        openapi_extra={
+            "parameters": [
+                *in_path("id")["parameters"],
+                {"name": "as", "in": "query", "schema": {"enum": list(FORMATS), "default": "json"}},
+            ]
+        },
+    )
+    async def export_run(request: Request) -> Response:
+        found, form = await one(request), request.query_params.get("as", "json")
+        note_content_read(request, found, f"export {form}")
+        try:
+            match form:
+                case "json":
+                    return _json(as_facts(found))
+                case "recording":
+                    return _json(as_recording(found))
+                case "curl":
+                    base = manager.current.config.server.public_url or str(request.base_url)
+                    return Response(
+                        as_curl(found, base), media_type="text/plain", headers={"cache-control": "no-store"}
+                    )
+        except NotReplayable as why:
+            raise not_replayable(found, why) from None
+        raise ChatError(400, f"`as` should be one of {', '.join(FORMATS)}.", param="as", code="invalid_value")
 
     @router.delete(
         "/v1/runs/{id}",  # noqa: FAST003
@@ -108,82 +149,22 @@ def run_routes(manager: RuntimeManager) -> APIRouter:
         openapi_extra=in_path("id"),
     )
     async def delete_run(request: Request) -> Response:
-        found = await one(request)
-        caller, only = seer(request)
-        if only is not None:
-            raise ChatError(
-                403, "Removing runs needs a key with `see: all`.", type="permission_error", code="see_not_allowed"
-            )
-        if not await asyncio.to_thread(_usable, recorder().delete, found.row.id):
-            raise _no_such_run(found.row.id)
+        found, caller = await one(request), caller_of(request, "runs")
+        check_sees_all(manager.current, caller, "Removing runs")
+        if not await read_runs(recorder.delete, found.row.id):
+            raise no_such_run(found.row.id)
         audit.info("run_deleted", by=caller.name, run=found.row.id)
         return Response(status_code=204)
-
-    @router.get(
-        "/v1/feed", summary="What happens now: runs that begin and end, and calls that wait", responses=forbidden
-    )
-    async def feed(request: Request) -> Response:
-        _, only = seer(request)
-        watching = recorder().watch()
-        if watching is None:
-            raise ChatError(503, "Too many are watching already.", code="too_many_watchers", retry_after=10)
-        return _FeedResponse(recorder(), watching, only)
 
     return router
 
 
-class _FeedResponse(StreamingResponse):
-    """Gives the watcher's place back however it ends, also where not one byte of it could be sent."""
-
-    def __init__(self, recorder: Recorder, watching: Feed, only: str | None) -> None:
-        super().__init__(_feed(watching, only), media_type="text/event-stream")
-        self._recorder = recorder
-        self._watching = watching
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._recorder.unwatch(self._watching)
-
-
-async def _feed(watching: Feed, only: str | None) -> AsyncIterator[bytes]:
-    yield b": connected\n\n"
-    while True:
-        try:
-            async with asyncio.timeout(KEEP_ALIVE_SECONDS):
-                kind, facts = await watching.get()
-        except TimeoutError:
-            yield b": still here\n\n"
-            continue
-        if kind == "end":
-            return
-        if isinstance(facts, RunRow):
-            if only in (None, facts.key):
-                yield _event(kind, _facts(facts))
-        elif only is None:
-            yield _event(kind, facts)
-
-
-async def _live(recorder: Recorder, found: Recording, request: Request) -> AsyncIterator[bytes]:
-    """The events of a run: those that were, and those that come."""
-    async for event in recorder.follow(found):
-        yield _event("event", event)
-
-
-def _event(kind: str, value: Any) -> bytes:
-    return b"event: " + kind.encode() + b"\ndata: " + encode(value) + b"\n\n"
-
-
-def _facts(row: RunRow) -> dict[str, Any]:
-    return {"object": "run", **msgspec.structs.asdict(row), "odd": row.is_odd}
-
-
-def _usable(read: Any, *arguments: Any) -> Any:
-    try:
-        return read(*arguments)
-    except StoreUnusable as failure:
-        raise ChatError(503, f"The recorded runs cannot be read: {failure}", code="runs_unusable") from failure
+def _in_query(**parameters: str) -> dict[str, Any]:
+    described = [
+        {"name": name, "in": "query", "schema": {"type": "string"}, "description": text}
+        for name, text in parameters.items()
+    ]
+    return {"parameters": described}
 
 
 def _after(cursor: str | None) -> dict[str, Any]:
@@ -205,10 +186,6 @@ def _number(text: str | None, param: str) -> float | None:
     if value != value or value in (float("inf"), float("-inf")):  # noqa: PLR0124 - not a number is not itself
         raise ChatError(400, f"`{param}` should be a number.", param=param, code="invalid_number")
     return value
-
-
-def _no_such_run(id: str) -> ChatError:
-    return ChatError(404, f"No run `{id[:64]}` was recorded here.", code="run_not_found")
 
 
 def _json(value: Any) -> Response:

@@ -27,6 +27,8 @@ Seen: TypeAlias = tuple[float, int, ChatEvent]
 Mask: TypeAlias = Callable[[str], str]
 """Masks the secrets in a text."""
 
+WIRE: Final = "wire."
+"""What the names of bodies of providers' answers begin with. They are there for people: nothing is done again from them."""
 PREVIEW_CHARACTERS: Final = 200
 """Of what a tool says while it runs: a word for a person, not a result."""
 
@@ -44,7 +46,7 @@ class RunReader:
         self._most = content_bytes
         self._events: list[RunEvent] = []
         self.content: dict[str, str] = {}
-        self._is_cut = False
+        self._cut: list[str] = []
         self._findings: dict[str, None] = {}
 
     def feed(self, seen: Iterable[Seen]) -> None:
@@ -61,7 +63,7 @@ class RunReader:
         # Masked before it is cut, or the beginning of a secret would stay; and not all of what will be cut anyway.
         encoded = self._mask(text[: self._most + MASKED_BEYOND]).encode(errors="replace")
         if len(text) > self._most + MASKED_BEYOND or len(encoded) > self._most:
-            self._is_cut = True
+            self._cut.append(part)
         self.content[part] = encoded[: self._most].decode(errors="ignore")
 
     def take_events(self) -> list[RunEvent]:
@@ -73,7 +75,10 @@ class RunReader:
         row = self._row
         row.findings = list(self._findings)
         if self._most is not None:
-            row.kept = Kept.CUT if self._is_cut else Kept.CONTENT
+            row.kept = Kept.CUT if any(not part.startswith(WIRE) for part in self._cut) else Kept.CONTENT
+        if self._cut:
+            at = self._events[-1].at if self._events else 0.0
+            self._events.append(RunEvent(at, "content_cut", facts={"parts": list(self._cut)}))
         return Recording(row, self._events, self.content)
 
     # -- one kind of event each: its name, its turn, and what is recorded of it

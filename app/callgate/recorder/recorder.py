@@ -27,7 +27,9 @@ from callgate.conversation.events import (
     TurnStarted,
 )
 from callgate.conversation.listeners import Handlers, Listener
-from callgate.recorder.reading import Mask, RunReader, Seen, recorded
+from callgate.conversation.ports import Message, Model
+from callgate.recorder.model import RecordedModel
+from callgate.recorder.reading import WIRE, Mask, RunReader, Seen, recorded
 from callgate.recorder.row import Kept, Recording, RunEvent, RunRow, Usage
 from callgate.recorder.store import FILE, RunFilter, RunStore, StoreUnusable, day_of
 
@@ -51,6 +53,7 @@ FEED_BACKLOG: Final = 1000
 
 Found = TypeVar("Found")
 RunsKept: TypeAlias = Literal["all", "eventful", "off"]
+WireKept: TypeAlias = Literal["off", "on_error", "on"]
 
 
 class RecordPolicy(msgspec.Struct, frozen=True):
@@ -60,10 +63,19 @@ class RecordPolicy(msgspec.Struct, frozen=True):
     passed: Literal["all", "errors"] = "errors"
     content_bytes: int | None = None
     """How much of each text is kept; None keeps none."""
+    wire: WireKept = "off"
+    """Whether the bodies of providers' answers are kept with the other texts."""
     keep_days: float = 14.0
     keep_bytes: int = 1024**3
     slow_seconds: float = 30.0
     """What `eventful` takes for slow."""
+
+
+class Asked(Protocol):
+    """A request."""
+
+    @property
+    def history(self) -> Sequence[Message]: ...
 
 
 class RunRecording:
@@ -83,6 +95,11 @@ class RunRecording:
 
     def listener(self, choice: int) -> "RunListener":
         return RunListener(self, choice)
+
+    def around(self, model: Model, choice: int, asked: Asked) -> Model:
+        """The model that is asked in one choice; what is said is recorded, where texts are kept."""
+        most, wire = self.policy.content_bytes, self.policy.wire != "off"
+        return model if most is None else RecordedModel(model, self, choice, asked.history, most, wire=wire)
 
     def say(self, part: str, text: str) -> None:
         """A text that is to be kept, where texts are."""
@@ -180,6 +197,7 @@ class Recorder:
         """For what the thread changes and others read: the newest runs, which of them are removed, and what was used."""
         self._ended: queue.SimpleQueue[RunRecording | None] = queue.SimpleQueue()
         self._feeds: list[Feed] = []
+        self._watchers = 0
         self._feeds_ended = False
         self._policy = RecordPolicy()
         self._thread: threading.Thread | None = None
@@ -234,10 +252,18 @@ class Recorder:
             await asyncio.to_thread(self._thread.join)
             self._thread = None
 
-    def watch(self) -> Feed | None:
-        """A feed of the list; None where too many are watching."""
-        if len(self._feeds) >= WATCHERS:
-            return None
+    def take_watcher(self) -> bool:
+        """Take a place for somebody who watches a run or the feed; false where all are taken. To be given back."""
+        if self._watchers >= WATCHERS:
+            return False
+        self._watchers += 1
+        return True
+
+    def give_back_watcher(self) -> None:
+        self._watchers -= 1
+
+    def watch(self) -> Feed:
+        """A feed of all that is published from now on. To be given back with `unwatch`."""
         feed = Feed()
         self._feeds.append(feed)
         if self._feeds_ended:
@@ -289,6 +315,17 @@ class Recorder:
             return known
         return self._stored(lambda store: store.get(id))
 
+    def replays_of(self, id: str, only: str | None = None) -> list[str]:
+        """The runs that asked a run again, the newest first; with `only`, those of one key."""
+        with self._lock:
+            here = [known.row for known in self._newest]
+        here += [recording.row for recording in (*self._under_way.values(), *self._waiting.values())]
+        found = {row.id: row for row in here if row.replay_of == id}
+        for row in self._stored(lambda store: store.replays_of(id)) or ():
+            found.setdefault(row.id, row)
+        rows = sorted(found.values(), key=lambda row: row.began, reverse=True)
+        return [row.id for row in rows if only in (None, row.key)]
+
     def usage(self, since: str) -> list[Usage]:
         """What was used from a day on, what is not yet in the file included."""
         with self._lock:  # what is being written is then in the file or here, and not in both
@@ -333,8 +370,8 @@ class Recorder:
         self._newest_bytes -= _size(known)
         return True
 
-    async def follow(self, recording: Recording) -> AsyncIterator[RunEvent]:
-        """The events of a run, to its end. Of one that has ended, those there are."""
+    async def follow(self, recording: Recording, idle_seconds: float | None = None) -> AsyncIterator[RunEvent | None]:
+        """The events of a run, to its end. Of one that has ended, those there are. None where nothing came for so long."""
         live = self._under_way.get(recording.row.id)
         if live is None:
             for event in recording.events:
@@ -348,7 +385,15 @@ class Recorder:
         if self._feeds_ended:
             queue.put_nowait(None)
         try:
-            while (following := await queue.get()) is not None:
+            while True:
+                try:
+                    async with asyncio.timeout(idle_seconds):
+                        following = await queue.get()
+                except TimeoutError:
+                    yield None
+                    continue
+                if following is None:
+                    return
                 reader.feed([following])
                 for event in reader.take_events():
                     yield event
@@ -362,7 +407,11 @@ class Recorder:
         return msgspec.structs.replace(row, kept=Kept.CONTENT) if has_content else row
 
     def _read(self, recording: RunRecording) -> Recording:
-        return recorded(recording.row, list(recording.seen), recording.said, self._mask, recording.policy.content_bytes)
+        policy = recording.policy
+        read = recorded(recording.row, list(recording.seen), dict(recording.said), self._mask, policy.content_bytes)
+        if policy.wire == "on_error" and not read.row.is_odd:
+            read.content = {part: text for part, text in read.content.items() if not part.startswith(WIRE)}
+        return read
 
     # -- in the thread
 

@@ -53,6 +53,12 @@ CREATE TABLE IF NOT EXISTS content (
   seq INTEGER PRIMARY KEY REFERENCES runs (seq) ON DELETE CASCADE,
   body BLOB NOT NULL
 ) STRICT;
+CREATE TABLE IF NOT EXISTS replays (
+  of TEXT NOT NULL,
+  seq INTEGER NOT NULL REFERENCES runs (seq) ON DELETE CASCADE,
+  PRIMARY KEY (of, seq)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS replays_by_run ON replays (seq);
 CREATE TABLE IF NOT EXISTS totals (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS usage (
   day TEXT NOT NULL,
@@ -156,6 +162,8 @@ class RunStore:
         )
         self._database.executemany("INSERT OR IGNORE INTO events SELECT seq, ? FROM runs WHERE id = ?", events)
         self._database.executemany("INSERT OR IGNORE INTO content SELECT seq, ? FROM runs WHERE id = ?", contents)
+        replays = [(recording.row.replay_of, recording.row.id) for recording in recordings if recording.row.replay_of]
+        self._database.executemany("INSERT OR IGNORE INTO replays SELECT ?, seq FROM runs WHERE id = ?", replays)
         self._grow(grown)
 
     def count(self, used: Iterable[Usage]) -> None:
@@ -254,6 +262,14 @@ class RunStore:
             _decode_events(_unpacked(events)) if events else [],
             _decode_content(_unpacked(content)) if content else {},
         )
+
+    def replays_of(self, id: str) -> list[RunRow]:
+        """The runs that asked a run again."""
+        with self._bounded():
+            found = self._database.execute(
+                "SELECT row FROM replays JOIN runs USING (seq) WHERE of = ? ORDER BY began DESC LIMIT ?", (id, ROWS)
+            ).fetchall()
+        return [_decode_row(body) for [body] in found]
 
     def usage(self, since: str) -> list[Usage]:
         """What was used from a day on."""

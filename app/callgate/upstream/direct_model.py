@@ -20,6 +20,7 @@ from callgate.conversation.ports import Message, ModelAnswer, ModelRequest, Pass
 from callgate.http.client import HttpClient
 from callgate.http.event_stream import BOM, ErrorEvent, EventStreamReader, EventTooLarge, looks_like_keep_alive
 from callgate.http.interface import Deadlines, Response, TransportError
+from callgate.http.wire import record_on_wire, recorded_on_wire
 from callgate.upstream import errors
 from callgate.upstream.chunks import ChunkReader, read_completion
 from callgate.upstream.delta_template import DeltaTemplate
@@ -150,6 +151,7 @@ async def refusal(response: Response, secrets: Sequence[str]) -> ChatError:
     except TransportError:
         body = b""  # the status alone says enough
     response.settle()
+    record_on_wire(body)
     return errors.from_status(response.status, response.headers, body, secrets=secrets)
 
 
@@ -184,7 +186,7 @@ class HttpAnswer:
         self._response = response
         self._secrets = secrets
         self._most = answer_bytes
-        self._reads = aiter(response.chunks())
+        self._reads = recorded_on_wire(response.chunks())
         self._body: Body | None = None
         self._start = b""
         self._size = 0
@@ -241,7 +243,7 @@ class HttpAnswer:
     def _read_on(self, response: Response) -> None:
         """Read the next part of the answer, in another response."""
         self._response = response
-        self._reads = aiter(response.chunks())
+        self._reads = recorded_on_wire(response.chunks())
         self._body, self._start, self._at_end = None, b"", False
 
     def _first(self, data: bytes) -> Sequence[ModelEvent]:

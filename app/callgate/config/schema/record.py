@@ -2,7 +2,8 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from callgate.config.schema.values import NO_BOOLEAN, Section, Switch, off_or_on
 
@@ -28,5 +29,15 @@ class Record(Section):
     Callgate are masked."""
     content_bytes: Annotated[int, Field(ge=256, le=10_000_000), NO_BOOLEAN] = 65_536
     """How much of each text is kept."""
+    wire: Annotated[Literal["off", "on_error", "on"], BeforeValidator(off_or_on)] = "off"
+    """Keep the bodies of providers' answers too, as they came, beside the other texts: of all runs, or of those that did not
+    simply answer. Needs `content`."""
     keep: RecordKeep = RecordKeep()
     """How long runs stay in the file."""
+
+    @model_validator(mode="after")
+    def _has_content(self) -> "Record":
+        if self.wire != "off" and not self.content:
+            message = "`wire` is kept beside the other texts: it needs `content: on`"
+            raise PydanticCustomError("config", "{message}", {"message": message})
+        return self

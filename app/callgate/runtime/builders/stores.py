@@ -64,6 +64,7 @@ def record_policy_of(config: Config) -> RecordPolicy:
         runs=section.runs,
         passed=section.passed,
         content_bytes=section.content_bytes if section.content else None,
+        wire=section.wire,
         keep_days=section.keep.days,
         keep_bytes=section.keep.bytes,
     )

@@ -1,0 +1,143 @@
+"""What happens now, as server-sent events: `/v1/feed`, and a run that is followed to its end."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Final
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from callgate.api.errors import encode, envelope_schema
+from callgate.api.rights import caller_of, seen_by
+from callgate.api.run_facts import facts_of
+from callgate.auth.keys import Caller
+from callgate.conversation.errors import ChatError
+from callgate.recorder.recorder import Feed, Recorder
+from callgate.recorder.row import Recording, RunRow
+from callgate.runtime.manager import RuntimeManager
+from callgate.runtime.runtime import Runtime
+
+KEEP_ALIVE_SECONDS: Final = 15.0
+"""Something is said at least this often, so that nobody between takes the connection for dead."""
+KINDS: Final[Mapping[str, str]] = {"runs": "run", "approvals": "approval", "servers": "server"}
+"""What may be asked for, and what its events are called."""
+
+
+def feed_routes(manager: RuntimeManager) -> APIRouter:
+    router = APIRouter(tags=["runs"])
+    error = {"content": {"application/json": {"schema": envelope_schema()}}}
+    kinds = {
+        "name": "kinds",
+        "in": "query",
+        "schema": {"type": "string"},
+        "description": "`runs`, `approvals`, `servers`, with commas between. All that the key may see where it is left out.",
+    }
+
+    @router.get(
+        "/v1/feed",
+        summary="What happens now: runs that begin and end, calls that wait for approval, servers that come and go",
+        responses={
+            200: {
+                "description": "Server-sent events.",
+                "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            },
+            403: {"description": "This key may see none of it.", **error},
+            503: {"description": "Too many are watching.", **error},
+        },
+        openapi_extra={"parameters": [kinds]},
+    )
+    async def feed(request: Request) -> Response:
+        runtime, caller = manager.current, caller_of(request, "feed")
+        wanted, only = _wanted(request.query_params.get("kinds"), runtime, caller)
+        recorder = manager.shared.recorder
+        take_place(recorder)
+        watching = recorder.watch()
+        return WatchResponse(
+            _feed(watching, wanted, only), recorder.give_back_watcher, lambda: recorder.unwatch(watching)
+        )
+
+    return router
+
+
+def take_place(recorder: Recorder) -> None:
+    """A place among those who watch. To be given back."""
+    if not recorder.take_watcher():
+        raise ChatError(503, "Too many are watching already.", code="too_many_watchers", retry_after=10)
+
+
+def followed(recorder: Recorder, run: Recording) -> "WatchResponse":
+    """The events of a run: those that were, those that come, and at its end its row."""
+    take_place(recorder)
+    return WatchResponse(_run(recorder, run), recorder.give_back_watcher)
+
+
+class WatchResponse(StreamingResponse):
+    """Gives the watcher's place back however it ends, also where not one byte of it could be sent."""
+
+    def __init__(self, body: AsyncIterator[bytes], *at_end: Callable[[], None]) -> None:
+        super().__init__(body, media_type="text/event-stream", headers={"cache-control": "no-store"})
+        self._at_end = at_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            for end in self._at_end:
+                end()
+
+
+def _wanted(asked: str | None, runtime: Runtime, caller: Caller) -> tuple[frozenset[str], str | None]:
+    """The events that are sent, and whose runs; None for everybody's. Refused where nothing is left of what was asked for."""
+    names = frozenset(KINDS) if asked is None else frozenset(name.strip() for name in asked.split(","))
+    if unknown := names - KINDS.keys():
+        raise ChatError(
+            400, f"Unknown kind {min(unknown)[:40]!r}; use {', '.join(KINDS)}.", param="kinds", code="invalid_value"
+        )
+    wanted, only = {KINDS[name] for name in names}, None
+    if not caller.may_approve:
+        wanted.discard("approval")
+    if not runtime.may_administer(caller):
+        wanted.discard("server")
+    if "run" in wanted and (caller.see != "none" or not wanted - {"run"}):
+        only = seen_by(runtime, caller)
+    elif "run" in wanted and not runtime.may_see_all(caller):
+        wanted.discard("run")
+    if not wanted:
+        raise ChatError(403, "This key may see none of it.", type="permission_error", code="see_not_allowed")
+    return frozenset(wanted), only
+
+
+async def _feed(watching: Feed, wanted: frozenset[str], only: str | None) -> AsyncIterator[bytes]:
+    yield b": connected\n\n"
+    count = 0
+    while True:
+        try:
+            async with asyncio.timeout(KEEP_ALIVE_SECONDS):
+                kind, facts = await watching.get()
+        except TimeoutError:
+            yield b": still here\n\n"
+            continue
+        if kind == "end":
+            return
+        if kind in wanted and (not isinstance(facts, RunRow) or only in (None, facts.key)):
+            count += 1
+            yield _event(kind, facts_of(facts) if isinstance(facts, RunRow) else facts, count)
+
+
+async def _run(recorder: Recorder, run: Recording) -> AsyncIterator[bytes]:
+    count = 0
+    async for event in recorder.follow(run, KEEP_ALIVE_SECONDS):
+        if event is None:
+            yield b": still here\n\n"
+            continue
+        count += 1
+        yield _event("event", event, count)
+    ended = await asyncio.to_thread(recorder.get, run.row.id)
+    if ended is not None:
+        yield _event("run", facts_of(ended.row), count + 1)
+
+
+def _event(kind: str, value: Any, id: int) -> bytes:
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (id, kind.encode(), encode(value))

@@ -1,0 +1,191 @@
+"""`POST /v1/runs/{id}/replay`: a recorded run asked again, of the same model or another, from its beginning or from a turn."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+import structlog
+from starlette.types import Receive, Scope, Send
+
+from callgate.api.answers import BodyWriter, StreamWriter, Work
+from callgate.api.conversation import Conversation, EmitAny
+from callgate.api.endpoint import FaceEndpoint
+from callgate.api.errors import encode, envelope_schema, in_path
+from callgate.api.middleware import RequestContext, context_of
+from callgate.api.openai_writers import AnswerHead, CompletionWriter
+from callgate.api.requests import ChatRequest, read_chat_request
+from callgate.api.rights import seen_by
+from callgate.api.run_facts import found_run, not_replayable
+from callgate.config.schema import Config
+from callgate.conversation.diagnosis import Diagnosis
+from callgate.conversation.errors import ChatError
+from callgate.recorder.replayable import NotReplayable, history_before, request_of, results_of, tools_of
+from callgate.recorder.row import Recording
+from callgate.runtime.manager import RuntimeManager
+from callgate.runtime.recorded_tools import CallNotRecorded, RecordedToolbox
+
+PATH = "/v1/runs/{id}/replay"
+STOPPED = "stopped"
+"""The state of a replay that called what the recording does not have."""
+
+audit = structlog.get_logger("callgate.audit")
+
+
+class ReplayBody(msgspec.Struct, forbid_unknown_fields=True):
+    """What is sent to have a run asked again."""
+
+    model: str | None = None
+    """Another model than the run's own."""
+    from_turn: int = 0
+    """The turn to begin with, as the run's events count them: what was said before it is as it was."""
+    tools: Literal["recorded", "run"] = "recorded"
+    """`recorded`: calls get what they got in the recording, and nothing is run. `run`: they are run again."""
+
+
+class ReplayEndpoint:
+    """Asks a run again. The id of the run stands on every log line."""
+
+    def __init__(self, manager: RuntimeManager) -> None:
+        self._endpoint = FaceEndpoint(manager, _ReplayFace(manager))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        context_of(scope).ids["replay_of"] = scope["path_params"]["id"][:64]
+        await self._endpoint(scope, receive, send)
+
+
+class _ReplayFace:
+    """Reads a request out of a recording."""
+
+    route = "replay"
+
+    def __init__(self, manager: RuntimeManager) -> None:
+        self._manager = manager
+
+    async def read(self, body: bytes, context: RequestContext, config: Config) -> "_Replay":
+        caller, id = context.caller, context.ids["replay_of"]
+        assert caller is not None, "the middleware lets nobody in without a caller"
+        wanted = _read(body)
+        run = await found_run(self._manager.shared.recorder, id, seen_by(self._manager.current, caller))
+        try:
+            asked = _question(run, wanted)
+            request = read_chat_request(encode(asked), {}, config.limits.messages, config.limits.json_depth)
+            request.may_pass = False
+            tools = _tools(run, request) if wanted.tools == "recorded" else None
+        except NotReplayable as why:
+            raise not_replayable(run, why) from None
+        audit.info("run_replayed", by=caller.name, run=id, model=request.model, tools=wanted.tools)
+        return _Replay(id, wanted, request, tools)
+
+
+class _Replay:
+    """One replay, answered whole."""
+
+    def __init__(self, id: str, wanted: ReplayBody, request: ChatRequest, tools: RecordedToolbox | None) -> None:
+        self.request = request
+        self._id = id
+        self._wanted = wanted
+        self._tools = tools
+        self._stopped: str | None = None
+
+    def work(self, conversation: Conversation) -> Work:
+        conversation.replay(self._tools)
+
+        async def replay(emit: EmitAny) -> None:
+            try:
+                await conversation.work(emit)
+            except* CallNotRecorded as stopped:
+                self._stopped = str(_first(stopped))
+                assert conversation.recording is not None, "a replay is always recorded"
+                conversation.recording.row.state = STOPPED
+
+        return replay
+
+    def whole(self, conversation: Conversation, began: int, diagnoses: Sequence[Diagnosis] | None) -> BodyWriter:
+        head = AnswerHead(conversation.run_id, began, self.request.model, "off", legacy=False)
+        writer = CompletionWriter(head, diagnoses[0] if diagnoses else None)
+        return _ReplayWriter(self, writer, conversation.run_id)
+
+    def streamed(self, conversation: Conversation, began: int, diagnoses: Sequence[Diagnosis] | None) -> StreamWriter:
+        raise AssertionError("a replay is answered whole")
+
+    def facts(self) -> dict[str, Any]:
+        wanted = self._wanted
+        facts = {"replay_of": self._id, "from_turn": wanted.from_turn, "tools": wanted.tools}
+        return {**facts, "model": self.request.model, "stopped": self._stopped}
+
+
+class _ReplayWriter:
+    """The run that came of it, and its answer; none where it was stopped."""
+
+    def __init__(self, replay: _Replay, inner: CompletionWriter, run_id: str) -> None:
+        self._replay = replay
+        self._inner = inner
+        self._run_id = run_id
+
+    def write(self, told: Any) -> None:
+        self._inner.write(told)
+
+    def body(self) -> dict[str, Any]:
+        facts = self._replay.facts()
+        answer = self._inner.body() if facts["stopped"] is None else None
+        return {"object": "run.replay", "run": self._run_id, **facts, "answer": answer}
+
+
+def _question(run: Recording, wanted: ReplayBody) -> dict[str, Any]:
+    asked = request_of(run)
+    if wanted.from_turn < 0:
+        raise ChatError(400, "`from_turn` should be 0 or more.", param="from_turn", code="invalid_value")
+    asked["messages"] = history_before(run, wanted.from_turn)
+    if wanted.from_turn and asked.get("tool_choice") != "none":
+        asked.pop("tool_choice", None)  # honoured in the first turn alone
+    asked["model"] = wanted.model or asked.get("model") or run.row.model
+    return asked
+
+
+def _tools(run: Recording, request: ChatRequest) -> RecordedToolbox:
+    described = (tool.function or tool.custom for tool in request.outline.tools or ())
+    return RecordedToolbox(tools_of(run), {tool.name for tool in described if tool is not None}, results_of(run))
+
+
+def _first(group: BaseExceptionGroup[CallNotRecorded]) -> BaseException:
+    found: BaseException = group
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found
+
+
+def _read(body: bytes) -> ReplayBody:
+    try:
+        return msgspec.json.decode(body or b"{}", type=ReplayBody)
+    except msgspec.DecodeError as error:
+        message = 'The body should be like {"model": "…", "from_turn": 0, "tools": "recorded"}'
+        raise ChatError(400, f"{message}: {error}.", code="invalid_body") from None
+
+
+def replay_operation(errors: dict[str, Any]) -> dict[str, Any]:
+    """Its page in the OpenAPI document: the route is a bare ASGI callable."""
+    described = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "model": {"type": "string", "description": "Another model than the run's own."},
+            "from_turn": {"type": "integer", "minimum": 0, "default": 0},
+            "tools": {"enum": ["recorded", "run"], "default": "recorded"},
+        },
+    }
+    conflict = {
+        "description": "Too little of the run is kept.",
+        "content": {"application/json": {"schema": envelope_schema()}},
+    }
+    return {
+        "tags": ["runs"],
+        "operationId": "replay_run",
+        "summary": "Ask a recorded run again; calls get their recorded results, or are run again",
+        **in_path("id"),
+        "requestBody": {"content": {"application/json": {"schema": described}}},
+        "responses": {
+            "200": {"description": "The run that came of it, and its answer."},
+            **errors,
+            "409": conflict,
+        },
+    }

@@ -1,0 +1,168 @@
+"""A recorded run in the words of others: a line for the shell, and a recording that a test plays."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from callgate.recorder.replayable import NotReplayable, request_of, tools_of
+from callgate.recorder.row import Recording, RunEvent
+
+KEY_VARIABLE: Final = "CALLGATE_KEY"
+DONE: Final = "[DONE]"
+ZERO_USAGE: Final = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+
+
+def as_facts(recording: Recording) -> dict[str, Any]:
+    """All of it."""
+    row = msgspec.structs.asdict(recording.row) | {"odd": recording.row.is_odd}
+    events = [msgspec.structs.asdict(event) for event in recording.events]
+    return {"object": "run", **row, "events": events, "content": dict(recording.content)}
+
+
+def as_curl(recording: Recording, base_url: str) -> str:
+    """A line that asks the same of a server; the key stays a variable."""
+    body = request_of(recording)
+    if recording.row.stream:
+        body["stream"] = True
+    text = msgspec.json.encode(body).decode()
+    buffered = " -N" if recording.row.stream else ""
+    return (
+        f"curl{buffered} {shlex.quote(base_url.rstrip('/') + '/v1/chat/completions')} \\\n"
+        f"  -H \"Authorization: Bearer ${KEY_VARIABLE}\" -H 'Content-Type: application/json' \\\n"
+        f"  -d {shlex.quote(text)}\n"
+    )
+
+
+def as_recording(recording: Recording) -> dict[str, Any]:
+    """A conversation as a provider answered it, with what came of it: the format of `tests/recordings`. The tools are there
+    as they were offered, so that it can be judged without the server that had them."""
+    request, row, content = request_of(recording), recording.row, recording.content
+    model = str(request.pop("model", row.model))
+    replies = [_reply(recording, event, model) for event in recording.events if event.kind == "turn_ended"]
+    if not replies:
+        raise NotReplayable("no turn of it has ended")
+    calls = [call for event in recording.events if event.kind == "turn_ended" for call in event.facts["calls"]]
+    client = [each["function"]["name"] for each in request.get("tools", ()) if "function" in each]
+    offered = [each["function"]["name"] for each in tools_of(recording) if "function" in each]
+    ended = {event.facts["id"]: event.facts for event in recording.events if event.kind == "call_ended"}
+    usage = _sum([reply["whole"]["usage"] for reply in replies])
+    expect = {
+        "content": content.get(f"turn.{row.turns - 1}.text"),
+        "refusal": None,
+        "finish_reason": row.finish_reason,
+        "tool_calls": [
+            {"id": call["id"], "name": call["name"], "arguments": _arguments(recording, call["id"])}
+            for call in calls
+            if call["owner"] == "client"
+        ],
+        "ran": [
+            {"name": call["name"], "arguments": msgspec.json.decode(_arguments(recording, call["id"]) or "{}")}
+            for call in calls
+            if call["id"] in ended
+        ],
+        "results": {call["id"]: _result(recording, call) for call in calls if call["owner"] != "client"},
+        "reasoning": [text for at in range(row.turns) if (text := content.get(f"turn.{at}.reasoning"))],
+        "echo": [],
+        "usage": usage,
+        "requests": len(replies),
+    }
+    told = {
+        "name": row.id.replace("_", "-"),
+        "about": f"Run {row.id} of {row.model}, {row.state}.",
+        "provider": row.deployment or model,
+        "request": request,
+        "house_tools": [name for name in offered if name not in client],
+        "tools": list(tools_of(recording)),
+        "replies": replies,
+        "expect": expect,
+    }
+    if row.state == "turn_limit" and len(replies) > 1:
+        told["toolless"] = replies.pop()
+    return told
+
+
+def _reply(recording: Recording, ended: RunEvent, model: str) -> dict[str, Any]:
+    """One answer in both modes: as its provider sent it in the one in which it came, where that is kept."""
+    made = _made(recording, ended, model)
+    bodies = [text for part, text in recording.content.items() if part.startswith(f"wire.{ended.turn}.")]
+    if bodies and ended.facts.get("lane") == "direct":
+        body = bodies[-1]  # those before it failed
+        if (chunks := _chunks_in(body)) is not None:
+            return {**made, "chunks": chunks, "end": "done" if _is_done(body) else "eof"}
+        if isinstance(whole := _read(body), dict) and "choices" in whole:
+            return {**made, "whole": whole}
+    return made
+
+
+def _made(recording: Recording, ended: RunEvent, model: str) -> dict[str, Any]:
+    """An answer put together again out of what is kept of it."""
+    facts, content = ended.facts, recording.content
+    head = {"id": f"chatcmpl-{recording.row.id}-{ended.turn}", "created": int(recording.row.began), "model": model}
+    text, reasoning = content.get(f"turn.{ended.turn}.text"), content.get(f"turn.{ended.turn}.reasoning")
+    calls = [
+        {
+            "id": call["id"],
+            "type": "function",
+            "function": {"name": call["name"] or "", "arguments": _arguments(recording, call["id"])},
+        }
+        for call in facts["calls"]
+    ]
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = calls
+    reasons: Sequence[str | None] = facts["finish_reasons"] or [None]
+    usage = facts["usage"] or ZERO_USAGE
+    whole = {**head, "object": "chat.completion", "usage": usage}
+    whole["choices"] = [{"index": 0, "message": message, "logprobs": None, "finish_reason": reasons[-1]}]
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+    if reasoning:
+        deltas.append({"reasoning_content": reasoning})
+    if text:
+        deltas.append({"content": text})
+    deltas += [{"tool_calls": [{"index": at, **call}]} for at, call in enumerate(calls)]
+    chunks = [_chunk(head, delta) for delta in deltas] + [_chunk(head, {}, reason) for reason in reasons]
+    return {"chunks": [*chunks, {**_chunk(head), "usage": usage}], "end": "done", "whole": whole}
+
+
+def _chunk(
+    head: Mapping[str, Any], delta: Mapping[str, Any] | None = None, reason: str | None = None
+) -> dict[str, Any]:
+    choices = [] if delta is None else [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}]
+    return {**head, "object": "chat.completion.chunk", "choices": choices}
+
+
+def _chunks_in(body: str) -> list[Any] | None:
+    """The events of a stream; None where the body is none, or not all of it can be read."""
+    payloads = [line[5:].strip() for line in body.splitlines() if line.startswith("data:")]
+    chunks = [_read(payload) for payload in payloads if payload != DONE]
+    return chunks if chunks and all(isinstance(chunk, dict) and "choices" in chunk for chunk in chunks) else None
+
+
+def _is_done(body: str) -> bool:
+    return body.rstrip().endswith(DONE)
+
+
+def _arguments(recording: Recording, id: str) -> str:
+    return recording.content.get(f"call.{id}.arguments", "")
+
+
+def _result(recording: Recording, call: Mapping[str, Any]) -> Any:
+    if call["verdict"] == "broken":
+        return {"flaw": call["flaw"]}
+    result = recording.content.get(f"call.{call['id']}.result")
+    return {"not_run": "limit"} if result is None else result
+
+
+def _sum(usages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {name: sum(usage.get(name) or 0 for usage in usages) for name in ZERO_USAGE}
+
+
+def _read(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return None

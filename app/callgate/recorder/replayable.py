@@ -1,0 +1,92 @@
+"""What of a recorded run can be asked again: its request, its history up to a turn, and what its calls returned."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from callgate.recorder.row import UNDER_WAY, Kept, Recording
+
+WHY_NOT: Final[Mapping[Kept, str]] = {
+    Kept.NOTHING: "nothing of what was said is kept (`record.content` is off, or the request asked for that)",
+    Kept.CUT: "some of what was said was longer than `record.content_bytes`, and is kept cut",
+    Kept.AGED_OUT: "what was said has been removed to make room",
+}
+
+
+class NotReplayable(Exception):
+    """The run cannot be asked again; the text says why."""
+
+
+class RecordedResult(NamedTuple):
+    """What a call returned, as the model saw it."""
+
+    text: str
+    outcome: str
+    """`returned`, or how it failed."""
+
+
+def request_of(recording: Recording) -> dict[str, Any]:
+    """The request, if all of the run is kept."""
+    row = recording.row
+    if row.state == UNDER_WAY:
+        raise NotReplayable("it is still under way")
+    if row.route == "tool":
+        raise NotReplayable("it is a call of a tool without a model; call the tool again")
+    if row.choices > 1:
+        raise NotReplayable(f"it has {row.choices} choices, which are conversations of their own")
+    if row.kept in WHY_NOT:
+        raise NotReplayable(WHY_NOT[row.kept])
+    request = _read(recording.content.get("request", ""))
+    if not isinstance(request, dict) or not isinstance(request.get("messages"), list):
+        raise NotReplayable("its request is not kept")
+    return request
+
+
+def history_before(recording: Recording, turn: int) -> Sequence[Any]:
+    """The messages that the model was asked with in a turn."""
+    turns = {event.turn for event in recording.events if event.kind == "turn_started"}
+    if turn not in turns:
+        raise NotReplayable(f"it has no turn {turn}, only 0 to {max((each or 0 for each in turns), default=0)}")
+    messages: Sequence[Any] = request_of(recording)["messages"]
+    for at in range(turn + 1):
+        history = recording.content.get(f"turn.{at}.history")
+        added = recording.content.get(f"turn.{at}.asked")
+        if history is not None:
+            messages = _read(history)
+        elif added is not None:
+            messages = [*messages, *_read(added)]
+        elif at:
+            raise NotReplayable(f"the messages of turn {at} are not kept")
+    return messages
+
+
+def tools_of(recording: Recording) -> Sequence[Any]:
+    """The tools as they were offered."""
+    tools = _read(recording.content.get("tools", ""))
+    return tools if isinstance(tools, list) else []
+
+
+def results_of(recording: Recording) -> Mapping[str, list[RecordedResult]]:
+    """What the calls that ran returned, in their order, by `call_key`."""
+    found: dict[str, list[RecordedResult]] = {}
+    for event in recording.events:
+        if event.kind == "call_ended":
+            facts = event.facts
+            arguments = _read(recording.content.get(f"call.{facts['id']}.arguments", "") or "{}")
+            result = RecordedResult(recording.content.get(f"call.{facts['id']}.result", ""), facts["outcome"])
+            found.setdefault(call_key(facts["name"], arguments), []).append(result)
+    return found
+
+
+def call_key(name: str, arguments: Any) -> str:
+    """The same for calls of one tool with the same arguments, however they are written."""
+    return json.dumps([name, arguments], sort_keys=True, separators=(",", ":"))
+
+
+def _read(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return None

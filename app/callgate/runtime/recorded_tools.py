@@ -1,0 +1,90 @@
+"""The tools of a run that is asked again: those of the recording, which answer what they answered then and run nothing, or ours,
+of which those that may change something ask first.
+"""
+
+from collections import deque
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+
+from callgate.calls.offer import Offer, OfferedTool
+from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned
+from callgate.calls.states import BrokenCall, Call, ReadyCall
+from callgate.conversation.ports import Plan, Report
+from callgate.recorder.replayable import RecordedResult, call_key
+from callgate.tools.executor import Safety
+from callgate.tools.schema import SchemaError, compile_schema
+from callgate.tools.toolbox import ToolSet
+
+NOT_RECORDED: Final = "call not in the recording"
+
+
+class CallNotRecorded(Exception):
+    """The model made a call that it did not make in the recording: what its tool would have said is not known."""
+
+    def __init__(self, call: ReadyCall) -> None:
+        super().__init__(f"{NOT_RECORDED}: {call.name} {call.text[:200]}")
+
+
+class RecordedToolbox:
+    """Offers what was offered, and answers with what was answered."""
+
+    def __init__(
+        self, tools: Sequence[Any], clients: Container[str], results: Mapping[str, Sequence[RecordedResult]]
+    ) -> None:
+        """`clients`: the names of the tools that came in the request."""
+        self._clients = clients
+        self._results = {key: deque(found) for key, found in results.items()}
+        self.offer: Offer = {
+            name: OfferedTool(name, parameters, None if name in clients else _check(parameters))
+            for name, parameters in map(_named, tools)
+        }
+        self.schemas: Sequence[msgspec.Raw] = [msgspec.Raw(msgspec.json.encode(tool)) for tool in tools]
+
+    def plan(self, calls: Sequence[Call]) -> Plan:
+        whole = [call for call in calls if isinstance(call, ReadyCall)]
+        return Plan(
+            ours=tuple(call for call in whole if call.name not in self._clients),
+            theirs=tuple(call for call in whole if call.name in self._clients),
+            broken=tuple(call for call in calls if isinstance(call, BrokenCall)),
+        )
+
+    def is_clients(self, name: str | None) -> bool:
+        return name is not None and name in self._clients
+
+    def writes(self, call: ReadyCall) -> bool:
+        return False
+
+    async def run(self, call: ReadyCall, report: Report) -> Outcome:
+        """What the call returned then; of several alike, each in its turn, and the last one again."""
+        found = self._results.get(call_key(call.name, call.arguments))
+        if not found:
+            raise CallNotRecorded(call)
+        result = found.popleft() if len(found) > 1 else found[0]
+        if result.outcome == "returned":
+            return Returned(result.text)
+        return Failed(result.text, FailureKind(result.outcome))
+
+
+def asking_first(tools: ToolSet) -> ToolSet:
+    """The same tools; whatever is not read-only waits for approval."""
+    return ToolSet(
+        each
+        if each.tool.policy.safety is Safety.READ_ONLY
+        else replace(each, tool=replace(each.tool, policy=replace(each.tool.policy, require_approval=True)))
+        for each in tools.by_name.values()
+    )
+
+
+def _named(tool: Any) -> tuple[str, dict[str, Any]]:
+    described = tool.get("function") or tool.get("custom") or {}
+    return described.get("name", ""), described.get("parameters") or {}
+
+
+def _check(parameters: Mapping[str, Any]) -> Any:
+    try:
+        return compile_schema(parameters)
+    except SchemaError:
+        return None  # it was adapted to a dialect in which it can no longer be checked
