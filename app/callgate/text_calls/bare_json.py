@@ -82,10 +82,9 @@ class _Bare:
         char = yield from self._cursor.peek()
         if char in BARE_OPENINGS:
             if reason := self._out.quoted():
-                self._cursor.at += 1
-                self._out.add_quoted(char, reason)
-                return False
+                self._out.begin_quoted("", reason)
             yield from self._objects()
+            self._out.end_quoted(reads_again=False)
             return True
         if char in ("`", "~") and self._out.is_silent:
             return (yield from self._fence(char))

@@ -12,8 +12,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
+from msgspec.structs import replace
+
+from callgate.calls.names import resolve_name
+from callgate.calls.states import Flaw
 from callgate.conversation.events import CallNotRun, CallWritten, ModelEvent, ReasoningDelta, TextDelta
 from callgate.text_calls import quoting
+from callgate.text_calls.nesting import Nesting, has_open_marks
 from callgate.text_calls.quoting import OpenSpan, ParagraphRest, QuoteTracker
 from callgate.text_calls.text_cursor import Steps, TextCursor, finder
 
@@ -41,8 +46,9 @@ _NEW_MESSAGE = re.compile(r"<\|(?:start|message|channel|content_\w+|message_mode
 _WORDS = re.compile(r"\w[.,:;!?]?[ \t]+\w")
 _MOST_UNREAD = 16_384
 """Pieces of prose that are kept before they are joined: a list of single letters takes ten times their room."""
-_PROBED = 65_536
-"""Characters of quoted text that are looked at for calls that are not run."""
+_READ_AGAIN = 262_144
+"""Characters of one answer that are read twice, because what a quoted mark opened was no call. Beyond that, it is taken for one."""
+_MENTION_LIMIT = 120
 
 
 class RestartError(Exception):
@@ -68,6 +74,8 @@ class Item:
     """How much of the text is the calls'; what follows was read behind them and means nothing."""
     span: OpenSpan | None = None
     """What was open before the calls and quotes them if it closes behind them."""
+    quoted: str | None = None
+    """Why they are known not to run."""
 
     @property
     def is_whole(self) -> bool:
@@ -126,8 +134,8 @@ class EventSink:
         self.may_end_alone = thinking != "prefilled"
         """A closing think tag that comes now would be the first think tag of the text."""
         self.had_lone_end = False
-        self.quoted_regions: list[tuple[str, str]] = []
-        """Why something was quoted, and the text from its mark on."""
+        self.quoting = ""
+        """Why what the grammar reads now is quoted: its calls are not run, and its text is prose."""
         self.unclosed: Unclosed | None = None
         """Reasoning in which the text ended."""
         self.not_run: list[ModelEvent] = []
@@ -147,19 +155,22 @@ class EventSink:
         """Calls behind which the line has not ended yet."""
         self._line_rest = ""
         self._prose_line = False
-        self._region: list[str] | None = None
-        self._region_reason = ""
-        self._region_size = 0
+        self._quoted_mark = ""
+        self._quoted_calls: list[CallWritten] = []
+        self._read_again = _READ_AGAIN
 
     # -- what grammars add
 
     def add_text(self, text: str) -> None:
         """Prose that was not read by `Prose`: a mark that opened nothing, or text that was held for a call."""
+        if self.quoting:
+            return
         if self.may_end_alone and "</think" in text and self.is_judging:
             self._look_for_lone_end(text)
         self.add_prose(text)
 
-    def add_prose(self, text: str) -> None:
+    def add_prose(self, text: str, context: str | None = None) -> None:
+        """`context`: what stands for this text where it is asked what a place is quoted by."""
         if self.indent >= 0 or "\n" in text:
             self.indent = _indent_after(self.indent, text)
         if self.is_silent:
@@ -167,7 +178,7 @@ class EventSink:
         if self._is_plain:
             # Nothing was found so far: this is what happens with nearly every delta.
             self.cursor.forget()
-            self._unread.append(text)
+            self._unread.append(text if context is None else context)
             self._run.append(text)
             return
         if self._blocks:
@@ -176,15 +187,15 @@ class EventSink:
             self.cursor.forget()
             if self._prose_line and "\n" in text:
                 self._prose_line = False
-        self._unread.append(text)
-        if self._region is not None:
-            self._add_to_region(text)
+        self._unread.append(text if context is None else context)
         if not self._run_is_text:
             self._end_run()
             self._run_is_text = True
         self._run.append(text)
 
     def add_reasoning(self, text: str) -> None:
+        if self.quoting:
+            return
         self._is_plain = False
         if self._blocks:
             self._swallow(self._take().removesuffix(text))
@@ -196,6 +207,9 @@ class EventSink:
         self._run.append(text)
 
     def add_call(self, call: CallWritten) -> None:
+        if self.quoting:
+            self._quoted_calls.append(call)
+            return
         self._is_plain = False
         self._end_run()
         raw = self._take()
@@ -204,14 +218,13 @@ class EventSink:
             block = last
         else:
             start = self.cursor.offset - len(raw)
-            span = self._context.open_span() if self._context is not None and self._quoted() is None else None
+            span = self._context.open_span() if self._context is not None and self.quoted() is None else None
             block = Item(CALLS, raw, start, self.indent >= 0, span=span)
             self._items.append(block)
             self._blocks += 1
             self._open_line.append(block)
         block.calls.append(call)
         block.size, block.end = len(block.text), self.cursor.offset
-        self._region = None
         if not self.is_judging:
             return
         if call.flaw is not None and self.may_end_alone and "</think" in block.text:
@@ -222,6 +235,8 @@ class EventSink:
 
     def forget(self, mark: str = "") -> None:
         """What was read last, `mark`, means nothing and is no part of a call."""
+        if self.quoting:
+            return
         if not self._blocks:
             self.cursor.forget()
             return
@@ -236,12 +251,6 @@ class EventSink:
 
     def quoted(self) -> str | None:
         """Why a call that began here would be quoted; None if it would not."""
-        reason = self._quoted()
-        if reason is None:
-            self._close_region()
-        return reason
-
-    def _quoted(self) -> str | None:
         if self._context is None:
             return None
         if self._unread:
@@ -249,24 +258,47 @@ class EventSink:
             self._unread.clear()
         return self._context.quoted()
 
-    def add_quoted(self, mark: str, reason: str) -> None:
-        """A mark in a quoted place: prose, that is looked at later for the calls that are not run."""
-        if self._region is None and self._region_size < _PROBED:
-            self._region, self._region_reason = [], reason
+    def begin_quoted(self, mark: str, reason: str) -> None:
+        """A mark, just read, in a quoted place: the grammar reads on, up to `end_quoted`, as if it opened a call."""
+        if self.cursor.untaken > len(mark):
+            self._swallow(self.cursor.take().removesuffix(mark))
+            self.cursor.put_back(mark)
+            self.cursor.at += len(mark)
+        self.quoting, self._quoted_mark = reason, mark
+        self._quoted_calls = []
+
+    def end_quoted(self, *, reads_again: bool = True) -> None:
+        """All that was read since the mark is prose. `reads_again`: where it was no call, what follows the mark is read
+        once more, because it was quoted, if at all, by what stands around it."""
+        if not self.quoting:
+            return
+        reason, self.quoting = self.quoting, ""
+        text, mark = self.cursor.take(), self._quoted_mark
+        found = Item(CALLS, text, calls=self._quoted_calls, quoted=reason)
+        if not any(call.name for call in found.calls):
+            if reads_again and len(text) <= self._read_again:
+                self._read_again -= len(text)
+                self.cursor.put_back(text)
+                self.cursor.at += len(mark)
+                text = mark
+            else:
+                self.cursor.untake(text)
+            self.add_text(text)
+            return
+        if not found.is_whole and self.may_end_alone and "</think" in text:
+            self._restart_behind_lone_end_in(text)
+        if has_open_marks(found):
             self._is_plain = False
-        self.add_text(mark)
-
-    def _add_to_region(self, text: str) -> None:
-        assert self._region is not None
-        self._region.append(text)
-        self._region_size += len(text)
-        if self._region_size > _PROBED:
-            self._close_region()
-
-    def _close_region(self) -> None:
-        if self._region is not None:
-            self.quoted_regions.append((self._region_reason, "".join(self._region)))
-            self._region = None
+            self._end_run()
+            self._items.append(found)
+            self._blocks += 1
+            found.size, found.end = len(text), self.cursor.offset
+            self._unread.append("x")
+            return
+        offered = [call.name for call in found.calls if call.name and resolve_name(call.name, self.tools)]
+        self.not_run += [CallNotRun(name, reason) for name in offered]
+        self.cursor.untake(text)
+        self.add_prose(text, "x" if found.is_whole else None)
 
     # -- thinking
 
@@ -299,12 +331,20 @@ class EventSink:
         self.cursor.forget()
         self.indent, self.is_silent, self._prose_line = 0, True, False
         self._open_line.clear()
-        self._region = None
         self._is_plain = False
         self._unread.clear()
-        self.quoted_regions.clear()
         if self._context is not None:
             self._context = QuoteTracker()
+
+    def _restart_behind_lone_end_in(self, text: str) -> None:
+        """The same in quoted text that was just taken."""
+        found = _LONE_END.search(text)
+        if found is None:
+            return
+        self.end_alone()
+        self.add_reasoning(text[: found.start()])
+        self.cursor.put_back(text[found.end() :])
+        raise RestartError
 
     def _look_for_lone_end(self, text: str) -> None:
         """A lone end of thinking in text that a grammar held for a call."""
@@ -440,12 +480,13 @@ class EventSink:
 
     def finish(self, is_echo: EchoCheck) -> list[ModelEvent]:
         """All that is left, now that the text has ended."""
+        self.end_quoted(reads_again=False)
         self._end_run()
         self.forget()
         if self._open_line and _SPECIAL.fullmatch(self._line_rest) is None:
             self._demote_prose(self._open_line)
-        self._close_region()
         if self.is_judging and self._blocks:
+            self._judge_nested()
             self._judge_kept(is_echo)
         self._holds_all = self._holds_reasoning = False
         self._emit(self._items)
@@ -462,9 +503,27 @@ class EventSink:
         self._blocks += sum(item.kind == CALLS for item in items)
 
     def items_left(self) -> list[Item]:
+        self.end_quoted(reads_again=False)
         self._end_run()
         self.forget()
+        self._judge_nested()
         return self._items
+
+    def _judge_nested(self) -> None:
+        """Calls inside of others are a part of them, and who has calls inside that its reader did not see was misread."""
+        suspects = [item for item in self._items if item.kind == CALLS and has_open_marks(item)]
+        if not suspects:
+            return
+        nesting = Nesting("".join("" if item.kind == REASONING else item.text for item in self._items))
+        at = end = 0
+        for item in self._items:
+            if item.kind == CALLS and at < end:
+                item.quoted = item.quoted or quoting.NESTED
+            elif any(item is suspect for suspect in suspects):
+                end = nesting.reach(item, at)
+                if end > at + len(item.text) and item.is_whole:
+                    item.calls = [replace(call, arguments=None, flaw=Flaw.INVALID_MARKUP) for call in item.calls]
+            at += 0 if item.kind == REASONING else len(item.text)
 
     def _judge_kept(self, is_echo: EchoCheck) -> None:
         rest = ParagraphRest()
@@ -474,6 +533,9 @@ class EventSink:
                     rest.add_before(item.text)
                 continue
             rest.add_before(item.text[item.size :])
+            if item.quoted is not None:
+                self._demote([item], item.quoted)
+                continue
             reason = item.span.is_closed_by(rest.ticks, rest.quotes) if item.span is not None else None
             if reason is None and item.calls and item.is_whole and is_echo(item):
                 reason = quoting.ECHO
@@ -505,6 +567,7 @@ def _append_run(events: list[ModelEvent], run: list[str], kind: str) -> None:
         events.append(TextDelta(text) if kind == TEXT else ReasoningDelta(text, source="text"))
 
 
+_MENTION = re.compile(r"[ \t]+(?P<word>[^\W\d_]+)(?:[ \t]+[^\W_]|[.,;:!?](?:\s|$)|[ \t]*$)|[\"'”’»).,;:!?]+(?:\s|$)")
 _LONE_END = re.compile("|".join(map(re.escape, THINK_TAGS.values())))
 
 
@@ -514,6 +577,7 @@ class Prose:
     def __init__(self, out: EventSink, marks: tuple[str, ...]) -> None:
         self._out = out
         self._marks = frozenset(marks) - {"\n"}
+        self._mentionable = {mark for mark in out.openings if mark[-1] != "["} if out.is_judging else ()
         self._asides = (*out.channels, *out.dropped)
         self._lone_ends = frozenset(out.channels.values()) - set(self._asides)
         self._stray_ends = self._lone_ends - frozenset(THINK_TAGS.values())
@@ -525,6 +589,8 @@ class Prose:
         """Text goes out up to the next mark, which is read and returned. `ASIDE`: it was none of the grammar's and
         is dealt with. None: the text has ended."""
         out = self._out
+        if out.quoting:
+            out.end_quoted()
         current = self._first_finder if out.may_end_alone else self._finder
         mark = yield from out.cursor.until(current, out.add_prose)
         if mark is None or mark == "\n":
@@ -533,10 +599,15 @@ class Prose:
         if mark in out.dropped and (not reason or reason in _SPOKEN):
             out.forget(mark)
             return ASIDE
-        if reason:
-            out.add_quoted(mark, reason) if mark in self._marks else out.add_prose(mark)
+        if mark in self._mentionable and out.indent < 0 and (yield from _is_mention(out.cursor, out.tools)):
+            out.add_prose(mark)
+            return ASIDE
+        if reason and mark not in out.openings:
+            out.add_prose(mark)
             return ASIDE
         if mark in self._marks:
+            if reason:
+                out.begin_quoted(mark, reason)
             return mark
         if mark in out.channels:
             yield from read_channel(out, (out.channels[mark],), mark)
@@ -548,6 +619,19 @@ class Prose:
         else:
             out.add_prose(mark)
         return ASIDE
+
+
+def _is_mention(cursor: TextCursor, tools: Collection[str]) -> Steps[bool]:
+    """Whether a mark within a line is named and not used: a sentence goes on behind it, or a quotation closes."""
+    line = ""
+    while len(line) < _MENTION_LIMIT and (char := (yield from cursor.peek(len(line)))) not in ("", "\n"):
+        if char in "<{[":
+            if char == "<" and (yield from cursor.peek(len(line) + 1)) == "/":
+                break
+            return False
+        line += char
+    found = _MENTION.match(line)
+    return found is not None and found["word"] not in tools
 
 
 def read_channel(out: EventSink, ends: tuple[str, ...], mark: str = "") -> Steps[None]:

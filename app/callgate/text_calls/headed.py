@@ -227,11 +227,11 @@ def glm4(out: EventSink) -> Steps[None]:
         name = yield from cursor.run(_RECIPIENT, _NAME_LIMIT)
         if name and out.indent == 0 and (yield from _is_glm4_call(cursor, name, out.tools)):
             if reason := out.quoted():
-                out.add_quoted(name, reason)
-                continue
+                out.begin_quoted(name, reason)
             body = yield from read_body(cursor, Ends(GLM4_ENDS, loose=True))
             out.add_call(arguments_written(name, body))
             out.add_text(body.after)
+            out.end_quoted()
             continue
         out.add_text(name or "")
         while (mark := (yield from prose.step())) is not None and mark != "\n" and not out.is_silent:

@@ -21,6 +21,7 @@ HTML: Final = "html"
 PROSE_BEHIND: Final = "prose_behind"
 ECHO: Final = "echo"
 THINKING: Final = "thinking"
+NESTED: Final = "nested"
 
 TAB = 4
 """How many columns a tab counts for; four columns make an indented (quoted) block in Markdown."""

@@ -32,7 +32,10 @@ def read_react(out: EventSink) -> Steps[None]:
         yield from cursor.space(sink, same_line=True)
         label = yield from cursor.one_of((THOUGHT, ACTION, ANSWER))
         if label and (reason := out.quoted()):
-            out.add_quoted(label, reason)
+            out.begin_quoted(label, reason)
+            if label == ACTION:
+                out.add_call((yield from _action(cursor)))
+            out.end_quoted()
             yield from _line(out, prose, is_thought=False)
         elif label == ACTION:
             out.add_call((yield from _action(cursor)))

@@ -7,14 +7,13 @@ what follows may show that they were quoted or only considered (`event_sink`). H
 """
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Protocol
 
 from msgspec.structs import replace
 
-from callgate.calls.names import resolve_name
 from callgate.calls.states import Flaw
-from callgate.conversation.events import CallNotRun, CallWritten, ModelEvent
+from callgate.conversation.events import CallWritten, ModelEvent
 from callgate.text_calls.echoes import NO_ECHOES, Echoes
 from callgate.text_calls.event_sink import CALLS, REASONING, EventSink, Item, RestartError, Thinking, read_channel
 from callgate.text_calls.formats import GRAMMARS, Grammar
@@ -130,7 +129,7 @@ class TextReader:
                 self._go_on()
             else:
                 break
-        return [*self._quoted_calls(), *self._out.not_run, *events]
+        return [*self._out.not_run, *events]
 
     def break_off(self, flaw: Flaw) -> list[ModelEvent]:
         """Read no further: the call that is being read has this flaw."""
@@ -180,13 +179,3 @@ class TextReader:
         self._cursor.ended = True
         self._go_on()
         return self._out.items_left()
-
-    def _quoted_calls(self) -> Iterable[ModelEvent]:
-        """The calls that stand in quoted text, which were not run."""
-        for reason, text in self._out.quoted_regions:
-            inner = TextReader(self._grammar, self._tools, is_judging=False)
-            for event in (*inner.feed(text), *inner.finish()):
-                if not isinstance(event, CallWritten) or not event.name:
-                    continue
-                if resolve_name(event.name, self._tools) is not None:
-                    yield CallNotRun(event.name, reason)

@@ -1,0 +1,112 @@
+"""Finds calls that stand inside another call, where its reader took an end mark of theirs for its own.
+
+The value of a parameter that is raw text may hold calls in the same format: their end marks come first. Opening and
+end marks are therefore matched over the whole text, as brackets are. A call whose own end mark comes later than its reader
+stopped was misread, and what lies in between is a part of it.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+PAIRS: Final[Mapping[str, str]] = {
+    "<tool_call>": "</tool_call>",
+    "<|tool_call|>": "</tool_call>",
+    "<function=": "</function>",
+    "<function ": "</function>",
+    "<function_call>": "</function_call>",
+    "<invoke ": "</invoke>",
+    "<" + "antml" + ":invoke ": "</" + "antml" + ":invoke>",
+    "<atem:invoke ": "</atem:invoke>",
+    "<steptml:invoke ": "</steptml:invoke>",
+    "<｜DSML｜invoke ": "</｜DSML｜invoke>",
+    "<｜DSML｜ invoke ": "</｜DSML｜ invoke>",
+    "]<]minimax[>[<invoke ": "]<]minimax[>[</invoke>",
+    "<longcat_tool_call>": "</longcat_tool_call>",
+    "<tool_call:opensource>": "</tool_call:opensource>",
+    "<tool_calls>": "</tool_calls>",
+    "<TOOLCALL>": "</TOOLCALL>",
+    "<dots_function_call>": "</dots_function_call>",
+    "<|tool_call:start|>": "<|tool_call:end|>",
+    "<|tool_call:begin|>": "<|tool_call:end|>",
+    "<|open|>call ": "<|close|>call<|sep|>",
+    "<|tool_call_begin|>": "<|tool_call_end|>",
+    "<｜tool▁call▁begin｜>": "<｜tool▁call▁end｜>",
+    "<｜tool_call_begin｜>": "<｜tool_call_end｜>",
+    "<|START_ACTION|>": "<|END_ACTION|>",
+    "<|action_start|>": "<|action_end|>",
+    "<|tools_prefix|>": "<|tools_suffix|>",
+    "<|tool_call>": "<tool_call|>",
+    "<start_function_call>": "<end_function_call>",
+}
+"""What opens one call, and what ends it."""
+
+_LEAD = re.compile(
+    r"(?:\s*(?:<[\w:｜ ]*(?:function_calls|tool_calls?|calls|tool▁calls▁begin|tool_calls_begin)(?::\w+)?｜?>"
+    r"|<\|tool_calls_section_begin\|>|<\|open\|>tools<\|sep\|>|\]<\]minimax\[>\[<tool_call>))*\s*"
+)
+"""Marks around calls, of which the last may open the call itself."""
+_OPENING = re.compile("|".join(map(re.escape, sorted(PAIRS, key=len, reverse=True))))
+_JSON_STARTS = ("{", "[", "`")
+
+
+class Block(Protocol):
+    """Calls that were read, and their text."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def is_whole(self) -> bool: ...
+
+
+def has_open_marks(block: Block) -> bool:
+    """Whether more calls are opened in the text of these than are ended. JSON that is whole says itself where it ends."""
+    own = _own_opening(block.text)
+    if own is None:
+        return False
+    opening, at = own
+    if block.text.count(opening, at) <= block.text.count(PAIRS[opening], at):
+        return False
+    is_json = block.text[at + len(opening) :].lstrip().startswith(_JSON_STARTS)
+    return block.text.count(opening, at) > 1 and not (block.is_whole and is_json)
+
+
+class Nesting:
+    """The marks of a whole text, matched."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._ends: dict[str, dict[int, int]] = {}
+
+    def reach(self, block: Block, start: int) -> int:
+        """Where calls that begin at `start` and have open marks end: behind their own end mark. Where it never comes,
+        calls that are whole end where their reader stopped, and broken ones not before the text."""
+        own = _own_opening(block.text)
+        assert own is not None, "they have marks"
+        opening, at = own
+        if opening not in self._ends:
+            self._ends[opening] = _matched(self._text, opening, PAIRS[opening])
+        otherwise = start + len(block.text) if block.is_whole else len(self._text)
+        return self._ends[opening].get(start + at, otherwise)
+
+
+def _matched(text: str, opening: str, end: str) -> dict[int, int]:
+    """Where each opening mark stands that has an end mark, and where that one ends."""
+    found: dict[int, int] = {}
+    open_ones: list[int] = []
+    for mark in re.finditer(f"{re.escape(opening)}|{re.escape(end)}", text):
+        if mark.group() == opening:
+            open_ones.append(mark.start())
+        elif open_ones:
+            found[open_ones.pop()] = mark.end()
+    return found
+
+
+def _own_opening(text: str) -> tuple[str, int] | None:
+    """The mark that opens the first call of a text, and where it stands."""
+    lead = _LEAD.match(text)
+    assert lead is not None, "it matches nothing as well"
+    found = _OPENING.match(text, lead.end())
+    if found is None:
+        found = next((each for each in reversed([*_OPENING.finditer(text, 0, lead.end())])), None)
+    return (found.group(), found.start()) if found is not None else None
