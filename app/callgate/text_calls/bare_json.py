@@ -157,6 +157,7 @@ class _Bare:
             return False
         held.release(self._out)
         yield from candidate.pass_rest(self._cursor, self._out.add_text)
+        self._out.is_spoilt = self._out.is_spoilt or candidate.broke_in_string
         return False
 
     # Fences
@@ -260,6 +261,16 @@ class Candidate:
                 sink(text)
             if self.scan.state is not State.OPEN or not (yield from cursor.more()):
                 return
+
+    @property
+    def broke_in_string(self) -> bool:
+        """A call to an offered tool broke where a string ended, or did not: it is not known what of the rest is inside."""
+        scan, entry = self.scan, self.scan.entry
+        if scan.state is not State.BROKEN or entry is None or not _has_keys_of_call(entry):
+            return False
+        name = entry.member(CALLS.name_key)
+        is_offered = name is not None and name.text is not None and self._is_offered(name.text)
+        return is_offered and (scan.in_string or scan.flawed or self.text.rstrip().endswith('"'))
 
     def calls(self) -> list[CallWritten] | None:
         """The calls that this is; None if it is something else, or not all there."""

@@ -134,6 +134,8 @@ class EventSink:
         self.may_end_alone = thinking != "prefilled"
         """A closing think tag that comes now would be the first think tag of the text."""
         self.had_lone_end = False
+        self.is_spoilt = False
+        """A call broke off within a string, where nothing marks its end: what follows may all be a part of it."""
         self.quoting = ""
         """Why what the grammar reads now is quoted: its calls are not run, and its text is prose."""
         self.unclosed: Unclosed | None = None
@@ -219,7 +221,8 @@ class EventSink:
         else:
             start = self.cursor.offset - len(raw)
             span = self._context.open_span() if self._context is not None and self.quoted() is None else None
-            block = Item(CALLS, raw, start, self.indent >= 0, span=span)
+            quoted = quoting.NESTED if self.is_spoilt else None
+            block = Item(CALLS, raw, start, self.indent >= 0, span=span, quoted=quoted)
             self._items.append(block)
             self._blocks += 1
             self._open_line.append(block)
@@ -567,7 +570,8 @@ def _append_run(events: list[ModelEvent], run: list[str], kind: str) -> None:
         events.append(TextDelta(text) if kind == TEXT else ReasoningDelta(text, source="text"))
 
 
-_MENTION = re.compile(r"[ \t]+(?P<word>[^\W\d_]+)(?:[ \t]+[^\W_]|[.,;:!?](?:\s|$)|[ \t]*$)|[\"'”’»).,;:!?]+(?:\s|$)")
+_SENTENCE_ENDS = re.compile(r"[\"'”’»).,;:!?]+(?:\s|$)")
+_WORDS_BEHIND = re.compile(r"[ \t]+([^\W\d_]+)(?:[ \t]+[^\W_]|[.,;:!?](?:\s|$)|[ \t]*$)")
 _LONE_END = re.compile("|".join(map(re.escape, THINK_TAGS.values())))
 
 
@@ -623,15 +627,15 @@ class Prose:
 
 def _is_mention(cursor: TextCursor, tools: Collection[str]) -> Steps[bool]:
     """Whether a mark within a line is named and not used: a sentence goes on behind it, or a quotation closes."""
-    line = ""
-    while len(line) < _MENTION_LIMIT and (char := (yield from cursor.peek(len(line)))) not in ("", "\n"):
-        if char in "<{[":
-            if char == "<" and (yield from cursor.peek(len(line) + 1)) == "/":
-                break
-            return False
+    line = char = ""
+    while len(line) < _MENTION_LIMIT and (char := (yield from cursor.peek(len(line)))) not in ("", "\n", *"<{["):
         line += char
-    found = _MENTION.match(line)
-    return found is not None and found["word"] not in tools
+    if _SENTENCE_ENDS.match(line):
+        return True
+    if char in ("{", "[") or (char == "<" and (yield from cursor.peek(len(line) + 1)) != "/"):
+        return False
+    found = _WORDS_BEHIND.match(line)
+    return found is not None and found[1] not in tools
 
 
 def read_channel(out: EventSink, ends: tuple[str, ...], mark: str = "") -> Steps[None]:

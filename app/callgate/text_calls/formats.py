@@ -170,6 +170,7 @@ def keys_and_values(prefix: str = "", suffix: str = "", **more: Any) -> Vocabula
         value_end=f"</{prefix}arg_value{suffix}>",
         head=attributes,
         value_head=key_up_to(f"</{prefix}arg_key{suffix}>", f"<{prefix}arg_value{suffix}>"),
+        key_end=f"</{prefix}arg_key{suffix}>",
         **more,
     )
 
@@ -341,6 +342,7 @@ SOLAR: Final = Vocabulary(
     value_end="<|tool_arg:end|>",
     head=attributes,
     value_head=key_up_to("<|tool_arg:value|>"),
+    key_end="<|tool_arg:value|>",
 )
 
 KIMI_K3: Final = Vocabulary(

@@ -42,12 +42,17 @@ PAIRS: Final[Mapping[str, str]] = {
 """What opens one call, and what ends it."""
 
 _LEAD = re.compile(
-    r"(?:\s*(?:<[\w:｜ ]*(?:function_calls|tool_calls?|calls|tool▁calls▁begin|tool_calls_begin)(?::\w+)?｜?>"
+    r"(?:[^<]{0,80}(?:<\|\w+\|>[^<]{0,80}){0,3}<\|message\|>)?(?:\s*(?:<[\w:｜ ]*(?:function_calls|tool_calls?|calls|tool▁calls▁begin|tool_calls_begin)(?::\w+)?｜?>"
     r"|<\|tool_calls_section_begin\|>|<\|open\|>tools<\|sep\|>|\]<\]minimax\[>\[<tool_call>))*\s*"
 )
 """Marks around calls, of which the last may open the call itself."""
 _OPENING = re.compile("|".join(map(re.escape, sorted(PAIRS, key=len, reverse=True))))
 _JSON_STARTS = ("{", "[", "`")
+_UNPAIRED = re.compile(
+    r"\[TOOL_CALLS\]|<\|message\|>|>>>|<\|function_call\|>|function call<\|role_sep\|>|<\|content_invoke_tool_json\|>"
+    r"|functools\[|Action Input:"
+)
+"""What opens one call where nothing need end it."""
 
 
 class Block(Protocol):
@@ -60,10 +65,10 @@ class Block(Protocol):
 
 
 def has_open_marks(block: Block) -> bool:
-    """Whether more calls are opened in the text of these than are ended. JSON that is whole says itself where it ends."""
+    """Whether more is opened in the text of these than is ended. JSON that is whole says itself where it ends."""
     own = _own_opening(block.text)
     if own is None:
-        return False
+        return not block.is_whole and (_open_brackets(block.text) > 0 or len(_UNPAIRED.findall(block.text)) > 1)
     opening, at = own
     if block.text.count(opening, at) <= block.text.count(PAIRS[opening], at):
         return False
@@ -82,7 +87,8 @@ class Nesting:
         """Where calls that begin at `start` and have open marks end: behind their own end mark. Where it never comes,
         calls that are whole end where their reader stopped, and broken ones not before the text."""
         own = _own_opening(block.text)
-        assert own is not None, "they have marks"
+        if own is None:
+            return len(self._text)
         opening, at = own
         if opening not in self._ends:
             self._ends[opening] = _matched(self._text, opening, PAIRS[opening])
@@ -100,6 +106,11 @@ def _matched(text: str, opening: str, end: str) -> dict[int, int]:
         elif open_ones:
             found[open_ones.pop()] = mark.end()
     return found
+
+
+def _open_brackets(text: str) -> int:
+    """How many brackets stay open, strings taken for structure: where they end is not known in JSON that is broken."""
+    return sum(text.count(char) for char in "{[") - sum(text.count(char) for char in "}]")
 
 
 def _own_opening(text: str) -> tuple[str, int] | None:

@@ -37,6 +37,7 @@ _ATTRIBUTE_NAME = re.compile(r"[^\s=<>/\"']*")
 _IN_DOUBLE = re.compile(r'[^"]*')
 _IN_SINGLE = re.compile(r"[^']*")
 _WRAPPED = re.compile(r"\r?\n(.*?)\r?\n", re.DOTALL)
+_KEY = re.compile(r"[^<\r\n]*")
 _AFTER_EQUALS = re.compile(r"[^<>\r\n]*")
 
 
@@ -81,17 +82,14 @@ class Vocabulary:
     """What may stand behind a name that is the text behind its tag."""
     own_lines: bool = False
     """Values stand on lines of their own: a line break at either end is none of theirs."""
+    key_end: str = ""
+    """What ends the name of a parameter, where the opening tag is nothing but a mark, behind which its name is text."""
     quoted: bool = False
     """Strings may be written as JSON strings."""
     undeclared_json: bool = False
     """Text that is JSON is meant as JSON in parameters of which the schema says nothing."""
     rename: Callable[[str, Collection[str]], str] | None = None
     """What tool a name stands for, where that is not the name itself; gets the names of the tools on offer."""
-
-    @property
-    def has_keys(self) -> bool:
-        """The opening tag of a parameter is nothing but a mark, behind which its name is text."""
-        return self.value[-1] in ">|"
 
     @property
     def strays(self) -> tuple[str, ...]:
@@ -282,11 +280,12 @@ class Tags:
                 return values.written()
             if mark == words.value:
                 start = yield from (words.value_head or words.head)(cursor)
-                if start.is_whole and start.name and start.name.strip():
-                    text = "" if start.is_closed else (yield from self._value(cursor, _parameters_of(name, out.tools)))
+                if start.is_whole and start.name and (key := start.name.strip()):
+                    known = _parameters_of(name, out.tools)
+                    text = "" if start.is_closed else (yield from self._value(cursor, values, key, known))
                     if text is None:
                         return (yield from self._broken(cursor, name))
-                    values.add(start.name.strip(), text, start.attributes)
+                    values.add(key, text, start.attributes)
                     continue
             elif words.typed and not values and (yield from cursor.peek()) == "{":
                 return (yield from self._json_body(cursor, name))
@@ -316,9 +315,10 @@ class Tags:
         body = self.body(out, name)
         out.add_call(Values(name, self.words).written() if start.is_closed else (yield from body))
 
-    def _value(self, cursor: TextCursor, parameters: Collection[str]) -> Steps[str | None]:
-        """A raw value up to its closing tag; None if it is never closed, or another parameter begins before that (one of
-        these, where they are known). A value that is one CDATA section is its inside, untouched."""
+    def _value(self, cursor: TextCursor, values: "Values", own: str, parameters: Collection[str]) -> Steps[str | None]:
+        """A raw value up to its closing tag; None if it is never closed, or another parameter begins before that: at a
+        line's beginning, or inside of another call, whose closing tag would be taken for this one's. A value that is one
+        CDATA section is its inside, untouched."""
         words, pieces = self.words, list[str]()
         yield from _line_break(cursor, pieces.append)
         if (yield from cursor.one_of((CDATA,))) is not None:
@@ -330,17 +330,37 @@ class Tags:
             if (yield from cursor.one_of((words.value_end,))) is not None:
                 return "".join(inside)
             pieces += [CDATA, *inside, CDATA_END, *after]
-        while (mark := (yield from cursor.until(finder((words.value_end, words.value)), pieces.append))) == words.value:
-            if words.has_keys:
+        marks = finder((words.value_end, words.value, words.call))
+        has_call = False
+        while (mark := (yield from cursor.until(marks, pieces.append))) is not None and mark != words.value_end:
+            begins_line = _begins_line(pieces)
+            pieces.append(mark)
+            if mark == words.call:
+                has_call = True
+                continue
+            key = yield from self._key_within(cursor, pieces)
+            if has_call or key is None:
                 return None
-            start = yield from (words.value_head or words.head)(cursor)
-            if start.is_cut or (start.name and (not parameters or start.name.strip() in parameters)):
-                return None
-            pieces.append(mark + start.text)
+            if key and key != own and values.may_begin(key, parameters):
+                if begins_line:
+                    return None
+                values.swallowed.add(key)
         text = "".join(pieces)
         if mark is None:
             return None
         return _without_wrapping_breaks(text) if words.own_lines else text
+
+    def _key_within(self, cursor: TextCursor, pieces: list[str]) -> Steps[str | None]:
+        """The name of a parameter whose tag was just read in a value, of which it is a part; empty if it is no tag, None
+        if the text ends in it."""
+        if not self.words.key_end:
+            head = yield from (self.words.value_head or self.words.head)(cursor)
+            pieces.append(head.text)
+            return None if head.is_cut else (head.name or "").strip()
+        look = _Ahead(cursor)
+        key = yield from look.run(_KEY)
+        is_whole = (yield from look.mark(self.words.key_end)) is not None
+        return None if look.is_cut else key.strip() if is_whole else ""
 
     def _wrapped_call(self, out: EventSink) -> Steps[bool]:
         start = yield from self.words.head(out.cursor)
@@ -386,6 +406,8 @@ class Values:
         self._json: set[str] = set()
         self._said_text: set[str] = set()
         self._flaw: Flaw | None = None
+        self.swallowed: set[str] = set()
+        """Parameters of which a value names the tag, and that were not given before."""
 
     def __bool__(self) -> bool:
         return bool(self._texts)
@@ -405,7 +427,14 @@ class Values:
             if not _is_json(text):
                 self._flaw = self._flaw or Flaw.INVALID_JSON
 
+    def may_begin(self, key: str, parameters: Collection[str]) -> bool:
+        """Whether the tag of this parameter may be one that is meant: it is the tool's, as far as that is known, and new."""
+        return key not in self._texts and (not parameters or key in parameters)
+
     def written(self) -> CallWritten:
+        if not self.swallowed <= self._texts.keys():
+            # It was given nowhere else: the value before it was never closed.
+            self._flaw = self._flaw or Flaw.INVALID_MARKUP
         only_text = len(self._texts) > len(self._json) + len(self._said_text)
         arguments = self._joined() if self._json else dict(self._texts)
         flaw = self._flaw or (None if self._name.strip() else Flaw.MISSING_NAME)
@@ -477,6 +506,12 @@ class _Ahead:
         start = self._cursor.at
         self._cursor.at += self._offset + count
         return self._cursor.text[start : self._cursor.at]
+
+
+def _begins_line(pieces: list[str]) -> bool:
+    """Whether nothing but blanks stands behind the last line break, or the beginning."""
+    shown = next((text for piece in reversed(pieces) if (text := piece.rstrip(" \t\r"))), "\n")
+    return shown[-1] == "\n"
 
 
 def _parameters_of(name: str, tools: Collection[str]) -> Collection[str]:
