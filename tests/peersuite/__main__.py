@@ -1,8 +1,8 @@
 """`python -m tests.peersuite CASES`: holds our readers against cases that other projects test theirs with.
 
 `CASES/<project>/<format>/<name>.json` has a `text` (or the `deltas` of a native stream), `tools`, and in `expect` what
-the project makes of it; `CASES/formats.json` names a model for each format, and `CASES/judgements.json`, if there is one,
-gives single differences a class and a reason. A text is read whole, in single characters and cut at random. A case passes
+the project makes of it; `CASES/formats.json` names a model for each format. `judgements.json` next to this file, and
+`CASES/judgements.json`, if there is one, give single differences a class and a reason. A text is read whole, in single characters and cut at random. A case passes
 if nothing differs, judged or not; the last line counts them.
 """
 
@@ -18,6 +18,8 @@ from typing import Any
 from tests.peersuite.comparing import CLASSES, Difference, class_of, differences, shape
 from tests.peersuite.reading import Case, Family, family_of, pieces_of, read_native, read_streamed, read_whole
 
+JUDGEMENTS = Path(__file__).parent / "judgements.json"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.peersuite")
@@ -29,7 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _run(root: Path, only: str, *, verbose: bool) -> int:
-    formats, judgements = _json_file(root / "formats.json"), _json_file(root / "judgements.json")
+    formats = _json_file(root / "formats.json")
+    judgements = {**_json_file(root / "judgements.json"), **_json_file(JUDGEMENTS)}
     table: dict[tuple[str, str, str], collections.Counter[str]] = {}
     for case in _cases(root, only):
         is_native = case["kind"] == "native"

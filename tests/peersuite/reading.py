@@ -90,7 +90,11 @@ async def _read_text(case: Case, reading: Family, batches: Iterable[Sequence[Mod
         stream=stream,
     )
     model = PromptedModel(
-        _ScriptedModel(batches), reading.format, argument_bytes=ARGUMENT_BYTES, thinking=ThinkingMemory(reading.model)
+        _ScriptedModel(batches),
+        reading.format,
+        argument_bytes=ARGUMENT_BYTES,
+        # A case that names its template is of that template's model.
+        thinking=ThinkingMemory(case.get("template") or reading.model),
     )
     builder = _builder(case)
     # Past the check of the request: some projects' cases have tools with names that OpenAI refuses.

@@ -20,7 +20,7 @@ _PREFILLED = re.compile(
     r"lfm.*thinking|-thinking|command-a-(?:plus|reasoning)"
 )
 _NOT_PREFILLED = re.compile(
-    r"gpt-oss|llama-?[234]|mistral|mixtral|ministral|codestral|devstral|pixtral|gemma|command-?[ar]|c4ai|granite|"
+    r"gpt-oss|llama-?[234]|mistral|mixtral|ministral|codestral|devstral|pixtral|gemma(?!-?[4-9](?!\d*b))|command-?[ar]|c4ai|granite|"
     r"functionary|phi-?[34]|hermes-?[23]|qwen-?2|qwen-?3-coder|qwen-?3.*instruct|smollm-?[12]|firefunction|jamba"
 )
 
