@@ -11,6 +11,7 @@ from callgate.cli.calls import calls
 from callgate.cli.chat import chat
 from callgate.cli.checking import check
 from callgate.cli.doctor import doctor
+from callgate.cli.init import init
 from callgate.cli.keys import keys
 from callgate.cli.ledger import ledger
 from callgate.cli.models import models
@@ -43,7 +44,7 @@ def callgate(
     """An OpenAI-compatible proxy that runs your tools, and never runs half a call."""
 
 
-for command in (serve, check, doctor, models, chat, health, calls, usage):
+for command in (init, serve, check, doctor, models, chat, health, calls, usage):
     app.command()(command)
 app.add_typer(tools, name="tools")
 app.add_typer(approvals, name="approvals")

@@ -22,12 +22,12 @@ def config_text(
     models: Sequence[str], tools: Sequence[str], servers: Sequence[str], base_url: str | None = None
 ) -> str:
     """The config that these flags stand for, as YAML."""
-    entries = [_model(each, base_url) for each in models] or [dict(DEMO)]
+    entries = [model_entry(each, base_url) for each in models] or [dict(DEMO)]
     named: dict[str, Any] = {}
     for each in servers:
         name, server = mcp_server(each, named)
         named[name] = server
-    python = [{"kind": "python", **_python_tool(each)} for each in tools]
+    python = [{"kind": "python", **python_tool(each)} for each in tools]
     if python or named:
         entries = [{**entry, "tools": ["*"]} for entry in entries]
     return yaml.safe_dump({"model_list": entries, "tools": python, "mcp_servers": named}, sort_keys=False)
@@ -47,11 +47,15 @@ def mcp_server(said: str, taken: Iterable[str] = ()) -> tuple[str, dict[str, Any
             raise typer.BadParameter(f"{text!r} cannot be taken apart as a shell would: {error}") from None
         name, entry = _name_of(command, arguments), {"command": command, "args": arguments}
     name = found[1] if found else name
-    free = next(each for n in range(1, 1000) if (each := name if n == 1 else f"{name}_{n}") not in set(taken))
-    return free, entry
+    return free_name(name, taken), entry
 
 
-def _model(said: str, base_url: str | None) -> dict[str, Any]:
+def free_name(name: str, taken: Iterable[str]) -> str:
+    """The name, with a number where somebody else has it."""
+    return next(each for n in range(1, 1000) if (each := name if n == 1 else f"{name}_{n}") not in set(taken))
+
+
+def model_entry(said: str, base_url: str | None = None) -> dict[str, Any]:
     """`[NAME=]PROVIDER/MODEL`; without a name, clients ask for it as it is written."""
     name, equals, model = said.partition("=")
     model = model if equals else said
@@ -62,7 +66,7 @@ def _model(said: str, base_url: str | None) -> dict[str, Any]:
     return {"model_name": name if equals else said, "litellm_params": litellm_params(model, base_url)}
 
 
-def _python_tool(said: str) -> dict[str, str]:
+def python_tool(said: str) -> dict[str, str]:
     """`FILE.py`, `FILE.py:function`, `package.module` or `package.module:function`."""
     place, colon, function = said.partition(":")
     if place.endswith(".py"):

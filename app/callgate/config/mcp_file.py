@@ -58,7 +58,7 @@ def _joined(pair: re.Match[str]) -> str:
 
 
 def _merge(document: Document, found: Document) -> None:
-    block, servers = _servers_of(found)
+    block, servers = servers_of(found.value)
     document.problems += found.problems
     document.secrets |= found.secrets
     if block is None:
@@ -86,9 +86,8 @@ def _merge(document: Document, found: Document) -> None:
     document.referred |= {(own, *path[len(block) :]) for path in found.referred if path[: len(block)] == block}
 
 
-def _servers_of(found: Document) -> tuple[tuple[str, ...] | None, Any]:
-    """Where the block is, and the block."""
-    whole = found.value
+def servers_of(whole: Any) -> tuple[tuple[str, ...] | None, Any]:
+    """Where the block of servers is in what such a file holds, and the block."""
     if not isinstance(whole, dict):
         return None, None
     for name in BLOCKS:

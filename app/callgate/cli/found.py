@@ -1,0 +1,170 @@
+"""What is found on this machine for a first config: local model servers on their usual ports, other programs' MCP servers."""
+
+import asyncio
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from callgate.cli.providers import PROVIDERS
+from callgate.config.mcp_file import as_yaml, servers_of
+from callgate.config.references import BadReference, References
+from callgate.config.schema.mcp import OF_OTHER_CLIENTS, McpServer
+from callgate.http.client import HttpClient
+from callgate.http.interface import Deadlines, TransportError
+
+LOOK_SECONDS = 1.5
+"""For a server on this machine to list its models."""
+LIST_BYTES = 4_000_000
+MOST_MODELS = 20
+"""Of one server; some keep hundreds."""
+OWNERS = {"llamacpp": "llamacpp", "vllm": "vllm", "callgate": None}
+"""What servers that share a usual port say of themselves in their lists."""
+_FOR_EDITORS = re.compile(r"\$\{(?:input:(?P<input>[^}]+)|(?P<folder>workspaceFolder|cwd)|(?P<home>userHome))\}")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalServer:
+    """A server of models that answered."""
+
+    provider: str
+    url: str
+    models: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class ServersFile:
+    """The MCP servers of another program's file: those that can be taken over, and why the others cannot."""
+
+    program: str
+    path: Path
+    servers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    left_out: dict[str, tuple[dict[str, Any], str]] = field(default_factory=dict)
+
+
+async def local_servers() -> list[LocalServer]:
+    """The servers of models that listen on this machine, on the ports they usually have."""
+    client = HttpClient()  # past the environment's proxies
+    try:
+        found = await asyncio.gather(*(_listed(name, client) for name, it in PROVIDERS.items() if it.port))
+    finally:
+        await client.close()
+    return [each for each in found if each is not None]
+
+
+async def models_at(url: str) -> tuple[str, ...]:
+    """The models that a server lists; none where it does not answer."""
+    client = HttpClient()
+    try:
+        return tuple(name for name, _ in await _models(url, client))
+    finally:
+        await client.close()
+
+
+async def _listed(provider: str, client: HttpClient) -> LocalServer | None:
+    url = PROVIDERS[provider].local_url
+    assert url is not None, "only those with a port are looked for"
+    listed = await _models(url, client)
+    for _, owner in listed:
+        found = OWNERS.get(owner, provider)
+        if found is None:
+            return None
+        provider = found
+    names = [name for name, _ in listed if "embed" not in name.lower()]
+    return LocalServer(provider, url, tuple(names[:MOST_MODELS])) if names else None
+
+
+async def _models(url: str, client: HttpClient) -> list[tuple[str, str]]:
+    patience = Deadlines(connect=LOOK_SECONDS, first_byte=LOOK_SECONDS, idle=LOOK_SECONDS, total=LOOK_SECONDS)
+    try:
+        async with client.get(f"{url.rstrip('/')}/models", {}, patience) as answer:
+            if answer.status != 200:
+                return []
+            listed = json.loads(await answer.read(LIST_BYTES))
+        return [(str(each["id"]), str(each.get("owned_by", "")).lower()) for each in listed["data"]]
+    except (TransportError, ValueError, KeyError, TypeError, AttributeError):
+        return []  # nobody there, or no server of models
+
+
+def usual_files(home: Path | None = None, environ: Mapping[str, str] = os.environ) -> Iterator[tuple[str, Path]]:
+    """Where other programs keep their MCP servers, and whose file it is; those that are there."""
+    home = home or Path.home()
+    if sys.platform == "darwin":
+        programs = home / "Library" / "Application Support"
+    elif sys.platform == "win32":
+        programs = Path(environ.get("APPDATA", home / "AppData" / "Roaming"))
+    else:
+        programs = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
+    places = (
+        ("Claude Desktop", programs / "Claude" / "claude_desktop_config.json"),
+        ("Cursor", home / ".cursor" / "mcp.json"),
+        ("Cursor", Path(".cursor") / "mcp.json"),
+        ("VS Code", programs / "Code" / "User" / "mcp.json"),
+        ("VS Code", programs / "Code" / "User" / "settings.json"),
+        ("VS Code", Path(".vscode") / "mcp.json"),
+    )
+    yield from ((program, path) for program, path in places if path.is_file())
+
+
+def read_servers(program: str, path: Path, folder: Path, environ: Mapping[str, str] = os.environ) -> ServersFile:
+    """The servers of a file, as they can stand in a config in `folder`. Raises `ValueError` for a file that is not read."""
+    try:
+        whole = yaml.safe_load(as_yaml(path.read_text("utf-8-sig")))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    _, block = servers_of(whole)
+    found = ServersFile(program, path)
+    references = References(environ, folder)
+    for name, entry in block.items() if isinstance(block, dict) else ():
+        if not isinstance(entry, dict):
+            found.left_out[str(name)] = ({}, "it is no mapping")
+            continue
+        kept = {key: _for_a_server(value) for key, value in entry.items() if key not in OF_OTHER_CLIENTS}
+        try:
+            McpServer.model_validate(_resolved(kept, references))
+        except BadReference as error:
+            found.left_out[str(name)] = (kept, str(error))
+        except ValidationError as error:
+            first = error.errors()[0]
+            found.left_out[str(name)] = (kept, f"{'.'.join(map(str, first['loc']))}: {first['msg']}".lstrip(": "))
+        else:
+            found.servers[str(name)] = kept
+    return found
+
+
+def _for_a_server(value: Any) -> Any:
+    """What stands for a question to a person becomes a variable, what stands for a folder that folder."""
+    match value:
+        case str():
+            return _FOR_EDITORS.sub(_filled_in, value)
+        case dict():
+            return {key: _for_a_server(inner) for key, inner in value.items()}
+        case list():
+            return [_for_a_server(inner) for inner in value]
+        case _:
+            return value
+
+
+def _filled_in(place: re.Match[str]) -> str:
+    if place["input"]:
+        return f"${{{re.sub(r'[^A-Za-z0-9]+', '_', place['input']).upper()}}}"
+    return str(Path.cwd() if place["folder"] else Path.home())
+
+
+def _resolved(value: Any, references: References) -> Any:
+    match value:
+        case str():
+            return references.resolve(value).text
+        case dict():
+            return {key: _resolved(inner, references) for key, inner in value.items()}
+        case list():
+            return [_resolved(inner, references) for inner in value]
+        case _:
+            return value

@@ -1,0 +1,298 @@
+"""`callgate init`: a first config, from questions, flags, or what is found on this machine."""
+
+import asyncio
+import os
+import re
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import yaml
+
+from callgate.cli.shared import WRONG, give_up
+
+if TYPE_CHECKING:
+    from callgate.cli.found import LocalServer
+    from callgate.cli.providers import Provider
+
+SECRETS = "secrets"
+"""The folder beside the config for keys that were typed in."""
+HEAD = """\
+# Written by `callgate init`. `callgate check` reads it, `callgate doctor` asks what it names, `callgate serve` serves it.
+version: 1
+"""
+NO_TOOLS_YET = "# Your own: put my_tools.py beside this file and add `- {kind: python, module: my_tools}`."
+
+
+@dataclass
+class Answers:
+    """What the config is to say."""
+
+    models: list[dict[str, Any]] = field(default_factory=list)
+    tools: list[dict[str, str]] = field(default_factory=list)
+    servers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    left_out: dict[str, tuple[dict[str, Any], str]] = field(default_factory=dict)
+    host: str = "127.0.0.1"
+    port: int = 8000
+    keys: list[dict[str, Any]] = field(default_factory=list)
+
+
+def init(
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("config.yaml"),
+    provider: Annotated[
+        list[str] | None,
+        typer.Option(help="openai, anthropic, gemini, openrouter, ollama, lmstudio, llamacpp or vllm; repeat."),
+    ] = None,
+    model: Annotated[list[str] | None, typer.Option(metavar="[NAME=]PROVIDER/MODEL", help="A model; repeat.")] = None,
+    base_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="A server of models with OpenAI's API, anywhere.")
+    ] = None,
+    mcp: Annotated[list[str] | None, typer.Option(metavar="[NAME=]COMMAND|URL", help="An MCP server; repeat.")] = None,
+    mcp_file: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="A file of MCP servers of Claude Desktop, Cursor or VS Code; repeat."),
+    ] = None,
+    tool: Annotated[list[str] | None, typer.Option(metavar="FILE.py", help="Tools in Python; repeat.")] = None,
+    host: Annotated[str | None, typer.Option(help="The address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="The port to listen on.")] = None,
+    key: Annotated[str | None, typer.Option(metavar="NAME", help="Make a client's key of this name.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Take whatever is found, and ask nothing.")] = False,
+    ask: Annotated[
+        bool | None, typer.Option("--ask/--no-ask", help="Ask questions. Default: where a person is at a terminal.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+) -> None:
+    """Write a config.yaml: models, tools, MCP servers, who may ask.
+
+    Finds providers' keys in the environment, model servers on their usual ports, and the MCP servers of other programs.
+    """
+    asking = not yes and (sys.stdin.isatty() if ask is None else ask)
+    if output.exists() and not force and not (asking and typer.confirm(f"{output} is there. Write over it?")):
+        raise give_up(f"{output} is there already: --force writes over it, --output names another file")
+    from callgate.cli.one_line import mcp_server, python_tool
+
+    folder = output.resolve().parent
+    answers = Answers()
+    _take_models(answers, provider or [], model or [], base_url, folder, asking=asking, flags_alone=not (asking or yes))
+    for each in mcp or []:
+        name, entry = mcp_server(each, answers.servers)
+        answers.servers[name] = entry
+    _take_servers(answers, mcp_file or [], folder, asking=asking, take_all=yes)
+    answers.tools = [{"kind": "python", **python_tool(each)} for each in tool or []]
+    answers.host = host or (typer.prompt("Listen on", default=answers.host) if asking else answers.host)
+    answers.port = port or _free_port(answers)
+    secret = _take_key(answers, key, asking=asking)
+    private = any(entry.get("env") or entry.get("headers") for entry in answers.servers.values())
+    _write(output, _text(answers), 0o600 if private or answers.left_out else 0o644)
+    _report(output, answers, secret)
+
+
+def _take_models(
+    answers: Answers,
+    providers: list[str],
+    models: list[str],
+    base_url: str | None,
+    folder: Path,
+    *,
+    asking: bool,
+    flags_alone: bool,
+) -> None:
+    from callgate.cli.found import local_servers, models_at
+    from callgate.cli.one_line import model_entry
+    from callgate.cli.providers import PROVIDERS
+
+    for each in providers:
+        if each not in PROVIDERS:
+            raise give_up(f"--provider {each}: known are {', '.join(PROVIDERS)}; any other with --base-url")
+    if base_url and not models:
+        models = [f"{name}=openai/{name}" for name in asyncio.run(models_at(base_url))]
+        if not models:
+            raise give_up(f"{base_url} lists no models now: name one with --model openai/NAME")
+    answers.models = [model_entry(each, base_url) for each in models]
+    if not providers and (models or base_url):
+        return
+    local = asyncio.run(local_servers())
+    if not providers and not flags_alone:
+        providers = [name for name, it in PROVIDERS.items() if it.key and os.environ.get(it.key)]
+        providers += [each.provider for each in local]
+        if asking:
+            providers = _asked_providers(providers)
+    for name in dict.fromkeys(providers):
+        if PROVIDERS[name].port:
+            answers.models += _local_models(name, next((each for each in local if each.provider == name), None))
+        else:
+            answers.models += _hosted_models(PROVIDERS[name], folder, asking=asking)
+    if not answers.models:
+        typer.echo("No provider was named and none found: the demo model stands in.", err=True)
+        answers.models = [{"model_name": "demo", "litellm_params": {"model": "demo/demo"}}]
+
+
+def _asked_providers(found: list[str]) -> list[str]:
+    from callgate.cli.providers import PROVIDERS
+
+    typer.echo(f"Known: {', '.join(PROVIDERS)}, or the address of any server with OpenAI's API.")
+    while True:
+        said = typer.prompt("Which providers", default=", ".join(found) or "openai")
+        names = [each for each in re.split(r"[,\s]+", said.lower()) if each]
+        if unknown := [each for each in names if each not in PROVIDERS]:
+            typer.echo(f"Not known: {', '.join(unknown)}. For another server: callgate init --base-url URL", err=True)
+            continue
+        return names
+
+
+def _local_models(name: str, server: "LocalServer | None") -> list[dict[str, Any]]:
+    from callgate.cli.one_line import model_entry
+    from callgate.cli.providers import PROVIDERS
+
+    known = PROVIDERS[name]
+    url = server.url if server else known.local_url or ""
+    if server is None:
+        typer.echo(f"{known.title} does not answer at {url} now; {known.example} stands for its models.", err=True)
+    base = url.removesuffix("/v1") if name == "ollama" else url
+    models = server.models if server else (known.example,)
+    return [model_entry(f"{each}={known.prefix}/{each}", base) for each in models]
+
+
+def _hosted_models(known: "Provider", folder: Path, *, asking: bool) -> list[dict[str, Any]]:
+    from callgate.cli.one_line import model_entry
+
+    chosen = typer.prompt(f"{known.title}: which models", default=known.example) if asking else known.example
+    entries = [model_entry(f"{each}={known.prefix}/{each}") for each in re.split(r"[,\s]+", chosen.strip())]
+    key = _key_of(known.key, folder, asking=asking)
+    return [{**each, "litellm_params": {**each["litellm_params"], "api_key": key}} for each in entries]
+
+
+def _key_of(variable: str, folder: Path, *, asking: bool) -> str:
+    """Where the config finds a provider's key: in its variable, or in a file that was written just now."""
+    if os.environ.get(variable) or not asking:
+        return f"os.environ/{variable}"
+    said = typer.prompt(
+        f"{variable} is not set. The key (kept in {SECRETS}/), or nothing to set the variable later",
+        default="", hide_input=True, show_default=False,
+    )  # fmt: skip
+    if not said.strip():
+        return f"os.environ/{variable}"
+    place = folder / SECRETS
+    place.mkdir(mode=0o700, exist_ok=True)
+    (place / ".gitignore").write_text("*\n")
+    file = place / variable.lower()
+    _write(file, said.strip() + "\n")
+    return f"file:./{SECRETS}/{file.name}"
+
+
+def _take_servers(answers: Answers, files: list[Path], folder: Path, *, asking: bool, take_all: bool) -> None:
+    """Take over the MCP servers of the files that were named, else of those that are found and wanted."""
+    from callgate.cli.found import read_servers, usual_files
+    from callgate.cli.one_line import free_name
+
+    named = [("", path) for path in files]
+    for program, path in named or (usual_files() if asking or take_all else ()):
+        try:
+            found = read_servers(program, path, folder)
+        except ValueError as error:
+            if not program:
+                raise give_up(error) from None
+            typer.echo(f"note: {error}", err=True)
+            continue
+        names = ", ".join((*found.servers, *found.left_out))
+        if not names or (
+            program and asking and not typer.confirm(f"Take over the MCP servers of {program}: {names}?", default=True)
+        ):
+            continue
+        for name, entry in found.servers.items():
+            if entry not in answers.servers.values():
+                answers.servers[free_name(name, answers.servers)] = entry
+        answers.left_out |= found.left_out
+
+
+def _free_port(answers: Answers) -> int:
+    """8000, unless a server of models is there, as vLLM's is."""
+    taken = {str(entry["litellm_params"].get("api_base", "")) for entry in answers.models}
+    return answers.port if not any(f":{answers.port}/" in f"{each}/" for each in taken) else answers.port + 1
+
+
+def _take_key(answers: Answers, name: str | None, *, asking: bool) -> str | None:
+    from callgate.auth.keys import is_loopback, mint_key
+
+    if name is None and is_loopback(answers.host):
+        if not asking or not typer.confirm(
+            "Make a key? Without one, every program on this machine may ask", default=False
+        ):
+            return None
+    elif name is None:
+        typer.echo(f"{answers.host} can be reached by others, so that clients need a key.", err=True)
+    name = name or "first"
+    secret, digest = mint_key()
+    answers.keys = [{"name": name, "hash": digest, "approve": "on", "admin": "on"}]
+    return secret
+
+
+def _text(answers: Answers) -> str:
+    offered = [{**entry, "tools": ["*"]} for entry in answers.models]
+    blocks = [
+        HEAD,
+        _block({"server": {"host": answers.host, "port": answers.port}}),
+        "# The names that clients ask for, and the models behind them. `tools`: which of those below each is offered.\n"
+        + _block({"model_list": offered}),
+        f"{NO_TOOLS_YET}\n"
+        + _block({"tools": answers.tools or [{"kind": "python", "module": "callgate.tools.builtin"}]}),
+    ]
+    if answers.servers or answers.left_out:
+        text = "# MCP servers, in the words that other programs use for them.\n"
+        text += _block({"mcp_servers": answers.servers}) if answers.servers else "mcp_servers:\n"
+        for name, (entry, why) in answers.left_out.items():
+            lines = yaml.safe_dump({name: entry}, sort_keys=False).splitlines()
+            text += f"  # left out: {why}\n" + "".join(f"  # {line}\n" for line in lines)
+        blocks.append(text)
+    if answers.keys:
+        blocks.append(
+            "# Clients' keys, as hashes. `callgate keys create NAME` prints further ones.\n"
+            + _block({"keys": answers.keys})
+        )
+    return "\n".join(blocks)
+
+
+def _block(section: dict[str, Any]) -> str:
+    return yaml.safe_dump(section, sort_keys=False, allow_unicode=True)
+
+
+def _write(path: Path, text: str, mode: int = 0o600) -> None:
+    """Made anew, so that the mode holds; what other programs keep for their servers may be secrets."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _report(output: Path, answers: Answers, secret: str | None) -> None:
+    """What was written, whether it can be served as it is, and what to do next."""
+    from callgate.cli.making import mistakes_in
+    from callgate.cli.shared import make_importable
+    from callgate.config.load import load
+    from callgate.config.problems import ConfigError
+
+    models = ", ".join(dict.fromkeys(each["model_name"] for each in answers.models))
+    typer.echo(f"wrote {output}: models {models}; MCP servers {', '.join(answers.servers) or 'none'}")
+    for name, (_, why) in answers.left_out.items():
+        typer.echo(f"left out, as a comment: MCP server {name}: {why}")
+    if secret is not None:
+        typer.echo(f"key (shown this once): {secret}")
+    at = "" if output == Path("config.yaml") else f" --config {output}"
+    try:
+        loaded = load(output)
+        make_importable(loaded.folder)
+        if mistakes := mistakes_in(loaded):
+            raise loaded.complaint(*mistakes)
+    except ConfigError as error:
+        missing = re.findall(r"the environment variable (\w+) is not set", str(error))
+        for variable in dict.fromkeys(missing):
+            typer.echo(
+                f"next: export {variable}=...   (the provider's key; `callgate check{at}` fails until it is set)"
+            )
+        if len(missing) < len(error.problems):
+            typer.echo(str(error), err=True)
+            raise typer.Exit(WRONG) from None
+    typer.echo(f"next: callgate doctor{at}   (asks every provider and tool server whether it is there)")
+    typer.echo(f"next: callgate serve{at}   (then point a client at http://{answers.host}:{answers.port}/v1)")
