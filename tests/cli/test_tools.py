@@ -182,13 +182,15 @@ def test_names_that_may_be_those_of_a_server_are_noted_until_it_was_asked(tmp_pa
         "allowed_tools": ["echo", "ecko"],
     }
     models = [{**MODELS[0], "tools": ["raw_ehco"]}]
-    config = {"model_list": models, "mcp_servers": {"raw": server}}
+    rule = {"always": ["*"], "never": ["*cho"]}
+    config = {"model_list": models, "mcp_servers": {"raw": server}, "require_approval": rule}
     ran = callgate("check", config=config, folder=tmp_path)
     assert ran.returncode == 0
     assert "note: model_list.0.tools (demo): 'raw_ehco' names no tool" in ran.stderr
     ran = callgate("doctor", "--json", config=config, folder=tmp_path)
     warned = [check["detail"] for check in json.loads(ran.stdout)["checks"] if check["status"] == "warn"]
     assert any("'raw_ehco' names no tool; did you mean 'raw_echo'?" in detail for detail in warned)
+    assert any("require_approval.never: '*cho' names no tool; did you mean 'raw/*cho'?" in detail for detail in warned)
     assert any("allowed_tools: 'ecko' names no tool; did you mean 'echo'?" in detail for detail in warned)
 
 

@@ -92,6 +92,34 @@ async def test_a_source_that_is_away_takes_nothing_from_names_it_cannot_ask_for(
         assert granted(registry, "files_read") == {"files/read"}
 
 
+class Named(FakeSource):
+    """A source whose tools begin with its name."""
+
+    @property
+    def prefix(self) -> str:
+        return self.name
+
+
+@pytest.mark.parametrize(
+    ("glob", "freed"),
+    [
+        ("read_*", {"config/read_me"}),
+        ("*_all", {"config/wipe_all"}),
+        ("[r]ead_*", {"config/read_me"}),
+        ("git_*", {"git/read_it", "git/hub_wipe_all"}),
+        ("git_hub_*", {"git_hub/read_it"}),
+        ("git_hub/*", {"git_hub/read_it"}),
+    ],
+)
+async def test_a_glob_of_names_exempts_no_source_that_only_thought_up_such_a_name(glob: str, freed: set[str]) -> None:
+    git = Named(called("read_it", "git_read_it"), called("hub_wipe_all", "git_hub_wipe_all"), name="git")
+    git_hub = Named(called("read_it", "git_hub_read_it"), name="git_hub")
+    evil = FakeSource(called("read_x"), name="evil")
+    rule = ApprovalRule(always=("*",), never=(glob,))
+    async with opened(git, git_hub, evil, rule=rule, config=(called("read_me"), called("wipe_all"))) as registry:
+        assert {each.address for each in registry.tools()} - waiting(registry) == freed
+
+
 async def test_a_source_that_floods_the_memory_of_names_gets_nothing_of_one_that_is_away(monkeypatch):
     monkeypatch.setattr("callgate.tools.registry.MAX_CLAIMS", 3)
     async with opened(GITHUB, EVIL, rule=ApprovalRule(always=("*",), never=("github_read",))) as registry:

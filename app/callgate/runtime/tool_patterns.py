@@ -7,7 +7,7 @@ from callgate.config.schema import ApprovalLists, Config, OpenApiTool
 from callgate.runtime.builders.errors import BadEntry, raise_all
 from callgate.tools.approval_rules import ApprovalRule
 from callgate.tools.registry import CONFIG_ADDRESS, Registry
-from callgate.tools.tool_filter import Unmatched, glob_matches, is_glob, nearest, unmatched
+from callgate.tools.tool_filter import Unmatched, glob_matches, is_glob, names_exactly, nearest, unmatched
 
 Path = tuple[str | int, ...]
 
@@ -57,6 +57,11 @@ def pattern_problems(config: Config, registry: Registry) -> list[PatternProblem]
         for path, entry, patterns in _places(config)
         for each in unmatched(patterns, tools)
     ]
+    for pattern in () if config.require_approval is None else config.require_approval.never:
+        named = [each for each in tools if names_exactly(pattern, each)]
+        if named and not any(registry.may_free(each.source, pattern) for each in named):
+            near = f"{named[0].source}/{pattern}"
+            problems.append(PatternProblem(("require_approval", "never"), None, Unmatched(pattern, near)))
     for path, source, patterns in _places_of_sources(config):
         own = [each.at_source() for each in tools if each.source == source]
         if own:

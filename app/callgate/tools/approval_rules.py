@@ -1,6 +1,6 @@
 """Which tools' calls wait for a person's approval: patterns of the config, held against a tool's origin and its safety."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from callgate.tools.tool_filter import Named, names_exactly, names_loosely
@@ -16,20 +16,24 @@ class ApprovalRule:
     """The patterns of one place of the config. Of those that name a tool, the one that spells out most counts.
 
     A pattern under `always` holds for everything that asks for the name it spells, one under `never` only where no
-    other source asks for it: a name that is claimed twice makes nothing less guarded.
+    other source asks for it: a name that is claimed twice makes nothing less guarded. A glob under `never` needs more, for
+    a source may think up any name that it matches.
     """
 
     always: tuple[str, ...] = ()
     never: tuple[str, ...] = ()
 
-    def opinion(self, tool: Named, safety: str, *also: Named) -> bool | None:
+    def opinion(
+        self, tool: Named, safety: str, *also: Named, may_free: Callable[[str], bool] = lambda _: True
+    ) -> bool | None:
         """Whether calls of the tool wait; None where nothing is said of it. In a tie a person is asked.
 
-        `also` is the tool under the names that its own entry in the config knows, which count as much.
+        `also` is the tool under the names that its own entry in the config knows, which count as much. `may_free` says
+        of a pattern under `never` whether it is meant for the tool's source.
         """
         known = (tool, *also)
         asked = max((_weight(it) for it in self.always if _guards(it, known, safety)), default=-1.0)
-        free = max((_weight(it) for it in self.never if _frees(it, known, safety)), default=-1.0)
+        free = max((_weight(it) for it in self.never if _frees(it, known, safety) and may_free(it)), default=-1.0)
         return None if asked == free == -1.0 else asked >= free
 
     @property

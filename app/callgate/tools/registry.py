@@ -12,6 +12,7 @@ that another source has, if it could ask for that name too.
 import asyncio
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -25,7 +26,7 @@ from callgate.tools.names import MAX_STEM, RESERVED_PREFIX, hashed_name, legal_n
 from callgate.tools.schema import SchemaError, compile_schema
 from callgate.tools.source_pool import SourcePool
 from callgate.tools.source_supervisor import Delay, SourceState, SourceStatus, SourceSupervisor, reopening_delay
-from callgate.tools.tool_filter import ToolFilter, narrowed
+from callgate.tools.tool_filter import ToolFilter, is_glob, narrowed, spelt_out
 
 FIRST_WAIT = 5.0
 """How long a start waits for the first try of every source; slower ones go on in the background."""
@@ -249,6 +250,23 @@ class Registry:
         """Sources that need not be opened, because they are open already. To be asked before the registry is opened."""
         return tuple(sorted(name for name, (identity, _) in self._wanted.items() if self._pool.has(identity)))
 
+    def may_free(self, source: str, pattern: str) -> bool:
+        """Whether a pattern of the rule for all can lift the approval of tools of a source.
+
+        A source has a say in the names of its tools, so a glob of names frees them only where its beginning is the prefix of
+        that source and no other. `*` spells no name, and means everything.
+        """
+        if not source or "/" in pattern or pattern == "*" or not is_glob(pattern):
+            return True
+        prefixes = {
+            name: f"{it.prefix}_"[:MAX_STEM]
+            for name, (_, it) in self._wanted.items()
+            if isinstance(it, HasPrefix) and it.prefix
+        }
+        fitting = {name: len(each) for name, each in prefixes.items() if spelt_out(pattern).startswith(each)}
+        longest = max(fitting.values(), default=0)
+        return [name for name, length in fitting.items() if length == longest] == [source]
+
     def _left_out(self) -> Iterator[Quarantined]:
         for name, supervisor in sorted(self._supervisors.items()):
             if isinstance(supervisor.source, HasLeftOut):
@@ -328,7 +346,8 @@ class Registry:
         of_entry = self._approval_of.get((taken.source, taken.original)) or self._approval_of.get(taken.source, NO_RULE)
         said = of_entry.opinion(taken, policy.safety, taken.at_source())
         if said is None:
-            said = policy.require_approval or self._approval.opinion(taken, policy.safety)
+            may_free = partial(self.may_free, taken.source)
+            said = policy.require_approval or self._approval.opinion(taken, policy.safety, may_free=may_free)
         return bool(said)
 
     def _named(

@@ -127,6 +127,11 @@ def is_glob(pattern: str) -> bool:
     return _GLOB.search(pattern) is not None
 
 
+def spelt_out(pattern: str) -> str:
+    """What a pattern begins with as it stands."""
+    return _GLOB.split(pattern, maxsplit=1)[0]
+
+
 def glob_matches(pattern: str, text: str) -> bool:
     return pattern == text if not is_glob(pattern) else compiled(pattern).match(text) is not None
 
