@@ -57,7 +57,7 @@ def pattern_problems(config: Config, registry: Registry) -> list[PatternProblem]
         for path, entry, patterns in _places(config)
         for each in unmatched(patterns, tools)
     ]
-    for pattern in () if config.require_approval is None else config.require_approval.never:
+    for pattern in config.require_approval.never:
         named = [each for each in tools if names_exactly(pattern, each)]
         if named and not any(registry.may_free(each.source, pattern) for each in named):
             near = f"{named[0].source}/{pattern}"
