@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from callgate.calls.states import Flaw
 from callgate.conversation.events import CallDelta, CallWritten, Finished, ModelEvent
 from callgate.conversation.finish import FinishClass, classify
+from callgate.conversation.messages_api import ERROR_STATUSES
 from callgate.conversation.ports import ModelRequest
 from callgate.upstream import errors
 from callgate.upstream.chunks import read_completion, reason_in, whole_number
@@ -36,19 +37,6 @@ PATH = "/v1/messages"
 BLOCKS = frozenset({"content_block_start", "content_block_delta", "content_block_stop"})
 PAUSED = "pause_turn"
 """A stop reason that is none: Anthropic's own tools take long, and it goes on when it is given what it has said so far."""
-STATUSES = {
-    "invalid_request_error": 400,
-    "authentication_error": 401,
-    "billing_error": 402,
-    "permission_error": 403,
-    "not_found_error": 404,
-    "request_too_large": 413,
-    "rate_limit_error": 429,
-    "api_error": 500,
-    "timeout_error": 504,
-    "overloaded_error": 529,
-}
-"""What an error inside an answer would have had for a status; Anthropic names the same kinds there and here."""
 REVERSE_NAMES = "_anthropic_tool_name_map"
 """Where litellm leaves, for its own reading of the answer, which tool names it had to change."""
 
@@ -331,5 +319,5 @@ def _reason(reason: str, *, converted: bool) -> str:
 def _with_status(error: object) -> object:
     if not isinstance(error, dict):
         return error or "the provider reported an error"
-    status = STATUSES.get(str(error.get("type")))
+    status = ERROR_STATUSES.get(str(error.get("type")))
     return error if status is None else {**error, "status": status}

@@ -1,0 +1,1 @@
+"""Anthropic's Messages API: a reader of its requests and writers of its answers."""

@@ -1,0 +1,288 @@
+"""The messages of a Messages request as those of a chat.
+
+Turns are what counts there: messages of one role in a row are one turn, and the results of tools stand at the head of the
+user's. Here each result is a message, and calls stand beside the text of their message.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from callgate.api.messages.request_schema import IN_RESULTS, NEEDS, Block, Message, blocks_in, wrong
+
+OUR_SIGNATURE: Final = "callgate.unsigned."
+"""How the signature begins that thinking gets here where its model signs none. What has it is given to no provider that
+checks signatures."""
+OUR_CALL: Final = "mcptoolu_"
+"""What stands before the id of a call of ours where a client is shown it."""
+IMAGES: Final = "Images returned by the tools above:"
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Origin(msgspec.Struct, frozen=True, gc=False):
+    """Where in the request a message of the chat comes from."""
+
+    message: int
+    blocks: tuple[int, ...] | None
+    """None where it is the text of the whole message."""
+
+
+class History(msgspec.Struct):
+    """A chat's messages, and where they come from."""
+
+    messages: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    origins: list[list[Origin]] = msgspec.field(default_factory=list)
+    foreign: list[tuple[str, str]] = msgspec.field(default_factory=list)
+    """Places and types of blocks that a chat has no words for."""
+    shown: set[str] = msgspec.field(default_factory=set)
+    """The calls of ours whose rounds the client gives back, by id."""
+
+    def add(self, message: dict[str, Any], origin: list[Origin]) -> None:
+        self.messages.append(message)
+        self.origins.append(origin)
+
+
+class _Placed(msgspec.Struct, gc=False):
+    """A block, and where it stands."""
+
+    block: Block
+    message: int
+    place: int | None
+
+    @property
+    def where(self) -> str:
+        return f"messages.{self.message}.content.{self.place or 0}"
+
+
+def unsigned(thinking: str) -> str:
+    """The signature of thinking that nobody signed."""
+    return OUR_SIGNATURE + hashlib.sha256(thinking.encode(errors="replace")).hexdigest()[:32]
+
+
+def as_chat(system: str | Sequence[Block] | None, messages: Sequence[Message]) -> History:
+    history = History()
+    if system:
+        text = system if isinstance(system, str) else "\n\n".join(block.text or "" for block in system)
+        history.add({"role": "system", "content": text}, [])
+    open_calls: dict[str, str] = {}
+    for role, blocks in _turns(messages):
+        if role == "user":
+            open_calls = _user(history, blocks, open_calls)
+        elif open_calls:
+            raise _unanswered(open_calls)
+        elif role == "system":
+            history.add({"role": "system", "content": "\n\n".join(each.block.text or "" for each in blocks)}, _from(blocks))
+        else:
+            open_calls = _assistant(history, blocks)
+    if open_calls:
+        raise _unanswered(open_calls)
+    return history
+
+
+def _turns(messages: Sequence[Message]) -> Iterator[tuple[str, list[_Placed]]]:
+    role, blocks = "", list[_Placed]()
+    for index, message in enumerate(messages):
+        if message.role != role:
+            if blocks:
+                yield role, blocks
+            role, blocks = message.role, []
+        content = message.content
+        if isinstance(content, str):
+            blocks.append(_Placed(Block("text", text=content), index, None))
+        else:
+            blocks += [_Placed(block, index, place) for place, block in enumerate(content)]
+    if blocks:
+        yield role, blocks
+
+
+# The user's turns ------------------------------------------------------------------------------------------------------
+
+
+def _user(history: History, blocks: Sequence[_Placed], open_calls: dict[str, str]) -> dict[str, str]:
+    """The results first, then what else was said. Given back are the calls that are open behind it: none."""
+    images: list[dict[str, Any]] = []
+    answered: set[str] = set()
+    for each in blocks:
+        if each.block.type != "tool_result":
+            continue
+        id = each.block.tool_use_id or ""
+        if id not in open_calls:
+            raise wrong(
+                each.where,
+                f"unexpected `tool_use_id` found in `tool_result` blocks: {id[:100]}. Each `tool_result` block must have a "
+                "corresponding `tool_use` block in the previous message.",
+            )
+        if id in answered:
+            raise wrong(each.where, f"each tool_use must have a single result. Found multiple `tool_result` blocks with id: {id[:100]}")
+        answered.add(id)
+        history.add({"role": "tool", "tool_call_id": id, "content": _result(history, each, images)}, _from([each]))
+    if open_calls.keys() - answered:
+        raise _unanswered({id: where for id, where in open_calls.items() if id not in answered})
+    said = [each for each in blocks if each.block.type != "tool_result"]
+    parts = [part for each in said if (part := _part(history, each.block, each.where)) is not None]
+    if images:
+        history.add({"role": "user", "content": [{"type": "text", "text": IMAGES}, *images]}, [])
+    if said:
+        is_text = all(part["type"] == "text" for part in parts)
+        content = "\n\n".join(part["text"] for part in parts) if is_text else parts
+        history.add({"role": "user", "content": content}, _from(said))
+    return {}
+
+
+def _result(history: History, each: _Placed, images: list[dict[str, Any]]) -> str:
+    where = f"{each.where}.tool_result.content"
+    content = blocks_in(each.block.content, where)
+    if isinstance(content, str):
+        text = content
+    else:
+        texts: list[str] = []
+        for place, block in enumerate(content):
+            if block.type not in IN_RESULTS:
+                history.foreign.append((f"{where}.{place}", block.type))
+            elif block.type == "text":
+                texts.append(block.text or "")
+            elif (part := _part(history, block, f"{where}.{place}")) is not None:
+                images.append(part)
+        text = "\n".join(texts)
+    return f"Error: {text}" if each.block.is_error and not text.lower().startswith("error") else text
+
+
+class _Source(msgspec.Struct, gc=False):
+    type: str
+    media_type: str | None = None
+    data: str | None = None
+    url: str | None = None
+
+
+_source = msgspec.json.Decoder(_Source)
+
+
+def _part(history: History, block: Block, where: str) -> dict[str, Any] | None:
+    """A block of the user's as a part of a chat message."""
+    if block.type == "text":
+        return {"type": "text", "text": block.text}
+    if block.type != "image":
+        history.foreign.append((where, block.type))
+        return None
+    try:
+        source = _source.decode(block.source or b"null")
+    except msgspec.ValidationError as error:
+        raise wrong(f"{where}.image.source", str(error).partition(" - at ")[0]) from None
+    if source.type == "url" and source.url:
+        return {"type": "image_url", "image_url": {"url": source.url}}
+    if source.type == "base64" and source.data and source.media_type:
+        return {"type": "image_url", "image_url": {"url": f"data:{source.media_type};base64,{source.data}"}}
+    if source.type in ("url", "base64"):
+        missing = "url" if source.type == "url" else "data" if source.media_type else "media_type"
+        raise wrong(f"{where}.image.source.{source.type}.{missing}", "Field required")
+    history.foreign.append((f"{where}.image.source", source.type))
+    return None
+
+
+# The assistant's turns -------------------------------------------------------------------------------------------------
+
+
+class _Said(msgspec.Struct):
+    """A message of the model's that is being put together, and the results of our calls in it."""
+
+    texts: list[str] = msgspec.field(default_factory=list)
+    thoughts: list[str] = msgspec.field(default_factory=list)
+    signed: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    calls: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    results: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    placed: list[_Placed] = msgspec.field(default_factory=list)
+
+    def add_to(self, history: History) -> None:
+        if not self.placed:
+            return
+        text = "".join(self.texts)
+        message: dict[str, Any] = {"role": "assistant", "content": text or (None if self.calls else "")}
+        if self.thoughts:
+            message["reasoning_content"] = "".join(self.thoughts)
+        if self.signed:
+            message["thinking_blocks"] = self.signed
+        if self.calls:
+            message["tool_calls"] = self.calls
+        history.add(message, _from(self.placed))
+        for result in self.results:
+            history.add(result, [])
+
+
+def _assistant(history: History, blocks: Sequence[_Placed]) -> dict[str, str]:
+    """The calls that the client has to answer, and where they stand."""
+    open_calls: dict[str, str] = {}
+    ours: dict[str, str] = {}
+    said = _Said()
+    for each in blocks:
+        block = each.block
+        if block.type == "mcp_tool_result":
+            id = block.tool_use_id or ""
+            if ours.pop(id, None) is None:
+                raise wrong(each.where, f"`mcp_tool_result` without a `mcp_tool_use` before it: {id[:100]}")
+            content = _result(history, each, [])
+            said.results.append({"role": "tool", "tool_call_id": id.removeprefix(OUR_CALL), "content": content})
+            continue
+        if said.results:
+            said.add_to(history)
+            said = _Said()
+        said.placed.append(each)
+        match block.type:
+            case "text":
+                said.texts.append(block.text or "")
+            case "thinking":
+                assert block.thinking is not None
+                assert block.signature is not None
+                said.thoughts.append(block.thinking)
+                if not block.signature.startswith(OUR_SIGNATURE):
+                    signed = {"type": "thinking", "thinking": block.thinking, "signature": block.signature}
+                    said.signed.append(signed)
+            case "redacted_thinking":
+                said.signed.append({"type": "redacted_thinking", "data": block.data})
+            case "tool_use" | "mcp_tool_use":
+                id = block.id or ""
+                if id in open_calls or id in ours:
+                    raise wrong(each.where, "`tool_use` ids must be unique")
+                (open_calls if block.type == "tool_use" else ours)[id] = each.where
+                said.calls.append(_call(block))
+                if block.type == "mcp_tool_use":
+                    history.shown.add(id.removeprefix(OUR_CALL))
+            case other:
+                assert other not in NEEDS
+                history.foreign.append((each.where, other))
+    if ours:
+        raise wrong(next(iter(ours.values())), "`mcp_tool_use` without its `mcp_tool_result`")
+    said.add_to(history)
+    return open_calls
+
+
+def _call(block: Block) -> dict[str, Any]:
+    arguments = _encode(block.input).decode()
+    id = block.id or ""
+    if block.type == "mcp_tool_use":
+        id = id.removeprefix(OUR_CALL)
+    return {"id": id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
+
+
+def _unanswered(calls: dict[str, str]) -> Exception:
+    where = next(iter(calls.values()))
+    ids = ", ".join(calls)[:200]
+    return wrong(
+        where.partition(".content")[0],
+        f"`tool_use` ids were found without `tool_result` blocks immediately after: {ids}. Each `tool_use` block must have a "
+        "corresponding `tool_result` block in the next message.",
+    )
+
+
+def _from(blocks: Sequence[_Placed]) -> list[Origin]:
+    found: dict[int, list[int] | None] = {}
+    for each in blocks:
+        if each.place is None:
+            found[each.message] = None
+        else:
+            places = found.setdefault(each.message, [])
+            assert places is not None
+            places.append(each.place)
+    return [Origin(message, None if places is None else tuple(places)) for message, places in found.items()]

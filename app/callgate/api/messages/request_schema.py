@@ -1,0 +1,267 @@
+"""The outline of a Messages request: what of it is read, and what every part of it must have."""
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+
+from callgate.conversation.errors import ChatError
+
+_INDEX = re.compile(r"\[(\d+)\]")
+_TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
+
+NEEDS: Final[dict[str, tuple[str, ...]]] = {
+    "text": ("text",),
+    "image": ("source",),
+    "tool_use": ("id", "name", "input"),
+    "tool_result": ("tool_use_id",),
+    "thinking": ("thinking", "signature"),
+    "redacted_thinking": ("data",),
+    "mcp_tool_use": ("id", "name", "input", "server_name"),
+    "mcp_tool_result": ("tool_use_id",),
+}
+"""The blocks that are read, and the fields that each must have. Any other goes to a provider that knows it, or is refused."""
+OF_ASSISTANTS: Final = frozenset({"tool_use", "thinking", "redacted_thinking", "mcp_tool_use", "mcp_tool_result"})
+OF_USERS: Final = frozenset({"image", "tool_result"})
+IN_RESULTS: Final = frozenset({"text", "image"})
+"""The blocks that are read inside the result of a tool."""
+
+
+class Block(msgspec.Struct, gc=False):
+    """A block of content, with the fields of those types that are read."""
+
+    type: str
+    text: str | None = None
+    source: msgspec.Raw | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, msgspec.Raw] | None = None
+    server_name: str | None = None
+    tool_use_id: str | None = None
+    content: msgspec.Raw | None = None
+    is_error: bool | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    data: str | None = None
+
+
+class Message(msgspec.Struct, gc=False):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class _Enabled(msgspec.Struct, gc=False):
+    enabled: bool | None = None
+
+
+class Tool(msgspec.Struct, gc=False):
+    """A tool of the client's, one that Anthropic runs itself, or a choice among those of an MCP server."""
+
+    type: str | None = None
+    name: str | None = None
+    description: str | None = None
+    input_schema: dict[str, msgspec.Raw] | None = None
+    strict: bool | None = None
+    mcp_server_name: str | None = None
+    default_config: _Enabled | None = None
+    configs: dict[str, _Enabled | None] | None = None
+
+    @property
+    def is_clients(self) -> bool:
+        return self.type in (None, "custom")
+
+
+class Choice(msgspec.Struct, gc=False):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class _Metadata(msgspec.Struct, gc=False):
+    user_id: str | None = None
+
+
+class Thinking(msgspec.Struct, gc=False):
+    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
+    budget_tokens: int | None = None
+    display: str | None = None
+
+
+class Format(msgspec.Struct, gc=False):
+    type: Literal["json_schema"]
+    schema: dict[str, msgspec.Raw]
+    name: str | None = None
+
+
+class OutputConfig(msgspec.Struct, gc=False):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: Format | None = None
+
+
+class _ToolConfiguration(msgspec.Struct, gc=False):
+    enabled: bool | None = None
+    allowed_tools: list[str] | None = None
+
+
+class McpServer(msgspec.Struct, gc=False):
+    name: str
+    type: str | None = None
+    url: str | None = None
+    authorization_token: str | None = None
+    tool_configuration: _ToolConfiguration | None = None
+
+
+class Thread(msgspec.Struct, gc=False):
+    type: Literal["create", "continue"]
+    previous_message_id: str | None = None
+
+
+class Outline(msgspec.Struct):
+    """What is read of a request. Unknown fields are passed over."""
+
+    model: str
+    messages: list[Message]
+    max_tokens: int | None = None
+    system: str | list[Block] | None = None
+    stream: bool | None = None
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    metadata: _Metadata | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Choice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: Format | None = None
+    mcp_servers: list[McpServer] | None = None
+    thread: Thread | None = None
+    service_tier: str | None = None
+
+
+_outline = msgspec.json.Decoder(Outline)
+_blocks = msgspec.json.Decoder(str | list[Block])
+
+
+def outline_of(body: bytes, *, counts_only: bool = False) -> Outline:
+    """The outline of a body whose text was checked, or a `ChatError` that names what is wrong. `counts_only`: it asks how
+    many tokens there are, and for no answer."""
+    try:
+        outline = _outline.decode(body)
+    except msgspec.ValidationError as error:
+        raise from_validation(str(error)) from None
+    if not outline.model:
+        raise wrong("model", "must not be empty")
+    if not counts_only and outline.max_tokens is None:
+        raise wrong("max_tokens", "Field required")
+    if outline.max_tokens is not None and outline.max_tokens < 1:
+        raise wrong("max_tokens", "must be at least 1")
+    for name, value in (("temperature", outline.temperature), ("top_p", outline.top_p)):
+        if value is not None and not 0 <= value <= 1:
+            raise wrong(name, "must be between 0 and 1")
+    if outline.top_k is not None and outline.top_k < 0:
+        raise wrong("top_k", "must be at least 0")
+    if outline.thinking is not None and outline.thinking.type == "enabled" and outline.thinking.budget_tokens is None:
+        raise wrong("thinking.enabled.budget_tokens", "Field required")
+    for place, text in enumerate(outline.stop_sequences or ()):
+        if not text.strip():
+            raise wrong(f"stop_sequences.{place}", "each stop sequence must contain non-whitespace")
+    if isinstance(outline.system, list):
+        for place, block in enumerate(outline.system):
+            if block.type != "text":
+                raise wrong(f"system.{place}.type", "expected 'text'")
+            _check_fields(block, f"system.{place}")
+    _check_messages(outline.messages, is_continued=outline.thread is not None and outline.thread.type == "continue")
+    _check_tools(outline.tools or ())
+    _check_choice(outline)
+    return outline
+
+
+def blocks_in(content: msgspec.Raw | None, where: str) -> str | list[Block]:
+    """What the result of a tool holds."""
+    if content is None or bytes(content) == b"null":
+        return ""
+    try:
+        found = _blocks.decode(content)
+    except msgspec.ValidationError as error:
+        raise from_validation(str(error), where) from None
+    if isinstance(found, list):
+        for place, block in enumerate(found):
+            if block.type in IN_RESULTS:
+                _check_fields(block, f"{where}.{place}")
+    return found
+
+
+def _check_messages(messages: Sequence[Message], *, is_continued: bool) -> None:
+    if not messages and not is_continued:
+        raise wrong("messages", "at least one message is required")
+    last = len(messages) - 1
+    for index, message in enumerate(messages):
+        where = f"messages.{index}"
+        if not message.content and not (message.role == "assistant" and index == last):
+            raise wrong(where, "all messages must have non-empty content except for the optional final assistant message")
+        if isinstance(message.content, str):
+            continue
+        for place, block in enumerate(message.content):
+            at = f"{where}.content.{place}"
+            _check_fields(block, at)
+            if block.type == "text" and not block.text:
+                raise wrong(at, "text content blocks must be non-empty")
+            if message.role == "system" and block.type != "text":
+                raise wrong(f"{at}.type", "system messages hold text alone")
+            if block.type in (OF_ASSISTANTS if message.role == "user" else OF_USERS):
+                raise wrong(at, f"`{block.type}` blocks cannot be in `{message.role}` messages")
+
+
+def _check_fields(block: Block, where: str) -> None:
+    for name in NEEDS.get(block.type, ()):
+        if getattr(block, name) is None:
+            raise wrong(f"{where}.{block.type}.{name}", "Field required")
+    if block.type in ("tool_use", "mcp_tool_use") and not (block.id and block.name):
+        raise wrong(f"{where}.{block.type}.{'name' if block.id else 'id'}", "must not be empty")
+
+
+def _check_tools(tools: Sequence[Tool]) -> None:
+    names: set[str] = set()
+    for index, tool in enumerate(tools):
+        where = f"tools.{index}"
+        if not tool.is_clients:
+            continue
+        if tool.name is None:
+            raise wrong(f"{where}.custom.name", "Field required")
+        if _TOOL_NAME.fullmatch(tool.name) is None:
+            raise wrong(f"{where}.custom.name", f"String should match pattern '^{_TOOL_NAME.pattern}$'")
+        if tool.input_schema is None:
+            raise wrong(f"{where}.custom.input_schema", "Field required")
+        if bytes(tool.input_schema.get("type", b'"object"')) != b'"object"':
+            raise wrong(f"{where}.custom.input_schema.type", "Input should be 'object'")
+        if tool.name in names:
+            raise wrong("tools", "Tool names must be unique.")
+        names.add(tool.name)
+
+
+def _check_choice(outline: Outline) -> None:
+    choice = outline.tool_choice
+    if choice is not None and choice.type == "tool" and not choice.name:
+        raise wrong("tool_choice.tool.name", "Field required")
+    if outline.thread is not None and outline.thread.type == "continue" and not outline.thread.previous_message_id:
+        raise wrong("thread.continue.previous_message_id", "Field required")
+
+
+def from_validation(text: str, inside: str = "") -> ChatError:
+    """msgspec says what is wrong and where: ``Expected `str`, got `int` - at `$.messages[0].role` ``."""
+    what, _, where = text.partition(" - at `$")
+    path = _INDEX.sub(r".\1", where.rstrip("`")).lstrip(".")
+    param = ".".join(part for part in (inside, path) if part)
+    start = "Object missing required field `"
+    if what.startswith(start):
+        missing = what[len(start) :].split("`", 1)[0]
+        return wrong(f"{param}.{missing}" if param else missing, "Field required")
+    if not param:
+        return ChatError(400, f"The body of the request must be a JSON object. {what}.", code="invalid_type")
+    return wrong(param, what[:1].lower() + what[1:])
+
+
+def wrong(param: str, message: str, **more: Any) -> ChatError:
+    return ChatError(400, f"{param}: {message}", param=param, **more)

@@ -1,0 +1,229 @@
+"""The body of a Messages request into a `ChatRequest`: the same question in the words of a chat."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from callgate.api import request_schema as chat_schema
+from callgate.api.messages.history import History, as_chat
+from callgate.api.messages.request_schema import Choice, McpServer, Outline, Thinking, Tool, outline_of, wrong
+from callgate.api.requests import ChatRequest
+from callgate.api.strict_json import Fields, check_text, split
+from callgate.conversation.errors import ChatError
+
+MCP_BETA: Final = "mcp-client-"
+"""How the beta begins that a client sends which takes `mcp_tool_use` and `mcp_tool_result`."""
+LONGEST_USER: Final = 64
+"""Characters that providers of chats take for a user; some clients send three times as many."""
+BUDGETS: Final = ((4096, "low"), (16384, "medium"))
+"""How much thinking an effort stands for, up to so many tokens; beyond the last it is high."""
+EFFORTS: Final = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
+"""What providers of chats call an effort."""
+MCP_SCHEME: Final = "callgate:"
+"""How an MCP server of ours may be addressed in a request. Any other address is refused: none is called from here."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class MessagesRequest(msgspec.Struct):
+    """A request, and how its answer is to be written."""
+
+    request: ChatRequest
+    history: History
+    shows_thinking: bool
+    shows_calls: bool
+    """Whether the client is shown calls of ours."""
+    foreign: list[tuple[str, str]]
+    """Places and types of what only a provider of this API understands."""
+
+
+def read_messages_request(
+    body: bytes,
+    headers: Mapping[str, str],
+    max_messages: int,
+    max_depth: int = 100,
+    *,
+    counts_only: bool = False,
+    earlier: Sequence[msgspec.Raw] = (),
+) -> MessagesRequest:
+    """The request, or a `ChatError` that names the field that is wrong.
+
+    `earlier`: the messages of the thread that it continues.
+    """
+    fields = split(body, max_depth)
+    check_text(body, max_depth)
+    if earlier:
+        fields = {**fields, "messages": _joined(earlier, fields)}
+        body = _encode(fields)
+    outline = outline_of(body, counts_only=counts_only)
+    if len(outline.messages) > max_messages:
+        raise wrong("messages", f"at most {max_messages} messages are accepted", code="array_above_max_length")
+    history = as_chat(outline.system, outline.messages)
+    foreign = list(history.foreign)
+    tools, narrowing = _tools(outline, foreign)
+    request = ChatRequest(
+        outline=_chat_outline(outline, tools),
+        fields=fields,
+        words=_words(outline, history, tools),
+        model=outline.model,
+        stream=bool(outline.stream) and not counts_only,
+        include_usage=True,
+        n=1,
+        metadata={},
+        tool_filter=_filter(headers.get("x-callgate-tools"), narrowing),
+        tool_events="off",
+        tool_choice=_choice(outline.tool_choice),
+    )
+    request.may_pass = False
+    betas = headers.get("anthropic-beta", "")
+    return MessagesRequest(
+        request,
+        history,
+        shows_thinking=_is_shown(outline.thinking),
+        shows_calls=any(beta.strip().startswith(MCP_BETA) for beta in betas.split(",")),
+        foreign=foreign,
+    )
+
+
+def _joined(earlier: Sequence[msgspec.Raw], fields: Fields) -> msgspec.Raw:
+    try:
+        messages = msgspec.json.decode(fields.get("messages", b"[]"), type=list[msgspec.Raw])
+    except msgspec.ValidationError:
+        raise wrong("messages", "Input should be a valid list") from None
+    return msgspec.Raw(_encode([*earlier, *messages]))
+
+
+def _chat_outline(outline: Outline, tools: Sequence[dict[str, Any]]) -> chat_schema.Outline:
+    found = chat_schema.Outline(outline.model, [])
+    # Their parameters are objects already, which is all that is looked at from here on.
+    found.tools = [chat_schema.Tool("function")] * len(tools) or None
+    if outline.tool_choice is not None and outline.tool_choice.disable_parallel_tool_use:
+        found.parallel_tool_calls = False
+    return found
+
+
+def _words(outline: Outline, history: History, tools: Sequence[dict[str, Any]]) -> dict[str, msgspec.Raw]:
+    words: dict[str, Any] = {"model": outline.model, "messages": history.messages}
+    if outline.max_tokens is not None:
+        words["max_tokens"] = outline.max_tokens
+    if tools:
+        words["tools"] = tools
+    if outline.tool_choice is not None and outline.tool_choice.disable_parallel_tool_use:
+        words["parallel_tool_calls"] = False
+    for name in ("temperature", "top_p", "top_k"):
+        if (value := getattr(outline, name)) is not None:
+            words[name] = value
+    if outline.stop_sequences:
+        words["stop"] = outline.stop_sequences
+    if outline.metadata is not None and outline.metadata.user_id:
+        user = outline.metadata.user_id
+        words["user"] = user if len(user) <= LONGEST_USER else hashlib.sha256(user.encode()).hexdigest()
+    config = outline.output_config
+    if config is not None and config.effort:
+        words["reasoning_effort"] = EFFORTS[config.effort]
+    form = outline.output_format if config is None or config.format is None else config.format
+    if form is not None:
+        schema = {"name": form.name or "answer", "schema": form.schema, "strict": True}
+        words["response_format"] = {"type": "json_schema", "json_schema": schema}
+    if outline.thinking is not None:
+        words["thinking"] = _thinking(outline.thinking)
+    return {name: msgspec.Raw(_encode(value)) for name, value in words.items()}
+
+
+def _thinking(thinking: Thinking) -> dict[str, Any]:
+    if thinking.type == "enabled":
+        return {"type": "enabled", "budget_tokens": thinking.budget_tokens}
+    return {"type": thinking.type}
+
+
+def _is_shown(thinking: Thinking | None) -> bool:
+    return thinking is not None and thinking.type != "disabled" and thinking.display != "omitted"
+
+
+# Tools -----------------------------------------------------------------------------------------------------------------
+
+
+def _tools(outline: Outline, foreign: list[tuple[str, str]]) -> tuple[list[dict[str, Any]], list[str] | None]:
+    """The client's own tools, and the patterns that ours are narrowed to, if they are."""
+    tools: list[dict[str, Any]] = []
+    toolsets: dict[str, Tool] = {}
+    for place, tool in enumerate(outline.tools or ()):
+        if tool.is_clients:
+            function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+            if tool.description is not None:
+                function["description"] = tool.description
+            if tool.strict is not None:
+                function["strict"] = tool.strict
+            tools.append({"type": "function", "function": function})
+        elif tool.type == "mcp_toolset":
+            if not tool.mcp_server_name:
+                raise wrong(f"tools.{place}.mcp_toolset.mcp_server_name", "Field required")
+            toolsets[tool.mcp_server_name] = tool
+        else:
+            foreign.append((f"tools.{place}", str(tool.type)))
+    servers = outline.mcp_servers or ()
+    named = {server.name for server in servers}
+    for name in toolsets:
+        if name not in named:
+            raise wrong("tools", f"MCP server '{name[:64]}' not found in `mcp_servers`")
+    if outline.mcp_servers is None:
+        return tools, None
+    narrowing: list[str] = []
+    for place, server in enumerate(servers):
+        _check_server(server, f"mcp_servers.{place}")
+        narrowing += _patterns(server, toolsets.get(server.name))
+    return tools, narrowing
+
+
+def _check_server(server: McpServer, where: str) -> None:
+    if server.url and server.url != MCP_SCHEME + server.name:
+        message = (
+            f"no address of a request is called from here; give '{MCP_SCHEME}NAME' with the name of an MCP server of this "
+            "server's config"
+        )
+        raise wrong(f"{where}.url", message, code="mcp_url_not_allowed")
+    if server.authorization_token:
+        raise wrong(f"{where}.authorization_token", "the credentials of MCP servers stand in this server's config")
+
+
+def _patterns(server: McpServer, toolset: Tool | None) -> list[str]:
+    """Which tools of a server are wanted."""
+    every = [f"{server.name}/*"] if server.name != "callgate" else ["*"]
+    start = every[0].removesuffix("*")
+    configured = server.tool_configuration
+    if configured is not None:
+        if configured.enabled is False:
+            return []
+        if configured.allowed_tools is not None:
+            return [start + name for name in configured.allowed_tools]
+    if toolset is None:
+        return every
+    configs = toolset.configs or {}
+    if toolset.default_config is not None and toolset.default_config.enabled is False:
+        return [start + name for name, config in configs.items() if config is not None and config.enabled]
+    if off := [name for name, config in configs.items() if config is not None and config.enabled is False]:
+        where = "tools"
+        raise wrong(where, f"tools are switched on one by one here: {', '.join(off)[:200]} cannot be switched off alone")
+    return every
+
+
+def _filter(header: str | None, narrowing: list[str] | None) -> str | None:
+    if narrowing is None:
+        return header
+    if header is not None:
+        raise ChatError(400, "mcp_servers: cannot be given beside the header `x-callgate-tools`", param="mcp_servers")
+    return ",".join(narrowing) or "none"
+
+
+def _choice(choice: Choice | None) -> str | dict[str, Any] | None:
+    match choice:
+        case None:
+            return None
+        case Choice(type="any"):
+            return "required"
+        case Choice(type="tool", name=name):
+            return {"type": "function", "function": {"name": name}}
+        case Choice(type=kind):
+            return kind
