@@ -1,5 +1,5 @@
-"""Streaming or not is a choice of writer, and so is passing through: every recorded conversation is played both ways over
-real sockets, and what the official client puts together from our chunks must be what it gets whole. Where no tool of ours
+"""Streaming or not is a choice of writer, and so are passing through and the API: every recorded conversation is played each
+way over real sockets, and what the official client puts together from our chunks must be what it gets whole. Where no tool of ours
 is called, it must be the same without any on offer, whichever shape the provider answers in."""
 
 import json
@@ -11,8 +11,10 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion
 
 from callgate.application import create_app
-from tests.harness.clients import openai_client
+from callgate.conversation.messages_api import STOP_REASONS
+from tests.harness.clients import http_client, openai_client
 from tests.harness.configs import make_config
+from tests.harness.messages import MessagesClient, calls_of, text_of
 from tests.harness.server import serve
 from tests.recordings import Recording, load_all
 from tests.scripted_upstream import Upstream
@@ -197,3 +199,62 @@ async def test_an_answer_is_the_same_with_and_without_our_tools_on_offer(
     without, asked = await play_without_tools(recording, stream=stream, other_shape=other_shape)
     assert {**told(without), "diagnostics": None} == {**told(with_tools), "diagnostics": None}
     assert len(asked) == 1
+
+
+# The same through Anthropic's Messages --------------------------------------------------------------------------------
+
+
+async def play_on_both(
+    recording: Recording, upstream: Upstream
+) -> tuple[ChatCompletion, list[dict[str, Any]], list[list[Any]]]:
+    """The answer of a chat, the messages streamed and whole, and the histories that the model got for each."""
+    models = [f"{recording.name}-{way}" for way in ("chat", "streamed", "whole")]
+    for model in models:
+        recording.play_on(upstream, model)
+    tools = [
+        {"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"]}
+        for tool in recording.request.get("tools", ())
+    ]
+    question: dict[str, Any] = {**recording.request, "tools": tools, "thinking": {"type": "adaptive"}}
+    config = make_config(upstream.url, models=models, tools=recording.house_tools)
+    async with serve(create_app(config)) as url, openai_client(url) as client, http_client(url) as http:
+        chat = await client.chat.completions.create(model=models[0], **recording.request)
+        ask = MessagesClient(http).ask
+        messages = [await ask(**question, model=models[1], stream=True), await ask(**question, model=models[2])]
+    histories = [
+        [request.body["messages"] for request in upstream.requests if request.model == model] for model in models
+    ]
+    return chat, messages, histories
+
+
+def of_a_chat(message: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a message a chat would have said as well."""
+    usage = message["usage"]
+    return {
+        "content": text_of(message),
+        "reasoning": "\n\n".join(block["thinking"] for block in calls_of(message, "thinking")),
+        "stop_reason": message["stop_reason"],
+        "tool_calls": [(call["id"], call["name"], call["input"]) for call in calls_of(message)],
+        "usage": (usage["input_tokens"] + usage["cache_read_input_tokens"], usage["output_tokens"]),
+        "diagnostics": timeless(message["x_callgate"]),
+    }
+
+
+@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda recording: recording.name)
+async def test_messages_say_what_a_chat_says_streamed_and_whole(recording: Recording, upstream: Upstream) -> None:
+    chat, messages, (as_chat, *as_messages) = await play_on_both(recording, upstream)
+    expected = told(chat)
+    calls = [(call["id"], call["name"], json.loads(call["arguments"])) for call in expected["tool_calls"]]
+    reason = "refusal" if expected["refusal"] else STOP_REASONS[expected["finish_reason"]]
+    streamed, whole = ([block["type"] for block in message["content"]] for message in messages)
+    assert streamed == whole
+    for message in messages:
+        assert of_a_chat(message) == {
+            "content": expected["content"] + (expected["refusal"] or ""),
+            "reasoning": expected["reasoning"],
+            "stop_reason": reason,
+            "tool_calls": calls,
+            "usage": (expected["usage"]["prompt_tokens"], expected["usage"]["completion_tokens"]),
+            "diagnostics": expected["diagnostics"],
+        }
+    assert as_messages == [as_chat, as_chat]

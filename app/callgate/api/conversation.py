@@ -20,6 +20,7 @@ from callgate.auth.meter import Meter
 from callgate.conversation.diagnosis import Diagnosis
 from callgate.conversation.errors import ChatError, SeparateChoices
 from callgate.conversation.events import CallsHandedBack, CallStarted, ChatEvent, Ending, TurnEnded, TurnStarted
+from callgate.conversation.hidden_history import without_repeats
 from callgate.conversation.ids import new_id
 from callgate.conversation.listeners import Handlers, Listener, handlers_of
 from callgate.conversation.loop import Rules, converse
@@ -201,6 +202,8 @@ class Conversation:
                     request.hints,
                     Recovery(toolbox, emit_to_listeners(listeners, _emit_nothing), rules.max_calls_per_turn),
                 )
+            if request.shown:
+                messages = without_repeats(messages, request.shown)
             setup.recall(messages)
             if request.mode is not None:
                 tool_choice = request.mode  # the tools are cut down to the allowed ones already

@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from callgate.api.messages import errors as anthropics
 from callgate.conversation.errors import ChatError
 
 log = structlog.get_logger("callgate.api")
@@ -18,7 +19,10 @@ encode = msgspec.json.Encoder().encode
 ErrorBody: TypeAlias = Callable[[ChatError], bytes]
 ErrorShape: TypeAlias = Callable[[ChatError, str], Any]
 """Makes the body of an error, given the id of the request."""
-SHAPES: Mapping[str, ErrorShape] = {}
+MESSAGES, MODELS, VERSION = "/v1/messages", "/v1/models", "anthropic-version"
+OVERLOADED = 529
+NO_HEADERS: Mapping[str, str] = {}
+SHAPES: Mapping[str, ErrorShape] = {MESSAGES: anthropics.error_shape}
 """How errors look under paths that begin so; everywhere else as OpenAI's."""
 
 SERVER_ERROR = "The server had an error while processing your request."
@@ -39,12 +43,24 @@ def in_openais_shape(error: ChatError) -> bytes:
     return encode(error.envelope())
 
 
-def error_body(error: ChatError, path: str, request_id: str) -> bytes:
-    """The body of an error at a path."""
+def error_body(error: ChatError, path: str, request_id: str, headers: Mapping[str, str] = NO_HEADERS) -> bytes:
+    """The body of an error at a path, for whoever sent these headers."""
     for start, shape in SHAPES.items():
         if path.startswith(start):
             return encode(shape(error, request_id))
+    if is_anthropics(path, headers):
+        return encode(anthropics.error_shape(error, request_id))
     return in_openais_shape(error)
+
+
+def is_anthropics(path: str, headers: Mapping[str, str] = NO_HEADERS) -> bool:
+    """Whether whoever asks for a path is a client of Anthropic's: they say so where a path is OpenAI's as well."""
+    return path.startswith(MESSAGES) or (VERSION in headers and path.startswith(MODELS))
+
+
+def status_at(path: str, status: int) -> int:
+    """The status as it is at a path. Anthropic has one of its own for a server that takes no more."""
+    return OVERLOADED if status == 503 and path.startswith(MESSAGES) else status
 
 
 def shutting_down(*, wrote: bool) -> ChatError:

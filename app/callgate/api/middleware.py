@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from callgate.api.answers import encoded, send_whole, start_message
 from callgate.api.cors import METHODS, cors_headers, preflight_headers
-from callgate.api.errors import as_chat_error, error_body, shutting_down
+from callgate.api.errors import as_chat_error, error_body, is_anthropics, shutting_down, status_at
 from callgate.auth.keys import Caller
 from callgate.conversation.errors import ChatError
 from callgate.conversation.ids import new_id
@@ -87,7 +87,7 @@ class RequestContext:
 
     def error_body(self, error: ChatError) -> bytes:
         """An error in the shape that clients of this path expect."""
-        return error_body(error, self.path, self.request_id)
+        return error_body(error, self.path, self.request_id, self.headers)
 
 
 class Middleware:
@@ -110,6 +110,8 @@ class Middleware:
         context = RequestContext(read_headers(scope), scope["path"])
         scope["context"] = context
         marks = [(b"x-request-id", context.request_id.encode())]
+        if is_anthropics(context.path, context.headers):
+            marks.append((b"request-id", context.request_id.encode()))
         if "origin" in context.headers:
             marks += encoded(cors_headers(context.headers, self._origins))
         method, path = scope["method"], scope["path"]
@@ -118,7 +120,7 @@ class Middleware:
 
         def send_marked(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
-                context.status = message["status"]
+                context.status = message["status"] = status_at(context.path, message["status"])
                 message["headers"] = [*message.get("headers", ()), *marks]
             return send(message)  # no coroutine of its own: every chunk of every stream goes out through here
 

@@ -77,6 +77,8 @@ class ChatRequest(msgspec.Struct):
     kept_history: Sequence[Message] | None = None
     """What the chat begins with, where some of it was kept here. Messages that are dicts are whole: nothing is put back
     into them."""
+    shown: frozenset[str] = frozenset()
+    """The calls of ours whose rounds the client was shown and gives back, by id."""
     _messages: Sequence[msgspec.Raw] | None = None
 
     @property

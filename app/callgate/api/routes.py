@@ -13,6 +13,8 @@ from callgate.api.approvals import approval_routes
 from callgate.api.chat import ChatFace
 from callgate.api.endpoint import FaceEndpoint
 from callgate.api.errors import (
+    MESSAGES,
+    VERSION,
     answer_chat_error,
     answer_failure,
     answer_http_exception,
@@ -21,6 +23,8 @@ from callgate.api.errors import (
     in_path,
 )
 from callgate.api.feed import feed_routes
+from callgate.api.messages.face import MessagesFace
+from callgate.api.messages.models import model_card, models_page
 from callgate.api.middleware import context_of
 from callgate.api.page import page_routes
 from callgate.api.proxied_routes import PATHS, PassingEndpoint
@@ -41,6 +45,8 @@ def add_routes(app: FastAPI, manager: RuntimeManager, *, page: bool = True) -> M
     chat = FaceEndpoint(manager, ChatFace())
     for path in CHAT_PATHS:
         app.router.routes.append(Route(path, chat, methods=["POST"], name="create_chat_completion"))
+    messages = FaceEndpoint(manager, MessagesFace())
+    app.router.routes.append(Route(MESSAGES, messages, methods=["POST"], name="create_message"))
     for path in PATHS:
         passing = PassingEndpoint(manager, path)
         for start in ("/v1", ""):
@@ -61,7 +67,7 @@ def add_routes(app: FastAPI, manager: RuntimeManager, *, page: bool = True) -> M
     app.exception_handler(ChatError)(answer_chat_error)
     app.exception_handler(Exception)(answer_failure)
     _describe_chat(app)
-    return {("POST", path): chat for path in CHAT_PATHS}
+    return {**{("POST", path): chat for path in CHAT_PATHS}, ("POST", MESSAGES): messages}
 
 
 def _models(manager: RuntimeManager) -> APIRouter:
@@ -76,6 +82,8 @@ def _models(manager: RuntimeManager) -> APIRouter:
         caller = context_of(request.scope).caller
         context_of(request.scope).route = "models"
         assert caller is not None
+        if VERSION in request.headers:
+            return _json(models_page(manager.current.model_names(caller), manager.opened_at, request.query_params))
         return _json(
             {"object": "list", "data": [_model(manager, name) for name in manager.current.model_names(caller)]}
         )
@@ -93,6 +101,8 @@ def _models(manager: RuntimeManager) -> APIRouter:
         context_of(request.scope).route = "models"
         assert caller is not None
         manager.current.check_model(model, caller)
+        if VERSION in request.headers:
+            return _json(model_card(model, manager.opened_at))
         return _json(_model(manager, model) | _how_it_calls(manager.current, model))
 
     return router

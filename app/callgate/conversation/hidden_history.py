@@ -107,6 +107,25 @@ def put_back(messages: Sequence[Message], kept: Mapping[str, HiddenTurns]) -> tu
     return tuple(whole)
 
 
+def without_repeats(messages: Sequence[Message], shown: frozenset[str]) -> tuple[Message, ...]:
+    """The history without the rounds that a client gave back and that were put back as well. `shown` are the calls of the
+    rounds that clients were shown, by id."""
+    ours = {call["id"] for message in messages if isinstance(message, dict) for call in message.get("tool_calls") or ()}
+    repeated = ours & shown
+    if not repeated:
+        return tuple(messages)
+    kept: list[Message] = []
+    for message in messages:
+        head = _head_of(message, _CALLS) or _head_of(message, _ANSWERS)
+        if head is None or not (head.tool_call_id in repeated or _are_all_in(repeated, head.tool_calls)):
+            kept.append(message)
+    return tuple(kept)
+
+
+def _are_all_in(ids: set[str], calls: Sequence[HandedCall] | None) -> bool:
+    return bool(calls) and all(call.id in ids for call in calls or ())
+
+
 def _whole_turn(hidden: HiddenTurns, calls: Sequence[HandedCall], answers: dict[str, Message]) -> Iterator[Message]:
     """The turns before it, its message with all its calls, and the answers in the order of the calls."""
     shown = {hidden.names.get(call.id, call.id): call.id for call in calls if call.id}

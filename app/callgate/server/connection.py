@@ -545,7 +545,7 @@ class ServerConnection(asyncio.Protocol):
                 self.close()
                 return
         self.flush()
-        self.write(refusals.refusal(refused, "" if cycle is None else cycle.method))
+        self.write(refusals.refusal(refused, "" if cycle is None else cycle.method, self._target))
         with contextlib.suppress(OSError):  # the client may be gone already
             self._transport.write_eof()
         self.read_on()

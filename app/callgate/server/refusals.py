@@ -1,7 +1,8 @@
-"""What is answered by the factory itself, in OpenAI's shape: requests that no application is asked about."""
+"""What the server answers by itself, in the shape that clients of the path expect: requests that no application gets."""
 
-from callgate.api.errors import SERVER_ERROR, encode, error_headers
+from callgate.api.errors import SERVER_ERROR, error_body, error_headers, is_anthropics, status_at
 from callgate.conversation.errors import ChatError
+from callgate.conversation.ids import new_id
 from callgate.server.response_head import STATUS_LINES
 
 
@@ -14,17 +15,19 @@ class Refused(Exception):
         self.error = ChatError(status, message, type=kind, code=code, retry_after=retry_after)
 
 
-def refusal(refused: Refused, method: str = "") -> bytes:
-    """The whole answer. It is the last one on its connection."""
-    body = encode(refused.error.envelope())
+def refusal(refused: Refused, method: str = "", target: bytes = b"") -> bytes:
+    """The whole answer. It is the last one on its connection. `target`: what was asked for, as far as it has come."""
+    path, request_id = target.decode("latin-1"), new_id("req")
+    body = error_body(refused.error, path, request_id)
     headers = {
+        **({"request-id": request_id} if is_anthropics(path) else {}),
         "content-type": "application/json",
         "content-length": str(len(body)),
         "connection": "close",
         **error_headers(refused.error),
     }
     lines = "".join(f"\r\n{name}: {value}" for name, value in headers.items())
-    head = b"%b%b\r\n\r\n" % (STATUS_LINES[refused.error.status], lines.encode("latin-1"))
+    head = b"%b%b\r\n\r\n" % (STATUS_LINES[status_at(path, refused.error.status)], lines.encode("latin-1"))
     return head if method == "HEAD" else head + body
 
 

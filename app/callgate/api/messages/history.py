@@ -74,7 +74,9 @@ def as_chat(system: str | Sequence[Block] | None, messages: Sequence[Message]) -
         elif open_calls:
             raise _unanswered(open_calls)
         elif role == "system":
-            history.add({"role": "system", "content": "\n\n".join(each.block.text or "" for each in blocks)}, _from(blocks))
+            history.add(
+                {"role": "system", "content": "\n\n".join(each.block.text or "" for each in blocks)}, _from(blocks)
+            )
         else:
             open_calls = _assistant(history, blocks)
     if open_calls:
@@ -116,7 +118,10 @@ def _user(history: History, blocks: Sequence[_Placed], open_calls: dict[str, str
                 "corresponding `tool_use` block in the previous message.",
             )
         if id in answered:
-            raise wrong(each.where, f"each tool_use must have a single result. Found multiple `tool_result` blocks with id: {id[:100]}")
+            raise wrong(
+                each.where,
+                f"each tool_use must have a single result. Found multiple `tool_result` blocks with id: {id[:100]}",
+            )
         answered.add(id)
         history.add({"role": "tool", "tool_call_id": id, "content": _result(history, each, images)}, _from([each]))
     if open_calls.keys() - answered:
@@ -168,7 +173,7 @@ def _part(history: History, block: Block, where: str) -> dict[str, Any] | None:
         history.foreign.append((where, block.type))
         return None
     try:
-        source = _source.decode(block.source or b"null")
+        source = _source.decode(block.source)
     except msgspec.ValidationError as error:
         raise wrong(f"{where}.image.source", str(error).partition(" - at ")[0]) from None
     if source.type == "url" and source.url:
@@ -219,11 +224,7 @@ def _assistant(history: History, blocks: Sequence[_Placed]) -> dict[str, str]:
     for each in blocks:
         block = each.block
         if block.type == "mcp_tool_result":
-            id = block.tool_use_id or ""
-            if ours.pop(id, None) is None:
-                raise wrong(each.where, f"`mcp_tool_result` without a `mcp_tool_use` before it: {id[:100]}")
-            content = _result(history, each, [])
-            said.results.append({"role": "tool", "tool_call_id": id.removeprefix(OUR_CALL), "content": content})
+            said.results.append(_our_result(history, each, ours))
             continue
         if said.results:
             said.add_to(history)
@@ -256,6 +257,14 @@ def _assistant(history: History, blocks: Sequence[_Placed]) -> dict[str, str]:
         raise wrong(next(iter(ours.values())), "`mcp_tool_use` without its `mcp_tool_result`")
     said.add_to(history)
     return open_calls
+
+
+def _our_result(history: History, each: _Placed, ours: dict[str, str]) -> dict[str, Any]:
+    """The answer to a call of ours, which is open no more."""
+    id = each.block.tool_use_id or ""
+    if ours.pop(id, None) is None:
+        raise wrong(each.where, f"`mcp_tool_result` without a `mcp_tool_use` before it: {id[:100]}")
+    return {"role": "tool", "tool_call_id": id.removeprefix(OUR_CALL), "content": _result(history, each, [])}
 
 
 def _call(block: Block) -> dict[str, Any]:

@@ -33,13 +33,13 @@ class Block(msgspec.Struct, gc=False):
 
     type: str
     text: str | None = None
-    source: msgspec.Raw | None = None
+    source: msgspec.Raw = msgspec.Raw()
     id: str | None = None
     name: str | None = None
     input: dict[str, msgspec.Raw] | None = None
     server_name: str | None = None
     tool_use_id: str | None = None
-    content: msgspec.Raw | None = None
+    content: msgspec.Raw = msgspec.Raw()
     is_error: bool | None = None
     thinking: str | None = None
     signature: str | None = None
@@ -157,16 +157,7 @@ def outline_of(body: bytes, *, counts_only: bool = False) -> Outline:
         raise wrong("max_tokens", "Field required")
     if outline.max_tokens is not None and outline.max_tokens < 1:
         raise wrong("max_tokens", "must be at least 1")
-    for name, value in (("temperature", outline.temperature), ("top_p", outline.top_p)):
-        if value is not None and not 0 <= value <= 1:
-            raise wrong(name, "must be between 0 and 1")
-    if outline.top_k is not None and outline.top_k < 0:
-        raise wrong("top_k", "must be at least 0")
-    if outline.thinking is not None and outline.thinking.type == "enabled" and outline.thinking.budget_tokens is None:
-        raise wrong("thinking.enabled.budget_tokens", "Field required")
-    for place, text in enumerate(outline.stop_sequences or ()):
-        if not text.strip():
-            raise wrong(f"stop_sequences.{place}", "each stop sequence must contain non-whitespace")
+    _check_numbers(outline)
     if isinstance(outline.system, list):
         for place, block in enumerate(outline.system):
             if block.type != "text":
@@ -178,12 +169,25 @@ def outline_of(body: bytes, *, counts_only: bool = False) -> Outline:
     return outline
 
 
-def blocks_in(content: msgspec.Raw | None, where: str) -> str | list[Block]:
+def _check_numbers(outline: Outline) -> None:
+    for name, value in (("temperature", outline.temperature), ("top_p", outline.top_p)):
+        if value is not None and not 0 <= value <= 1:
+            raise wrong(name, "must be between 0 and 1")
+    if outline.top_k is not None and outline.top_k < 0:
+        raise wrong("top_k", "must be at least 0")
+    if outline.thinking is not None and outline.thinking.type == "enabled" and outline.thinking.budget_tokens is None:
+        raise wrong("thinking.enabled.budget_tokens", "Field required")
+    for place, text in enumerate(outline.stop_sequences or ()):
+        if not text.strip():
+            raise wrong(f"stop_sequences.{place}", "each stop sequence must contain non-whitespace")
+
+
+def blocks_in(content: msgspec.Raw, where: str) -> str | list[Block]:
     """What the result of a tool holds."""
-    if content is None or bytes(content) == b"null":
+    if bytes(content) in (b"", b"null"):
         return ""
     try:
-        found = _blocks.decode(content)
+        found: str | list[Block] = _blocks.decode(content)
     except msgspec.ValidationError as error:
         raise from_validation(str(error), where) from None
     if isinstance(found, list):
@@ -200,7 +204,9 @@ def _check_messages(messages: Sequence[Message], *, is_continued: bool) -> None:
     for index, message in enumerate(messages):
         where = f"messages.{index}"
         if not message.content and not (message.role == "assistant" and index == last):
-            raise wrong(where, "all messages must have non-empty content except for the optional final assistant message")
+            raise wrong(
+                where, "all messages must have non-empty content except for the optional final assistant message"
+            )
         if isinstance(message.content, str):
             continue
         for place, block in enumerate(message.content):
@@ -216,7 +222,7 @@ def _check_messages(messages: Sequence[Message], *, is_continued: bool) -> None:
 
 def _check_fields(block: Block, where: str) -> None:
     for name in NEEDS.get(block.type, ()):
-        if getattr(block, name) is None:
+        if not (value := getattr(block, name)) and (value is None or name == "source"):
             raise wrong(f"{where}.{block.type}.{name}", "Field required")
     if block.type in ("tool_use", "mcp_tool_use") and not (block.id and block.name):
         raise wrong(f"{where}.{block.type}.{'name' if block.id else 'id'}", "must not be empty")

@@ -76,7 +76,7 @@ def read_messages_request(
         tool_events="off",
         tool_choice=_choice(outline.tool_choice),
     )
-    request.may_pass = False
+    request.may_pass, request.shown = False, frozenset(history.shown)
     betas = headers.get("anthropic-beta", "")
     return MessagesRequest(
         request,
@@ -205,7 +205,9 @@ def _patterns(server: McpServer, toolset: Tool | None) -> list[str]:
         return [start + name for name, config in configs.items() if config is not None and config.enabled]
     if off := [name for name, config in configs.items() if config is not None and config.enabled is False]:
         where = "tools"
-        raise wrong(where, f"tools are switched on one by one here: {', '.join(off)[:200]} cannot be switched off alone")
+        raise wrong(
+            where, f"tools are switched on one by one here: {', '.join(off)[:200]} cannot be switched off alone"
+        )
     return every
 
 

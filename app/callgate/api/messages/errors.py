@@ -1,0 +1,29 @@
+"""A failure in the shape that Anthropic's clients expect."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from callgate.conversation.errors import ChatError
+from callgate.conversation.messages_api import ERROR_STATUSES
+
+KINDS: Final[Mapping[int, str]] = {status: kind for kind, status in ERROR_STATUSES.items()} | {503: "overloaded_error"}
+
+
+def kind_of(status: int) -> str:
+    """What Anthropic calls an error of a status."""
+    return KINDS.get(status) or ("invalid_request_error" if status < 500 else "api_error")
+
+
+def error_shape(error: ChatError, request_id: str) -> dict[str, Any]:
+    """The body of an error. `details` names what exactly it is, for programs."""
+    said: dict[str, Any] = {"type": kind_of(error.status), "message": error.message}
+    if error.code is not None:
+        details: dict[str, Any] = {"error_code": error.code}
+        if error.code in UNSUPPORTED:
+            details["unsupported"] = UNSUPPORTED[error.code]
+        said["details"] = details
+    return {"type": "error", "error": said, "request_id": request_id}
+
+
+UNSUPPORTED: Final[Mapping[str, list[str]]] = {"thread_unsupported_request": ["thread"]}
+"""What an error of a code lists as not supported: SDKs go on without it."""

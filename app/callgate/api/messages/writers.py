@@ -1,0 +1,432 @@
+"""Chat events into Anthropic's shapes: `MessageStreamWriter` for streams, `MessageWriter` for whole answers.
+
+Both put the blocks of an answer together with one `_Blocks`; where its steps go is all that tells them apart. Blocks never
+overlap, their indexes go from nought by one, and each is closed before the next is opened.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final, Protocol
+
+import msgspec
+
+from callgate.api.messages.errors import error_shape
+from callgate.api.messages.history import OUR_CALL, unsigned
+from callgate.api.openai_writers import Joiner
+from callgate.calls.outcome import Failed
+from callgate.calls.states import BrokenCall, Call, Flaw, ReadyCall
+from callgate.conversation import messages_api
+from callgate.conversation.diagnosis import Diagnosis
+from callgate.conversation.errors import ChatError
+from callgate.conversation.events import (
+    CallEnded,
+    CallsHandedBack,
+    CallStarted,
+    ChatEnded,
+    ChatEvent,
+    ExtraField,
+    Finished,
+    ModelEvent,
+    ModelOutput,
+    ModelRetried,
+    Passed,
+    ReasoningDelta,
+    TextDelta,
+    ThinkingBlock,
+)
+from callgate.conversation.listeners import Handlers
+from callgate.conversation.messages_api import STOP_REASONS, STOP_SEQUENCE, usage_counts
+
+SERVER_NAME: Final = "callgate"
+"""What stands for an MCP server where a client is shown a call of ours."""
+
+encode = msgspec.json.Encoder().encode
+_object = msgspec.json.Decoder(dict[str, Any])
+
+
+class MessageHead(msgspec.Struct, frozen=True, gc=False):
+    """What an answer carries, and what of it its client is shown."""
+
+    run_id: str
+    request_id: str
+    model: str
+    shows_thinking: bool = False
+    shows_calls: bool = False
+
+    @property
+    def id(self) -> str:
+        return f"msg_{self.run_id[4:]}"
+
+    def message(self, content: Sequence[Any], more: Mapping[str, Any], usage: Mapping[str, int]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": content,
+            **more,
+            "usage": usage,
+        }
+
+
+class _Sink(Protocol):
+    """Where the steps of an answer go; what is to be sent comes back."""
+
+    def start(self, index: int, block: Mapping[str, Any]) -> bytes: ...
+
+    def delta(self, index: int, kind: str, field: str, value: Any) -> bytes: ...
+
+    def stop(self, index: int) -> bytes: ...
+
+
+class _Blocks:
+    """The blocks of an answer, as they follow from what happens in its chat."""
+
+    def __init__(self, sink: _Sink, head: MessageHead) -> None:
+        self._sink, self._head = sink, head
+        self._index = -1
+        self._open = ""
+        """The type of the block that is open."""
+        self._thought: list[str] = []
+        """What the open block of thinking holds so far."""
+        self._text = Joiner()
+        self._turn = -1
+        self._is_last_reason_sequence = False
+        self._is_refused = False
+        self._has_calls = False
+
+    def said(self, turn: int, events: Sequence[ModelEvent]) -> bytes:
+        written: list[bytes] = []
+        if turn != self._turn:
+            self._turn, self._is_last_reason_sequence = turn, False
+            if self._open == "thinking":
+                written.append(self._close())
+        is_signed = ThinkingBlock in map(type, events)
+        for event in events if is_signed else _thoughts_first(events):
+            if isinstance(event, TextDelta):
+                written.append(self._say(turn, event.text))
+            elif not (is_signed and isinstance(event, ReasoningDelta)):  # which says the same once more
+                written.append(self._besides(turn, event))
+        return b"".join(written)
+
+    def _say(self, turn: int, text: str) -> bytes:
+        text = self._text.feed(turn, text)
+        return self._in("text", "text_delta", "text", text) if text else b""
+
+    def _besides(self, turn: int, event: ModelEvent) -> bytes:
+        """What comes beside the text."""
+        match event:
+            case ReasoningDelta() if self._head.shows_thinking:
+                return self._think(event.text)
+            case ThinkingBlock() if self._head.shows_thinking:
+                return self._think_signed(event.block)
+            case Finished():
+                self._is_last_reason_sequence = event.reason == STOP_SEQUENCE
+            case ExtraField(field="refusal", value=str() as refusal):
+                self._is_refused = True
+                return self._say(turn, refusal)
+            case ExtraField(field=messages_api.BLOCKS):
+                return self._as_it_came(event.value)
+        return b""
+
+    def call_started(self, event: CallStarted) -> bytes:
+        if not self._head.shows_calls:
+            return b""
+        block = {
+            "type": "mcp_tool_use",
+            "id": OUR_CALL + event.call.id,
+            "name": event.call.name,
+            "server_name": SERVER_NAME,
+        }
+        return self._with_input(block, event.call.arguments)
+
+    def call_ended(self, event: CallEnded) -> bytes:
+        if not self._head.shows_calls:
+            return b""
+        block = {
+            "type": "mcp_tool_result",
+            "tool_use_id": OUR_CALL + event.call.id,
+            "is_error": isinstance(event.outcome, Failed),
+            "content": [{"type": "text", "text": event.outcome.text}],
+        }
+        return self._whole(block)
+
+    def handed_back(self, calls: Sequence[Call]) -> bytes:
+        """The client's calls. An input is an object, so that what is none is left out."""
+        written: list[bytes] = []
+        for call in calls:
+            if (arguments := _arguments(call)) is None:
+                continue
+            self._has_calls = True
+            block = {"type": "tool_use", "id": call.id, "name": call.name or ""}
+            written.append(self._with_input(block, arguments))
+        return b"".join(written)
+
+    def finish(self, ended: ChatEnded) -> tuple[bytes, dict[str, Any]]:
+        """What is still to be written, and why the answer ended."""
+        left = self._text.finish()
+        written = self._in("text", "text_delta", "text", left) if left.strip() else b""
+        reason = STOP_REASONS[ended.ending.finish_reason]
+        if reason == "tool_use" and not self._has_calls:
+            reason = "max_tokens"  # what it called came broken, and is no answer either
+        if reason == "end_turn" and (self._is_last_reason_sequence or self._is_refused):
+            reason = "refusal" if self._is_refused else STOP_SEQUENCE
+        return written + self._close(), {"stop_reason": reason, "stop_sequence": None}
+
+    # -- blocks
+
+    def _in(self, block: str, kind: str, field: str, value: str) -> bytes:
+        """A piece of a block, which is opened for it if it is not open."""
+        if self._open == block:
+            return self._sink.delta(self._index, kind, field, value)
+        written = self._close()
+        self._open = block
+        self._index += 1
+        start = {"type": "text", "text": ""} if block == "text" else {"type": block, "thinking": "", "signature": ""}
+        return written + self._sink.start(self._index, start) + self._sink.delta(self._index, kind, field, value)
+
+    def _think(self, text: str) -> bytes:
+        written = self._in("thinking", "thinking_delta", "thinking", text)
+        self._thought.append(text)
+        return written
+
+    def _think_signed(self, block: Mapping[str, Any]) -> bytes:
+        if block.get("type") == "redacted_thinking":
+            return self._whole({"type": "redacted_thinking", "data": block.get("data") or ""})
+        written = self._think(text) if isinstance(text := block.get("thinking"), str) and text else b""
+        if not (signature := block.get("signature")):
+            return written
+        if self._open != "thinking":  # a signature alone: its thinking is kept from us
+            written += self._in("thinking", "thinking_delta", "thinking", "")
+        return written + self._close(str(signature))
+
+    def _as_it_came(self, blocks: Any) -> bytes:
+        """Blocks of the provider's own tools, which no chat has words for."""
+        return b"".join(self._whole(block) for block in blocks if block.get("type") not in _READ)
+
+    def _with_input(self, block: Mapping[str, Any], arguments: Mapping[str, Any]) -> bytes:
+        written = self._close()
+        self._index += 1
+        return b"".join(
+            (
+                written,
+                self._sink.start(self._index, {**block, "input": {}}),
+                self._sink.delta(self._index, "input_json_delta", "partial_json", encode(arguments).decode()),
+                self._sink.stop(self._index),
+            )
+        )
+
+    def _whole(self, block: Mapping[str, Any]) -> bytes:
+        written = self._close()
+        self._index += 1
+        return written + self._sink.start(self._index, block) + self._sink.stop(self._index)
+
+    def _close(self, signature: str = "") -> bytes:
+        if not self._open:
+            return b""
+        written = b""
+        if self._open == "thinking":
+            signature = signature or unsigned("".join(self._thought))
+            written = self._sink.delta(self._index, "signature_delta", "signature", signature)
+            self._thought = []
+        self._open = ""
+        return written + self._sink.stop(self._index)
+
+
+_READ: Final = frozenset({"text", "thinking", "redacted_thinking", "tool_use"})
+"""The blocks that came as events of their own."""
+
+
+def _thoughts_first(events: Sequence[ModelEvent]) -> Sequence[ModelEvent]:
+    """In a whole answer the fields of a message come in any order; thinking comes before what it led to."""
+    if len(events) < 2 or not any(isinstance(event, ReasoningDelta) for event in events):
+        return events
+    return sorted(events, key=lambda event: not isinstance(event, ReasoningDelta))
+
+
+def _arguments(call: Call) -> Mapping[str, Any] | None:
+    """What a client is given of a call: all of it, or nothing where it did not come whole. One that misses its schema did."""
+    if isinstance(call, ReadyCall):
+        return call.arguments
+    assert isinstance(call, BrokenCall)
+    if call.flaw not in (Flaw.SCHEMA_MISMATCH, Flaw.UNKNOWN_TOOL) or not call.name:
+        return None
+    try:
+        return _object.decode(call.text or "{}")
+    except msgspec.DecodeError:
+        return None
+
+
+# A stream --------------------------------------------------------------------------------------------------------------
+
+
+class _Events:
+    """Writes each step as an event."""
+
+    def __init__(self) -> None:
+        self._text = (-1, b"")
+
+    def start(self, index: int, block: Mapping[str, Any]) -> bytes:
+        return event_of({"type": "content_block_start", "index": index, "content_block": block})
+
+    def delta(self, index: int, kind: str, field: str, value: Any) -> bytes:
+        if kind == "text_delta":  # nearly all of a stream
+            if self._text[0] != index:
+                before = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":"text_delta","text":'
+                self._text = index, before % index
+            return self._text[1] + encode(value) + b"}}\n\n"
+        return event_of({"type": "content_block_delta", "index": index, "delta": {"type": kind, field: value}})
+
+    def stop(self, index: int) -> bytes:
+        return event_of({"type": "content_block_stop", "index": index})
+
+
+class MessageStreamWriter:
+    """Writes the events of a streamed message."""
+
+    def __init__(self, head: MessageHead, diagnosis: Diagnosis | None) -> None:
+        self._head, self._diagnosis = head, diagnosis
+        self._blocks = _Blocks(_Events(), head)
+        self._opened = False
+        self._passed = False
+
+    def write(self, event: ChatEvent) -> bytes:
+        if isinstance(event, ModelOutput):
+            written = self._blocks.said(event.turn, event.events)
+            return written if self._opened else self._opening() + written
+        match event:
+            case Passed():
+                self._opened = self._passed = True
+                return event.data
+            case CallStarted():
+                return self._opening() + self._blocks.call_started(event)
+            case CallEnded():
+                return self._opening() + self._blocks.call_ended(event)
+            case CallsHandedBack():
+                return self._opening() + self._blocks.handed_back(event.calls)
+            case ChatEnded() if not self._passed:
+                return self._opening() + self._end(event)
+            case _:
+                return b""
+
+    def heartbeat(self) -> bytes:
+        return PING if self._opened else self._opening()
+
+    def error(self, error: ChatError) -> bytes:
+        return event_of(error_shape(error, self._head.request_id))
+
+    def _opening(self) -> bytes:
+        """What every stream begins with, once."""
+        if self._opened:
+            return b""
+        self._opened = True
+        message = self._head.message((), {"stop_reason": None, "stop_sequence": None}, usage_counts(None))
+        return event_of({"type": "message_start", "message": message}) + PING
+
+    def _end(self, ended: ChatEnded) -> bytes:
+        written, why = self._blocks.finish(ended)
+        last = {"type": "message_delta", "delta": why, "usage": usage_counts(ended.usage)}
+        if self._diagnosis is not None:
+            last["x_callgate"] = self._diagnosis.report()
+        return written + event_of(last) + STOP
+
+
+def event_of(data: Mapping[str, Any]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (data["type"].encode(), encode(data))
+
+
+PING: Final = event_of({"type": "ping"})
+STOP: Final = event_of({"type": "message_stop"})
+
+
+# A whole answer --------------------------------------------------------------------------------------------------------
+
+
+class _Gathered:
+    """Puts the steps together."""
+
+    def __init__(self) -> None:
+        self.content: list[dict[str, Any]] = []
+        self._pieces: list[str] = []
+        self._field = ""
+
+    def start(self, index: int, block: Mapping[str, Any]) -> bytes:
+        self.content.append(dict(block))
+        return b""
+
+    def delta(self, index: int, kind: str, field: str, value: Any) -> bytes:
+        if field == "partial_json":
+            self.content[-1]["input"] = msgspec.Raw(value.encode())
+        elif field == self._field:
+            self._pieces.append(value)
+        else:
+            self._join()
+            self._field, self._pieces = field, [value]
+        return b""
+
+    def stop(self, index: int) -> bytes:
+        self._join()
+        return b""
+
+    def _join(self) -> None:
+        if self._field:
+            self.content[-1][self._field] = "".join(self._pieces)
+            self._field, self._pieces = "", []
+
+
+class MessageWriter:
+    """Gathers one message."""
+
+    def __init__(self, head: MessageHead, diagnosis: Diagnosis | None) -> None:
+        self._head, self._diagnosis = head, diagnosis
+        self._events: list[ChatEvent] = []
+        self._ended: ChatEnded | None = None
+        self._passed = b""
+
+    def write(self, event: ChatEvent) -> None:
+        if (take := self._takes.get(type(event))) is not None:
+            take(self, event)
+
+    def _keep(self, event: ChatEvent) -> None:
+        self._events.append(event)
+
+    def _forget(self, event: ModelRetried) -> None:
+        self._events = [kept for kept in self._events if getattr(kept, "turn", None) != event.turn]
+
+    def _pass(self, event: Passed) -> None:
+        self._passed = event.data
+
+    def _end(self, event: ChatEnded) -> None:
+        self._ended = event
+
+    _takes: ClassVar[Handlers] = {
+        ModelOutput: _keep,
+        CallStarted: _keep,
+        CallEnded: _keep,
+        CallsHandedBack: _keep,
+        ModelRetried: _forget,
+        Passed: _pass,
+        ChatEnded: _end,
+    }
+
+    def body(self) -> Any:
+        """The whole answer; there is one only after the chat has ended."""
+        if self._passed:
+            return msgspec.Raw(self._passed)
+        assert self._ended is not None
+        gathered = _Gathered()
+        blocks = _Blocks(gathered, self._head)
+        for event in self._events:
+            match event:
+                case ModelOutput():
+                    blocks.said(event.turn, event.events)
+                case CallStarted():
+                    blocks.call_started(event)
+                case CallEnded():
+                    blocks.call_ended(event)
+                case CallsHandedBack():
+                    blocks.handed_back(event.calls)
+        _, why = blocks.finish(self._ended)
+        body = self._head.message(gathered.content, why, usage_counts(self._ended.usage))
+        if self._diagnosis is not None:
+            body["x_callgate"] = self._diagnosis.report()
+        return body
