@@ -24,6 +24,7 @@ from callgate.api.errors import (
 )
 from callgate.api.feed import feed_routes
 from callgate.api.messages.face import MessagesFace
+from callgate.api.messages.described import messages_operation
 from callgate.api.messages.models import model_card, models_page
 from callgate.api.middleware import context_of
 from callgate.api.page import page_routes
@@ -167,6 +168,7 @@ def _describe_chat(app: FastAPI) -> None:
             document = described()
             document["paths"]["/v1/chat/completions"] = {"post": _chat_operation()}
             document["paths"][REPLAY_PATH] = {"post": replay_operation(_error_answers())}
+            document["paths"][MESSAGES] = {"post": messages_operation()}
             for path in PATHS:
                 document["paths"][f"/v1{path}"] = {"post": _passing_operation(path)}
             app.openapi_schema = document
