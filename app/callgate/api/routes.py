@@ -25,6 +25,7 @@ from callgate.api.errors import (
 from callgate.api.feed import feed_routes
 from callgate.api.messages.face import MessagesFace
 from callgate.api.messages.described import messages_operation
+from callgate.api.messages.face import MessagesFace
 from callgate.api.messages.models import model_card, models_page
 from callgate.api.middleware import context_of
 from callgate.api.page import page_routes
