@@ -23,7 +23,6 @@ from callgate.api.errors import (
     in_path,
 )
 from callgate.api.feed import feed_routes
-from callgate.api.messages.face import MessagesFace
 from callgate.api.messages.described import messages_operation
 from callgate.api.messages.face import MessagesFace
 from callgate.api.messages.models import model_card, models_page
