@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -22,6 +22,7 @@ import msgspec
 from callgate.calls.offer import OfferedTool
 from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned
 from callgate.calls.states import BrokenCall, Call, ReadyCall
+from callgate.conversation.attempts import Attempts
 from callgate.conversation.events import (
     CallDelta,
     CallEnded,
@@ -36,7 +37,7 @@ from callgate.conversation.events import (
     TurnEnded,
     Usage,
 )
-from callgate.conversation.ports import ModelRequest, Passthrough, Plan, Report, as_read
+from callgate.conversation.ports import Model, ModelAnswer, ModelRequest, Passthrough, Plan, Report, as_read
 from callgate.tools.executor import Executor, Policy, RunContext, Tool
 from callgate.tools.schema import compile_schema
 
@@ -93,7 +94,9 @@ class ScriptedModel:
         return self.asked[count - 1]
 
     @asynccontextmanager
-    async def ask(self, ask: ModelRequest | Passthrough) -> AsyncIterator["ScriptedAnswer"]:
+    async def ask(
+        self, ask: ModelRequest | Passthrough, attempts: Attempts | None = None
+    ) -> AsyncIterator["ScriptedAnswer"]:
         asking = Asking(as_read(ask))
         turn = self._turn(len(self.asked))
         self.asked.append(asking)
@@ -118,6 +121,19 @@ class ScriptedModel:
         assert self._repeat_last, f"the model was asked {at + 1} times and has {len(self._turns)} turns"
         assert self._turns, "a model without turns has none to repeat"
         return self._turns[-1]
+
+
+class AskedOnce:
+    """A model without other ways to ask it, as a conversation asks it."""
+
+    def __init__(self, model: Model) -> None:
+        self.name = model.name
+        self._model = model
+
+    def ask(
+        self, ask: ModelRequest | Passthrough, attempts: Attempts | None = None
+    ) -> AbstractAsyncContextManager[ModelAnswer]:
+        return self._model.ask(ask)
 
 
 class ScriptedAnswer:

@@ -119,13 +119,15 @@ def counts(answer: ChatCompletion) -> dict[str, int] | None:
 
 
 def diagnostics(answer: ChatCompletion) -> Any:
-    """Without what no two runs share: ids of ours, and times."""
+    """Without what no two runs share: ids of ours, times, and addresses and names made for a test."""
     return timeless((answer.model_extra or {}).get("x_callgate"))
 
 
 def timeless(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: timeless(inner) for key, inner in value.items() if key not in ("ms", "run", "id")}
+        return {
+            key: timeless(inner) for key, inner in value.items() if key not in ("ms", "run", "id", "deployment", "host")
+        }
     if isinstance(value, list):
         return [timeless(inner) for inner in value]
     return value

@@ -11,6 +11,7 @@ import msgspec
 
 from callgate.calls.offer import Offer, OfferedTool
 from callgate.calls.states import BrokenCall, ReadyCall
+from callgate.conversation.attempts import Attempts
 from callgate.conversation.events import ModelEvent
 from callgate.conversation.ports import ModelRequest, Passthrough
 from callgate.conversation.turn import TurnBuilder
@@ -153,7 +154,9 @@ class _ScriptedModel:
         self._batches = batches
 
     @asynccontextmanager
-    async def ask(self, ask: ModelRequest | Passthrough) -> AsyncIterator["_ScriptedAnswer"]:
+    async def ask(
+        self, ask: ModelRequest | Passthrough, attempts: Attempts | None = None
+    ) -> AsyncIterator["_ScriptedAnswer"]:
         yield _ScriptedAnswer(self._batches)
 
 

@@ -5,6 +5,7 @@ from structlog.testing import capture_logs
 from callgate.calls.outcome import Failed, FailureKind, Returned
 from callgate.calls.states import BrokenCall, Finding, Flaw, ReadyCall
 from callgate.conversation.events import (
+    Attempt,
     CallEnded,
     CallsHandedBack,
     CallStarted,
@@ -13,8 +14,8 @@ from callgate.conversation.events import (
     Ending,
     EndingKind,
     ModelOutput,
-    ModelRetried,
     PromptedCalling,
+    Responder,
     TextDelta,
     TurnAccount,
     TurnEnded,
@@ -63,7 +64,16 @@ A_WHOLE_CHAT: list[ChatEvent] = [
     ),
     CallStarted(0, CLOCK),
     CallEnded(0, CLOCK, Returned("private words", cut_bytes=7), 0.25),
-    ModelRetried(1, 1, "429"),
+    Attempt(
+        1,
+        1,
+        Responder("gpt", "openai/gpt-5", "api.example.com", "openai/gpt-5"),
+        0.2,
+        0.0,
+        429,
+        "rate_limit_exceeded",
+        "slow down",
+    ),
     TurnEnded(1, account()),
     CallStarted(1, CLOCK),
     CallEnded(1, CLOCK, Failed("private words", FailureKind.TIMEOUT), 30.0),
@@ -121,10 +131,17 @@ def test_content_is_logged_only_when_asked_for():
     assert "private wo" in repr([line for line in told if line["event"] == "turn_findings"])
 
 
-def test_a_retry_is_logged():
+def test_an_attempt_that_failed_is_a_warning():
     lines = {line["event"]: line for line in logged()}
 
-    assert lines["model_retried"]["reason"] == "429"
+    said = lines["upstream_attempt_failed"]
+    assert said["log_level"] == "warning"
+    assert {
+        "reason": "rate_limit_exceeded",
+        "status": 429,
+        "host": "api.example.com",
+        "attempt": 1,
+    }.items() <= said.items()
 
 
 @pytest.fixture
@@ -156,13 +173,15 @@ def test_calls_are_counted_by_what_became_of_them(counted):
     assert counted("call_seconds_count") == {("clock",): 2}
 
 
-def test_turns_findings_retries_tokens_and_endings_are_counted_by_the_configured_model(counted):
+def test_turns_findings_attempts_tokens_and_endings_are_counted_by_the_configured_model(counted):
     assert counted("turns_total") == {("openai/*",): 2}
     assert counted("findings_total") == {
         ("openai/*", "tool_calls_with_stop"): 1,
         ("openai/*", "arguments_repaired"): 1,
     }
-    assert counted("model_retries_total") == {("openai/*",): 1}
+    assert counted("upstream_attempts_total") == {
+        ("openai/*", "openai/gpt-5", "api.example.com", "rate_limit_exceeded"): 1
+    }
     assert counted("tokens_total") == {("openai/*", "prompt"): 3, ("openai/*", "completion"): 2}
     assert counted("chats_total") == {("openai/*", "handed_back", "tool_calls"): 1}
 

@@ -31,7 +31,7 @@ from callgate.text_calls.prompted import PromptedModel
 from callgate.text_calls.prompts import FORMATS, style_for
 from callgate.text_calls.thinking import ThinkingMemory
 from callgate.text_calls.writers import PastCall
-from tests.fakes import EchoTool, Listener, ScriptedModel, ShelfToolbox, counter, says
+from tests.fakes import AskedOnce, EchoTool, Listener, ScriptedModel, ShelfToolbox, counter, says
 
 pytestmark = pytest.mark.anyio
 
@@ -466,7 +466,7 @@ async def test_the_loop_runs_the_tools_of_a_prompted_model_without_knowing(forma
     toolbox = ShelfToolbox(schemas={"lookup": LOOKUP}, lookup=EchoTool())
     heard_chat = Listener()
     question = ModelRequest(messages=({"role": "user", "content": "What is tea?"},))
-    await converse(question, PromptedModel(inner, format), toolbox, heard_chat, new_id=counter("call"))
+    await converse(question, AskedOnce(PromptedModel(inner, format)), toolbox, heard_chat, new_id=counter("call"))
     assert [call.arguments for call in toolbox.ran] == [{"word": "tea"}]
     assert heard_chat.text == "It is a drink."
     *_, last = inner.asked[1].messages

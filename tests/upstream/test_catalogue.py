@@ -6,6 +6,7 @@ import sys
 import pytest
 from pydantic import SecretStr
 
+from callgate.conversation.attempts import Attempts
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import TextDelta
 from callgate.http.client import HttpClient
@@ -135,15 +136,19 @@ async def test_a_failing_deployment_gives_way_to_another_and_then_to_the_fallbac
         )
         told = []
 
-        async def tell(retry):
-            told.append((retry.attempt, retry.model))
+        async def emit(attempt):
+            told.append((attempt.number, attempt.by.model, attempt.by.host, attempt.status, attempt.reason))
 
-        async with found.model("m", tell).ask(asking(stream=False)) as answer:
+        async with found.model("m").ask(asking(stream=False), Attempts(0, emit)) as answer:
             assert [event.text async for batch in answer for event in batch if isinstance(event, TextDelta)] == [
                 "other"
             ]
     assert (len(one.requests), len(two.requests), len(other.requests)) == (1, 1, 1)
-    assert told == [(1, "m"), (2, "b")]
+    assert told == [
+        (1, "m", one.url.removeprefix("http://"), 401, "upstream_auth"),
+        (2, "m", two.url.removeprefix("http://"), 401, "upstream_auth"),
+        (3, "b", other.url.removeprefix("http://"), 200, ""),
+    ]
 
 
 async def test_a_fallback_that_does_not_exist_is_refused_at_load():

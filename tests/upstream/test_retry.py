@@ -5,10 +5,21 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from callgate.conversation.attempts import Attempts
 from callgate.conversation.errors import BrokenOff, ChatError
-from callgate.conversation.events import Finished, ModelEvent, ProviderError, ProviderHead, TextDelta, Usage
+from callgate.conversation.events import (
+    CallDelta,
+    Finished,
+    ModelEvent,
+    ProviderError,
+    ProviderHead,
+    Responder,
+    TextDelta,
+    Usage,
+)
+from callgate.upstream.deployments import Cooldown, Deployment, Pool
 from callgate.upstream.errors import UpstreamError
-from callgate.upstream.retry import Circumstances, Pool, RetryBudget, RetryingModel, RetryPolicy
+from callgate.upstream.retry import Circumstances, RetryBudget, RetryingModel, RetryPolicy
 from tests.upstream.wire import asking
 
 pytestmark = pytest.mark.anyio
@@ -74,7 +85,8 @@ class Batches:
 
 
 class World:
-    def __init__(self, budget=None):
+    def __init__(self, budget=None, cooldown=0):
+        self.cooldown = cooldown
         self.now = 1000.0
         self.waits = []
         self.told = []
@@ -90,13 +102,20 @@ class World:
         self.told.append(retry)
 
     def model(self, *pools, **policy):
-        made = [Pool(f"p{i}", pool if isinstance(pool, list) else [pool]) for i, pool in enumerate(pools)]
-        return RetryingModel("m", made, self.circumstances, RetryPolicy(**policy)).reporting_to(self.tell)
+        made = [
+            Pool(f"p{i}", [self.deployment(f"p{i}", one) for one in (pool if isinstance(pool, list) else [pool])])
+            for i, pool in enumerate(pools)
+        ]
+        return RetryingModel("m", made, self.circumstances, RetryPolicy(**policy))
 
+    def deployment(self, name, model):
+        return Deployment(model, Responder(name), cooldown=Cooldown(self.cooldown, clock=lambda: self.now))
 
-async def turn_of(model):
-    async with model.ask(asking()) as answer:
-        return [event async for batch in answer for event in batch]
+    async def turn_of(self, model):
+        async with model.ask(asking(), attempts := Attempts(0, self.tell)) as answer:
+            events = [event async for batch in answer for event in batch]
+        attempts.succeeded()
+        return events
 
 
 @pytest.fixture
@@ -106,7 +125,7 @@ def world():
 
 async def test_an_answer_that_begins_is_given_out_from_its_first_batch(world):
     one = Scripted(ANSWER)
-    assert await turn_of(world.model(one)) == [event for batch in ANSWER for event in batch]
+    assert await world.turn_of(world.model(one)) == [event for batch in ANSWER for event in batch]
     assert (one.asked, one.open, world.told) == (1, 0, [])
 
 
@@ -132,59 +151,66 @@ async def test_how_raw_the_finish_reason_is_is_known_as_late_as_inside(world):
 )
 async def test_what_fails_before_the_first_words_is_asked_again(world, failure):
     one = Scripted(failure, ANSWER)
-    assert TextDelta("hello") in await turn_of(world.model(one))
-    assert (one.asked, one.open, len(world.told)) == (2, 0, 1)
+    assert TextDelta("hello") in await world.turn_of(world.model(one))
+    assert (one.asked, one.open) == (2, 0)
+    assert [(told.number, bool(told.reason)) for told in world.told] == [(1, True), (2, False)]
 
 
 async def test_nothing_is_repeated_once_words_were_passed_on(world):
     one = Scripted([[TextDelta("hel")], BrokenOff("cut", transport_error=True)], ANSWER)
     with pytest.raises(BrokenOff):
-        await turn_of(world.model(one))
+        await world.turn_of(world.model(one))
     assert (one.asked, one.open) == (1, 0)
 
 
 async def test_a_mistake_of_the_clients_is_not_repeated_anywhere(world):
     one, other = Scripted(mistake()), Scripted(ANSWER)
     with pytest.raises(ChatError, match="bad"):
-        await turn_of(world.model(one, other))
+        await world.turn_of(world.model(one, other))
     assert (one.asked, other.asked) == (1, 0)
 
 
 async def test_waits_grow_are_random_and_end_with_the_tries(world):
     one = Scripted(passing())
     with pytest.raises(ChatError, match="busy"):
-        await turn_of(world.model(one, tries=5, first_wait=1, longest_wait=3))
+        await world.turn_of(world.model(one, tries=5, first_wait=1, longest_wait=3))
     assert world.waits == [0.5, 1.0, 1.5, 1.5]
-    assert [(told.attempt, told.model) for told in world.told] == [(1, "p0"), (2, "p0"), (3, "p0"), (4, "p0")]
+    assert [(told.number, told.by.model, told.wait) for told in world.told] == [
+        (1, "p0", 0),
+        (2, "p0", 0.5),
+        (3, "p0", 1),
+        (4, "p0", 1.5),
+        (5, "p0", 1.5),
+    ]
 
 
 async def test_retry_after_is_honoured_with_some_scatter_on_top(world):
-    await turn_of(world.model(Scripted(passing(retry_after=3), ANSWER)))
+    await world.turn_of(world.model(Scripted(passing(retry_after=3), ANSWER)))
     assert world.waits == [3.25]
 
 
 async def test_a_retry_after_beyond_the_deadline_goes_to_the_fallback_at_once(world):
     one, other = Scripted(passing(retry_after=300)), Scripted(ANSWER)
-    await turn_of(world.model(one, other))
+    await world.turn_of(world.model(one, other))
     assert (one.asked, other.asked, world.waits) == (1, 1, [])
 
 
 async def test_a_retry_after_beyond_the_deadline_without_fallback_is_told_to_the_client(world):
     with pytest.raises(ChatError) as caught:
-        await turn_of(world.model(Scripted(passing(retry_after=300))))
+        await world.turn_of(world.model(Scripted(passing(retry_after=300))))
     assert caught.value.retry_after == 300
     assert world.waits == []
 
 
 async def test_a_refused_key_is_not_tried_again_but_the_fallback_is(world):
     one, other = Scripted(lasting()), Scripted(ANSWER)
-    await turn_of(world.model(one, other))
+    await world.turn_of(world.model(one, other))
     assert (one.asked, other.asked, world.waits) == (1, 1, [])
 
 
 async def test_another_deployment_of_the_name_is_asked_without_waiting(world):
     one, two = Scripted(passing()), Scripted(ANSWER)
-    await turn_of(world.model([one, two]))
+    await world.turn_of(world.model([one, two]))
     assert (one.asked, two.asked, world.waits) == (1, 1, [])
 
 
@@ -192,16 +218,16 @@ async def test_deployments_take_turns(world):
     one, two = Scripted(ANSWER), Scripted(ANSWER)
     model = world.model([one, two])
     for _ in range(6):
-        await turn_of(model)
+        await world.turn_of(model)
     assert (one.asked, two.asked) == (3, 3)
 
 
 async def test_fallbacks_are_asked_in_order_and_the_last_failure_is_the_answer(world):
     pools = [Scripted(lasting()), Scripted(passing()), Scripted(UpstreamError(504, "slow"))]
     with pytest.raises(ChatError, match="slow"):
-        await turn_of(world.model(*pools, tries=2))
+        await world.turn_of(world.model(*pools, tries=2))
     assert [pool.asked for pool in pools] == [1, 2, 1]
-    assert [told.model for told in world.told] == ["p1", "p1", "p2"]
+    assert [told.by.model for told in world.told] == ["p0", "p1", "p1", "p2"]
 
 
 async def test_nothing_is_asked_again_after_the_deadline(world):
@@ -214,7 +240,7 @@ async def test_nothing_is_asked_again_after_the_deadline(world):
 
     one, other = Slow(passing()), Scripted(ANSWER)
     with pytest.raises(ChatError, match="busy"):
-        await turn_of(world.model(one, other, give_up_after=60))
+        await world.turn_of(world.model(one, other, give_up_after=60))
     assert (one.asked, other.asked) == (1, 0)
 
 
@@ -224,14 +250,14 @@ async def test_the_budget_bounds_repetitions_of_all_requests_together(world):
     model = world.model(one)
     for _ in range(100):
         with pytest.raises(ChatError):
-            await turn_of(model)
+            await world.turn_of(model)
     assert 100 + 3 + 15 <= one.asked <= 100 + 3 + 21
 
 
 async def test_the_budget_does_not_bound_fallbacks(world):
     world.circumstances = World(RetryBudget(share=0, free=0, clock=lambda: world.now)).circumstances
     one, other = Scripted(passing()), Scripted(ANSWER)
-    await turn_of(world.model(one, other))
+    await world.turn_of(world.model(one, other))
     assert (one.asked, other.asked) == (1, 1)
 
 
@@ -251,10 +277,142 @@ async def test_the_budget_forgets_with_time():
 async def test_cancelling_closes_what_was_opened(world, when):
     never = asyncio.Event()
     one = Scripted([[TextDelta("x")], never] if when == "after_words" else [[ProviderHead(id="1")], never])
-    task = asyncio.create_task(turn_of(world.model(one)))
+    task = asyncio.create_task(world.turn_of(world.model(one)))
     async with asyncio.timeout(5):
         await one.opened.wait()
         task.cancel()
         await asyncio.wait([task])
     assert task.cancelled()
     assert (one.asked, one.open) == (1, 0)
+
+
+# Deployments that keep failing ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cooling():
+    return World(cooldown=10)
+
+
+async def test_a_deployment_that_failed_three_times_running_is_left_alone_for_a_while(cooling):
+    one, other = Scripted(passing()), Scripted(ANSWER)
+    model = cooling.model(one, other)
+    for _ in range(5):
+        await cooling.turn_of(model)
+    assert (one.asked, other.asked) == (3, 5)
+
+
+async def test_one_request_tries_a_deployment_that_was_left_alone_and_a_failure_doubles_the_time(cooling):
+    one, other = Scripted(passing()), Scripted(ANSWER)
+    model = cooling.model(one, other, tries=3)
+    await cooling.turn_of(model)
+    asked = []
+    for seconds in (9, 2, 0, 18, 3, 0, 39, 2):
+        cooling.now += seconds
+        before = one.asked
+        await cooling.turn_of(model)
+        asked.append(one.asked - before)
+    assert asked == [0, 1, 0, 0, 1, 0, 0, 1]
+
+
+async def test_while_one_request_tries_the_others_go_elsewhere(cooling):
+    gate = asyncio.Event()
+    one, other = Scripted(passing(), passing(), passing(), [gate, *ANSWER], ANSWER), Scripted(ANSWER)
+    model = cooling.model(one, other)
+    await cooling.turn_of(model)
+    cooling.now += 11
+    one.opened.clear()
+    trial = asyncio.create_task(cooling.turn_of(model))
+    async with asyncio.timeout(5):
+        await one.opened.wait()
+        await cooling.turn_of(model)
+        assert (one.asked, other.asked) == (4, 2)
+        gate.set()
+        await trial
+    await cooling.turn_of(model)  # it is back
+    assert (one.asked, other.asked) == (5, 2)
+
+
+async def test_the_time_grows_to_a_limit(cooling):
+    one, other = Scripted(passing()), Scripted(ANSWER)
+    model = cooling.model(one, other)
+    await cooling.turn_of(model)
+    for _ in range(20):
+        cooling.now += 301
+        await cooling.turn_of(model)
+    assert one.asked == 23
+
+
+async def test_an_answer_in_between_begins_the_count_anew(cooling):
+    one = Scripted(passing(), passing(), ANSWER, passing(), passing(), ANSWER)
+    model = cooling.model(one, Scripted(ANSWER))
+    for _ in range(2):
+        await cooling.turn_of(model)
+    assert one.asked == 6
+    assert not model.pools[0].deployments[0].cooldown.is_resting
+
+
+async def test_a_clients_mistakes_are_no_reason_to_leave_a_deployment_alone(cooling):
+    one = Scripted(mistake())
+    model = cooling.model(one, Scripted(ANSWER))
+    for _ in range(5):
+        with pytest.raises(ChatError, match="bad"):
+            await cooling.turn_of(model)
+    assert one.asked == 5
+
+
+async def test_where_all_are_left_alone_each_is_asked_once_all_the_same(cooling):
+    one, other = Scripted(lasting()), Scripted(lasting())
+    model = cooling.model(one, other)
+    for _ in range(3):
+        with pytest.raises(ChatError):
+            await cooling.turn_of(model)
+    cooling.told.clear()
+    with pytest.raises(ChatError):
+        await cooling.turn_of(model)
+    assert (one.asked, other.asked) == (4, 4)
+    assert [(told.by.model, told.anyway) for told in cooling.told] == [("p0", True), ("p1", True)]
+
+
+async def test_an_answer_of_one_asked_anyway_is_emitted_and_brings_it_back(cooling):
+    one = Scripted(lasting(), lasting(), lasting(), ANSWER)
+    model = cooling.model(one)
+    for _ in range(3):
+        with pytest.raises(ChatError):
+            await cooling.turn_of(model)
+    cooling.told.clear()
+    await cooling.turn_of(model)
+    assert [(told.anyway, told.reason) for told in cooling.told] == [(True, "")]
+    assert not model.pools[0].deployments[0].cooldown.is_resting
+
+
+async def test_the_configured_tries_hold_for_a_deployment_without_another(cooling):
+    one = Scripted(passing(), passing(), passing(), passing(), ANSWER)
+    await cooling.turn_of(cooling.model(one, tries=5, wait_in_all=60))
+    assert one.asked == 5
+
+
+async def test_other_deployments_of_the_name_take_the_requests_of_one_that_is_left_alone(cooling):
+    one, two = Scripted(lasting()), Scripted(ANSWER)
+    model = cooling.model([one, two])
+    for _ in range(12):
+        await cooling.turn_of(model)
+    assert one.asked == 3
+
+
+async def test_an_answer_that_keeps_breaking_off_within_goes_to_the_fallback(cooling):
+    cut = [[CallDelta(0, "c", "echo", "{")], BrokenOff("cut", transport_error=True)]
+    one, other = Scripted(cut), Scripted(ANSWER)
+    model = cooling.model(one, other)
+    attempts = Attempts(0, cooling.tell)
+    failure = ChatError(502, "broke off", code="upstream_broke_off", retryable=True)
+    for _ in range(3):
+        with pytest.raises(BrokenOff):
+            async with model.ask(asking(), attempts) as answer:
+                assert [batch async for batch in answer]
+        await attempts.broke_off(failure, 0.1)
+        assert await attempts.go_on(failure)
+    async with model.ask(asking(), attempts) as answer:
+        assert [batch async for batch in answer] == ANSWER
+    assert (one.asked, other.asked, attempts.number, attempts.by.model) == (3, 1, 4, "p1")
+    assert model.pools[0].deployments[0].cooldown.is_resting

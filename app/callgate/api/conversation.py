@@ -24,7 +24,7 @@ from callgate.conversation.hidden_history import without_repeats
 from callgate.conversation.ids import new_id
 from callgate.conversation.listeners import Handlers, Listener, handlers_of
 from callgate.conversation.loop import Rules, converse
-from callgate.conversation.ports import Emit, Message, Model, ModelRequest, Toolbox
+from callgate.conversation.ports import Emit, Message, ModelRequest, Toolbox, TurnModel
 from callgate.conversation.read_model import ReadModel
 from callgate.conversation.turn_recovery import Recovery
 from callgate.recorder.recorder import RunRecording
@@ -87,9 +87,10 @@ class Conversation:
         self._is_replay = False
         self._recorded_tools: Toolbox | None = None
         self.recording: RunRecording | None = None
-        self.diagnoses = [Diagnosis(run_id, route.warnings)]
+        sees = runtime.may_see(caller)
+        self.diagnoses = [Diagnosis(run_id, route.warnings, sees=sees)]
         if request.n > 1:
-            self.diagnoses = [Diagnosis(run_id, route.warnings) for _ in range(request.n)]
+            self.diagnoses = [Diagnosis(run_id, route.warnings, sees=sees) for _ in range(request.n)]
 
     def replay(self, tools: Toolbox | None) -> None:
         """Have a recorded run asked again: with the tools of the recording, or, without them, with ours, where a person is
@@ -136,7 +137,7 @@ class Conversation:
 
     async def _answer_choices(self, emit: EmitAny) -> None:
         request, route = self._request, self._route
-        models: Sequence[Model] = [route.model] * request.n
+        models: Sequence[TurnModel] = [route.model] * request.n
         if not route.server_tools:
             try:
                 await self._chat(0, route.model, _for_choice(0, emit), may_pass_through=True)
@@ -154,7 +155,7 @@ class Conversation:
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None  # the client gets one error; it cannot be answered in parts
 
-    async def _chat(self, choice: int, model: Model, emit: Emit, *, may_pass_through: bool = False) -> None:
+    async def _chat(self, choice: int, model: TurnModel, emit: Emit, *, may_pass_through: bool = False) -> None:
         """One chat, with all its listeners."""
         request, runtime, route = self._request, self._runtime, self._route
         listeners = [self.diagnoses[choice], *runtime.listeners(route.name, self.run_id, self._caller)]
@@ -182,7 +183,7 @@ class Conversation:
         if ending.note:
             notes["note"] = ending.note
 
-    async def _with_tools(self, model: Model, listeners: list[Listener], emit: Emit, rules: Rules) -> Ending:
+    async def _with_tools(self, model: TurnModel, listeners: list[Listener], emit: Emit, rules: Rules) -> Ending:
         request, route = self._request, self._route
         setup = self._runtime.engage(
             route, self._caller, run_id=self.run_id, client_tools=request.tools, allowed=request.allowed

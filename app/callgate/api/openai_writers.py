@@ -16,6 +16,7 @@ from callgate.calls.states import Call, ReadyCall
 from callgate.conversation.diagnosis import Diagnosis
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import (
+    Attempt,
     CallEnded,
     CallProgress,
     CallsHandedBack,
@@ -26,7 +27,6 @@ from callgate.conversation.events import (
     Logprobs,
     ModelEvent,
     ModelOutput,
-    ModelRetried,
     Passed,
     ProviderHead,
     ReasoningDelta,
@@ -316,7 +316,7 @@ class CompletionWriter:
     def _take_passed(self, event: Passed) -> None:
         self.passed = event.data
 
-    def _forget(self, event: ModelRetried) -> None:
+    def _forget(self, event: Attempt) -> None:
         self._heard.pop(event.turn, None)
 
     def _show(self, event: ToolEvent) -> None:
@@ -333,7 +333,7 @@ class CompletionWriter:
     _takes: ClassVar[Handlers] = {
         ModelOutput: _hear,
         Passed: _take_passed,
-        ModelRetried: _forget,
+        Attempt: _forget,
         CallStarted: _show,
         CallProgress: _show,
         CallEnded: _show,

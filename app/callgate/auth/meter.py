@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final, Self
 
 from callgate.auth.keys import Caller
 from callgate.auth.limits import NANO, Amount, Limiter, OverLimit, Reservation
-from callgate.conversation.events import ChatEnded, ModelRetried, TurnEnded, TurnStarted
+from callgate.conversation.events import ChatEnded, TurnEnded, TurnStarted
 from callgate.conversation.listeners import Handlers, Listener
 from callgate.conversation.usage import add_usage
 
@@ -52,9 +52,6 @@ class Tally(Listener):
     def _turn_started(self, event: TurnStarted) -> None:
         self._asked += 1
 
-    def _model_retried(self, event: ModelRetried) -> None:
-        self._asked -= 1  # it broke off before anything came, and is asked anew
-
     def _turn_ended(self, event: TurnEnded) -> None:
         self._asked -= 1
         self._usages.append(event.answer.usage)
@@ -65,7 +62,6 @@ class Tally(Listener):
 
     handlers: ClassVar[Handlers] = {
         TurnStarted: _turn_started,
-        ModelRetried: _model_retried,
         TurnEnded: _turn_ended,
         ChatEnded: _chat_ended,
     }

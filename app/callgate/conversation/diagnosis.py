@@ -11,9 +11,10 @@ from callgate.calls.states import BrokenCall, ReadyCall
 from callgate.conversation.events import (
     BEFORE_ALL_TURNS,
     NOT_RUN_SHOWN,
+    Attempt,
     CallEnded,
     ChatEnded,
-    ModelRetried,
+    Responder,
     TurnAccount,
     TurnEnded,
 )
@@ -26,15 +27,21 @@ PREVIEW_CHARS = 200
 class Diagnosis(Listener):
     """Follows a chat, and reports at any time what is known of it."""
 
-    def __init__(self, run_id: str, warnings: Sequence[str] = ()) -> None:
+    def __init__(self, run_id: str, warnings: Sequence[str] = (), *, sees: bool = False) -> None:
+        """`sees`: whether the report is for somebody who may see runs."""
         self.run_id = run_id
+        self._sees = sees
         self._warnings = warnings
-        self._events: list[TurnEnded | ModelRetried | ChatEnded] = []
+        self._events: list[TurnEnded | ChatEnded] = []
+        self._attempts: list[Attempt] = []
         self._recovered: list[dict[str, Any]] = []
         self._outcomes: dict[tuple[int, str], dict[str, Any]] = {}
 
-    def _keep(self, event: TurnEnded | ModelRetried | ChatEnded) -> None:
+    def _keep(self, event: TurnEnded | ChatEnded) -> None:
         self._events.append(event)
+
+    def _attempt(self, event: Attempt) -> None:
+        self._attempts.append(event)
 
     def _call_ended(self, event: CallEnded) -> None:
         word = str(event.outcome.kind) if isinstance(event.outcome, Failed) else "returned"
@@ -47,13 +54,12 @@ class Diagnosis(Listener):
     handlers: ClassVar[Handlers] = {
         TurnEnded: _keep,
         CallEnded: _call_ended,
-        ModelRetried: _keep,
+        Attempt: _attempt,
         ChatEnded: _keep,
     }
 
     def report(self) -> dict[str, Any]:
         turns: list[dict[str, Any]] = []
-        retries: list[dict[str, Any]] = []
         report: dict[str, Any] = {"run": self.run_id, "turns": turns}
         if self._warnings:
             report["warnings"] = list(self._warnings)
@@ -61,16 +67,14 @@ class Diagnosis(Listener):
             match event:
                 case TurnEnded(turn, answer):
                     turns.append(self._turn(turn, answer))
-                case ModelRetried(turn=turn, reason=reason):
-                    retries.append({"turn": turn, "reason": reason})
                 case ChatEnded(ending=ending):
                     report["ending"] = str(ending.kind)
                     if ending.note:
                         report["note"] = ending.note
         if self._recovered:
             report["recovered"] = self._recovered
-        if retries:
-            report["retries"] = retries
+        if self._attempts:
+            report["attempts"] = [self._shown(attempt) for attempt in self._attempts]
         return report
 
     def _turn(self, index: int, answer: TurnAccount) -> dict[str, Any]:
@@ -95,6 +99,9 @@ class Diagnosis(Listener):
         }
         if answer.lane:
             turn["lane"] = answer.lane
+        turn |= self._who(answer.by)
+        if answer.usage:
+            turn["usage"] = answer.usage
         if len(answer.reasons) > 1:
             turn["finish_reasons"] = list(answer.reasons)
         if not answer.reason_is_raw:
@@ -104,6 +111,19 @@ class Diagnosis(Listener):
         if answer.not_run:
             turn["not_run"] = [{"name": call.name, "reason": call.reason} for call in answer.not_run[:NOT_RUN_SHOWN]]
         return turn
+
+    def _shown(self, attempt: Attempt) -> dict[str, Any]:
+        shown = {"turn": attempt.turn, "attempt": attempt.number, **self._who(attempt.by)}
+        shown |= {"status": attempt.status, "ms": _milliseconds(attempt.seconds)}
+        if attempt.wait:
+            shown["waited_ms"] = _milliseconds(attempt.wait)
+        if attempt.reason:
+            shown["reason"] = attempt.reason
+        return shown
+
+    def _who(self, by: Responder) -> dict[str, Any]:
+        who = {"deployment": by.deployment} if by.deployment else {}
+        return {**who, "host": by.host} if self._sees and by.host else who
 
 
 def _milliseconds(seconds: float) -> float:

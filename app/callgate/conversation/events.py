@@ -220,6 +220,49 @@ def is_for_listeners(events: Sequence[ModelEvent]) -> bool:
     return False
 
 
+class Responder(msgspec.Struct, frozen=True, gc=False):
+    """Who answers a question to a model."""
+
+    model: str = ""
+    """The name in the config: the model that was asked for, or a fallback of its."""
+    deployment: str = ""
+    """What litellm calls it: `provider/model`."""
+    host: str = ""
+    """Where it is; empty where only a library between us and the provider knows."""
+    counted_as: str = ""
+    """What it may be counted under: of the many deployments that a wildcard stands for, one."""
+
+
+NOBODY = Responder()
+
+
+class Attempt(msgspec.Struct, frozen=True, gc=False):
+    """A deployment was asked for a turn, and failed; or answered after others had failed, or although it was to be left
+    alone. Of an answer at the first attempt there is none: its turn says who gave it.
+
+    With a failure, nothing of the turn has been passed on, or nothing more of it will be.
+    """
+
+    turn: int
+    number: int
+    """1 for the first of its turn."""
+    by: Responder
+    seconds: float
+    """Until it failed, or until its first words; without the wait."""
+    wait: float = 0.0
+    """Seconds that were waited before it."""
+    status: int = 0
+    """The HTTP status of its answer; 0 where there was none."""
+    reason: str = ""
+    """The code of the error; empty where it answered."""
+    detail: str = ""
+    """What the operator should know of the failure."""
+    is_refusal: bool = False
+    """The deployment did its part: the request was at fault."""
+    anyway: bool = False
+    """It was to be left alone for having failed, and was asked because there was nobody else."""
+
+
 class TurnEnded(msgspec.Struct, frozen=True, gc=False):
     """A model's answer is whole and its calls are settled; each call lies in exactly one pile."""
 
@@ -246,6 +289,12 @@ class TurnAccount(msgspec.Struct, frozen=True, gc=False):
     """Calls in the model's text that were quoted, repeated or only considered."""
     lane: str = ""
     """Which way the model was reached; nothing where none was."""
+    by: Responder = NOBODY
+    """Who answered."""
+    attempts: int = 1
+    """How often somebody was asked for it."""
+    first_seconds: float = 0.0
+    """Until the first words, failed attempts and waits included."""
 
 
 BEFORE_ALL_TURNS = -1
@@ -271,14 +320,6 @@ class CallEnded(msgspec.Struct, frozen=True, gc=False):
     call: ReadyCall
     outcome: Outcome
     seconds: float
-
-
-class ModelRetried(msgspec.Struct, frozen=True, gc=False):
-    """A turn failed before anything of it was passed on, and is asked again."""
-
-    turn: int
-    attempt: int
-    reason: str
 
 
 class HiddenTurns(msgspec.Struct, frozen=True, gc=False):
@@ -329,7 +370,7 @@ ChatEvent: TypeAlias = (
     | CallStarted
     | CallProgress
     | CallEnded
-    | ModelRetried
+    | Attempt
     | CallsHandedBack
     | ChatEnded
 )

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from callgate.calls.outcome import Failed, FailureKind, Outcome
 from callgate.calls.states import BrokenCall, Call, Flaw, ReadyCall
 from callgate.conversation import feedback, raw_json
+from callgate.conversation.attempts import Attempts
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import (
     CallEnded,
@@ -28,7 +29,6 @@ from callgate.conversation.events import (
     Logprobs,
     ModelEvent,
     ModelOutput,
-    ModelRetried,
     Passed,
     StreamEnd,
     TextDelta,
@@ -38,7 +38,7 @@ from callgate.conversation.events import (
     is_for_listeners,
 )
 from callgate.conversation.finish import FinishClass
-from callgate.conversation.ports import Emit, Model, ModelRequest, Passthrough, Plan, Toolbox
+from callgate.conversation.ports import Emit, ModelRequest, Passthrough, Plan, Toolbox, TurnModel
 from callgate.conversation.transcript import Transcript
 from callgate.conversation.turn import PassedTurn, Turn, TurnBuilder
 from callgate.conversation.usage import add_usage
@@ -80,8 +80,6 @@ class Rules(msgspec.Struct, frozen=True, gc=False):
     """Tokens of all turns together, as providers report them; who has spent them answers without tools."""
     emit_fragments: bool = False
     """Whether fragments of calls are emitted by themselves, for whoever shows a call while it is written."""
-    max_broken_off: int = 2
-    """How often a turn that broke off before anything of it was passed on is asked again."""
 
 
 USUAL_RULES = Rules()
@@ -89,7 +87,7 @@ USUAL_RULES = Rules()
 
 def converse(
     ask: ModelRequest | Passthrough,
-    model: Model,
+    model: TurnModel,
     toolbox: Toolbox,
     emit: Emit,
     *,
@@ -115,7 +113,7 @@ class _Conversation(msgspec.Struct):
     """One chat under way: what is fixed, and the little that changes from turn to turn."""
 
     ask: ModelRequest | Passthrough
-    model: Model
+    model: TurnModel
     toolbox: Toolbox
     emit: Emit
     new_id: Callable[[], str]
@@ -139,11 +137,7 @@ class _Conversation(msgspec.Struct):
 
     async def run(self) -> Ending:
         while True:
-            turn, seconds, raw, lane = await self._listen()
-            plan = self.toolbox.plan(turn.calls) if turn.calls else NO_PLAN
-            await self.emit(TurnEnded(self.index, _account(turn, plan, seconds, raw, lane)))
-            if turn.failure in BROKE_OFF:
-                raise _broke_off(turn)
+            turn, plan = await self._listen()
             ending = _PASSED_ENDINGS[turn.winner] if turn.passed else await self._ending(turn, plan)
             if ending is not None:
                 await self._emit_held(plan)
@@ -158,21 +152,24 @@ class _Conversation(msgspec.Struct):
 
     # -- one turn
 
-    async def _listen(self) -> tuple[Turn, float, bool, str]:
-        """One answer of the model, whole. Asked again while it breaks off with nothing of it passed on."""
+    async def _listen(self) -> tuple[Turn, Plan]:
+        """One answer of the model, whole, and where its calls go. Asked again while it breaks off with nothing of it
+        passed on."""
         question, emit, index = self._question(), self.emit, self.index
         may_pass = isinstance(question, Passthrough)
         is_emitted = not self.format_kept_back or isinstance(question, Passthrough) or not question.tools
         self.held = [] if not may_pass and self._holds_text(question) else None
-        for attempt in range(1, self.rules.max_broken_off + 2):
-            await emit(TurnStarted(index))
-            began = self.clock()
+        await emit(TurnStarted(index))
+        attempts = Attempts(index, emit)
+        began = asked = self.clock()
+        while True:
             building: TurnBuilder | None = None
             passed: PassedTurn | None = None
-            raw, lane, end = True, "", StreamEnd.DONE
+            raw, lane, end, first = True, "", StreamEnd.DONE, 0.0
+            failure: ChatError | None = None
             try:
-                async with self.model.ask(question) as answer:
-                    lane, is_begun = answer.lane, False
+                async with self.model.ask(question, attempts) as answer:
+                    lane, is_begun, first = answer.lane, False, self.clock() - began
                     async for events in answer:
                         if may_pass and type(piece := events[0]) is Passed:
                             if passed is None:
@@ -197,13 +194,19 @@ class _Conversation(msgspec.Struct):
             if turn.usage:
                 self.usage = turn.usage if turn.passed else add_usage((self.usage, turn.usage))
             if turn.failure not in BROKE_OFF:
+                attempts.succeeded()
                 break
-            if (is_emitted and question.stream and self._was_shown(turn)) or attempt > self.rules.max_broken_off:
+            failure = _broke_off(turn)
+            await attempts.broke_off(failure, self.clock() - asked)
+            if (is_emitted and question.stream and self._was_shown(turn)) or not await attempts.go_on(failure):
                 break
-            if self.held:
-                self.held.clear()
-            await emit(ModelRetried(index, attempt, str(turn.failure)))
-        return turn, self.clock() - began, raw, lane
+            self.held = self.held and []
+            asked = self.clock()
+        plan = self.toolbox.plan(turn.calls) if turn.calls else NO_PLAN
+        await emit(TurnEnded(index, _account(turn, plan, self.clock() - began, first, raw, lane, attempts)))
+        if failure is not None:
+            raise failure
+        return turn, plan
 
     def _was_shown(self, turn: Turn) -> bool:
         """Whether a client has seen anything of a turn: it cannot be taken back, and what is asked again would follow it."""
@@ -356,7 +359,9 @@ def _refuse(calls: Iterable[ReadyCall], why: str) -> dict[str, Outcome]:
     return {call.id: Failed(why, FailureKind.NOT_RUN) for call in calls}
 
 
-def _account(turn: Turn, plan: Plan, seconds: float, reason_is_raw: bool, lane: str) -> TurnAccount:
+def _account(
+    turn: Turn, plan: Plan, seconds: float, first_seconds: float, reason_is_raw: bool, lane: str, attempts: Attempts
+) -> TurnAccount:
     return TurnAccount(
         reasons=turn.reasons,
         findings=turn.findings,
@@ -369,6 +374,9 @@ def _account(turn: Turn, plan: Plan, seconds: float, reason_is_raw: bool, lane: 
         prompted=turn.prompted,
         not_run=turn.not_run,
         lane=lane,
+        by=attempts.by,
+        attempts=attempts.number,
+        first_seconds=first_seconds,
     )
 
 
@@ -378,4 +386,6 @@ def _broke_off(turn: Turn) -> ChatError:
     else:
         message, code = "The model's provider reported an error in the middle of its answer", "upstream_error"
         detail = turn.error.message
-    return ChatError(502, f"{message}; nothing of it was run.", type="server_error", code=code, detail=detail)
+    return ChatError(
+        502, f"{message}; nothing of it was run.", type="server_error", code=code, detail=detail, retryable=True
+    )

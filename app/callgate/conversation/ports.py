@@ -9,6 +9,7 @@ import msgspec
 from callgate.calls.offer import Offer
 from callgate.calls.outcome import Outcome
 from callgate.calls.states import BrokenCall, Call, ReadyCall
+from callgate.conversation.attempts import Attempts
 from callgate.conversation.errors import SeparateChoices
 from callgate.conversation.events import ChatEvent, ModelEvent
 
@@ -68,12 +69,25 @@ class ModelAnswer(Protocol):
 
 
 class Model(Protocol):
-    """Something that can be asked. Errors before the first batch are `ChatError`s."""
+    """Something that can be asked once. Errors before the first batch are `ChatError`s."""
 
     @property
     def name(self) -> str: ...
 
     def ask(self, ask: ModelRequest | Passthrough) -> AbstractAsyncContextManager[ModelAnswer]: ...
+
+
+class TurnModel(Protocol):
+    """A model as a conversation asks it: once for a turn, and again where an answer broke off."""
+
+    @property
+    def name(self) -> str: ...
+
+    def ask(
+        self, ask: ModelRequest | Passthrough, attempts: Attempts | None = None
+    ) -> AbstractAsyncContextManager[ModelAnswer]:
+        """`attempts` are those at this turn; asked with the same ones again, it goes on from where they are."""
+        ...
 
 
 def as_read(question: ModelRequest | Passthrough) -> ModelRequest:

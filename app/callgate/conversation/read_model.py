@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 
+from callgate.conversation.attempts import Attempts
 from callgate.conversation.events import ModelEvent
 from callgate.conversation.ports import ModelRequest, Passthrough
 
@@ -15,7 +16,9 @@ class ReadModel:
         self._answer = ReadAnswer(events, lane)
 
     @asynccontextmanager
-    async def ask(self, ask: ModelRequest | Passthrough) -> AsyncIterator["ReadAnswer"]:
+    async def ask(
+        self, ask: ModelRequest | Passthrough, attempts: Attempts | None = None
+    ) -> AsyncIterator["ReadAnswer"]:
         yield self._answer
 
 
@@ -28,7 +31,9 @@ class ReadTurns:
         self._lane = lane
 
     @asynccontextmanager
-    async def ask(self, ask: ModelRequest | Passthrough) -> AsyncIterator["ReadAnswer"]:
+    async def ask(
+        self, ask: ModelRequest | Passthrough, attempts: Attempts | None = None
+    ) -> AsyncIterator["ReadAnswer"]:
         yield ReadAnswer(next(self._turns, ()), self._lane)
 
 

@@ -6,8 +6,9 @@ from typing import Protocol
 
 import msgspec
 
+from callgate.conversation.attempts import Attempts
 from callgate.conversation.events import ModelEvent, ReasoningDelta, TextDelta
-from callgate.conversation.ports import Message, Model, ModelAnswer, ModelRequest, Passthrough
+from callgate.conversation.ports import Message, ModelAnswer, ModelRequest, Passthrough, TurnModel
 from callgate.http.wire import WIRE, Take
 from callgate.recorder.reading import MASKED_BEYOND, part_of
 
@@ -28,7 +29,7 @@ class RecordedModel:
     """
 
     def __init__(
-        self, inner: Model, texts: Texts, choice: int, messages: Sequence[Message], most: int, *, wire: bool = False
+        self, inner: TurnModel, texts: Texts, choice: int, messages: Sequence[Message], most: int, *, wire: bool = False
     ) -> None:
         """`messages`: those of the request. `most`: how many bytes of a text are kept."""
         self.name = inner.name
@@ -44,7 +45,9 @@ class RecordedModel:
         self._last: ModelRequest | Passthrough | None = None
 
     @asynccontextmanager
-    async def ask(self, ask: ModelRequest | Passthrough) -> AsyncIterator[ModelAnswer]:
+    async def ask(
+        self, ask: ModelRequest | Passthrough, attempts: Attempts | None = None
+    ) -> AsyncIterator[ModelAnswer]:
         if ask is not self._last:  # the same question is asked again in the same turn
             self._turn += 1
             self._answers = 0
@@ -52,7 +55,7 @@ class RecordedModel:
             self._note_question(ask)
         token = WIRE.set(self) if self._wire else None
         try:
-            async with self._inner.ask(ask) as answer:
+            async with self._inner.ask(ask, attempts) as answer:
                 recorded = _RecordedAnswer(answer)
                 try:
                     yield recorded

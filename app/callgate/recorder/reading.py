@@ -10,13 +10,14 @@ import msgspec
 from callgate.calls.outcome import Failed, Returned
 from callgate.calls.states import BrokenCall, Call, ReadyCall
 from callgate.conversation.events import (
+    Attempt,
     CallEnded,
     CallProgress,
     CallsHandedBack,
     CallStarted,
     ChatEnded,
     ChatEvent,
-    ModelRetried,
+    Responder,
     TurnEnded,
     TurnStarted,
 )
@@ -48,11 +49,14 @@ class RunReader:
         self.content: dict[str, str] = {}
         self._cut: list[str] = []
         self._findings: dict[str, None] = {}
+        self._attempts: dict[tuple[int, int], int] = {}
+        self._at = 0.0
 
     def feed(self, seen: Iterable[Seen]) -> None:
         for at, choice, event in seen:
             read = _READERS.get(type(event))
             if read is not None:
+                self._at = at
                 kind, turn, facts = read(self, event, choice)
                 self._events.append(RunEvent(round(at, 6), kind, choice, turn, facts))
 
@@ -89,6 +93,10 @@ class RunReader:
     def _turn_ended(self, event: TurnEnded, choice: int) -> tuple[str, int, Mapping[str, Any]]:
         answer, row = event.answer, self._row
         row.turns += 1
+        self._count_attempts(choice, event.turn, answer.attempts)
+        row.deployment = answer.by.deployment
+        if row.first_seconds is None:
+            row.first_seconds = round(max(self._at - answer.seconds, 0.0) + answer.first_seconds, 6)
         row.calls += len(answer.run) + len(answer.handed_back)
         row.broken_calls += len(answer.broken)
         if answer.reasons:
@@ -106,6 +114,9 @@ class RunReader:
             "calls": calls,
             "usage": dict(answer.usage) if answer.usage else None,
             "lane": answer.lane,
+            "attempts": answer.attempts,
+            "first_seconds": round(answer.first_seconds, 6),
+            **_by(answer.by),
         }
         if not answer.reason_is_raw:
             facts["finish_reason_rewritten"] = True
@@ -149,8 +160,25 @@ class RunReader:
         self.say(part_of(choice, f"call.{event.call.id}.result"), outcome.text)
         return "call_ended", event.turn, facts
 
-    def _model_retried(self, event: ModelRetried, choice: int) -> tuple[str, int, Mapping[str, Any]]:
-        return "turn_retried", event.turn, {"attempt": event.attempt, "reason": event.reason}
+    def _attempt(self, event: Attempt, choice: int) -> tuple[str, int, Mapping[str, Any]]:
+        self._count_attempts(choice, event.turn, event.number)
+        facts: dict[str, Any] = {
+            "number": event.number,
+            **_by(event.by),
+            "seconds": round(event.seconds, 6),
+            "status": event.status,
+        }
+        if event.wait:
+            facts["wait"] = round(event.wait, 6)
+        if event.reason:
+            facts |= {"reason": event.reason, "detail": self._mask(event.detail)}
+        if event.anyway:
+            facts["anyway"] = True
+        return "attempt", event.turn, facts
+
+    def _count_attempts(self, choice: int, turn: int, number: int) -> None:
+        self._attempts[choice, turn] = max(number, self._attempts.get((choice, turn), 0))
+        self._row.attempts = sum(self._attempts.values())
 
     def _handed_back(self, event: CallsHandedBack, choice: int) -> tuple[str, None, Mapping[str, Any]]:
         return "calls_handed_back", None, {"calls": [{"id": call.id, "name": call.name} for call in event.calls]}
@@ -172,7 +200,7 @@ _READERS: Final[Mapping[type, Callable[[RunReader, Any, int], tuple[str, int | N
     CallStarted: RunReader._call_started,  # noqa: SLF001
     CallProgress: RunReader._call_progress,  # noqa: SLF001
     CallEnded: RunReader._call_ended,  # noqa: SLF001
-    ModelRetried: RunReader._model_retried,  # noqa: SLF001
+    Attempt: RunReader._attempt,  # noqa: SLF001
     CallsHandedBack: RunReader._handed_back,  # noqa: SLF001
     ChatEnded: RunReader._chat_ended,  # noqa: SLF001
 }
@@ -181,6 +209,10 @@ _READERS: Final[Mapping[type, Callable[[RunReader, Any, int], tuple[str, int | N
 def part_of(choice: int, part: str) -> str:
     """The name of a text: the choice is said only where there are several."""
     return f"choice.{choice}.{part}" if choice else part
+
+
+def _by(by: Responder) -> dict[str, Any]:
+    return {"model": by.model, "deployment": by.deployment, "host": by.host}
 
 
 def _detail(usage: Mapping[str, Any], details: str, name: str) -> Any:

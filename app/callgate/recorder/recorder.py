@@ -16,18 +16,18 @@ import msgspec
 import structlog
 
 from callgate.conversation.events import (
+    Attempt,
     CallEnded,
     CallProgress,
     CallsHandedBack,
     CallStarted,
     ChatEnded,
     ChatEvent,
-    ModelRetried,
     TurnEnded,
     TurnStarted,
 )
 from callgate.conversation.listeners import Handlers, Listener
-from callgate.conversation.ports import Message, Model
+from callgate.conversation.ports import Message, TurnModel
 from callgate.recorder.model import RecordedModel
 from callgate.recorder.reading import WIRE, Mask, RunReader, Seen, recorded
 from callgate.recorder.row import Kept, Recording, RunEvent, RunRow, Usage
@@ -96,7 +96,7 @@ class RunRecording:
     def listener(self, choice: int) -> "RunListener":
         return RunListener(self, choice)
 
-    def around(self, model: Model, choice: int, asked: Asked) -> Model:
+    def around(self, model: TurnModel, choice: int, asked: Asked) -> TurnModel:
         """The model that is asked in one choice; what is said is recorded, where texts are kept."""
         most, wire = self.policy.content_bytes, self.policy.wire != "off"
         return model if most is None else RecordedModel(model, self, choice, asked.history, most, wire=wire)
@@ -130,7 +130,7 @@ class RunListener(Listener):
             CallStarted,
             CallProgress,
             CallEnded,
-            ModelRetried,
+            Attempt,
             CallsHandedBack,
             ChatEnded,
         ),

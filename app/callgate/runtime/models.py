@@ -10,7 +10,7 @@ from callgate.conversation.ports import Model
 from callgate.runtime.builders.models import model_client, model_entries, retry_policy_of
 from callgate.schemas.adapted_model import AdaptedModel
 from callgate.schemas.dialects import Dialect, dialect_of
-from callgate.telemetry.models import write_choice
+from callgate.telemetry.models import write_choice, write_cooldown
 from callgate.text_calls.calling_detection import CallingMode
 from callgate.tools.adapted_schemas import AdaptedSchemas
 from callgate.upstream.catalogue import Catalogue
@@ -30,7 +30,13 @@ class Models:
             _log_choice, config.limits.argument_bytes, fenced_runs=config.text_calls.fenced == "run"
         )
         self.catalogue = Catalogue(
-            model_entries(config), self.client, wrap=self._wrapped, policy=retry_policy_of(config), fetch=_fetched
+            model_entries(config),
+            self.client,
+            wrap=self._wrapped,
+            policy=retry_policy_of(config),
+            fetch=_fetched,
+            cooldown_seconds=config.upstream.cooldown_seconds,
+            on_cooldown=write_cooldown,
         )
 
     def calling(self, entry: ModelEntry) -> CallingMode | None:

@@ -112,6 +112,10 @@ class Runtime:
         """Whether a caller may know of every model and tool, and how they are used."""
         return self.may_see_all(caller) or ("*" in caller.models and "*" in caller.tools)
 
+    def may_see(self, caller: Caller) -> bool:
+        """Whether a caller may see its own runs."""
+        return caller.see != "none" or self.may_see_all(caller)
+
     def may_see_all(self, caller: Caller) -> bool:
         """Whether a caller may see everybody's runs."""
         return caller.see == "all" or self.may_administer(caller)

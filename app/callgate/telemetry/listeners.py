@@ -7,12 +7,13 @@ from typing import Any, ClassVar, Final
 from callgate.calls.outcome import Failed, Outcome, Returned
 from callgate.calls.states import BrokenCall, Finding, ReadyCall
 from callgate.conversation.events import (
+    NOBODY,
     NOT_RUN_SHOWN,
+    Attempt,
     CallEnded,
     CallsHandedBack,
     CallStarted,
     ChatEnded,
-    ModelRetried,
     TurnAccount,
     TurnEnded,
 )
@@ -22,6 +23,15 @@ from callgate.telemetry.metrics import OTHER, Metrics
 
 CLIENTS: Final = "client"
 """The label of all tools that clients brought; their names are theirs to choose."""
+
+
+FAILURES: Final = frozenset(
+    """
+    upstream_auth upstream_error upstream_overloaded upstream_timeout upstream_unreachable upstream_broke_off
+    rate_limit_exceeded insufficient_quota model_not_found
+    """.split()
+)
+"""What an attempt may have failed of, in metrics."""
 
 
 class LogListener(Listener):
@@ -38,8 +48,17 @@ class LogListener(Listener):
         """Made for each line: most chats write none."""
         return Log("callgate.chat", run_id=self._run_id)
 
-    def _model_retried(self, event: ModelRetried) -> None:
-        self._log.warning("model_retried", turn=event.turn, attempt=event.attempt, reason=event.reason)
+    def _attempt(self, event: Attempt) -> None:
+        by, log = event.by, self._log
+        fields = {"turn": event.turn, "attempt": event.number, "model": by.model, "deployment": by.deployment}
+        fields |= {"host": by.host, "seconds": round(event.seconds, 3), "waited": round(event.wait, 3)}
+        if event.anyway:
+            log.warning("asked_although_left_alone", **fields)
+        if not event.reason:
+            log.info("upstream_answered", **fields)
+            return
+        say = log.info if event.is_refusal else log.warning  # a client's mistake is nobody's outage
+        say("upstream_attempt_failed", **fields, status=event.status, reason=event.reason, detail=event.detail)
 
     def _call_started(self, event: CallStarted) -> None:
         """Its end says all of this again, but for the arguments."""
@@ -99,7 +118,7 @@ class LogListener(Listener):
         TurnEnded: _turn_ended,
         CallStarted: _call_started,
         CallEnded: _call_ended,
-        ModelRetried: _model_retried,
+        Attempt: _attempt,
     }
 
 
@@ -123,8 +142,9 @@ class MetricsListener(Listener):
     def _handed_back(self, event: CallsHandedBack) -> None:
         self._metrics.calls.of(CLIENTS, "handed_back").inc(len(event.calls))
 
-    def _model_retried(self, event: ModelRetried) -> None:
-        self._metrics.retries.of(self._model).inc()
+    def _attempt(self, event: Attempt) -> None:
+        if event.reason:
+            self._metrics.attempts.of(self._model, event.by.counted_as, event.by.host, _result(event)).inc()
 
     def _chat_ended(self, event: ChatEnded) -> None:
         counted = self._of_model
@@ -135,6 +155,8 @@ class MetricsListener(Listener):
     def _turn_ended(self, event: TurnEnded) -> None:
         answer = event.answer
         self._of_model.turn(answer.seconds)
+        if answer.by is not NOBODY:
+            self._of_model.answered_by(answer.by)
         if not (answer.findings or answer.broken or answer.prompted):
             return
         if (words := answer.prompted) is not None:
@@ -153,9 +175,16 @@ class MetricsListener(Listener):
         TurnEnded: _turn_ended,
         CallEnded: _call_ended,
         CallsHandedBack: _handed_back,
-        ModelRetried: _model_retried,
+        Attempt: _attempt,
         ChatEnded: _chat_ended,
     }
+
+
+def _result(attempt: Attempt) -> str:
+    """Of a closed list: what a provider calls a client's mistake is its own word."""
+    if attempt.is_refusal:
+        return "refused"
+    return attempt.reason if attempt.reason in FAILURES else OTHER
 
 
 def _findings(answer: TurnAccount) -> Sequence[Finding]:

@@ -15,6 +15,8 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.utils import floatToGoString
 
+from callgate.conversation.events import Responder
+
 OTHER: Final = "other"
 
 _MAX_CHILDREN: Final = 2000
@@ -124,7 +126,9 @@ class Metrics:
         self.in_flight = Gauge("callgate_requests_in_flight", "Requests being answered.", registry=self.registry)
         self.turns = self._counter("turns", "Turns of models.", "model")
         self.turn_seconds = self._histogram("turn_seconds", "One turn of a model.", _REQUEST_SECONDS, "model")
-        self.retries = self._counter("model_retries", "Turns that failed and were asked again.", "model")
+        self.attempts = self._counter(
+            "upstream_attempts", "Deployments asked, by what came of it.", "model", "deployment", "host", "result"
+        )
         self.chats = self._counter("chats", "Chats that ended, by how.", "model", "ending", "finish_reason")
         self.calls = self._counter(
             "calls", "Tool calls, by the flaw that kept them from running or the outcome of running.", "tool", "verdict"
@@ -186,6 +190,8 @@ class OfModel:
     """What is counted of one model's chats. Its parts are looked up once, when there is something to count."""
 
     __slots__ = (
+        "_answers",
+        "_by",
         "_ends",
         "_metrics",
         "_tokens",
@@ -203,6 +209,8 @@ class OfModel:
         self._metrics, self.name, self.key = metrics, name, key
         self.requests = self.failed = self.calls = self.tokens_in = self.tokens_out = 0
         self._turn: tuple[Count, Times] | None = None
+        self._by: Responder | None = None
+        self._answers: Count | None = None
         self._ends: dict[tuple[str, str], Count] = {}
         self._tokens: dict[str, Count] = {}
 
@@ -213,6 +221,12 @@ class OfModel:
         count, times = self._turn
         count.amount += 1
         times.observe(seconds)
+
+    def answered_by(self, by: Responder) -> None:
+        """Somebody answered a turn. Usually it is who answered the one before."""
+        if by is not self._by or self._answers is None:
+            self._by, self._answers = by, self._metrics.attempts.of(self.name, by.counted_as, by.host, "answered")
+        self._answers.amount += 1
 
     def ended(self, ending: str, finish_reason: str) -> None:
         """A chat ended."""

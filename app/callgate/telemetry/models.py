@@ -2,6 +2,8 @@
 
 import structlog
 
+from callgate.conversation.events import Responder
+
 
 def write_choice(model: str, tool_calling: str, format: str, decided_by: str, detail: str = "") -> None:
     """How a model is asked for its calls from now on; a warning where that could not be found out."""
@@ -12,3 +14,14 @@ def write_choice(model: str, tool_calling: str, format: str, decided_by: str, de
         log.warning("tool_calling_unknown", detail=detail)
     else:
         log.info("tool_calling_detected")
+
+
+def write_cooldown(responder: Responder, seconds: float) -> None:
+    """A deployment that kept failing is not asked for so long; with 0 it answers again."""
+    log = structlog.get_logger("callgate.models").bind(
+        model=responder.model, deployment=responder.deployment, host=responder.host
+    )
+    if seconds:
+        log.warning("upstream_left_alone", seconds=round(seconds, 1))
+    else:
+        log.info("upstream_back")

@@ -14,21 +14,25 @@ from typing import Any, TypeAlias
 import structlog
 
 from callgate.conversation.errors import ChatError
+from callgate.conversation.events import Responder
 from callgate.conversation.ports import Model, ModelAnswer, ModelRequest, Passthrough
 from callgate.http.client import HttpClient
 from callgate.upstream import litellm_model, resolve
 from callgate.upstream.demo_model import DemoModel
+from callgate.upstream.deployments import Cooldown, Deployment, Pool
 from callgate.upstream.direct_model import Endpoint
 from callgate.upstream.media import Fetch
 from callgate.upstream.passthrough import PassthroughModel
 from callgate.upstream.resolve import ModelEntry
-from callgate.upstream.retry import Circumstances, Pool, Report, RetryBudget, RetryingModel, RetryPolicy
+from callgate.upstream.retry import Circumstances, RetryBudget, RetryingModel, RetryPolicy
 from callgate.upstream.translated_model import TranslatedModel
 
 log = structlog.get_logger("callgate.models")
 
 Wrap: TypeAlias = Callable[[Model, ModelEntry], Model]
 """What is put around each deployment: the prompt wrapper, for models that cannot call functions."""
+OnCooldown: TypeAlias = Callable[[Responder, float], None]
+"""Called when a deployment is left alone, with for how long; with 0 when it answers again."""
 
 FILLED_IN = 256
 """How many names that matched a wildcard are kept ready. Clients choose these names, so there must be a bound."""
@@ -45,7 +49,10 @@ class Catalogue:
         policy: RetryPolicy | None = None,
         circumstances: Circumstances | None = None,
         fetch: Fetch | None = None,
+        cooldown_seconds: float = 0.0,
+        on_cooldown: OnCooldown = lambda responder, seconds: None,
     ) -> None:
+        """`cooldown_seconds`: how long a deployment is left alone at first when it keeps failing; 0 is never."""
         for entry in entries:
             resolve.check(entry)
         self._client = client
@@ -60,7 +67,11 @@ class Catalogue:
         self._patterns = [_Pattern(name, found) for name, found in by_name.items() if "*" in name]
         # The more of a name a pattern spells out, the earlier it is tried; litellm orders them so, too.
         self._patterns.sort(key=lambda pattern: -len(pattern.text.replace("*", "")))
+        self._cooldown_seconds = cooldown_seconds
+        self._on_cooldown = on_cooldown
         self._ready: OrderedDict[str, _Ready] = OrderedDict()
+        self._pools: OrderedDict[str, Pool] = OrderedDict()
+        """One for each name, whether it is asked for or fallen back to: how a deployment fares is known once."""
         for entry in entries:
             for fallback in entry.fallbacks:
                 if not self._match(fallback):
@@ -81,10 +92,17 @@ class Catalogue:
         """All deployments of a name."""
         return self._get(name).entries
 
-    def model(self, name: str, report: Report | None = None) -> RetryingModel:
-        """What answers to a name. `report` is called for each retry of this one request."""
-        model = self._get(name).model
-        return model if report is None else model.reporting_to(report)
+    def model(self, name: str) -> RetryingModel:
+        """What answers to a name."""
+        return self._get(name).model
+
+    def deployments(self, name: str) -> Sequence[Deployment]:
+        """All deployments of a name, as they fare, in the order of their entries."""
+        return self.model(name).pools[0].deployments
+
+    def known_deployments(self) -> Sequence[Deployment]:
+        """Those of all names that were asked for so far."""
+        return [each for pool in self._pools.values() for each in pool.deployments]
 
     async def close(self) -> None:
         await self._client.close()
@@ -116,19 +134,33 @@ class Catalogue:
 
     def _built(self, name: str, entries: Sequence[ModelEntry]) -> RetryingModel:
         # A fallback's own fallbacks are not followed: what a request may turn into stays readable in one entry.
-        others = dict.fromkeys(fallback for entry in entries for fallback in entry.fallbacks)
+        others = dict.fromkeys(fallback for entry in entries for fallback in entry.fallbacks if fallback != name)
         pools = [self._pool(name, entries), *(self._pool(other, self._match(other)) for other in others)]
         return RetryingModel(name, pools, self._circumstances, self._policy)
 
     def _pool(self, name: str, entries: Sequence[ModelEntry]) -> Pool:
-        return Pool(name, [self._wrap(self._deployment(entry), entry) for entry in entries])
+        if (pool := self._pools.get(name)) is not None:
+            self._pools.move_to_end(name)
+            return pool
+        pool = self._pools[name] = Pool(name, [self._deployment(entry) for entry in entries])
+        if len(self._pools) > FILLED_IN + len(self._exact):
+            self._pools.popitem(last=False)
+        return pool
 
-    def _deployment(self, entry: ModelEntry) -> Model:
+    def _deployment(self, entry: ModelEntry) -> Deployment:
+        inner: DemoModel | PassthroughModel | _Undecided
         if is_demo(entry):
-            return DemoModel(entry.model_name)
-        if entry.lane in {"auto", "direct"} and (endpoint := resolve.known_endpoint(entry)) is not None:
-            return _direct(entry, endpoint, self._client)
-        return _Undecided(entry, self._client, self._fetch)
+            inner = DemoModel(entry.model_name)
+        elif entry.lane in {"auto", "direct"} and (endpoint := resolve.known_endpoint(entry)) is not None:
+            inner = _direct(entry, endpoint, self._client)
+        else:
+            inner = _Undecided(entry, self._client, self._fetch)
+        name = str(entry.litellm_params["model"])
+        responder = Responder(entry.model_name, name, inner.host, entry.pattern or name)
+        cooldown = Cooldown(
+            self._cooldown_seconds, lambda seconds: self._on_cooldown(responder, seconds), self._circumstances.clock
+        )
+        return Deployment(self._wrap(inner, entry), responder, inner, cooldown)
 
 
 def is_demo(entry: ModelEntry) -> bool:
@@ -150,7 +182,11 @@ class _Undecided:
         self._fetch = fetch
         self._entry = entry
         self._client = client
-        self._settled: Model | None = None
+        self._settled: PassthroughModel | TranslatedModel | litellm_model.LiteLLMModel | None = None
+
+    @property
+    def host(self) -> str:
+        return resolve.host_of(self._entry.litellm_params) if self._settled is None else self._settled.host
 
     def ask(self, ask: ModelRequest | Passthrough) -> AbstractAsyncContextManager[ModelAnswer]:
         return self._ask(ask) if self._settled is None else self._settled.ask(ask)
@@ -161,7 +197,7 @@ class _Undecided:
         async with self._settled.ask(ask) as answer:
             yield answer
 
-    async def _decide(self) -> Model:
+    async def _decide(self) -> PassthroughModel | TranslatedModel | litellm_model.LiteLLMModel:
         entry = self._entry
         if entry.lane in {"auto", "direct"} and (endpoint := await litellm_model.vouched_endpoint(entry)) is not None:
             return _direct(entry, endpoint, self._client)

@@ -76,6 +76,7 @@ class _Said:
 class DemoModel:
     def __init__(self, name: str = "demo", pause: Callable[[], Any] | None = None) -> None:
         self.name = name
+        self.host = ""
         self._pause = pause or (lambda: asyncio.sleep(WORD_SECONDS))
 
     @asynccontextmanager

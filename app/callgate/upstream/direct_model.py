@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -75,6 +76,7 @@ class DirectModel:
         self._client = client
         self._deadlines = deadlines
         self._headers = {"Content-Type": "application/json", **endpoint.headers}
+        self.host = host_in(endpoint.url)
 
     def ask(self, ask: ModelRequest | Passthrough) -> AbstractAsyncContextManager[ModelAnswer]:
         exchange = self._client.post(self._endpoint.url, self._headers, self._encoded(as_read(ask)), self._deadlines)
@@ -125,6 +127,11 @@ class HttpRequest:
         await self._exchange.__aexit__(kind, error, trace)
         if isinstance(error, TransportError):
             raise errors.from_transport(error) from error
+
+
+def host_in(url: str) -> str:
+    """The host of an address, without the name and password that may stand before it."""
+    return urlsplit(url).netloc.rpartition("@")[2]
 
 
 async def opened(exchange: AbstractAsyncContextManager[Response], secrets: Sequence[str]) -> Response:

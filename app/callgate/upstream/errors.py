@@ -57,6 +57,8 @@ class UpstreamError(ChatError):
     def __init__(self, status: int, message: str, *, again: bool = False, elsewhere: bool = True, **rest: Any) -> None:
         super().__init__(status, message, retryable=again or elsewhere, **rest)
         self.again = again
+        self.upstream_status = 0
+        """The HTTP status of the provider's answer; 0 where there was none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,14 @@ def from_status(
     status: int, headers: Mapping[str, str], body: bytes | ErrorBody, *, secrets: Iterable[str] = ()
 ) -> UpstreamError:
     """The error for an answer whose status is not 200. `headers` have lower-case names."""
+    error = _of_status(status, headers, body, secrets)
+    error.upstream_status = status
+    return error
+
+
+def _of_status(
+    status: int, headers: Mapping[str, str], body: bytes | ErrorBody, secrets: Iterable[str]
+) -> UpstreamError:
     said = body if isinstance(body, ErrorBody) else read_error_body(body)
     detail = redact(f"upstream status {status}: {said.type} {said.code} {said.message}", secrets)[:DETAIL_CHARS]
     wait = retry_after(headers)

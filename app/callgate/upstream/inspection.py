@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -18,7 +17,7 @@ from callgate.http.client import HttpClient
 from callgate.http.interface import Deadlines, TransportError
 from callgate.upstream import errors, litellm_model, resolve
 from callgate.upstream.catalogue import Catalogue, is_demo
-from callgate.upstream.direct_model import Endpoint
+from callgate.upstream.direct_model import Endpoint, host_in
 from callgate.upstream.resolve import ModelEntry
 from callgate.upstream.retry import RetryPolicy
 
@@ -60,9 +59,8 @@ async def whereabouts(entry: ModelEntry) -> Whereabouts:
     if entry.lane in {"auto", "direct"}:
         endpoint = resolve.known_endpoint(entry) or await litellm_model.vouched_endpoint(entry)
     if endpoint is not None:
-        return Whereabouts("direct", urlsplit(endpoint.url).netloc.rpartition("@")[2], endpoint)
-    base = entry.litellm_params.get("api_base") or entry.litellm_params.get("base_url")
-    host = urlsplit(str(base)).netloc.rpartition("@")[2] if base else None
+        return Whereabouts("direct", host_in(endpoint.url), endpoint)
+    host = resolve.host_of(entry.litellm_params) or None
     lane = resolve.lane_of(entry)
     return Whereabouts(lane, host, why=resolve.why_not_translated(entry) if lane == "litellm" != entry.lane else None)
 

@@ -60,6 +60,7 @@ def refuse_hosted_tools(ask: ModelRequest) -> None:
 class LiteLLMModel:
     def __init__(self, name: str, settings: LiteLLMSettings, deadlines: Deadlines, fetch: Fetch | None = None) -> None:
         self.name = name
+        self.host = resolve.host_of(settings.arguments)
         self._fetch = fetch
         self._settings = settings
         self._deadlines = deadlines

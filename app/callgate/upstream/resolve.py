@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from callgate.http.interface import Deadlines
-from callgate.upstream.direct_model import ANSWER_BYTES, Endpoint
+from callgate.upstream.direct_model import ANSWER_BYTES, Endpoint, host_in
 from callgate.upstream.params import NAMED, is_denied
 
 Lane: TypeAlias = Literal["auto", "direct", "translated", "litellm"]
@@ -361,6 +361,11 @@ def secrets_in(params: Mapping[str, Any], key: str | None) -> tuple[str, ...]:
         *_headers(params).values(),
     ]
     return tuple({value for value in found if isinstance(value, str) and len(value) >= 4})
+
+
+def host_of(params: Mapping[str, Any]) -> str:
+    """The host that an entry names; empty where it names none."""
+    return host_in(_base(params) or "")
 
 
 def chat_url(base: str) -> str:

@@ -10,17 +10,17 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, replace
-from itertools import count
+from dataclasses import dataclass
 from types import TracebackType
-from typing import TypeAlias
 
+from callgate.conversation.attempts import Attempts
 from callgate.conversation.errors import BrokenOff, ChatError
-from callgate.conversation.events import ModelEvent, ProviderError
-from callgate.conversation.ports import Model, ModelAnswer, ModelRequest, Passthrough
+from callgate.conversation.events import Attempt, ModelEvent, ProviderError, Responder
+from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough
 from callgate.conversation.read_model import ReadAnswer
 from callgate.http.backoff import full_jitter
 from callgate.upstream import errors
+from callgate.upstream.deployments import Deployment, Pool
 from callgate.upstream.first_content import first_said
 
 WINDOW_SECONDS = 60.0
@@ -38,21 +38,6 @@ class RetryPolicy:
     """Seconds from the first ask after which nothing is asked again."""
     wait_in_all: float = 5.0
     """How long one question waits for its deployments in all. A Retry-After beyond it is for the client to wait for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """What the callback gets before a turn is asked again."""
-
-    attempt: int
-    """1 for the first repetition."""
-    model: str
-    """Who is asked now: the entry itself or one of its fallbacks."""
-    reason: str
-    wait: float
-
-
-Report: TypeAlias = Callable[[Retry], Awaitable[None]]
 
 
 class RetryBudget:
@@ -101,21 +86,6 @@ class Circumstances:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
-    """The deployments that answer to one name. They are asked in turn, each request starting with the next one."""
-
-    name: str
-    deployments: Sequence[Model]
-    start: Callable[[], int] = field(default_factory=lambda: count().__next__)
-
-    def in_turn(self) -> list[Model]:
-        if len(self.deployments) == 1:
-            return list(self.deployments)
-        start = self.start() % len(self.deployments)
-        return [*self.deployments[start:], *self.deployments[:start]]
-
-
-@dataclass(frozen=True, slots=True)
 class RetryingModel:
     """A model made of the pool of its own deployments and the pools of its fallbacks."""
 
@@ -123,50 +93,70 @@ class RetryingModel:
     pools: Sequence[Pool]
     circumstances: Circumstances
     policy: RetryPolicy = RetryPolicy()
-    report: Report | None = None
 
-    def reporting_to(self, report: Report) -> "RetryingModel":
-        """The same model for one request, which wants to know of its own retries."""
-        return replace(self, report=report)
+    def ask(
+        self, ask: ModelRequest | Passthrough, attempts: Attempts | None = None
+    ) -> AbstractAsyncContextManager[ModelAnswer]:
+        """With `attempts` that it was asked with before, it goes on from where they are."""
+        if attempts is None:
+            return _Asking(self, ask, Attempts(0, _emit_nothing))
+        if attempts.in_charge is None:
+            attempts.in_charge = asking = _Asking(self, ask, attempts)
+            return asking
+        assert isinstance(attempts.in_charge, _Asking)
+        return attempts.in_charge
 
-    def ask(self, ask: ModelRequest | Passthrough) -> AbstractAsyncContextManager[ModelAnswer]:
-        return _Asking(self, ask)
+
+async def _emit_nothing(attempt: Attempt) -> None:
+    pass
 
 
 class _Asking:
-    """The context of one question, asked until its answer has begun, because only until then may it be asked again."""
+    """One question, asked until its answer has begun, because only until then may it be asked again. The same context is
+    entered once more where the answer breaks off and nothing of it was passed on."""
 
-    __slots__ = ("_ask", "_attempt", "_model", "_open", "_waited")
+    __slots__ = (
+        "_anyway",
+        "_ask",
+        "_asked_at",
+        "_attempts",
+        "_began",
+        "_deployment",
+        "_model",
+        "_on_trial",
+        "_open",
+        "_order",
+        "_queue",
+        "_wait",
+        "_waited",
+        "number",
+    )
 
-    def __init__(self, model: RetryingModel, ask: ModelRequest | Passthrough) -> None:
+    def __init__(self, model: RetryingModel, ask: ModelRequest | Passthrough, attempts: Attempts) -> None:
         self._model = model
         self._ask = ask
-        self._attempt = 0
-        self._waited = 0.0
+        self._attempts = attempts
+        self.number = 0
+        self._queue: _Queue | None = None
+        self._anyway = self._on_trial = False
+        self._wait = self._waited = 0.0
         self._open: AbstractAsyncContextManager[ModelAnswer] | None = None
 
+    @property
+    def by(self) -> Responder:
+        return self._deployment.responder
+
     async def __aenter__(self) -> ModelAnswer:
-        world = self._model.circumstances
-        world.budget.count_request()
-        began = world.clock()
-        order = self._model.pools[0].in_turn()
-        try:
-            return await self._begin(order[0])
-        except ChatError as error:
-            if not error.retryable:
-                raise
-            failure = error
-        # Only now is it worth knowing who else there is.
-        queue = _Queue(self._model.pools, self._model.policy.tries, order)
-        candidate = queue.first()
+        if not self.number:
+            self._start()
         while True:
-            candidate = await self._following(queue, candidate, failure, began + self._model.policy.give_up_after)
             try:
-                return await self._begin(candidate.deployment)
-            except ChatError as error:
-                if not error.retryable:
+                return await self._begin()
+            except ChatError as failure:
+                await self.failed(failure)
+                if not failure.retryable:
                     raise
-                failure = error
+                await self.go_on(failure)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -174,92 +164,173 @@ class _Asking:
         assert self._open is not None
         return await self._open.__aexit__(kind, error, trace)
 
-    async def _begin(self, deployment: Model) -> ModelAnswer:
-        """Ask, and wait for the first words; whatever happens before them closes what was opened."""
-        opened = deployment.ask(self._ask)
-        answer = await opened.__aenter__()
-        if isinstance(answer, ReadAnswer):
-            self._open = opened
-            return answer
-        try:
-            begun = await _Begun.wait_for(answer)
-        except BaseException as error:
-            await opened.__aexit__(type(error), error, error.__traceback__)
-            raise
-        self._open = opened
-        return begun
+    def _start(self) -> None:
+        model, world = self._model, self._model.circumstances
+        world.budget.count_request()
+        self._began = self._asked_at = world.clock()
+        self._order = model.pools[0].in_turn()
+        self._deployment = self._order[0]
+        self.number = 1
+        if self._deployment.cooldown.is_resting:
+            self._queue = _Queue(model.pools, model.policy.tries, self._order)
+            self._take(self._queue.first() or self._queue.fallback())
 
-    async def _following(
-        self, queue: "_Queue", failed: "_Candidate", failure: ChatError, give_up_at: float
-    ) -> "_Candidate":
-        """Who is asked after a failure, once the wait for it is over; raises the failure when nobody is left."""
-        world = self._model.circumstances
-        following, wait = queue.again(failed, is_passing(failure)), 0.0
-        if following is not None:
-            if not following.asked:
-                wait = 0.0  # another deployment of the same name has nothing to recover from
-            else:
-                policy, chance = self._model.policy, self._model.circumstances.random
-                jitter = full_jitter(
-                    following.asked - 1, first=policy.first_wait, longest=policy.longest_wait, chance=chance
-                )
-                wait = jitter if failure.retry_after is None else failure.retry_after + jitter
-            too_long = self._waited + wait > self._model.policy.wait_in_all or world.clock() + wait > give_up_at
+    def _take(self, chosen: "_Chosen | None") -> None:
+        assert chosen is not None, "who rests is asked when nobody else is left"
+        self._deployment, self._on_trial, self._anyway = chosen.deployment, chosen.on_trial, chosen.anyway
+
+    async def _begin(self) -> ModelAnswer:
+        """Ask, and wait for the first words; whatever happens before them closes what was opened."""
+        self._open = None
+        opened = self._deployment.model.ask(self._ask)
+        answer = await opened.__aenter__()
+        if not isinstance(answer, ReadAnswer):
+            try:
+                answer = await _Begun.wait_for(answer)
+            except BaseException as error:
+                await opened.__aexit__(type(error), error, error.__traceback__)
+                raise
+        self._open = opened
+        if self.number > 1 or self._anyway or self._on_trial:
+            await self._emit(200)
+        return answer
+
+    def succeeded(self) -> None:
+        cooldown = self._deployment.cooldown
+        if cooldown.failures:
+            cooldown.answered()
+
+    async def failed(self, failure: ChatError) -> None:
+        """Count a failure, and emit it: of the attempt to begin an answer, or of the answer that had begun."""
+        status = 200
+        if self._open is None:
+            if not isinstance(failure, errors.UpstreamError):
+                return  # we refused the request ourselves, and nobody was asked
+            status = failure.upstream_status
+        is_refusal = not failure.retryable
+        if not is_refusal:
+            self._deployment.cooldown.failed(on_trial=self._on_trial, retry_after=failure.retry_after)
+        elif status in errors.CLIENT_MISTAKES:
+            self.succeeded()
+        await self._emit(status, failure.code or failure.type, failure.detail or failure.message, is_refusal)
+
+    async def _emit(self, status: int, reason: str = "", detail: str = "", is_refusal: bool = False) -> None:
+        seconds = self._model.circumstances.clock() - self._asked_at
+        attempts = self._attempts
+        await attempts.emit(
+            Attempt(
+                attempts.turn,
+                self.number,
+                self.by,
+                seconds,
+                self._wait,
+                status,
+                reason,
+                detail,
+                is_refusal,
+                self._anyway,
+            )
+        )
+
+    async def go_on(self, failure: ChatError) -> None:
+        """Find who is asked after a failure, and wait until it is time; raises the failure when nobody is left."""
+        model, world = self._model, self._model.circumstances
+        if self._open is not None:
+            self._began = world.clock()  # the time for an answer that had begun was not spent on asking
+        give_up_at = self._began + model.policy.give_up_after
+        queue = self._queue
+        if queue is None:  # only now is it worth knowing who else there is
+            queue = self._queue = _Queue(model.pools, model.policy.tries, self._order)
+            queue.first_was_asked()
+        chosen, wait = queue.again(self._deployment, is_passing(failure)), 0.0
+        if chosen is not None:
+            wait = self._wait_for(chosen.deployment, queue, failure)
+            too_long = self._waited + wait > model.policy.wait_in_all or world.clock() + wait > give_up_at
             if too_long or not world.budget.take():
-                following, wait = None, 0.0
-        if following is None:
-            following = queue.fallback()
-        if following is None or world.clock() > give_up_at:
+                chosen, wait = None, 0.0
+        if chosen is None:
+            chosen = queue.fallback()
+        if chosen is None or world.clock() > give_up_at:
             raise failure
-        self._attempt += 1
-        if self._model.report is not None:
-            await self._model.report(Retry(self._attempt, following.pool, failure.message, wait))
+        self._take(chosen)
+        self.number += 1
+        self._wait = wait
         if wait > 0:
             self._waited += wait
             await world.sleep(wait)
-        return following
+        self._asked_at = world.clock()
+
+    def _wait_for(self, deployment: Deployment, queue: "_Queue", failure: ChatError) -> float:
+        asked = queue.asked[deployment] - 1
+        if not asked:
+            return 0.0  # another deployment of the same name has nothing to recover from
+        policy, chance = self._model.policy, self._model.circumstances.random
+        jitter = full_jitter(asked - 1, first=policy.first_wait, longest=policy.longest_wait, chance=chance)
+        return jitter if failure.retry_after is None else failure.retry_after + jitter
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
-    pool: str
-    deployment: Model
-    asked: int = 0
-    """How often this very deployment was asked before."""
+class _Chosen:
+    deployment: Deployment
+    on_trial: bool = False
+    anyway: bool = False
 
 
 class _Queue:
-    """Who is asked next: the deployments of one pool in turn, without those that failed for good; then the next pool."""
+    """Who is asked next: the deployments of one pool in turn, without those that failed for good or are left alone; then
+    the next pool; and at the end, once each, those that were left alone."""
 
-    def __init__(self, pools: Sequence[Pool], tries: int, order: Sequence[Model]) -> None:
+    def __init__(self, pools: Sequence[Pool], tries: int, order: Sequence[Deployment]) -> None:
         """`order` is that of the first pool."""
         self._pools = list(pools[1:])
         self._tries = self._left = tries
-        self._waiting = [_Candidate(pools[0].name, deployment) for deployment in order]
+        self._waiting = list(order)
+        self._resting: list[Deployment] = []
+        self.asked: dict[Deployment, int] = {}
+        """How often each was."""
 
-    def first(self) -> _Candidate:
-        candidate = self._take()
-        assert candidate is not None, "a model has at least one deployment"
-        return candidate
+    def first(self) -> _Chosen | None:
+        return self._next()
 
-    def again(self, failed: _Candidate, passing: bool) -> _Candidate | None:
-        if passing:
-            self._waiting.append(replace(failed, asked=failed.asked + 1))
-        return self._take()
+    def first_was_asked(self) -> None:
+        self._count(self._waiting.pop(0))
 
-    def fallback(self) -> _Candidate | None:
-        if not self._pools:
+    def again(self, failed: Deployment, passing: bool) -> _Chosen | None:
+        """Who of the same pool is asked after a failure. One that is left alone from now on is asked again only where
+        nobody else is there."""
+        is_alone = not (self._waiting or self._pools or self._resting)
+        if passing and (is_alone or not failed.cooldown.is_resting):
+            self._waiting.append(failed)
+        return self._next()
+
+    def fallback(self) -> _Chosen | None:
+        while self._pools:
+            self._waiting, self._left = list(self._pools.pop(0).in_turn()), self._tries
+            if (chosen := self._next()) is not None:
+                return chosen
+        self._left = 0
+        if not self._resting:
             return None
-        pool = self._pools.pop(0)
-        self._waiting = [_Candidate(pool.name, deployment) for deployment in pool.in_turn()]
-        self._left = self._tries
-        return self._take()
+        deployment = self._resting.pop(0)
+        self.asked[deployment] = 1
+        return _Chosen(deployment, anyway=True)
 
-    def _take(self) -> _Candidate | None:
-        if not self._waiting or not self._left:
-            return None
+    def _next(self) -> _Chosen | None:
+        while self._waiting and self._left:
+            deployment = self._waiting.pop(0)
+            on_trial = False
+            if deployment.cooldown.is_resting and deployment not in self.asked:
+                on_trial = deployment.cooldown.take_trial()
+                if not on_trial:
+                    self._resting.append(deployment)
+                    continue
+            self._count(deployment)
+            return _Chosen(deployment, on_trial)
+        return None
+
+    def _count(self, deployment: Deployment) -> None:
         self._left -= 1
-        return self._waiting.pop(0)
+        self.asked[deployment] = self.asked.get(deployment, 0) + 1
 
 
 class _Begun:

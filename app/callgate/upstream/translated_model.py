@@ -24,7 +24,7 @@ from callgate.http.event_stream import BOM
 from callgate.http.interface import Deadlines, Response, TransportError
 from callgate.upstream import bedrock, claude, cohere, errors, gemini, openai_shaped, resolve
 from callgate.upstream.bounds import check_schemas, is_large
-from callgate.upstream.direct_model import ANSWER_BYTES, Body, HttpAnswer, opened
+from callgate.upstream.direct_model import ANSWER_BYTES, Body, HttpAnswer, host_in, opened
 from callgate.upstream.litellm_model import decoded, from_request, loaded
 from callgate.upstream.media import Fetch, put_in
 from callgate.upstream.resolve import LiteLLMSettings
@@ -62,6 +62,8 @@ class TranslatedModel:
         """`answer_bytes`: how long one answer may be, as it comes over the wire. `fetch` gets what is at an address, for a
         provider that takes none."""
         self.name = name
+        self.host = resolve.host_of(settings.arguments)
+        """Where it was asked last; before that, where its entry says."""
         self._settings = settings
         self._client = client
         self._deadlines = deadlines
@@ -86,6 +88,7 @@ class TranslatedModel:
                 raise errors.from_transport(error) from error
 
     async def asked(self, question: Question, exchanges: AsyncExitStack) -> Response:
+        self.host = host_in(question.url)
         exchange = self._client.post(question.url, question.headers, question.body, self._deadlines)
         response = await opened(exchange, question.secrets)
         exchanges.push_async_exit(exchange.__aexit__)

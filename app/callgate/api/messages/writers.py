@@ -18,6 +18,7 @@ from callgate.conversation import messages_api
 from callgate.conversation.diagnosis import Diagnosis
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import (
+    Attempt,
     CallEnded,
     CallsHandedBack,
     CallStarted,
@@ -27,7 +28,6 @@ from callgate.conversation.events import (
     Finished,
     ModelEvent,
     ModelOutput,
-    ModelRetried,
     Passed,
     ReasoningDelta,
     TextDelta,
@@ -389,7 +389,7 @@ class MessageWriter:
     def _keep(self, event: ChatEvent) -> None:
         self._events.append(event)
 
-    def _forget(self, event: ModelRetried) -> None:
+    def _forget(self, event: Attempt) -> None:
         self._events = [kept for kept in self._events if getattr(kept, "turn", None) != event.turn]
 
     def _pass(self, event: Passed) -> None:
@@ -403,7 +403,7 @@ class MessageWriter:
         CallStarted: _keep,
         CallEnded: _keep,
         CallsHandedBack: _keep,
-        ModelRetried: _forget,
+        Attempt: _forget,
         Passed: _pass,
         ChatEnded: _end,
     }

@@ -1,0 +1,121 @@
+"""The deployments of a model: several ways to one name, each left alone for a while when it keeps failing."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from callgate.conversation.events import Responder
+from callgate.conversation.ports import Model
+
+FAILURES = 3
+"""Running, until a deployment is left alone."""
+LONGEST_SECONDS = 300.0
+"""How long a deployment is left alone at most, unless it is set to longer: nobody waits longer for one that is back."""
+
+
+class Cooldown:
+    """Whether a deployment is left alone, because it failed several times running.
+
+    When its time is over one request may try. While that one is on its way the others go elsewhere; if it fails, too, the
+    time is twice as long.
+    """
+
+    __slots__ = ("_clock", "_first", "_on_change", "_seconds", "failures", "until")
+
+    def __init__(
+        self,
+        seconds: float = 0.0,
+        on_change: Callable[[float], None] = lambda seconds: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Off with no `seconds`. `on_change` is called with how long it is left alone from now on; with 0 when it answers
+        again."""
+        self.failures = 0
+        """Running."""
+        self.until = -float("inf")
+        self._first = self._seconds = seconds
+        self._on_change = on_change
+        self._clock = clock
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether it is left alone, or on trial."""
+        return self.failures >= FAILURES and self._first > 0
+
+    @property
+    def seconds_left(self) -> float:
+        return max(self.until - self._clock(), 0.0) if self.is_resting else 0.0
+
+    def take_trial(self) -> bool:
+        """Whether its time is over, and nobody else is trying. Who does not come back with an answer has the others wait
+        as long again."""
+        now = self._clock()
+        if now < self.until:
+            return False
+        self.until = now + self._seconds
+        return True
+
+    def answered(self) -> None:
+        if self.is_resting:
+            self._on_change(0.0)
+        self.failures, self.until, self._seconds = 0, -float("inf"), self._first
+
+    def failed(self, *, on_trial: bool, retry_after: float | None = None) -> None:
+        self.failures += 1
+        if self._first <= 0 or not (on_trial or self.failures == FAILURES):
+            return
+        longest = max(self._first, LONGEST_SECONDS)
+        if on_trial:
+            self._seconds = min(self._seconds * 2, longest)
+        seconds = max(self._seconds, min(retry_after or 0.0, longest))
+        self.until = self._clock() + seconds
+        self._on_change(seconds)
+
+
+class Placed(Protocol):
+    """What knows where its provider is."""
+
+    @property
+    def host(self) -> str:
+        """Empty where nobody but a library knows."""
+        ...
+
+
+class Deployment:
+    """One way to a model."""
+
+    __slots__ = ("_place", "_responder", "cooldown", "model")
+
+    def __init__(
+        self, model: Model, responder: Responder, place: Placed | None = None, cooldown: Cooldown | None = None
+    ) -> None:
+        """`place` is asked again and again for the host: some know it only when they have been used."""
+        self.model = model
+        self.cooldown = cooldown or Cooldown()
+        self._responder = responder
+        self._place = place
+
+    @property
+    def responder(self) -> Responder:
+        if self._place is not None and (host := self._place.host) != self._responder.host:
+            self._responder = replace(self._responder, host=host)
+        return self._responder
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The deployments that answer to one name. They are asked in turn, each request starting with the next one."""
+
+    name: str
+    deployments: Sequence[Deployment]
+    start: Callable[[], int] = field(default_factory=lambda: count().__next__)
+
+    def in_turn(self) -> Sequence[Deployment]:
+        if len(self.deployments) == 1:
+            return self.deployments
+        start = self.start() % len(self.deployments)
+        return [*self.deployments[start:], *self.deployments[:start]]

@@ -1,0 +1,133 @@
+"""A provider that fails, seen from all sides: the answer, its diagnostics, the log, the metrics and the recorded run."""
+
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
+
+from callgate.application import create_app
+from callgate.config.schema import Config
+from tests.harness.clients import http_client
+from tests.harness.configs import config_dict
+from tests.harness.server import serve
+from tests.scripted_upstream import Call, Cut, Reply, Upstream
+
+pytestmark = pytest.mark.anyio
+
+ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+BOTH = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+ADD = Reply(calls=[Call("add", {"a": 2, "b": 3}, id="call_add")])
+
+
+@contextlib.asynccontextmanager
+async def serving(model: Upstream, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """A model `m` that falls back to `good`."""
+    config = config_dict(model.url, models=("m", "good"), tools=["add"], **options)
+    config["model_list"][0]["fallbacks"] = ["good"]
+    async with serve(create_app(Config.model_validate(config))) as url, http_client(url) as client:
+        yield client
+
+
+async def report_of(client: httpx.AsyncClient, **more: Any) -> dict[str, Any]:
+    """The diagnostics of one answer."""
+    answer = await client.post("/v1/chat/completions", json={**ASK, **more})
+    assert answer.status_code == 200, answer.text
+    if not more.get("stream"):
+        return dict(answer.json()["x_callgate"])
+    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {")]
+    assert not any("error" in json.loads(event) for event in events)
+    return next(found for event in events if (found := json.loads(event).get("x_callgate")))
+
+
+async def counted(client: httpx.AsyncClient, name: str) -> dict[tuple[str, str, str], float]:
+    families = text_string_to_metric_families((await client.get("/metrics")).text)
+    return {
+        (sample.labels["model"], sample.labels["deployment"], sample.labels["result"]): sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == name
+    }
+
+
+@BOTH
+async def test_an_outage_that_a_fallback_survived_is_seen_everywhere(upstream: Upstream, stream: bool) -> None:
+    upstream.script("m", [Reply(status=500)], repeat_last=True)
+    upstream.script("good", [ADD, Reply(text="5")])
+    host = upstream.root.removeprefix("http://")
+    with capture_logs() as lines:
+        async with serving(upstream, upstream={"retry_wait_seconds": 0.0}) as client:
+            report = await report_of(client, stream=stream)
+            run = (await client.get(f"/v1/runs/{report['run']}")).json()
+            attempts = await counted(client, "callgate_upstream_attempts_total")
+
+    assert [turn["deployment"] for turn in report["turns"]] == ["openai/good"] * 2
+    failed = [attempt for attempt in report["attempts"] if "reason" in attempt]
+    assert [(each["deployment"], each["status"], each["reason"], each["host"]) for each in failed] == [
+        ("openai/m", 500, "upstream_error", host)
+    ] * len(failed)
+    assert len(failed) == len([line for line in lines if line["event"] == "upstream_attempt_failed"]) > 0
+    assert all(line["log_level"] == "warning" for line in lines if line["event"] == "upstream_attempt_failed")
+    assert attempts["m", "openai/m", "upstream_error"] == len(failed)
+    assert attempts["m", "openai/good", "answered"] == 2
+    assert (run["deployment"], run["attempts"]) == ("openai/good", len(failed) + 2)
+    assert [event["facts"]["deployment"] for event in run["events"] if event["kind"] == "turn_ended"] == [
+        "openai/good"
+    ] * 2
+    assert run["first_seconds"] > 0
+
+
+async def test_a_dead_model_is_not_asked_in_every_turn(upstream: Upstream) -> None:
+    dead = upstream.script("m", [Reply(status=500)], repeat_last=True)
+    upstream.script("good", lambda asked: ADD if asked.turn == 0 else Reply(text="5"))
+    with capture_logs() as lines:
+        async with serving(upstream, upstream={"retry_wait_seconds": 60.0, "cooldown_seconds": 60}) as client:
+            for _ in range(4):
+                await report_of(client)
+    assert dead.played == 3
+    assert [line["event"] for line in lines].count("upstream_left_alone") == 1
+
+
+@BOTH
+async def test_a_call_that_is_cut_off_every_time_is_asked_of_the_fallback(upstream: Upstream, stream: bool) -> None:
+    cut = upstream.script("m", [Reply(calls=ADD.calls, fault=Cut(after=2))], repeat_last=True)
+    upstream.script("good", [ADD, Reply(text="5")])
+    async with serving(upstream) as client:
+        report = await report_of(client, stream=stream)
+    assert cut.played == 3
+    assert [attempt["reason"] for attempt in report["attempts"] if "reason" in attempt] == [
+        "upstream_broke_off" if stream else "upstream_error"
+    ] * 3
+    assert [call["outcome"] for call in report["turns"][0]["calls"]] == ["returned"]
+
+
+async def test_all_that_fail_are_asked_all_the_same_and_aloud(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(status=401)], repeat_last=True)
+    good = upstream.script("good", [Reply(status=401)] * 3 + [Reply(text="back")])
+    with capture_logs() as lines:
+        async with serving(upstream) as client:
+            failed = [await client.post("/v1/chat/completions", json=ASK) for _ in range(3)]
+            report = await report_of(client)
+    assert {answer.status_code for answer in failed} == {502}
+    assert good.played == 4
+    assert report["turns"][0]["deployment"] == "openai/good"
+    assert "asked_although_left_alone" in {line["event"] for line in lines if line["log_level"] == "warning"}
+
+
+async def test_failures_of_requests_that_pass_through_are_seen_too(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(status=503)], repeat_last=True)
+    upstream.script("good", [Reply(text="hi")])
+    with capture_logs() as lines:
+        async with serving(upstream, upstream={"retries": 0}) as client:
+            answer = await client.post("/v1/chat/completions", json={**ASK, "tool_choice": "none"})
+            attempts = await counted(client, "callgate_upstream_attempts_total")
+    assert answer.json()["choices"][0]["message"]["content"] == "hi"
+    assert [line["deployment"] for line in lines if line["event"] == "upstream_attempt_failed"] == ["openai/m"]
+    assert attempts == {
+        ("m", "openai/m", "upstream_overloaded"): 1,
+        ("m", "openai/good", "answered"): 1,
+    }
