@@ -122,6 +122,85 @@ async def test_a_client_that_asked_for_progress_is_told_what_is_waited_for(upstr
     assert [event["phase"] for event in told] == ["start", "progress", "error"]
 
 
+async def test_the_log_the_metrics_and_whoever_watches_know_that_a_call_waits(
+    upstream: Upstream, capsys: pytest.CaptureFixture[str]
+) -> None:
+    upstream.script("m", [Reply(calls=[MAIL]), Reply(text="Done.")])
+    seen: list[dict[str, Any]] = []
+    async with (
+        serving(upstream) as client,
+        asyncio.timeout(10),
+        client.stream("GET", "/v1/feed?kinds=approvals") as feed,
+    ):
+        lines = feed.aiter_lines()
+        await anext(lines)
+        asking = asyncio.create_task(client.post("/v1/chat/completions", json=QUESTION))
+        async for line in lines:
+            if line.startswith("data: "):
+                seen.append(json.loads(line[6:]))
+                if len(seen) == 2:
+                    break
+                during = (await client.get("/metrics")).text
+                await client.post(f"/v1/approvals/{seen[0]['id']}", json={"decision": "approve"})
+        await asking
+        after = (await client.get("/metrics")).text
+    logged = capsys.readouterr()
+
+    assert [(event["object"], event["tool"], event["state"]) for event in seen] == [
+        ("approval", "send_mail", "waiting"),
+        ("approval", "send_mail", "approved"),
+    ]
+    assert "callgate_approvals_waiting 1.0" in during
+    assert "callgate_approvals_waiting 0.0" in after
+    assert 'callgate_approvals_total{decision="approved"} 1.0' in after
+    assert "approval_waiting" in logged.out + logged.err
+
+
+async def test_a_message_is_sent_that_a_call_waits_and_one_that_is_not_taken_is_logged_and_counted(
+    upstream: Upstream, capsys: pytest.CaptureFixture[str]
+) -> None:
+    upstream.script("m", [Reply(calls=[MAIL]), Reply(text="Done.")])
+    hook = {"url": f"{upstream.url}/hook", "secret": "x" * 32}  # loopback, which is not allowed
+    async with serving(upstream, approvals={"webhook": hook}) as client:
+        asking = asyncio.create_task(client.post("/v1/chat/completions", json=QUESTION))
+        [asked] = await waiting(client)
+        async with asyncio.timeout(10):
+            while 'approval_webhooks_total{result="failed"} 1.0' not in (await client.get("/metrics")).text:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.01)
+        await client.post(f"/v1/approvals/{asked['id']}", json={"decision": "approve"})
+        assert (await asking).status_code == 200
+    logged = capsys.readouterr()
+
+    assert "approval_webhook_failed" in logged.out + logged.err
+
+
+async def test_a_feed_sends_what_its_key_may_see(upstream: Upstream) -> None:
+    rights: dict[str, dict[str, Any]] = {
+        "blind": {},
+        "decider": {"approve": True},
+        "own": {"see": "own"},
+        "boss": {"admin": True},
+    }
+    made = {name: mint_key() for name in rights}
+    keys = [{"name": name, "hash": made[name][1], **rights[name]} for name in rights]
+    async with serving(upstream, auth="keys", keys=keys) as client:
+
+        async def status(name: str, kinds: str) -> int:
+            headers = {"authorization": f"Bearer {made[name][0]}"}
+            async with client.stream("GET", f"/v1/feed{kinds}", headers=headers) as feed:
+                return feed.status_code
+
+        wanted = ("", "?kinds=runs", "?kinds=approvals", "?kinds=servers", "?kinds=wishes")
+        codes = {name: [await status(name, kinds) for kinds in wanted] for name in rights}
+
+    assert codes == {
+        "blind": [403, 403, 403, 403, 400],
+        "decider": [200, 403, 200, 403, 400],
+        "own": [200, 200, 403, 403, 400],
+        "boss": [200, 200, 403, 200, 400],
+    }
+
+
 async def test_a_client_that_leaves_takes_its_question_back(upstream: Upstream) -> None:
     upstream.script("m", [Reply(calls=[MAIL])])
     async with serving(upstream) as client:

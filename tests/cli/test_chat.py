@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import pty
 import sys
 from pathlib import Path
 
@@ -46,6 +47,35 @@ async def test_it_shows_words_and_what_tools_do_and_remembers_what_was_said(upst
     assert "send_mail failed after " in err
     said = [(m["role"], m["content"]) for m in upstream.requests[2].body["messages"]]
     assert said == [("user", "one and two?"), ("assistant", "3\x1b[2J"), ("user", "sure?")]
+
+
+@pytest.mark.parametrize(("typed", "decision"), [("y", "approved"), ("n", "denied")])
+async def test_a_call_that_waits_is_asked_about_at_the_terminal(upstream: Upstream, typed: str, decision: str) -> None:
+    upstream.script("m", [Reply(calls=[Call("add", {"a": 1, "b": 2})]), Reply(text="ended")])
+    config = make_config(upstream.url, tools=["add"], require_approval="always")
+    near, far = pty.openpty()
+    async with serve(create_app(config)) as url:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "callgate", "chat", "--url", url,
+            stdin=far, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "app")},
+        )  # fmt: skip
+        os.close(far)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        os.write(near, b"one and two?\n")
+        async with asyncio.timeout(50):
+            told = (await process.stderr.readuntil(b"[y/n] ")).decode()
+            os.write(near, f"{typed}\n".encode())
+            await process.stdout.readuntil(b"ended")
+            os.write(near, b"/quit\n")
+            rest = (await process.stderr.read()).decode()
+            await process.wait()
+    os.close(near)
+    assert 'run add {"a": 1, "b": 2}' in told
+    assert decision in rest
+    result = upstream.requests[1].body["messages"][-1]["content"]
+    assert (result == "3") == (typed == "y")
 
 
 async def test_a_new_beginning_forgets(upstream: Upstream) -> None:

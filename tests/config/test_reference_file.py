@@ -19,6 +19,7 @@ from callgate.text_calls.reader import FORMATS
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "config.yaml"
 VARIABLES = {
+    "APPROVALS_SECRET": "x" * 32,
     "OPENAI_API_KEY": "sk-openai",
     "ANTHROPIC_API_KEY": "sk-ant",
     "WEATHER_TOKEN": "wt-123456",

@@ -4,6 +4,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from callgate.calls.outcome import Failed
 from callgate.conversation.events import CallEnded, CallProgress, CallStarted
+from callgate.conversation.ports import APPROVAL_WANTED
 
 Dialect: TypeAlias = Literal["off", "x", "reasoning", "openwebui", "trace"]
 ToolEvent: TypeAlias = CallStarted | CallProgress | CallEnded
@@ -49,6 +50,8 @@ class _Extra:
                 told["phase"] = "start"
             case CallProgress(message=message, fraction=fraction):
                 told |= {"phase": "progress", "message": message, "fraction": fraction}
+                if approval := _wanted_approval(event):
+                    told["approval"] = approval
             case CallEnded(outcome=outcome, seconds=seconds):
                 told |= {"phase": "error" if isinstance(outcome, Failed) else "done", "ms": round(seconds * 1000, 1)}
         return {"x_callgate": told}
@@ -58,6 +61,8 @@ class _Reasoning:
     """One line for each call, where reasoning is shown and not kept as part of the answer."""
 
     def line(self, event: ToolEvent) -> str | None:
+        if approval := _wanted_approval(event):
+            return f"{event.call.name} waits for approval ({approval}) …"
         return f"Running {event.call.name} …" if isinstance(event, CallStarted) else None
 
     def fields(self, event: ToolEvent) -> dict[str, Any] | None:
@@ -74,6 +79,13 @@ class _OpenWebUI:
         return {
             "event": {"type": "status", "data": {"description": _status(event), "done": isinstance(event, CallEnded)}}
         }
+
+
+def _wanted_approval(event: ToolEvent) -> str:
+    """The id of the approval that a call waits for."""
+    if isinstance(event, CallProgress) and event.message.startswith(APPROVAL_WANTED):
+        return event.message.removeprefix(APPROVAL_WANTED)
+    return ""
 
 
 def _status(event: ToolEvent) -> str:

@@ -6,6 +6,7 @@ It talks to a server, over the wire like any client. Without an address it start
 import asyncio
 import contextlib
 import json
+import os
 import socket
 import sys
 import threading
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from callgate.cli.server_client import KeyOption, Refused, asked, failed, opened
+from callgate.cli.server_client import KeyOption, Refused, answered, asked, failed, opened
 from callgate.cli.shared import ConfigOption, read_config
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 START_SECONDS = 30.0
 STREAM_SECONDS = 120.0
 """The longest silence. A server that is alive sends a heartbeat long before."""
+LINE_BYTES = 4096
 HELP = "/new starts over, /quit ends (so does Ctrl-D); Ctrl-C stops an answer."
 
 
@@ -96,9 +98,28 @@ class _Conversation:
         async with opening as response:
             async for data in response.chunks():
                 for payload in reader.feed(data):
-                    for piece in _read(json.loads(payload)) if payload.startswith(b"{") else ():
+                    chunk = json.loads(payload) if payload.startswith(b"{") else {}
+                    for piece in _read(chunk):
                         pieces.append(piece)
                         typer.echo(_printable(piece), nl=False)
+                    if (id := (chunk.get("x_callgate") or {}).get("approval")) and sys.stdin.isatty():
+                        await self._decide(id)
+
+    async def _decide(self, id: str) -> None:
+        """Ask whoever sits there about a call that waits. The hash of what was shown goes with the answer."""
+        try:
+            listed = await answered("GET", "/v1/approvals", self._url, self._key)
+            waiting = next((call for call in listed["data"] if call["id"] == id), None)
+            if waiting is None:
+                return  # decided meanwhile, by somebody else
+            arguments = _printable(json.dumps(waiting["arguments"], ensure_ascii=False))
+            _note(f"  run {waiting['tool']} {arguments} ({waiting['safety']})? [y/n] ", nl=False)
+            decision = "approve" if (await _typed()).strip().lower() in {"y", "yes"} else "deny"
+            body = {"decision": decision, "hash": waiting["hash"]}
+            decided = await answered("POST", f"/v1/approvals/{id}", self._url, self._key, body)
+            _note(f"  {decided['decision']}")
+        except Refused as error:
+            _note(f"  {error}")  # this key may not decide, or it is too late
 
 
 def _read(chunk: dict[str, Any]) -> Iterator[str]:
@@ -135,9 +156,25 @@ def _line() -> str | None:
         return None
 
 
-def _note(text: str) -> None:
+async def _typed() -> str:
+    """A line from the terminal, waited for so that Ctrl-C still stops the answer."""
+    loop, descriptor = asyncio.get_running_loop(), sys.stdin.fileno()
+    line: asyncio.Future[bytes] = loop.create_future()
+
+    def read() -> None:
+        if not line.done():
+            line.set_result(os.read(descriptor, LINE_BYTES))
+
+    loop.add_reader(descriptor, read)
+    try:
+        return (await line).decode(errors="replace")
+    finally:
+        loop.remove_reader(descriptor)
+
+
+def _note(text: str, *, nl: bool = True) -> None:
     """Beside the conversation: on standard error, and dim where a person looks."""
-    typer.secho(text, err=True, dim=sys.stderr.isatty() or None)
+    typer.secho(text, err=True, nl=nl, dim=sys.stderr.isatty() or None)
 
 
 def _printable(text: str) -> str:

@@ -34,7 +34,7 @@ def asked(method: str, path: str, url: str | None, key: str | None, body: Any = 
     from callgate.http.interface import TransportError
 
     try:
-        return json.loads(asyncio.run(_asked(method, path, url, key, body)))
+        return asyncio.run(answered(method, path, url, key, body))
     except Refused as error:
         raise failed(str(error)) from None
     except (TransportError, ValueError) as error:
@@ -44,6 +44,14 @@ def asked(method: str, path: str, url: str | None, key: str | None, body: Any = 
 def status_of(url: str, seconds: float) -> int:
     """What `/health/live` of a server answers; raises `TransportError` where nobody does."""
     return asyncio.run(_status_of(url, seconds))
+
+
+async def answered(
+    method: str, path: str, url: str | None, key: str | None, body: Any = None, seconds: float = SECONDS
+) -> Any:
+    """The server's answer, read. Raises `Refused` for an error of the server's."""
+    async with opened(method, path, url, key, body, seconds=seconds) as response:
+        return json.loads(await response.read(ANSWER_BYTES))
 
 
 class Refused(Exception):
@@ -83,11 +91,6 @@ def failed(why: str) -> typer.Exit:
     """Say why on standard error; to be raised."""
     typer.echo(f"callgate: {why}", err=True)
     return typer.Exit(WRONG)
-
-
-async def _asked(method: str, path: str, url: str | None, key: str | None, body: Any) -> bytes:
-    async with opened(method, path, url, key, body) as response:
-        return await response.read(ANSWER_BYTES)
 
 
 async def _status_of(url: str, seconds: float) -> int:

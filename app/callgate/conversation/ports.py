@@ -136,6 +136,10 @@ class Toolbox(Protocol):
         ...
 
 
+APPROVAL_WANTED = "waiting for approval "
+"""What a tool's report begins with while a person is asked; the id of the question follows."""
+
+
 class Report(Protocol):
     """How a running tool says how far it is."""
 

@@ -58,6 +58,7 @@ class Runtime:
         self.diagnostics = config.loop.diagnostics
         self.limiter = shared.limiter
         self._admission = shared.admission
+        self._notices = shared.approval_notices
         self._keyring = keyring_of(config, shared.keys)
         self._origins = origin_guard_of(config, self._keyring)
         self.registry: Registry = registry_of(
@@ -87,6 +88,7 @@ class Runtime:
     async def open(self) -> None:
         await self.registry.open()
         self._check_patterns()
+        self._notices.use(self.config.approvals.webhook)
         self._admission.change(self.limits.concurrent_requests, self.limits.queue_seconds)
 
     async def close(self) -> None:

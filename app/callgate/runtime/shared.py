@@ -1,6 +1,5 @@
 """What outlives any one runtime."""
 
-import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,13 +11,15 @@ from callgate.config.schema import Config
 from callgate.ledger.entry import Ledger, NoLedger
 from callgate.ledger.shared import SharedLedger
 from callgate.recorder.recorder import Recorder
+from callgate.runtime.approval_notices import ApprovalNotices
 from callgate.runtime.builders.access import admission_of, key_store_of, limiter_of
 from callgate.runtime.builders.limits import processes_of, threads_of
 from callgate.runtime.builders.stores import ledger_of, pins_of
 from callgate.telemetry import logs
 from callgate.telemetry.metrics import Metrics
 from callgate.telemetry.tool_servers import ToolServers
-from callgate.tools.approvals import ApprovalQueue, SettledApproval
+from callgate.tools.approvals import ApprovalQueue
+from callgate.tools.listing import source_facts
 from callgate.tools.read_more import KeptResults
 from callgate.tools.source_pool import SourcePool
 from callgate.tools.source_supervisor import SourceState, SourceStatus
@@ -34,7 +35,6 @@ class SharedResources:
 
     def __init__(self, config: Config) -> None:
         self.metrics = Metrics()
-        self.approvals = ApprovalQueue(audit=_log_approval)
         self.admission = admission_of(config)
         self.metrics.in_flight.set_function(lambda: self.admission.all.running)
         self.keys: KeyStore | None = None
@@ -43,10 +43,12 @@ class SharedResources:
         self.limiter: Limiter = MemoryLimiter()
         self.servers = ToolServers(self.metrics)
         self.pins = pins_of(config, self.servers)
-        self.sources = SourcePool(functools.partial(_report_source, self.servers))
+        self.sources = SourcePool(self._report_source)
         self.kept_results = KeptResults()
         folder = None if config.data_dir is None else Path(config.data_dir)
         self.recorder = Recorder(logs.masked, folder, self.metrics.runs_dropped.inc, self.metrics.used)
+        self.approval_notices = ApprovalNotices(self.metrics, self.recorder, self.web)
+        self.approvals = ApprovalQueue(self.approval_notices.settled, on_waiting=self.approval_notices.waiting)
         self._web: Web | None = None
         self.threads = threads_of(config)
         self.processes = processes_of(config)
@@ -70,6 +72,7 @@ class SharedResources:
         self.keys = key_store_of(self._config)
 
     async def close(self) -> None:
+        await self.approval_notices.close()
         if self._web is not None:
             await self._web.close()
         await self.processes.close()
@@ -81,33 +84,16 @@ class SharedResources:
         if self.keys is not None:
             self.keys.close()
 
+    def _report_source(self, status: SourceStatus) -> None:
+        match status.state:
+            case SourceState.READY:
+                self.servers.ready(status.name, status.kind)
+            case SourceState.DOWN:
+                self.servers.down(status.name, status.kind, status.error, status.failures)
+            case _:
+                return
+        self.recorder.publish("server", source_facts(status))
+
 
 def _warn_of_lost(count: int) -> None:
     audit.warning("tool_runs_unfinished", count=count)
-
-
-def _report_source(servers: ToolServers, status: SourceStatus) -> None:
-    match status.state:
-        case SourceState.READY:
-            servers.ready(status.name, status.kind)
-        case SourceState.DOWN:
-            servers.down(status.name, status.kind, status.error, status.failures)
-        case _:
-            return
-
-
-def _log_approval(settled: SettledApproval) -> None:
-    """One line for each call that waited for approval, whatever came of it. Its arguments are there as their hash."""
-    asked = settled.asked
-    audit.info(
-        "approval_settled",
-        decision=str(settled.decision),
-        by=settled.by or None,
-        reason=settled.reason or None,
-        approval=asked.id,
-        tool=asked.tool.name,
-        hash=asked.hash,
-        caller=asked.caller,
-        run_id=asked.run_id,
-        call_id=asked.call.id,
-    )

@@ -144,6 +144,13 @@ class Metrics:
         self.tool_changes = self._counter(
             "tool_changes", "Tools whose server changed their description or schema.", "server"
         )
+        self.approvals = self._counter("approvals", "Calls that waited for approval, by what came of it.", "decision")
+        self.approvals_waiting = Gauge(
+            "callgate_approvals_waiting", "Calls that wait for approval.", registry=self.registry
+        )
+        self.approval_webhooks = self._counter(
+            "approval_webhooks", "Messages of calls that wait, by what became of them.", "result"
+        )
         self.reloads = self._counter("config_reloads", "Times the config was read again, by what came of it.", "result")
         self.runs_dropped = self._counter("runs_dropped", "Runs that were not recorded.").of()
         self.tokens = self._counter("tokens", "Tokens that providers reported.", "model", "kind")

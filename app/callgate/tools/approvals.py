@@ -20,7 +20,7 @@ from typing import Any
 from callgate.calls.outcome import Failed, FailureKind
 from callgate.calls.states import ReadyCall
 from callgate.conversation.errors import ChatError
-from callgate.conversation.ports import Report
+from callgate.conversation.ports import APPROVAL_WANTED, Report
 from callgate.tools.executor import Tool
 
 KEPT_SETTLED = 1000
@@ -83,12 +83,16 @@ class SettledApproval:
 
 
 class ApprovalQueue:
-    """The calls that wait, and the decisions about them. `audit` is called with how each of them ended."""
+    """The calls that wait, and the decisions about them. `on_waiting` is called with each, `audit` with how it ended."""
 
     def __init__(
-        self, audit: Callable[[SettledApproval], None] | None = None, now: Callable[[], float] = time.time
+        self,
+        audit: Callable[[SettledApproval], None] | None = None,
+        now: Callable[[], float] = time.time,
+        on_waiting: Callable[[PendingApproval], None] | None = None,
     ) -> None:
         self._audit = audit or _nobody
+        self._on_waiting = on_waiting or _nobody
         self._now = now
         self._waiting: dict[str, tuple[PendingApproval, asyncio.Future[SettledApproval]]] = {}
         self._settled: OrderedDict[str, ApprovalOutcome] = OrderedDict()
@@ -118,7 +122,8 @@ class ApprovalQueue:
         self._notify()
         settled = SettledApproval(asked, ApprovalOutcome.WITHDRAWN)
         try:
-            await report(f"waiting for approval {asked.id}")
+            self._on_waiting(asked)
+            await report(APPROVAL_WANTED + asked.id)
             await asyncio.wait([answer], timeout=seconds)
             settled = answer.result() if answer.done() else SettledApproval(asked, ApprovalOutcome.EXPIRED)
         finally:
@@ -209,5 +214,5 @@ def _too_late(decision: ApprovalOutcome) -> ChatError:
     )
 
 
-def _nobody(_: SettledApproval) -> None:
-    """Where nobody keeps an audit log."""
+def _nobody(_: object) -> None:
+    """Where nobody is to know."""

@@ -1,12 +1,16 @@
 """Which calls wait for a person's word, and how."""
 
+import base64
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, SecretStr, field_validator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from callgate.config.schema.values import Count, Globs, Seconds, Section, Switch
+from callgate.config.schema.values import Count, Globs, Seconds, Section, Switch, WebAddress
+
+SECRET_BYTES = 24
+"""The least that Standard Webhooks asks of a secret."""
 
 
 class ApprovalLists(Section):
@@ -39,6 +43,34 @@ class _OrOneWord:
 RequireApproval: TypeAlias = Annotated[ApprovalLists, _OrOneWord()]
 
 
+class WebhookSection(Section):
+    """Where word is sent of each call that begins to wait."""
+
+    url: Annotated[WebAddress, Field(repr=False)]
+    """Gets a POST for each, as Standard Webhooks describes it. Any answer from 200 to 299 takes it; else it is sent again while
+    the call waits, six times at most."""
+    secret: SecretStr
+    """What the message is signed with (HMAC-SHA256); `whsec_` begins one in base64."""
+    arguments: Switch = False
+    """Send the arguments of the call too. Their hash is always there."""
+    allow_private: Switch = False
+    """Allow private and loopback addresses, which are refused otherwise."""
+    allow_hosts: Globs = ()
+    """Hosts, as names or globs, whose private addresses may be reached all the same; networks are allowed whole."""
+
+    @field_validator("secret")
+    @classmethod
+    def _is_long_enough(cls, secret: SecretStr) -> SecretStr:
+        text = secret.get_secret_value()
+        try:
+            size = len(base64.b64decode(text[6:], validate=True)) if text.startswith("whsec_") else len(text.encode())
+        except ValueError:
+            raise PydanticCustomError("secret", "should be base64 after `whsec_`") from None
+        if size < SECRET_BYTES:
+            raise PydanticCustomError("secret", "should have 24 bytes or more, such as `openssl rand -hex 24` gives")
+        return secret
+
+
 class Approvals(Section):
     """How calls wait for a person's word."""
 
@@ -48,3 +80,5 @@ class Approvals(Section):
     """Calls that may wait at the same time; further ones are refused at once."""
     demand_hash: Switch = False
     """Take a decision only together with the hash of the arguments it is about."""
+    webhook: WebhookSection | None = None
+    """Where word is sent of each call that begins to wait. Nowhere if left out."""

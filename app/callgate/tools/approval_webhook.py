@@ -1,0 +1,130 @@
+"""Sends word of calls that begin to wait for approval to an address of the operator's. A call never waits for it."""
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import httpx2
+import msgspec
+
+from callgate.calls.outcome import Failed, FailureKind
+from callgate.http.backoff import full_jitter
+from callgate.tools.addresses import PUBLIC_ONLY, AddressRules
+from callgate.tools.approvals import PendingApproval
+from callgate.tools.http_client import Request, Web, ask
+
+TRIES: Final = 6
+TRY_SECONDS: Final = 10.0
+MAX_UNDER_WAY: Final = 100
+"""Messages under way at once. An address that does not answer must not gather them for ever."""
+ANSWER_BYTES: Final = 1024
+"""Of an answer nothing is used but its status."""
+SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - not one itself
+"""What begins a secret that is written in base64, as Standard Webhooks has it."""
+
+retry_delay: Callable[[int], float] = partial(full_jitter, first=0.5, longest=30.0, least=0.2)
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookSpec:
+    """Where to send it, as the operator wrote it down."""
+
+    url: str
+    secret: str = field(repr=False)
+    rules: AddressRules = PUBLIC_ONLY
+    with_arguments: bool = False
+
+
+class ApprovalWebhook:
+    """Messages on their way. Each is signed as Standard Webhooks says, tried again while the call waits, and then let go."""
+
+    def __init__(
+        self,
+        web: Callable[[], Web],
+        on_result: Callable[[PendingApproval, str], None],
+        *,
+        delay: Callable[[int], float] = retry_delay,
+    ) -> None:
+        """`on_result` is given what became of a message: nothing, or why it was not taken."""
+        self._web = web
+        self._on_result = on_result
+        self._delay = delay
+        self._under_way: dict[str, asyncio.Task[None]] = {}
+        self.spec: WebhookSpec | None = None
+
+    def send(self, asked: PendingApproval) -> None:
+        """Begin to send word of a call."""
+        if self.spec is None:
+            return
+        if len(self._under_way) >= MAX_UNDER_WAY:
+            self._on_result(asked, "too many messages are under way")
+            return
+        task = asyncio.create_task(self._send(self.spec, asked), name=f"webhook for {asked.id}")
+        self._under_way[asked.id] = task
+        task.add_done_callback(lambda _: self._under_way.pop(asked.id, None))
+
+    def withdraw(self, id: str) -> None:
+        """The call does not wait any more: no need to try again."""
+        if (task := self._under_way.get(id)) is not None:
+            task.cancel()
+
+    async def close(self) -> None:
+        tasks = list(self._under_way.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _send(self, spec: WebhookSpec, asked: PendingApproval) -> None:
+        body = _body(asked, with_arguments=spec.with_arguments)
+        failure = ""
+        for tries in range(1, TRIES + 1):
+            request = Request("POST", httpx2.URL(spec.url), _headers(spec.secret, asked.id, body), body)
+            try:
+                async with asyncio.timeout(TRY_SECONDS):
+                    outcome = await ask(self._web(), spec.rules, request, ANSWER_BYTES)
+            except TimeoutError:
+                outcome = Failed(f"no answer after {TRY_SECONDS:g} s", FailureKind.UNAVAILABLE)
+            if not isinstance(outcome, Failed):
+                self._on_result(asked, "")
+                return
+            failure = outcome.text
+            if outcome.kind is FailureKind.REFUSED:
+                break  # by our own rules, or a redirect: it would be no different again
+            if tries < TRIES:
+                await asyncio.sleep(self._delay(tries))
+        self._on_result(asked, failure)
+
+
+def _body(asked: PendingApproval, *, with_arguments: bool) -> bytes:
+    facts = asked.facts()
+    if not with_arguments:
+        del facts["arguments"]
+    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(asked.since))
+    return msgspec.json.encode({"type": "approval.waiting", "timestamp": when, "data": facts})
+
+
+def _headers(secret: str, id: str, body: bytes) -> dict[str, str]:
+    """The time is that of this very try: who checks it refuses old ones."""
+    moment = str(int(time.time()))
+    signed = b".".join((id.encode(), moment.encode(), body))
+    digest = hmac.digest(secret_bytes(secret), signed, hashlib.sha256)
+    return {
+        "Content-Type": "application/json",
+        "webhook-id": id,
+        "webhook-timestamp": moment,
+        "webhook-signature": f"v1,{base64.b64encode(digest).decode()}",
+    }
+
+
+def secret_bytes(secret: str) -> bytes:
+    """Raises `ValueError` for one that begins like base64 and is none."""
+    if not secret.startswith(SECRET_PREFIX):
+        return secret.encode()
+    return base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
