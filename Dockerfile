@@ -1,15 +1,16 @@
-# Two stages: the first has pip and the sources, the second only what runs.
+# Three stages: the first has pip and the sources, the second only what runs, the third also what MCP servers are run with.
 # The base is a name, not a digest, so that a rebuild takes the security fixes of its Debian; what is ours is locked.
 
 FROM python:3.12-slim AS builder
 
-# One venv builds, the other is shipped and never holds pip.
+# Two venvs build, the third is shipped and never holds pip.
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore
-RUN python -m venv /opt/build && python -m venv --without-pip /opt/callgate
+RUN python -m venv /opt/build && python -m venv /opt/image && python -m venv --without-pip /opt/callgate
 
-COPY requirements-build.lock requirements.lock /src/
+COPY requirements-build.lock requirements-image.lock requirements.lock /src/
 RUN --mount=type=cache,target=/root/.cache/pip \
     /opt/build/bin/pip install --quiet --require-hashes -r /src/requirements-build.lock \
+ && /opt/image/bin/pip install --quiet --require-hashes -r /src/requirements-image.lock \
  && /opt/build/bin/pip --python /opt/callgate/bin/python install --quiet --no-compile --require-hashes \
         -r /src/requirements.lock
 
@@ -21,8 +22,13 @@ RUN /opt/build/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir 
  && /opt/build/bin/pip --python /opt/callgate/bin/python install --quiet --no-compile --no-deps --no-index /src/dist/*.whl \
  && /opt/callgate/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/callgate/lib
 
+# What is in it, for scanners. And a folder for modules of Python tools, behind everything else on the path.
+RUN /opt/image/bin/cyclonedx-py environment --output-reproducible --output-format JSON --output-file /opt/callgate/sbom.cdx.json \
+        /opt/callgate/bin/python \
+ && echo /tools > "$(/opt/callgate/bin/python -c 'import site; print(site.getsitepackages()[0])')/tools.pth"
 
-FROM python:3.12-slim
+
+FROM python:3.12-slim AS callgate
 
 LABEL org.opencontainers.image.title="callgate" \
       org.opencontainers.image.description="An OpenAI-compatible proxy that runs your tools, and never runs half a call" \
@@ -51,3 +57,17 @@ STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=30s --timeout=5s --start-period=30s --retries=3 CMD ["callgate", "health"]
 ENTRYPOINT ["callgate"]
 CMD ["serve"]
+
+
+# callgate:tools, for MCP servers that are started with npx or uvx.
+FROM callgate AS tools
+USER root
+RUN apt-get update -qq \
+ && apt-get install -y -qq --no-install-recommends git nodejs npm \
+ && rm -rf /var/lib/apt/lists/*
+COPY --from=builder /opt/image/bin/uv /opt/image/bin/uvx /usr/local/bin/
+USER 10001:10001
+
+
+# The one that is built where no other is named.
+FROM callgate

@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test chaos fuzz check format bench bench-check audit clients docs lock image clean
+.PHONY: help serve test chaos fuzz check format bench bench-check audit clients docs lock image image-test clean
 
 PORT   ?=
 CONFIG ?=
@@ -71,8 +71,12 @@ docs: .venv/.dev ## build the documentation as a site, into build/docs
 	@NO_MKDOCS_2_WARNING=1 "$$($(PY) -m tests.harness.environment site)/bin/python" -m mkdocs build --strict --quiet
 	@echo build/docs/index.html
 
-image: ## build the container image callgate (ENGINE=docker)
+image: ## build the container images callgate, and callgate:tools with node and uv (ENGINE=docker)
 	@$(ENGINE) build --tag callgate .
+	@$(ENGINE) build --tag callgate:tools --target tools .
+
+image-test: .venv/.dev image ## build the images and try them (ENGINE=podman)
+	@CALLGATE_IMAGE=callgate ENGINE=$(ENGINE) $(PY) -m pytest tests/deploy/test_image.py
 
 clean: ## remove .venv and everything else that was made here
 	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
@@ -86,6 +90,7 @@ LOCKING = UV_CUSTOM_COMPILE_COMMAND="make lock" $(PY) -m uv pip compile --quiet 
 lock: .venv/.dev ## re-make the locks after a change in pyproject.toml (UPGRADE=1 takes newer releases)
 	@$(LOCKING) --all-extras --output-file requirements.lock pyproject.toml
 	@$(LOCKING) --group build --constraints requirements.lock --output-file requirements-build.lock
+	@$(LOCKING) --group image --output-file requirements-image.lock
 	@$(LOCKING) --all-extras --group dev --group build --constraints requirements.lock \
 		--constraints requirements-build.lock --output-file requirements-dev.lock pyproject.toml
 	@$(if $(UPGRADE),$(PY) -m tests.harness.environment lock)

@@ -23,7 +23,7 @@ from callgate.config.load import load
 ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
-LOCKS = ("requirements.lock", "requirements-build.lock", "requirements-dev.lock")
+LOCKS = ("requirements.lock", "requirements-build.lock", "requirements-image.lock", "requirements-dev.lock")
 
 COMES_WITH = {
     "pydantic-core": "pydantic",  # the other half of the same library
@@ -87,6 +87,7 @@ def test_a_lock_knows_no_address_of_any_index(name):
     [
         *((requirement, "requirements.lock") for requirement in declared()),
         *((requirement, "requirements-build.lock") for requirement in group("build")),
+        *((requirement, "requirements-image.lock") for requirement in group("image")),
         *((requirement, "requirements-dev.lock") for requirement in [*declared(), *group("dev"), *group("build")]),
     ],
 )
