@@ -40,7 +40,7 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-async def test_a_house_that_is_well(upstream: Upstream, tmp_path: Path) -> None:
+async def test_a_server_that_is_well(upstream: Upstream, tmp_path: Path) -> None:
     server = {"command": sys.executable, "args": ["-S", str(RAW_MCP)]}
     config = config_dict(upstream.url, tools=["add"], mcp_servers={"raw": server}, server={"port": free_port()})
     code, out = await callgate("doctor", "--json", config=config, folder=tmp_path)
@@ -90,7 +90,17 @@ async def test_models_are_listed_with_their_ways_and_nobody_is_asked(upstream: U
     assert (other["name"], other["lane"], other["host"]) == ("demo", "demo", None)
     assert list(upstream.requests) == []
     _, table = await callgate("models", config=config, folder=tmp_path)
-    assert [line.split()[0] for line in table.splitlines()] == ["NAME", "one", "demo"]
+    head, *sentences = table.split("\n\n")
+    assert [line.split()[0] for line in head.splitlines()] == ["NAME", "one", "demo"]
+    assert sentences[0].splitlines() == [
+        "one (openai/one)",
+        f"  Callgate itself asks {one['host']}, in OpenAI's protocol.",
+        (
+            "  Tools are described in the prompt and its calls are read from its text, in the format `hermes`: "
+            "`tool_calling` says so."
+        ),
+        "  No tools of this config are on offer to it: its entry has no `tools`.",
+    ]
 
 
 async def test_why_litellm_carries_a_model_is_said(upstream: Upstream, tmp_path: Path) -> None:
@@ -101,3 +111,71 @@ async def test_why_litellm_carries_a_model_is_said(upstream: Upstream, tmp_path:
     assert one["why_litellm"] == "its provider is none that is read here"
     _, told = await callgate("doctor", config=config, folder=tmp_path)
     assert "litellm lane (translated: its provider is none that is read here" in told
+
+
+async def test_how_a_model_will_be_called_is_said_before_its_first_use(upstream: Upstream, tmp_path: Path) -> None:
+    config = config_dict(upstream.url, models=["gpt-5"], entry={"tool_calling": "auto", "tools": ["*"]})
+    local = {"model": "ollama_chat/qwen3", "api_base": upstream.root}
+    config["model_list"].append({"model_name": "qwen3", "litellm_params": local, "tools": ["*"]})
+    _, out = await callgate("models", "--json", config=config, folder=tmp_path)
+    hosted, asked = (row["in_words"] for row in json.loads(out))
+    assert hosted[1:] == ["It is offered tools natively: models of this name do.", "On offer to it: all tools."]
+    assert asked[1].startswith("It is asked once, when it is first offered tools")
+    assert "`hermes`" in asked[1]
+    assert list(upstream.requests) == []
+
+
+OPEN_API = {
+    "openapi": "3.1.0",
+    "info": {"title": "t", "version": "1"},
+    "servers": [{"url": "http://127.0.0.1:1"}],
+    "paths": {
+        "/good": {"get": {"operationId": "good"}},
+        "/odd": {
+            "post": {
+                "operationId": "odd",
+                "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": {"type": "object"}}}},
+            }
+        },
+    },
+}
+
+
+async def test_what_fails_says_what_to_do_and_an_operation_that_cannot_be_used_is_a_note(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    (tmp_path / "api.json").write_text(json.dumps(OPEN_API))
+    api = {"kind": "openapi", "name": "api", "document": "./api.json"}
+    config = config_dict(upstream.url, models=["echo"], tools=[api], server={"port": free_port()})
+    code, out = await callgate("doctor", config=config, folder=tmp_path)
+    assert code == 0, out
+    assert "note  tool odd of api: cannot be used: " in out
+    assert out.splitlines()[-1] == f"next: callgate serve --config {tmp_path / 'config.yaml'}"
+
+    config["mcp_servers"] = {"gone": {"command": "/no/such", "args": ["a b"]}}
+    config["model_list"].append(
+        {"model_name": "typo", "litellm_params": {"model": "openai/ecko", "api_base": upstream.url, "api_key": "k"}}
+    )
+    code, out = await callgate("doctor", config=config, folder=tmp_path)
+    assert code == 1
+    assert "      do: start it by hand and read what it says: /no/such 'a b'" in out
+    assert "the provider does not list 'ecko'" in out
+    assert "      do: name one that it has: echo" in out
+    assert out.splitlines()[-1].startswith("next: mend what has FAIL, then callgate doctor")
+
+
+async def test_a_model_is_looked_at_through_the_proxy_that_serving_uses(
+    upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.delenv("http_proxy", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("NO_PROXY", "")
+    config = config_dict(upstream.url, server={"port": free_port()})
+    code, out = await callgate("doctor", config=config, folder=tmp_path)
+    assert code == 1
+    assert "through the proxy 127.0.0.1:1" in out
+    assert list(upstream.requests) == []
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    code, out = await callgate("doctor", config=config, folder=tmp_path)
+    assert (code, "proxy" in out) == (0, False), out

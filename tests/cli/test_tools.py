@@ -115,6 +115,24 @@ def test_a_tool_may_be_called_by_its_origin_and_a_name_that_is_none_has_a_near_o
     assert "add" in ran.stderr
 
 
+def test_a_call_starts_only_the_source_that_it_needs(tmp_path):
+    def server(name: str) -> dict[str, Any]:
+        script = f"touch {tmp_path}/{name}.started; exec {sys.executable} -S {RAW_MCP}"
+        return {"command": "sh", "args": ["-c", script], "allowed_tools": ["echo"]}
+
+    def started() -> set[str]:
+        return {each.stem for each in tmp_path.glob("*.started")}
+
+    config = {"tools": [tool_entry("add")], "mcp_servers": {"one": server("one"), "two": server("two")}}
+    for call, sources in (("add", set()), ("config/add", set()), ("two_echo", {"two"}), ("one/echo", {"one", "two"})):
+        arguments = '{"a": 1, "b": 2}' if "add" in call else '{"text": "hi"}'
+        ran = callgate("tools", "call", call, arguments, config=config, folder=tmp_path)
+        assert ran.returncode == 0, ran.stderr
+        assert started() == sources
+    ran = callgate("tools", "call", "tow_echo", '{"text": "hi"}', config=config, folder=tmp_path)
+    assert (ran.returncode, "two_echo" in ran.stderr) == (3, True)
+
+
 def test_programs_get_the_outcome_as_json(tmp_path):
     ran = callgate(
         "tools", "call", "echo", '{"text": "hi"}', "--json", config={"tools": [tool_entry("echo")]}, folder=tmp_path

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import json
+import shlex
 import socket
 from collections.abc import Iterator
 from http import HTTPStatus
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from callgate.upstream.resolve import ModelEntry
 
 Check = dict[str, Any]
-MARKS = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
+MARKS = {"ok": "ok  ", "note": "note", "warn": "warn", "fail": "FAIL"}
 SIDE_BY_SIDE = 8
 """Models that are looked at at the same time."""
 
@@ -40,6 +41,10 @@ def doctor(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         for check in checks:
             took = "" if check.get("ms") is None else f" ({check['ms']:g} ms)"
             typer.echo(f"{MARKS[check['status']]}  {check['what']}: {check['detail']}{took}")
+            if check["todo"]:
+                typer.echo(f"      do: {check['todo']}")
+        at = "" if loaded.path is None or config is None else f" --config {config}"
+        typer.echo(f"next: mend what has FAIL, then callgate doctor{at}" if failed else f"next: callgate serve{at}")
     if failed:
         raise typer.Exit(WRONG)
 
@@ -66,8 +71,12 @@ async def _examined(loaded: "Loaded") -> list[Check]:
     return checks
 
 
-def _check(what: str, status: str, detail: str, seconds: float | None = None, **more: Any) -> Check:
-    return {"what": what, "status": status, "detail": detail, "ms": seconds and round(seconds * 1000, 1), **more}
+def _check(
+    what: str, status: str, detail: str, seconds: float | None = None, *, todo: str | None = None, **more: Any
+) -> Check:
+    """`todo` is what would mend it."""
+    ms = seconds and round(seconds * 1000, 1)
+    return {"what": what, "status": status, "detail": detail, "ms": ms, "todo": todo, **more}
 
 
 async def _port(config: "Config") -> Check:
@@ -79,7 +88,8 @@ async def _port(config: "Config") -> Check:
     except OSError as error:
         if error.errno == errno.EADDRINUSE and await _is_callgate(host, port):
             return _check(what, "warn", f"a server is running on {host} already, and it is alive")
-        return _check(what, "fail", f"cannot listen on {host}: {error.strerror}")
+        todo = "end the program that has it, or choose another port with `server.port` or --port"
+        return _check(what, "fail", f"cannot listen on {host}: {error.strerror}", todo=todo)
     return _check(what, "ok", f"free on {host}")
 
 
@@ -100,29 +110,49 @@ async def _is_callgate(host: str, port: int) -> bool:
 
 async def _model(entry: "ModelEntry", client: "HttpClient", places: asyncio.Semaphore) -> Check:
     from callgate.cli.models import row_of
-    from callgate.upstream.inspection import look
+    from callgate.upstream.inspection import look, proxy_to
 
     async with places:
         row = await row_of(entry)
+        row["proxy"] = await proxy_to(entry, client)
         found = await look(entry, client)
     lane = f"{row['lane']} lane" + (f" (translated: {row['why_litellm']})" if row["why_litellm"] else "")
     how = f"{lane}, tool calling {row['tool_calling']}" + (f", {row['host']}" if row["host"] else "")
-    return _check(f"model {entry.model_name}", found.verdict, f"{found.detail}; {how}", found.seconds, **row)
+    if row["proxy"] is not None:
+        how += f", through {row['proxy']}"
+    return _check(
+        f"model {entry.model_name}", found.verdict, f"{found.detail}; {how}", found.seconds, todo=found.todo, **row
+    )
 
 
 def _tools(config: "Config", registry: "Registry") -> Iterator[Check]:
     from callgate.runtime.tool_patterns import pattern_problems
 
+    kinds = {status.name: status.kind for status in registry.sources()}
     for status in registry.sources():
-        verdict = "ok" if status.state == "ready" else "fail"
+        ready = status.state == "ready"
+        detail, todo = status.error or str(status.state), None if ready else _todo_for_source(config, status.name)
         yield _check(
-            f"source {status.name}", verdict, status.error or str(status.state), status.seconds, kind=status.kind
+            f"source {status.name}", "ok" if ready else "fail", detail, status.seconds, todo=todo, kind=status.kind
         )
     for broken in registry.quarantined():
-        yield _check(f"tool {broken.name}", "fail", f"cannot be used: {broken.reason}")
+        # What a document or a server has beside the tools that can be used is no fault of this config's.
+        verdict = "fail" if not broken.source else "note" if kinds.get(broken.source) == "openapi" else "warn"
+        source = f" of {broken.source}" if broken.source else ""
+        todo = None if broken.source else "correct its entry; the other tools work without it"
+        yield _check(f"tool {broken.name}{source}", verdict, f"cannot be used: {broken.reason}", todo=todo)
     for clash in registry.clashes():
         yield _check(f"name {clash.claimed}", "warn", str(clash))
     for problem in pattern_problems(config, registry):
         yield _check("pattern", "warn", str(problem))
     tools = registry.tools()
     yield _check("tools", "ok", f"{len(tools)} can be used")
+
+
+def _todo_for_source(config: "Config", name: str) -> str:
+    server = config.mcp_servers.get(name)
+    if server is None:
+        return "look whether `document` can be fetched from this machine; it is tried again while Callgate serves"
+    if server.command is not None:
+        return f"start it by hand and read what it says: {shlex.join((server.command, *server.args))}"
+    return "look whether it runs, and at `url` and `headers`; it is tried again while Callgate serves"

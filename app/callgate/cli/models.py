@@ -10,11 +10,13 @@ from callgate.cli.shared import ConfigOption, JsonOption, give_up, read_config
 
 if TYPE_CHECKING:
     from callgate.config.load import Loaded
+    from callgate.text_calls.calling_detection import CallingMode
+    from callgate.upstream.inspection import Whereabouts
     from callgate.upstream.resolve import ModelEntry
 
 
 def models(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """The models: the lane each takes, how it is asked for tool calls, and where it is. Nobody is asked anything."""
+    """The models: where each is, how it will be asked for tool calls, and why. Nobody is asked anything."""
     loaded = read_config(config)
     rows = asyncio.run(_rows(loaded))
     if as_json:
@@ -24,6 +26,8 @@ def models(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     widths = [max(len(line[column]) for line in table) for column in range(4)]
     for line in table:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    for row in rows:
+        typer.echo(f"\n{row['name']} ({row['model']})\n" + "\n".join(f"  {sentence}" for sentence in row["in_words"]))
 
 
 def entries_of(loaded: "Loaded") -> "list[ModelEntry]":
@@ -42,7 +46,7 @@ async def row_of(entry: "ModelEntry") -> dict[str, Any]:
     from callgate.upstream.tool_calling import ToolCalling
 
     place = await whereabouts(entry)
-    choice = ToolCalling(lambda entry, choice: None).choice(entry)
+    choice, format = await ToolCalling(lambda entry, choice: None).foresee(entry)
     return {
         "name": entry.model_name,
         "model": str(entry.litellm_params["model"]),
@@ -51,7 +55,48 @@ async def row_of(entry: "ModelEntry") -> dict[str, Any]:
         "tool_calling": "auto" if choice is None else choice.format,
         "decided_by": None if choice is None else choice.decided_by,
         "host": place.host,
+        "in_words": [_way_there(place), _way_of_calling(choice, format), _tools_of(entry)],
     }
+
+
+def _way_there(place: "Whereabouts") -> str:
+    where = place.host or "its provider's API"
+    match place.lane:
+        case "demo":
+            return "Built in: a few rules that show the loop, no language model."
+        case "direct":
+            return f"Callgate itself asks {where}, in OpenAI's protocol."
+        case "translated":
+            return f"Callgate itself asks {where}, in the provider's own protocol; litellm translates."
+        case _:
+            return f"litellm asks {where}" + (f": {place.why}." if place.why else ", as the config says.")
+
+
+_WHO_SAYS = {
+    "config": "`tool_calling` says so",
+    "family": "models of this name do",
+    "litellm": "litellm's list of models says so",
+    "model_info": "`model_info` says so",
+    "provider": "its provider's API has tool calls",
+}
+
+
+def _way_of_calling(choice: "CallingMode | None", format: str) -> str:
+    if choice is None:
+        return (
+            "It is asked once, when it is first offered tools, whether it calls them natively; if not, they are described in "
+            f"the prompt and its calls are read from its text, in the format `{format}`."
+        )
+    why = _WHO_SAYS[choice.decided_by]
+    if choice.format == "native":
+        return f"It is offered tools natively: {why}."
+    return f"Tools are described in the prompt and its calls are read from its text, in the format `{choice.format}`: {why}."
+
+
+def _tools_of(entry: "ModelEntry") -> str:
+    if not entry.tools:
+        return "No tools of this config are on offer to it: its entry has no `tools`."
+    return f"On offer to it: {'all tools' if '*' in entry.tools else ', '.join(entry.tools)}."
 
 
 async def _rows(loaded: "Loaded") -> list[dict[str, Any]]:
@@ -62,5 +107,5 @@ async def _rows(loaded: "Loaded") -> list[dict[str, Any]]:
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, str, str, str]:
-    calling = "auto: found out at first use" if row["decided_by"] is None else row["tool_calling"]
+    calling = "found out at first use" if row["decided_by"] is None else row["tool_calling"]
     return row["name"], row["lane"], calling, row["host"] or "-"

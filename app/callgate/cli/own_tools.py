@@ -22,14 +22,18 @@ def keep_quiet(loaded: Loaded, level: str = "error") -> None:
 
 
 @asynccontextmanager
-async def opened_tools(loaded: Loaded, wait: float) -> AsyncIterator[Registry]:
-    """All tools, their sources given `wait` seconds to open."""
+async def opened_tools(loaded: Loaded, wait: float, name: str | None = None) -> AsyncIterator[Registry]:
+    """All tools, their sources given `wait` seconds to open. With a `name`, only the sources that may have a tool of it
+    are opened, and the others where none has."""
     web = Web()
     threads, processes = threads_of(loaded.config), processes_of(loaded.config)
     try:
         registry = built_tools(loaded, web, threads, processes)
         try:
-            await registry.open(wait)
+            if name is not None:
+                await registry.open(wait, registry.may_have(name))
+            if name is None or (registry.find(name) is None and all(it.address != name for it in registry.tools())):
+                await registry.open(wait)
             yield registry
         finally:
             await registry.close()

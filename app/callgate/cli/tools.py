@@ -98,7 +98,7 @@ async def _called(loaded: "Loaded", name: str, arguments: str, *, yes: bool) -> 
     from callgate.tools.toolbox import RequestToolbox
 
     keep_quiet(loaded, "warning")  # a tool that raises is logged with its file, its line and its traceback
-    async with opened_tools(loaded, OPEN_SECONDS) as registry:
+    async with opened_tools(loaded, OPEN_SECONDS, name) as registry:
         toolbox = RequestToolbox(
             registry.tools(), run_id="run_by_hand", limits=registry.limits, approve=_approving(yes=yes)
         )

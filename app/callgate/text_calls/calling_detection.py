@@ -68,6 +68,12 @@ class CallingDetector:
         self._lock = asyncio.Lock()
         self._failures = 0
 
+    async def foresee(self) -> CallingMode | None:
+        """The choice as far as it can be made without asking the model; None where it will be asked."""
+        if self.choice is None:
+            await self._look_up()
+        return self.choice
+
     async def choose(self, model: Model, *, may_probe: bool) -> CallingMode:
         """The choice. Requests that come while the model is probed wait for it, and share it even where it failed;
         those that may not probe do not need it badly enough to wait."""

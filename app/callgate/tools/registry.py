@@ -10,7 +10,7 @@ that another source has, if it could ask for that name too.
 """
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -181,11 +181,13 @@ class Registry:
         self._approval_of[source.name] = approval
         self.limits.limit_source(source.name, concurrency)
 
-    async def open(self, wait: float = FIRST_WAIT) -> None:
-        """Start opening all sources, and wait a while for their first try. Those that fail do not fail the start."""
+    async def open(self, wait: float = FIRST_WAIT, only: Collection[str] | None = None) -> None:
+        """Start opening all sources, or `only` some, and wait a while for their first try. Those that fail do not fail the
+        start."""
         # Borrowed here and not when they were added: a registry that is never opened has nothing to give back.
         for name, (identity, source) in self._wanted.items():
-            self._supervisors[name] = self._pool.borrow(identity, source)
+            if name not in self._supervisors and (only is None or name in only):
+                self._supervisors[name] = self._pool.borrow(identity, source)
         first = [asyncio.create_task(supervisor.tried()) for supervisor in self._supervisors.values()]
         if not first:
             return
@@ -225,6 +227,14 @@ class Registry:
     def find(self, name: str) -> RegisteredTool | None:
         self._look()
         return self._by_name.get(name)
+
+    def may_have(self, name: str) -> tuple[str, ...]:
+        """The sources that may have a tool of this name or address; none where the config has it itself."""
+        if name.removeprefix(f"{CONFIG_ADDRESS}/") in self._fixed:
+            return ()
+        if "/" in name:
+            return tuple(each for each in self._wanted if name.startswith(f"{each}/"))
+        return tuple(each for each, (_, source) in self._wanted.items() if _may_ask_for(name, source))
 
     def select(self, patterns: Sequence[str]) -> tuple[RegisteredTool, ...]:
         """The tools that one of the patterns names. A pattern with a slash is for `source/name`."""

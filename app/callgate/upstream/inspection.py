@@ -4,6 +4,7 @@ For the operator's commands. A question costs a list of models, or one token whe
 """
 
 import asyncio
+import difflib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from callgate.conversation.errors import ChatError
 from callgate.conversation.ports import ModelRequest
 from callgate.http.client import HttpClient
 from callgate.http.interface import Deadlines, TransportError
+from callgate.http.proxies import USUAL_PORTS
 from callgate.upstream import errors, litellm_model, resolve
 from callgate.upstream.catalogue import Catalogue, is_demo
 from callgate.upstream.direct_model import Endpoint, host_in
@@ -27,6 +29,11 @@ SECONDS = 15.0
 NO_LIST = frozenset({404, 405, 501})
 """What servers without a list of models answer. They are asked for one token instead."""
 LIST_BYTES = 8_000_000
+_KEY = "put a key that this provider takes where `litellm_params.api_key` has it from"
+_REACH = (
+    "look whether this machine reaches it: a proxy is named in HTTPS_PROXY or HTTP_PROXY, hosts beside it in NO_PROXY, an own CA "
+    "in SSL_CERT_FILE"
+)
 _PATIENCE = Deadlines(connect=SECONDS, first_byte=SECONDS, idle=SECONDS, total=SECONDS)
 
 
@@ -49,6 +56,8 @@ class Found:
     verdict: Verdict
     detail: str
     seconds: float = 0.0
+    todo: str | None = None
+    """What would mend it."""
 
 
 async def whereabouts(entry: ModelEntry) -> Whereabouts:
@@ -77,8 +86,22 @@ async def look(entry: ModelEntry, client: HttpClient) -> Found:
             if found is None:
                 found = await _asked(entry, client)
     except TimeoutError:
-        found = Found("fail", f"no answer within {SECONDS:g} s")
+        found = Found("fail", f"no answer within {SECONDS:g} s", todo=_REACH)
     return replace(found, seconds=time.perf_counter() - began)
+
+
+async def proxy_to(entry: ModelEntry, client: HttpClient) -> str | None:
+    """The proxy of the environment through which a deployment is asked, if any."""
+    place = await whereabouts(entry)
+    if place.endpoint is None or client.proxies is None:
+        return None
+    parts = urlsplit(place.endpoint.url)
+    secure = parts.scheme == "https"
+    try:
+        proxy = client.proxies.proxy_for(parts.hostname or "", parts.port or USUAL_PORTS[parts.scheme], secure=secure)
+    except TransportError as error:  # a variable that names none; asking says so, too
+        return str(error)
+    return None if proxy is None else str(proxy)
 
 
 async def _listed(endpoint: Endpoint, client: HttpClient) -> Found | None:
@@ -89,11 +112,13 @@ async def _listed(endpoint: Endpoint, client: HttpClient) -> Found | None:
             status = response.status
             body = await response.read(LIST_BYTES) if status == 200 else b""
     except TransportError as error:
-        return Found("fail", errors.redact(f"cannot be reached: {error}", endpoint.secrets))
+        local = (urlsplit(address).hostname or "") in {"localhost", "127.0.0.1", "::1"}
+        todo = "start the server, or correct `litellm_params.api_base`" if local else _REACH
+        return Found("fail", errors.redact(f"cannot be reached: {error}", endpoint.secrets), todo=todo)
     if status in NO_LIST:
         return None
     if status in {401, 403}:
-        return Found("fail", f"the provider refuses the key ({status})")
+        return Found("fail", f"the provider refuses the key ({status})", todo=_KEY)
     if status != 200:
         return Found("fail", f"the provider's list of models answers {status}")
     names = _names_in(body)
@@ -101,7 +126,9 @@ async def _listed(endpoint: Endpoint, client: HttpClient) -> Found | None:
         return None
     if "*" in endpoint.model or endpoint.model in names:
         return Found("ok", "reached; the key is taken" if endpoint.headers.get("Authorization") else "reached")
-    return Found("warn", f"reached, but the provider does not list {endpoint.model!r}")
+    near = difflib.get_close_matches(endpoint.model, sorted(names), n=3)
+    todo = f"name one that it has: {', '.join(near or sorted(names)[:5])}"
+    return Found("warn", f"reached, but the provider does not list {endpoint.model!r}", todo=todo)
 
 
 def _names_in(body: bytes) -> set[str]:
@@ -125,5 +152,8 @@ async def _asked(entry: ModelEntry, client: HttpClient) -> Found:
             async for _ in answer:
                 break
     except ChatError as error:
-        return Found("fail", error.message + (f" ({error.detail})" if error.detail else ""))
+        todo = {401: _KEY, 403: _KEY, 404: "name a model that the provider has in `litellm_params.model`"}.get(
+            error.status, _REACH
+        )
+        return Found("fail", error.message + (f" ({error.detail})" if error.detail else ""), todo=todo)
     return Found("ok", "answered")

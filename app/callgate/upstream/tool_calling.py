@@ -70,6 +70,10 @@ class ToolCalling:
         way = self._ways.get(_key(entry))
         return known or (None if way is None else way.choice)
 
+    async def foresee(self, entry: ModelEntry) -> tuple[CallingMode | None, str]:
+        """What will be chosen, None where the model will be asked; and the format it is asked in without native calls."""
+        return _known(entry) or await self._way(entry).foresee(), _format(entry)
+
     def _way(self, entry: ModelEntry) -> CallingDetector:
         # A fallback is built once more for each model that falls back to it, but it is one deployment.
         key = _key(entry)
