@@ -95,10 +95,10 @@ async def test_embeddings_go_to_the_models_provider_under_its_name_and_with_its_
 
 
 async def test_a_stream_is_passed_on_byte_for_byte_as_it_comes() -> None:
-    parts = (b'event: response.created\ndata: {"type":', b'"response.created"}\n\n', b"data: [DONE]\n\n")
+    parts = (b'data: {"choices":', b"[]}\n\n", b"data: [DONE]\n\n")
     provider = Provider(content_type="text/event-stream", parts=parts)
     async with passing(provider) as url:
-        answer = await raw_post(url, {"model": "m", "input": "hi", "stream": True}, path="/v1/responses")
+        answer = await raw_post(url, {"model": "m", "prompt": "hi", "stream": True}, path="/v1/completions")
     assert (answer.status, answer.body) == (200, b"".join(parts))
     assert answer.headers["content-type"] == "text/event-stream"
     assert answer.headers["x-accel-buffering"] == "no"

@@ -63,6 +63,7 @@ class Conversation:
         "_request",
         "_route",
         "_runtime",
+        "_warnings",
         "diagnoses",
         "recording",
         "run_id",
@@ -83,6 +84,7 @@ class Conversation:
         self._runtime, self._route, self._conversations = runtime, route, conversations
         self._context, self._request, self._caller = context, request, caller
         self._before_tools = before_tools
+        self._warnings = route.warnings
         self._meter: Meter | None = None
         self._is_replay = False
         self._recorded_tools: Toolbox | None = None
@@ -107,13 +109,35 @@ class Conversation:
             work = partial(self._metered, work)
         return work if self._route.places is None else partial(self._placed, work)
 
+    @property
+    def wrote(self) -> bool:
+        """Whether a tool was started that may change something."""
+        return self._context.wrote
+
+    def source_of(self, tool: str) -> str:
+        """The MCP server that has a tool of ours; empty for a tool of the config and one under another name."""
+        server_tools = self._route.server_tools
+        found = server_tools.by_name.get(tool) if server_tools else None
+        return found.source if found is not None else ""
+
+    @property
+    def tools_shown(self) -> str:
+        """How calls of our tools are shown where they can be."""
+        return self._runtime.tools_shown(self._route, self._caller)
+
+    def warn(self, warning: str) -> None:
+        """Have the client know something of its request; plain ASCII."""
+        self._warnings += (warning,)
+        for diagnosis in self.diagnoses:
+            diagnosis.warn(warning)
+
     def headers(self, error: ChatError | None = None) -> Mapping[str, str]:
         """The headers of the answer, as far as they are known by now."""
         headers = {"x-callgate-run": self.run_id}
         if self._meter is not None:
             headers |= self._meter.headers
-        if self._route.warnings:
-            headers["x-callgate-warning"] = "; ".join(self._route.warnings)
+        if self._warnings:
+            headers["x-callgate-warning"] = "; ".join(self._warnings)
         if self._context.wrote:
             # Clients repeat a failed request by themselves. What a tool has written must not be written twice.
             headers["x-should-retry"] = "false"
@@ -167,6 +191,8 @@ class Conversation:
         rules = runtime.rules if request.parallel else replace(runtime.rules, max_parallel_calls=1)
         if request.tool_events == "trace":
             rules = replace(rules, emit_fragments=True)
+        if request.max_calls is not None:
+            rules = replace(rules, max_calls=request.max_calls)
         if may_pass_through:
             ending = await converse(
                 passed_through(request),
@@ -195,6 +221,7 @@ class Conversation:
             listeners.append(_WriteNote(self._context))
             if self._before_tools is not None:
                 emit = _awaiting(self._before_tools, self.run_id, emit)
+        if route.server_tools or request.keeps_hidden:
             keep = self._keep
             if not self._is_replay:  # its history is whole
                 messages = await self._conversations.made_whole(
@@ -206,8 +233,8 @@ class Conversation:
             if request.shown:
                 messages = without_repeats(messages, request.shown)
             setup.recall(messages)
-            if request.mode is not None:
-                tool_choice = request.mode  # the tools are cut down to the allowed ones already
+        if route.server_tools and request.mode is not None:
+            tool_choice = request.mode  # the tools are cut down to the allowed ones already
         return await converse(
             ModelRequest(messages, (), tool_choice, request.params, request.stream),
             model,

@@ -23,7 +23,6 @@ from callgate.runtime.runtime import Runtime
 PATHS = (
     "/embeddings",
     "/completions",
-    "/responses",
     "/moderations",
     "/rerank",
     "/images/generations",
@@ -34,10 +33,6 @@ PATHS = (
     "/audio/translations",
 )
 """What follows `/v1`."""
-ADVICE = {
-    "/responses": "Callgate's tools run in chats: have the client speak chat completions (/v1/chat/completions) instead."
-}
-"""Added where a route is not to be had; several libraries speak the Responses API unless they are told otherwise."""
 TAIL_BYTES = 65_536
 """How much of the end of an answer is looked at for its usage, which providers write last."""
 
@@ -48,14 +43,14 @@ _objects = json.JSONDecoder()
 class PassingEndpoint:
     """Passes one kind of request on."""
 
-    def __init__(self, house: RuntimeManager, path: str) -> None:
-        self._house, self._path = house, path
+    def __init__(self, manager: RuntimeManager, path: str) -> None:
+        self._manager, self._path = manager, path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = context_of(scope)
         context.route = "passed_on"
-        assert context.caller is not None, "the door lets nobody in without a caller"
-        with self._house.lease() as runtime:
+        assert context.caller is not None, "the middleware lets nobody in without a caller"
+        with self._manager.lease() as runtime:
             check_body(context.headers, runtime.limits.body_bytes)
             body = await read_body(receive, runtime.limits.body_bytes)
             try:
@@ -64,11 +59,6 @@ class PassingEndpoint:
                     await unless_left(asked.answer(send), receive)
             except ClientLeft:
                 context.notes["ending"] = "client_left"
-            except ChatError as error:
-                if error.code != "unsupported_route" or self._path not in ADVICE:
-                    raise
-                message = f"{error.message} {ADVICE[self._path]}"
-                raise ChatError(error.status, message, param=error.param, code=error.code) from error
 
     async def _asked(self, runtime: Runtime, context: RequestContext, caller: Caller, body: bytes) -> "_Asked":
         content_type = context.headers.get("content-type", "")

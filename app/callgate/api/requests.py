@@ -74,6 +74,10 @@ class ChatRequest(msgspec.Struct):
     """Whoever writes the answer takes it in its provider's own bytes as well."""
     every_event: bool = False
     """Whoever writes the answer is given the events of turns too."""
+    keeps_hidden: bool = False
+    """What the client is not shown is kept for it even where no tool of ours is on offer."""
+    max_calls: int | None = None
+    """How many calls of our tools it allows, all turns together."""
     kept_history: Sequence[Message] | None = None
     """What the chat begins with, where some of it was kept here. Messages that are dicts are whole: nothing is put back
     into them."""

@@ -31,6 +31,9 @@ from callgate.api.page import page_routes
 from callgate.api.proxied_routes import PATHS, PassingEndpoint
 from callgate.api.replay import PATH as REPLAY_PATH
 from callgate.api.replay import ReplayEndpoint, replay_operation
+from callgate.api.responses.face import ResponsesFace
+from callgate.api.responses.kept import KeptResponses
+from callgate.api.responses.routes import response_routes
 from callgate.api.runs import run_routes
 from callgate.api.tools import tool_routes
 from callgate.api.usage import usage_routes
@@ -39,6 +42,7 @@ from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.runtime import Runtime
 
 CHAT_PATHS = ("/v1/chat/completions", "/chat/completions")
+RESPONSES_PATHS = ("/v1/responses", "/responses")
 
 
 def add_routes(app: FastAPI, manager: RuntimeManager, *, page: bool = True) -> Mapping[tuple[str, str], ASGIApp]:
@@ -48,6 +52,11 @@ def add_routes(app: FastAPI, manager: RuntimeManager, *, page: bool = True) -> M
         app.router.routes.append(Route(path, chat, methods=["POST"], name="create_chat_completion"))
     messages = FaceEndpoint(manager, MessagesFace())
     app.router.routes.append(Route(MESSAGES, messages, methods=["POST"], name="create_message"))
+    kept = KeptResponses(manager.responses)
+    responses = FaceEndpoint(manager, ResponsesFace(manager, kept))
+    for path in RESPONSES_PATHS:
+        app.router.routes.append(Route(path, responses, methods=["POST"], name="create_response"))
+        app.router.routes.extend(response_routes(path, kept))
     for path in PATHS:
         passing = PassingEndpoint(manager, path)
         for start in ("/v1", ""):
@@ -68,7 +77,8 @@ def add_routes(app: FastAPI, manager: RuntimeManager, *, page: bool = True) -> M
     app.exception_handler(ChatError)(answer_chat_error)
     app.exception_handler(Exception)(answer_failure)
     _describe_chat(app)
-    return {**{("POST", path): chat for path in CHAT_PATHS}, ("POST", MESSAGES): messages}
+    faces = dict.fromkeys(CHAT_PATHS, chat) | dict.fromkeys(RESPONSES_PATHS, responses) | {MESSAGES: messages}
+    return {("POST", path): face for path, face in faces.items()}
 
 
 def _models(manager: RuntimeManager) -> APIRouter:

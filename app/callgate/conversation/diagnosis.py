@@ -37,6 +37,9 @@ class Diagnosis(Listener):
         self._recovered: list[dict[str, Any]] = []
         self._outcomes: dict[tuple[int, str], dict[str, Any]] = {}
 
+    def warn(self, warning: str) -> None:
+        self._warnings = (*self._warnings, warning)
+
     def _keep(self, event: TurnEnded | ChatEnded) -> None:
         self._events.append(event)
 

@@ -241,6 +241,12 @@ LIMIT_REACHED = _text(
 )
 """For a whole call that came after the last turn that may run tools."""
 
+ENOUGH_CALLS = _text(
+    {
+        "code": "max_tool_calls",
+        "message": "Not run: the request allows no more calls of such tools. Answer with what is already known.",
+    }
+)
 TOO_MANY_CALLS = _text(
     {
         "code": "too_many_calls",

@@ -8,8 +8,10 @@ reads what it would have read if all tools had one owner.
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -47,6 +49,10 @@ class _MessageHead(msgspec.Struct):
 _decoder = msgspec.json.Decoder(HiddenTurns)
 _head = msgspec.json.Decoder(_MessageHead)
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class ShownAgain(dict[str, Any]):
+    """A message about calls of ours that the client was shown and gave back. It is left out where the same calls were kept."""
 
 
 def encode_hidden(hidden: HiddenTurns) -> bytes:
@@ -92,6 +98,7 @@ def put_back(messages: Sequence[Message], kept: Mapping[str, HiddenTurns]) -> tu
     turns = {turn.place: turn for turn in calling_turns(messages)}
     whole: list[Message] = []
     used: set[int] = set()
+    restored: list[Mapping[str, Any]] = []
     place = 0
     while place < len(messages):
         turn = turns.get(place)
@@ -104,7 +111,40 @@ def put_back(messages: Sequence[Message], kept: Mapping[str, HiddenTurns]) -> tu
         used.add(id(hidden))
         answers, place = _answers(messages, place + 1)
         whole += _whole_turn(hidden, turn.calls, answers)
-    return tuple(whole)
+        restored += (*hidden.before, hidden.assistant, *hidden.results.values())
+    return tuple(_said_once(whole, restored) if restored else whole)
+
+
+def _said_once(messages: Sequence[Message], restored: Sequence[Mapping[str, Any]]) -> Iterator[Message]:
+    """The history without what was shown and given back of calls that stand in it as they were made."""
+    kept = Counter(_accounts(restored))
+    dropped: set[str] = set()
+    for place, message in enumerate(messages):
+        if not isinstance(message, ShownAgain):
+            yield message
+        elif message["role"] == "assistant":
+            answered = (each for each in messages[place + 1 :] if isinstance(each, ShownAgain))
+            accounts = dict(
+                zip((call["id"] for call in message["tool_calls"]), _accounts((message, *answered)), strict=False)
+            )
+            known = Counter(accounts.values())
+            dropped = {id for id, account in accounts.items() if known[account] <= kept[account]}
+            kept -= Counter(accounts[id] for id in dropped)
+            if calls := [call for call in message["tool_calls"] if call["id"] not in dropped]:
+                yield {**message, "tool_calls": calls}
+        elif message["tool_call_id"] not in dropped:
+            yield message
+
+
+def _accounts(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
+    """Name, arguments and answer of each call."""
+    for place, message in enumerate(messages):
+        following = takewhile(lambda each: each["role"] == "tool", messages[place + 1 :])
+        answers = {each["tool_call_id"]: each["content"] for each in following}
+        for call in message.get("tool_calls") or ():
+            function = call.get("function") or {}
+            arguments = msgspec.json.encode(_meaning(function.get("arguments")), order="sorted").decode()
+            yield function.get("name", ""), arguments, str(answers.get(call["id"], ""))
 
 
 def without_repeats(messages: Sequence[Message], shown: frozenset[str]) -> tuple[Message, ...]:

@@ -74,6 +74,8 @@ class Rules(msgspec.Struct, frozen=True, gc=False):
     max_parallel_calls: int = 8
     """Calls of one turn that run at the same time; one when the client asked for no parallel calls."""
     max_calls_per_turn: int = 64
+    max_calls: int | None = None
+    """Calls of all turns together, where the request says so."""
     argument_bytes: int = 10_000_000
     """How much one call's arguments may be. A larger call is broken, and not kept while it comes."""
     max_tokens: int | None = None
@@ -123,6 +125,7 @@ class _Conversation(msgspec.Struct):
 
     index: int = 0
     ran: int = 0
+    called: int = 0
     failed_turns: int = 0
     was_cut: bool = False
     limit: str = ""
@@ -306,6 +309,12 @@ class _Conversation(msgspec.Struct):
         if len(now) > most:
             answers |= _refuse(now[most:], feedback.TOO_MANY_CALLS)
             now = now[:most]
+        if self.rules.max_calls is not None and len(now) > (left := self.rules.max_calls - self.called):
+            answers |= _refuse(now[left:], feedback.ENOUGH_CALLS)
+            now = now[:left]
+            if not now:
+                return answers
+        self.called += len(now)
         self.ran += 1
         return answers | await self._run_calls(now)
 

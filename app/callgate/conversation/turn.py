@@ -139,7 +139,7 @@ class TurnBuilder:
         self._error: ProviderError | None = None
         self._logprobs: list[Mapping[str, Any]] = []
         self._extra_fields: dict[str, list[Any]] = {}
-        self._thinking: _Thinking | None = None
+        self._thinking: ThinkingBlocks | None = None
 
     def feed(self, events: Iterable[ModelEvent]) -> None:
         for event in events:
@@ -237,7 +237,7 @@ class TurnBuilder:
         self._noticed[Finding.EXTRA_CHOICES_IGNORED] = None
 
     def _thought(self, event: ThinkingBlock) -> None:
-        self._thinking = self._thinking or _Thinking()
+        self._thinking = self._thinking or ThinkingBlocks()
         self._thinking.add(event.block)
 
     def _extra_field(self, event: ExtraField) -> None:
@@ -268,7 +268,7 @@ _TAKEN: dict[type, Callable[[TurnBuilder, Any], None]] = {
 """What becomes of an event that is neither text nor a fragment of a call: those two come by the thousand."""
 
 
-class _Thinking:
+class ThinkingBlocks:
     """Thinking blocks in their order. Pieces of one are joined until its signature comes."""
 
     def __init__(self) -> None:

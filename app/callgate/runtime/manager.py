@@ -17,7 +17,7 @@ from callgate.config.schema import Config
 from callgate.config.watch import changes
 from callgate.conversation.ids import new_id
 from callgate.runtime.builders.errors import BadEntry
-from callgate.runtime.builders.stores import claims_of, store_of
+from callgate.runtime.builders.stores import claims_of, responses_of, store_of
 from callgate.runtime.builders.tools import import_tools
 from callgate.runtime.lease import Lease, OpenRuntime
 from callgate.runtime.reload import ConfigSource, ReloadResult, changed_blocks, needs_restart, reads_otherwise
@@ -49,6 +49,7 @@ class RuntimeManager:
         self.store = store_of(config)
         self.claims = claims_of(config, self.store, lambda: self.shared.ledger.process)
         self.conversations = Conversations(self.store, config.store.conversation_seconds, new_call_id)
+        self.responses = responses_of(config, self.store)
         self._open: OpenRuntime | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -79,6 +80,7 @@ class RuntimeManager:
         if self._background:
             await asyncio.wait(self._background)
         await self.claims.close()
+        await self.responses.close()
         await self.shared.close()
         await self.store.close()
         await litellm_model.close()

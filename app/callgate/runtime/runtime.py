@@ -84,6 +84,8 @@ class Runtime:
         self._record_policy = record_policy_of(config)
         self._prices: dict[str, Price] = {}
         self._infos = {section.model_name: section.model_info for section in config.model_list}
+        self._tools_shown = {("key", key.name): key.responses.tools_shown for key in config.keys}
+        self._tools_shown |= {("model", it.model_name): it.responses.tools_shown for it in config.model_list}
 
     async def open(self) -> None:
         await self.registry.open()
@@ -144,6 +146,16 @@ class Runtime:
         """A place for one request to a model."""
         name = self.catalogue.entry(model).configured_name
         return await self._admission.model(name, self._places.get(name))
+
+    def tools_shown(self, route: Route, caller: Caller) -> str:
+        """How calls of our tools are shown in responses: what is said of the key counts before what is said of the model."""
+        of_key = self._tools_shown.get(("key", caller.name))
+        of_model = self._tools_shown.get(("model", route.entry.configured_name))
+        return of_key or of_model or self.config.responses.tools_shown
+
+    def labels(self) -> frozenset[str]:
+        """The MCP servers there are."""
+        return frozenset(source.name for source in self.registry.sources())
 
     async def meter(self, caller: Caller, model: str, prompt_bytes: int, max_tokens: int | None, choices: int) -> Meter:
         """What holds one request to what its key may use."""

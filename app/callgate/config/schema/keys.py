@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
+from callgate.config.schema.faces import ResponsesOfOne
 from callgate.config.schema.values import Count, Globs, KeyHash, KeyName, Money, Section, Switch, off_or_on
 
 
@@ -34,3 +35,5 @@ class Key(Section):
     """US dollars it may spend in a day (UTC), by litellm's prices or those in `model_info`."""
     budget_per_month: Money | None = None
     """US dollars it may spend in a month (UTC)."""
+    responses: ResponsesOfOne = ResponsesOfOne()
+    """How responses are served to it."""

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 from pydantic_core import PydanticCustomError
 
+from callgate.config.schema.faces import ResponsesOfOne
 from callgate.config.schema.values import Count, Globs, Seconds, Section, Switch
 
 TextFormat: TypeAlias = Literal[
@@ -128,6 +129,8 @@ class ModelEntry(Section):
     """Seconds for a whole answer; `upstream.total_seconds` where it is not set."""
     stream_timeout: Seconds | None = None
     """Seconds a stream may be silent; `upstream.idle_seconds` where it is not set."""
+    responses: ResponsesOfOne = ResponsesOfOne()
+    """How its responses are served."""
 
     @model_validator(mode="after")
     def _can_be_constrained(self) -> "ModelEntry":

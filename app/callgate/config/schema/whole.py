@@ -9,6 +9,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from callgate.config.problems import near
 from callgate.config.schema.approvals import ApprovalLists, Approvals, RequireApproval
+from callgate.config.schema.faces import Responses
 from callgate.config.schema.keys import Key
 from callgate.config.schema.limits import Limits, Loop, TextCalls, Upstream
 from callgate.config.schema.mcp import McpServer, ServerName
@@ -69,6 +70,8 @@ class Config(Section):
     """What one request may cost."""
     upstream: Upstream = Upstream()
     """How patient Callgate is with models."""
+    responses: Responses = Responses()
+    """How the Responses API is served."""
     store: Store = Store()
     """Where what outlives a request is kept."""
     record: Record = Record()

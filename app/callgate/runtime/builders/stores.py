@@ -15,6 +15,7 @@ from callgate.stores.claims import Claims, LockedProcesses, OneProcess, PulsingP
 from callgate.stores.disk import DiskStore
 from callgate.stores.memory import MemoryStore
 from callgate.stores.redis import RedisStore
+from callgate.stores.responses import Responses
 from callgate.stores.store import Store
 from callgate.telemetry.tool_servers import ToolServers
 from callgate.tools.mcp_descriptors import DamagedPins, Pins
@@ -45,6 +46,14 @@ def claims_of(config: Config, store: Store, process: Callable[[], str]) -> Claim
         return Claims(store, OneProcess())
     folder = Path(config.data_dir)
     return Claims(DiskStore(folder / FILE), LockedProcesses(process, partial(is_gone, folder)), own_store=True)
+
+
+def responses_of(config: Config, store: Store) -> Responses:
+    """Where responses are kept: with all processes where they share a store, else on the disk where there is a folder."""
+    seconds = config.store.conversation_seconds
+    if config.store.redis_url is not None or config.data_dir is None:
+        return Responses(store, seconds)
+    return Responses(DiskStore(Path(config.data_dir) / FILE), seconds, own_store=True)
 
 
 def check_files(config: Config) -> None:

@@ -1,0 +1,170 @@
+"""The face of the Responses API: reading a request with what it refers to, keeping the response before its last event."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+import structlog
+
+from callgate.api.answers import BodyWriter, StreamWriter, Work
+from callgate.api.conversation import Conversation, caller_key
+from callgate.api.middleware import RequestContext
+from callgate.api.request_schema import wrong
+from callgate.api.requests import ChatRequest, read_chat_request
+from callgate.api.responses.input_items import messages_of
+from callgate.api.responses.kept import KeptResponses, kept_of, numbered
+from callgate.api.responses.offered import OWN_LABEL, Offered, offered_tools
+from callgate.api.responses.output import ResponseBody, ResponseHead, ResponseItems, ResponseWriter
+from callgate.api.responses.request import ResponsesBody, chat_fields, read_body_of, shown_fields
+from callgate.api.responses.seal import sealed, unsealed
+from callgate.config.schema import Config
+from callgate.conversation.diagnosis import Diagnosis
+from callgate.conversation.events import CallsHandedBack, ChatEnded, ChatEvent
+from callgate.conversation.hidden_history import ShownAgain
+from callgate.runtime.manager import RuntimeManager
+from callgate.stores.responses import StoredResponse
+from callgate.stores.store import StoreError
+
+log = structlog.get_logger("callgate.responses")
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ResponsesFace:
+    """`POST /v1/responses`."""
+
+    route = "responses"
+
+    def __init__(self, manager: RuntimeManager, kept: KeptResponses) -> None:
+        self._manager, self._kept = manager, kept
+
+    async def read(self, body: bytes, context: RequestContext, config: Config) -> "ResponsesExchange":
+        assert context.caller is not None, "the middleware lets nobody in without a caller"
+        owner = caller_key(context.caller)
+        asked, fields = read_body_of(body, config.limits.json_depth)
+        runtime = self._manager.current
+        runtime.check_model(asked.model, context.caller)
+        parent = None
+        if asked.previous_response_id is not None:
+            parent = await self._kept.parent(owner, asked.previous_response_id)
+        items = await self._kept.resolved(owner, asked.input) if isinstance(asked.input, list) else asked.input
+        if not items and parent is None:
+            raise wrong("input", "Missing required parameter: 'input'.", "missing_required_parameter")
+        offered = offered_tools(asked.tools or (), config.responses.hosted_tools, runtime.labels())
+        request = self._request(asked, fields, offered, items, parent, context, config)
+        return ResponsesExchange(asked, request, offered, items, self._kept, context, owner)
+
+    def _request(
+        self,
+        asked: ResponsesBody,
+        fields: Mapping[str, msgspec.Raw],
+        offered: Offered,
+        items: str | Sequence[Any],
+        parent: StoredResponse | None,
+        context: RequestContext,
+        config: Config,
+    ) -> ChatRequest:
+        before = [] if parent is None else parent.history
+        after = () if parent is None else parent.after
+        messages = messages_of(items, before, partial(unsealed, asked.model), after)
+        instructions = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
+        history = [*map(_raw, instructions), *before, *messages]
+        chat = chat_fields(asked, fields, offered) | {"messages": history}
+        request = read_chat_request(_encode(chat), context.headers, config.limits.messages, config.limits.json_depth)
+        request.may_pass, request.every_event, request.keeps_hidden = False, True, True
+        request.tool_events = "off"
+        request.max_calls = asked.max_tool_calls
+        if before or any(isinstance(message, ShownAgain) for message in messages):
+            request.kept_history = history
+        if offered.filters is not None:
+            if request.tool_filter is not None:
+                raise wrong("tools", "Name our tools in 'tools' or in the header and metadata, not in both.")
+            request.tool_filter = ",".join(offered.filters)
+        return request
+
+
+class ResponsesExchange:
+    """One response, whole or as its events."""
+
+    def __init__(
+        self,
+        asked: ResponsesBody,
+        request: ChatRequest,
+        offered: Offered,
+        items: str | Sequence[Any],
+        kept: KeptResponses,
+        context: RequestContext,
+        owner: str,
+    ) -> None:
+        self.request = request
+        self._asked, self._offered, self._input = asked, offered, items
+        self._kept, self._context, self._owner = kept, context, owner
+        self._items: ResponseItems | None = None
+        self._handed: CallsHandedBack | None = None
+
+    def whole(self, conversation: Conversation, began: int, diagnoses: Sequence[Diagnosis] | None) -> BodyWriter:
+        self._items = ResponseItems(self._head(conversation, began), diagnoses[0] if diagnoses else None)
+        return ResponseBody(self._items)
+
+    def streamed(self, conversation: Conversation, began: int, diagnoses: Sequence[Diagnosis] | None) -> StreamWriter:
+        writer = ResponseWriter(self._head(conversation, began), diagnoses[0] if diagnoses else None)
+        self._items = writer
+        return writer
+
+    def work(self, conversation: Conversation) -> Work:
+        if self._offered.left_out:
+            conversation.warn(
+                f"left out of `tools`, nobody here has them: {', '.join(sorted(set(self._offered.left_out)))}"
+            )
+        if self._asked.store is False:
+            return conversation.work
+        return partial(self._kept_work, conversation.work)
+
+    async def _kept_work(self, work: Work, emit: Callable[[Any], Awaitable[None]]) -> None:
+        # No coroutine, because every chunk goes through here.
+        def emit_kept(event: ChatEvent) -> Awaitable[None]:
+            kind = type(event)
+            if kind is ChatEnded:
+                return self._keep_and_emit(event, emit)  # type: ignore[arg-type]
+            if kind is CallsHandedBack:
+                self._handed = event  # type: ignore[assignment]
+            return emit(event)
+
+        await work(emit_kept)
+
+    async def _keep_and_emit(self, ended: ChatEnded, emit: Callable[[Any], Awaitable[None]]) -> None:
+        """The client may come back at once, so that what it comes back for is kept before it knows of it."""
+        items = self._items
+        assert items is not None, "there is a writer before there are events"
+        response = items.end(ended)
+        if response["status"] != "failed":
+            given = numbered(self._input, items.head)
+            skipped = 1 if self._asked.instructions else 0
+            kept = kept_of(response, given, ended, self._handed, skipped)
+            try:
+                await self._kept.put(self._owner, items.head.id, kept)
+            except StoreError as error:
+                response["store"] = False
+                log.warning("response_not_kept", response=items.head.id, error=str(error))
+        await emit(ended)
+
+    def _head(self, conversation: Conversation, began: int) -> ResponseHead:
+        asked = self._asked
+        shows = self._context.headers.get("x-callgate-events") != "off" and conversation.tools_shown == "mcp_call"
+        seal = partial(sealed, asked.model) if asked.includes("reasoning.encrypted_content") else None
+        return ResponseHead(
+            conversation.run_id,
+            began,
+            shown_fields(asked, self._offered),
+            self._offered.clients,
+            lambda tool: conversation.source_of(tool) or OWN_LABEL,
+            wrote=lambda: conversation.wrote,
+            shows_calls=shows,
+            shows_thinking=asked.shows_thinking,
+            seal=seal,
+        )
+
+
+def _raw(message: Mapping[str, Any]) -> msgspec.Raw:
+    return msgspec.Raw(_encode(message))

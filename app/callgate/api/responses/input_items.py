@@ -1,0 +1,323 @@
+"""The input of a response as the messages of a chat.
+
+Items stand side by side where a chat has turns: what the model said, thought and called between two words of the user's is
+one turn here, and the answers to its calls follow it in the order of the calls, wherever they stood.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from callgate.api.request_schema import wrong
+from callgate.conversation.errors import ChatError
+from callgate.conversation.hidden_history import ShownAgain
+from callgate.conversation.ports import Message
+
+SKIPPED: Final = frozenset(
+    {
+        "mcp_list_tools",
+        "mcp_approval_request",
+        "web_search_call",
+        "file_search_call",
+        "code_interpreter_call",
+        "image_generation_call",
+        "tool_search_call",
+        "tool_search_output",
+        "additional_tools",
+    }
+)
+"""What other servers showed of their own work. A chat goes on without it."""
+ROLES: Final = ("user", "system", "developer")
+TEXTS: Final = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
+_NO_OUTPUT: Final = "No tool output found for function call {}."
+_NO_CALL: Final = "No tool call found for function call output with call_id {}."
+
+Item = Mapping[str, Any]
+Unseal = Callable[[str], Mapping[str, Any] | None]
+"""Reads what was packed into a reasoning item, if it was packed here and is of the model that is asked."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+def messages_of(
+    given: str | Sequence[Any], before: Sequence[Message], unseal: Unseal, after: Sequence[Message] = ()
+) -> list[Message]:
+    """The messages that follow `before`, a history that was kept here. What was shown of our own calls comes as
+    `ShownAgain`, everything else as the client would have sent it to a chat. `after`: what follows the answers to the calls
+    that wait in that history."""
+    waiting = open_calls(before)
+    if isinstance(given, str):
+        if waiting:
+            raise wrong("input", _NO_OUTPUT.format(waiting[0]))
+        return [_raw({"role": "user", "content": given})]
+    items = [_checked(item, f"input[{place}]") for place, item in enumerate(given)]
+    reader = _Reader(waiting, items, unseal, after)
+    messages = list(reader.read())
+    reader.check_answered()
+    return messages
+
+
+def open_calls(history: Sequence[Message]) -> tuple[str, ...]:
+    """The calls of a kept history that wait for the client's answers."""
+    answered: set[str] = set()
+    for message in reversed(history):
+        assert isinstance(message, dict), "what is kept here is read before it is used"
+        if message["role"] == "tool":
+            answered.add(message["tool_call_id"])
+        elif calls := message.get("tool_calls"):
+            return tuple(call["id"] for call in calls if call["id"] not in answered)
+        elif message["role"] == "assistant":
+            break
+    return ()
+
+
+class _Turn:
+    """What the model said, thought and called, until the user or a tool says something."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.refusal = ""
+        self.thought: dict[str, Any] = {}
+        self.calls: list[dict[str, Any]] = []
+        self.shown: list[tuple[dict[str, Any], str]] = []
+        """Calls of ours that were shown, with what came of them."""
+
+    def __bool__(self) -> bool:
+        return bool(self.texts or self.refusal or self.calls or self.shown)
+
+    def think(self, fields: Mapping[str, Any]) -> None:
+        """Add what it thought; several thoughts are those of turns of which nothing else was shown."""
+        text = fields.get("reasoning_content")
+        if text and (before := self.thought.get("reasoning_content")):
+            fields = {**fields, "reasoning_content": f"{before}\n\n{text}"}
+        if blocks := fields.get("thinking_blocks"):
+            fields = {**fields, "thinking_blocks": [*self.thought.get("thinking_blocks", ()), *blocks]}
+        self.thought |= fields
+
+    def message(self, calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        text = "\n\n".join(self.texts)
+        message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else "")} | self.thought
+        if self.refusal:
+            message["refusal"] = self.refusal
+        if calls:
+            message["tool_calls"] = list(calls)
+        return message
+
+
+class _Reader:
+    """Items in their order, the answers to calls taken out first."""
+
+    def __init__(self, waiting: Sequence[str], items: Sequence[Item], unseal: Unseal, after: Sequence[Message]) -> None:
+        self._items, self._unseal = items, unseal
+        self._waiting, self._after = waiting, after
+        self._outputs: dict[str, deque[tuple[Item, str]]] = {}
+        for place, item in enumerate(items):
+            if item["type"].endswith("call_output"):
+                self._outputs.setdefault(item["call_id"], deque()).append((item, f"input[{place}]"))
+        self._turn = _Turn()
+
+    def read(self) -> Iterator[Message]:
+        for call_id in self._waiting:
+            yield from self._answer(call_id)
+        yield from self._after
+        for place, item in enumerate(self._items):
+            where = f"input[{place}]"
+            match item["type"]:
+                case "message" if item["role"] == "assistant":
+                    if self._turn.shown or self._turn.calls:
+                        yield from self._end_turn()
+                    self._say(item)
+                case "message":
+                    yield from self._end_turn()
+                    yield _raw({"role": item["role"], "content": content_of(item["content"], f"{where}.content")})
+                case "reasoning":
+                    if self._turn.shown or self._turn.calls:
+                        yield from self._end_turn()
+                    self._turn.think(self._thought(item))
+                case "function_call" | "custom_tool_call":
+                    self._turn.calls.append(_call(item))
+                case "mcp_call":
+                    if self._turn.calls:
+                        yield from self._end_turn()
+                    self._turn.shown.append(_shown(item))
+        yield from self._end_turn()
+
+    def check_answered(self) -> None:
+        """Raise for an answer to a call that nobody made."""
+        for call_id, left in self._outputs.items():
+            for _, where in left:
+                raise wrong(f"{where}.call_id", _NO_CALL.format(call_id))
+
+    def _say(self, item: Item) -> None:
+        content = item["content"]
+        if isinstance(content, str):
+            self._turn.texts.append(content)
+            return
+        self._turn.texts += ["".join(part.get("text") or "" for part in content if part["type"] in TEXTS)]
+        self._turn.refusal += "".join(part.get("refusal") or "" for part in content if part["type"] == "refusal")
+
+    def _thought(self, item: Item) -> Mapping[str, Any]:
+        sealed = item.get("encrypted_content")
+        if isinstance(sealed, str) and (unsealed := self._unseal(sealed)) is not None:
+            return unsealed
+        parts = item.get("content") or item.get("summary") or ()
+        text = "".join(part["text"] for part in parts)
+        return {"reasoning_content": text} if text else {}
+
+    def _end_turn(self) -> Iterator[Message]:
+        turn, self._turn = self._turn, _Turn()
+        if not turn:
+            return
+        if turn.shown:
+            # A turn of its own, even where calls of the client's follow: those are found again by their message.
+            yield ShownAgain(turn.message([call for call, _ in turn.shown]))
+            for call, output in turn.shown:
+                yield ShownAgain({"role": "tool", "tool_call_id": call["id"], "content": output})
+            turn.texts, turn.thought = [], {}
+        if turn.calls or not turn.shown:
+            yield _raw(turn.message(turn.calls))
+            for call in turn.calls:
+                yield from self._answer(call["id"])
+
+    def _answer(self, call_id: str) -> Iterator[Message]:
+        if not (left := self._outputs.get(call_id)):
+            raise wrong("input", _NO_OUTPUT.format(call_id))
+        item, where = left.popleft()
+        content = content_of(item["output"], f"{where}.output")
+        if isinstance(content, str):
+            yield _raw({"role": "tool", "tool_call_id": call_id, "content": content})
+            return
+        text = "".join(part["text"] for part in content if part["type"] == "text")
+        others = [part for part in content if part["type"] != "text"]
+        yield _raw({"role": "tool", "tool_call_id": call_id, "content": text or "(shown in the next message)"})
+        if others:
+            # Tool messages take text only.
+            yield _raw({"role": "user", "content": [{"type": "text", "text": "Returned by the tool above:"}, *others]})
+
+
+# Checking one item ------------------------------------------------------------------------------------------------------
+
+
+def _checked(item: Any, where: str) -> dict[str, Any]:
+    """An item that may be read, its type written out and what nobody reads left as it came."""
+    if not isinstance(item, dict):
+        raise wrong(where, f"Invalid type for '{where}': expected an object.", "invalid_type")
+    checked: dict[str, Any] = {"type": "message", **item} if "role" in item else item
+    kind = checked.get("type")
+    match kind:
+        case "message":
+            role = item.get("role")
+            if role not in (*ROLES, "assistant"):
+                raise wrong(f"{where}.role", f"Invalid value: '{where}.role' is one of {', '.join(ROLES)}, assistant.")
+            _check_content(item.get("content"), f"{where}.content")
+        case "function_call" | "custom_tool_call":
+            text = "arguments" if kind == "function_call" else "input"
+            _check_texts(item, where, "call_id", "name", text)
+        case "function_call_output" | "custom_tool_call_output":
+            _check_texts(item, where, "call_id")
+            _check_content(item.get("output"), f"{where}.output")
+        case "reasoning":
+            for name in ("summary", "content"):
+                _check_content(item.get(name) or [], f"{where}.{name}")
+        case "mcp_call":
+            _check_texts(item, where, "name", "arguments")
+        case str() if kind in SKIPPED:
+            pass
+        case str():
+            message = f"'{kind[:64]}' items cannot be used with this model; '{where}.type' is refused."
+            raise wrong(f"{where}.type", message, "unsupported_value")
+        case _:
+            raise wrong(f"{where}.type", f"Missing required parameter: '{where}.type'.", "missing_required_parameter")
+    return checked
+
+
+def _check_texts(item: Item, where: str, *names: str) -> None:
+    for name in names:
+        value = item.get(name)
+        if not isinstance(value, str) or (not value and name in ("call_id", "name")):
+            known = "invalid_type" if name in item else "missing_required_parameter"
+            raise wrong(f"{where}.{name}", f"Invalid type for '{where}.{name}': expected a string.", known)
+
+
+def _check_content(content: Any, where: str) -> None:
+    if isinstance(content, str):
+        return
+    if not isinstance(content, list):
+        raise wrong(where, f"Invalid type for '{where}': expected a string or an array.", "invalid_type")
+    for place, part in enumerate(content):
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise wrong(f"{where}[{place}]", f"Invalid type for '{where}[{place}]': expected a part.", "invalid_type")
+        if part["type"] in TEXTS and not isinstance(part.get("text"), str):
+            raise wrong(
+                f"{where}[{place}].text",
+                f"Invalid type for '{where}[{place}].text': expected a string.",
+                "invalid_type",
+            )
+
+
+def content_of(content: str | Sequence[Item], where: str) -> Any:
+    """What a message holds, in the words of chat. A text alone stays a text."""
+    if isinstance(content, str):
+        return content
+    parts = [_part(part, f"{where}[{place}]") for place, part in enumerate(content)]
+    if parts and all(part["type"] == "text" for part in parts) and len(parts) == 1:
+        return parts[0]["text"]
+    return parts or ""
+
+
+def _part(part: Item, where: str) -> dict[str, Any]:
+    match part["type"]:
+        case kind if kind in TEXTS:
+            return {"type": "text", "text": part["text"]}
+        case "refusal":
+            return {"type": "text", "text": str(part.get("refusal") or "")}
+        case "input_image" if isinstance(part.get("image_url"), str):
+            detail = {"detail": part["detail"]} if part.get("detail") else {}
+            return {"type": "image_url", "image_url": {"url": part["image_url"], **detail}}
+        case "input_file" if isinstance(part.get("file_data"), str):
+            named = {"filename": part["filename"]} if part.get("filename") else {}
+            return {"type": "file", "file": {"file_data": part["file_data"], **named}}
+        case "input_audio" if isinstance(part.get("input_audio"), dict):
+            return {"type": "input_audio", "input_audio": part["input_audio"]}
+        case "input_image" | "input_file":
+            name = next((name for name in ("file_id", "file_url") if part.get(name)), "")
+            if name == "file_id":
+                # An id names something in the operator's account, which is nobody else's.
+                raise _refused(f"{where}.file_id", "Files are not kept here; send the data itself.")
+            raise _refused(f"{where}.{name}" if name else where, "This part names nothing that can be sent on.")
+        case kind:
+            raise _refused(f"{where}.type", f"'{kind[:64]}' parts cannot be used with this model.")
+
+
+def _call(item: Item) -> dict[str, Any]:
+    custom = item["type"] == "custom_tool_call"
+    arguments = _encode({"input": item["input"]}).decode() if custom else item["arguments"]
+    function = {"name": flat_name(item.get("namespace"), item["name"]), "arguments": arguments}
+    return {"id": item["call_id"], "type": "function", "function": function}
+
+
+def _shown(item: Item) -> tuple[dict[str, Any], str]:
+    """A call of ours that was shown. What came of it is the client's text now: a tool's answer like any other."""
+    error = item.get("error")
+    if isinstance(error, dict) and isinstance(error.get("content"), list):
+        error = "".join(part.get("text") or "" for part in error["content"] if isinstance(part, dict))
+    output = item.get("output")
+    text = output if isinstance(output, str) else str(error or "") or "Not run."
+    call = {"name": item["name"], "arguments": item["arguments"] or "{}"}
+    id = item.get("id") if isinstance(item.get("id"), str) and item["id"] else f"mcp_{item['name']}"
+    return {"id": id, "type": "function", "function": call}, text
+
+
+def flat_name(namespace: Any, name: str) -> str:
+    """The name of a tool that stands in a namespace, which chats do not have."""
+    return f"{namespace}__{name}" if isinstance(namespace, str) and namespace else name
+
+
+def _raw(message: Mapping[str, Any]) -> msgspec.Raw:
+    return msgspec.Raw(_encode(message))
+
+
+def _refused(param: str, message: str) -> ChatError:
+    return ChatError(400, f"{message} '{param}' is refused.", param=param, code="unsupported_value")

@@ -1,0 +1,152 @@
+"""Responses that are kept: going on from them, referring to their items, and what of a chat is kept."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from callgate.api.responses.output import ITEM_DIGITS, ResponseHead
+from callgate.conversation.errors import ChatError
+from callgate.conversation.events import CallsHandedBack, ChatEnded, HiddenTurns
+from callgate.stores.responses import Responses, StoredResponse
+from callgate.stores.store import StoreError
+
+INPUT_PLACE: Final = 0x8000
+"""From here on count the places of the items that a response answered."""
+_ITEM_ID: Final = re.compile(rf"[a-z]+_([0-9a-f]{{24}})([0-9a-f]{{{ITEM_DIGITS}}})")
+_KINDS: Final = {"message": "msg", "reasoning": "rs", "function_call": "fc", "mcp_call": "mcp"}
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.decode
+
+
+class KeptResponses:
+    """The responses of all keys, each found by its own key alone. An id of another's is one that does not exist."""
+
+    def __init__(self, responses: Responses) -> None:
+        self._responses = responses
+
+    async def put(self, owner: str, id: str, response: StoredResponse) -> None:
+        await self._responses.put(owner, id, response)
+
+    async def get(self, owner: str, id: str) -> StoredResponse:
+        found = await self._found(owner, id)
+        if found is None:
+            raise not_found(id)
+        return found
+
+    async def delete(self, owner: str, id: str) -> None:
+        try:
+            found = await self._responses.delete(owner, id)
+        except StoreError as error:
+            raise _unreachable() from error
+        if not found:
+            raise not_found(id)
+
+    async def parent(self, owner: str, id: str) -> StoredResponse:
+        """The response that another goes on from."""
+        found = await self._found(owner, id)
+        if found is None:
+            raise ChatError(
+                400,
+                f"Previous response with id '{id[:80]}' not found.",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        return found
+
+    async def resolved(self, owner: str, items: Sequence[Any]) -> list[Any]:
+        """The items, each reference replaced by what it refers to."""
+        seen: dict[str, StoredResponse | None] = {}
+        whole: list[Any] = []
+        for place, item in enumerate(items):
+            if not isinstance(item, dict) or item.get("type") != "item_reference":
+                whole.append(item)
+                continue
+            id = item.get("id")
+            where = _ITEM_ID.fullmatch(id) if isinstance(id, str) else None
+            found = None
+            if where is not None:
+                response_id = f"resp_{where[1]}"
+                if response_id not in seen:
+                    seen[response_id] = await self._found(owner, response_id)
+                found = _item(seen[response_id], str(id))
+            if found is None:
+                message = f"Item with id '{str(id)[:80]}' not found."
+                raise ChatError(404, message, param=f"input[{place}].id", code="item_not_found")
+            whole.append(found)
+        return whole
+
+    async def _found(self, owner: str, id: str) -> StoredResponse | None:
+        try:
+            return await self._responses.get(owner, id)
+        except StoreError as error:
+            raise _unreachable() from error
+
+
+def _item(response: StoredResponse | None, id: str) -> Any:
+    if response is None:
+        return None
+    items = [*_decode(response.response)["output"], *map(_decode, response.input)]
+    return next((item for item in items if item.get("id") == id), None)
+
+
+def numbered(given: str | Sequence[Any], head: ResponseHead) -> list[msgspec.Raw]:
+    """The items that a response answers, each with an id."""
+    if isinstance(given, str):
+        given = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": given}]}]
+    return [msgspec.Raw(_encode(_with_id(item, head, INPUT_PLACE + place))) for place, item in enumerate(given)]
+
+
+def _with_id(item: Mapping[str, Any], head: ResponseHead, place: int) -> Mapping[str, Any]:
+    kind = item.get("type", "message")
+    content = item.get("content")
+    item = {"type": kind, **item}
+    if kind == "message" and isinstance(content, str):
+        part = "output_text" if item.get("role") == "assistant" else "input_text"
+        item["content"] = [{"type": part, "text": content}]
+    if kind == "message":
+        item.setdefault("status", "completed")
+    return {**item, "id": item.get("id") or head.item_id(_KINDS.get(kind, "item"), place)}
+
+
+def kept_of(
+    response: Mapping[str, Any],
+    given: list[msgspec.Raw],
+    ended: ChatEnded,
+    handed: CallsHandedBack | None,
+    skipped: int,
+) -> StoredResponse:
+    """What is kept of a chat. `skipped`: how many messages at its beginning are instructions, which end with it."""
+    history = [*ended.history[skipped:]]
+    after: Sequence[Any] = ()
+    assert ended.last is not None, "a chat ends with a turn"
+    last = ended.last.assistant_message()
+    calls = last.pop("tool_calls", ())
+    if handed is None:
+        history.append(last)
+    else:
+        hidden = handed.hidden or HiddenTurns((), {}, {})
+        names = {old: new for new, old in hidden.names.items()}
+        open_ids = {call.id for call in handed.calls}
+        known = [{**call, "id": names.get(call["id"], call["id"])} for call in calls]
+        known = [call for call in known if call["id"] in open_ids or call["id"] in hidden.results]
+        history.append({**last, "tool_calls": known} if known else last)
+        history += [hidden.results[call["id"]] for call in known if call["id"] in hidden.results]
+        after = hidden.after
+    return StoredResponse(msgspec.Raw(_encode(response)), given, history, [*after])
+
+
+def not_found(id: str) -> ChatError:
+    return ChatError(404, f"Response with id '{id[:80]}' not found.", param="id", code="response_not_found")
+
+
+def _unreachable() -> ChatError:
+    return ChatError(
+        503,
+        "What is kept of earlier responses cannot be read at the moment. Try again in a moment.",
+        type="server_error",
+        code="store_unavailable",
+        retry_after=1,
+    )

@@ -1,0 +1,215 @@
+"""The tools of a response, and the choice among them, in the words of chat."""
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from callgate.api.request_schema import wrong
+from callgate.api.responses.input_items import flat_name
+from callgate.conversation.errors import ChatError
+
+OWN_LABEL: Final = "callgate"
+"""Stands for our tools that no MCP server has."""
+ADDRESSES: Final = ("server_url", "connector_id", "tunnel_id")
+"""What would have a server of the client's choice called."""
+MAX_NAME: Final = 64
+"""What providers allow for the name of a function."""
+_LEGAL: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_FORMATS: Final = {"text", "grammar"}
+_INPUT: Final = {
+    "type": "object",
+    "properties": {"input": {"type": "string", "description": "The whole input of the tool, as free text."}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+
+
+class ClientTool(msgspec.Struct, frozen=True, gc=False):
+    """What a tool of the client's is there, which is a function of one name in a chat."""
+
+    name: str
+    namespace: str | None = None
+    custom: bool = False
+
+
+class Offered(msgspec.Struct):
+    """The tools of one request."""
+
+    functions: list[dict[str, Any]] = []
+    """As a chat has them."""
+    clients: dict[str, ClientTool] = {}
+    """Those that are more than a function, by the name they have in the chat."""
+    shown: list[dict[str, Any]] = []
+    """As they stand in the response."""
+    filters: list[str] | None = None
+    """Which of our tools are wanted, if the request says so: names with their source."""
+    left_out: list[str] = []
+    """The types that nobody here has."""
+    mapped: dict[str, str] = {}
+    """Types that tools of ours stand for."""
+
+
+def offered_tools(given: Sequence[Any], hosted: Mapping[str, str], labels: frozenset[str]) -> Offered:
+    """`hosted` are the types of tools that tools of ours stand for, `labels` the MCP servers there are."""
+    offered = Offered()
+    for place, tool in enumerate(given):
+        where = f"tools[{place}]"
+        if not isinstance(tool, dict) or not isinstance(tool.get("type"), str):
+            raise wrong(f"{where}.type", f"Missing required parameter: '{where}.type'.", "missing_required_parameter")
+        match tool["type"]:
+            case "function" | "custom":
+                offered.functions.append(_client_tool(offered, tool, None, where))
+                offered.shown.append(_as_shown(tool))
+            case "namespace":
+                name = _name(tool, where)
+                if not isinstance(inner := tool.get("tools"), list):
+                    raise wrong(
+                        f"{where}.tools", f"Invalid type for '{where}.tools': expected an array.", "invalid_type"
+                    )
+                for at, each in enumerate(inner):
+                    offered.functions.append(_client_tool(offered, each, name, f"{where}.tools[{at}]"))
+                offered.shown.append(tool)
+            case "mcp":
+                offered.filters = [*(offered.filters or ()), *_wanted(tool, labels, where)]
+                offered.shown.append({key: value for key, value in tool.items() if key != "authorization"})
+            case kind if kind in hosted:
+                offered.mapped[kind] = hosted[kind]
+                offered.shown.append(tool)
+            case kind:
+                offered.left_out.append(kind)
+                offered.shown.append(tool)
+    return offered
+
+
+def chat_choice(choice: Any, offered: Offered) -> Any:
+    """The choice among the tools as a chat has it, or None where nothing was said."""
+    if choice is None or isinstance(choice, str):
+        if choice not in (None, "auto", "none", "required"):
+            raise _bad_choice()
+        return choice
+    if not isinstance(choice, dict):
+        raise _bad_choice()
+    match choice.get("type"):
+        case "allowed_tools":
+            mode, tools = choice.get("mode", "auto"), choice.get("tools")
+            if mode not in ("auto", "required") or not isinstance(tools, list):
+                raise _bad_choice()
+            named = [name for each in tools for name in _chosen_names(each, offered)]
+            allowed = {"mode": mode, "tools": [_function(name) for name in named]}
+            return {"type": "allowed_tools", "allowed_tools": allowed}
+        case "mcp" if not choice.get("name"):
+            return "required"
+        case _:
+            return _function(*_chosen_names(choice, offered))
+
+
+def _chosen_names(choice: Any, offered: Offered) -> Iterator[str]:
+    if not isinstance(choice, dict) or not isinstance(kind := choice.get("type"), str):
+        raise _bad_choice()
+    if kind in ("function", "custom", "mcp"):
+        if not isinstance(name := choice.get("name"), str) or not name:
+            raise _bad_choice()
+        yield _known_name(offered, choice.get("namespace"), name)
+    elif kind in offered.mapped:
+        yield offered.mapped[kind]
+    else:
+        message = f"No '{kind[:64]}' tool is to be had here, so that it cannot be demanded. 'tool_choice' is refused."
+        raise ChatError(400, message, param="tool_choice", code="unsupported_value")
+
+
+def _known_name(offered: Offered, namespace: Any, name: str) -> str:
+    """The name in the chat; in a namespace it may have been shortened."""
+    for chat_name, tool in offered.clients.items():
+        if (tool.namespace, tool.name) == (namespace, name):
+            return chat_name
+    return flat_name(namespace, name)
+
+
+def _function(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def _bad_choice() -> ChatError:
+    return wrong("tool_choice", "Invalid value for 'tool_choice': expected 'none', 'auto', 'required' or an object.")
+
+
+def _client_tool(offered: Offered, tool: Any, namespace: str | None, where: str) -> dict[str, Any]:
+    if not isinstance(tool, dict) or tool.get("type") not in ("function", "custom"):
+        raise wrong(f"{where}.type", f"Invalid value for '{where}.type': expected 'function' or 'custom'.")
+    name, custom = _name(tool, where), tool["type"] == "custom"
+    flat = flat_name(namespace, name)
+    if namespace is not None and len(flat) > MAX_NAME:
+        flat = f"{flat[: MAX_NAME - 9]}_{hashlib.sha256(flat.encode()).hexdigest()[:8]}"
+    if len(flat) > MAX_NAME or any(each["function"]["name"] == flat for each in offered.functions):
+        raise wrong(f"{where}.name", f"Invalid value for '{where}.name': too long, or another tool is called that.")
+    if custom or namespace is not None:
+        offered.clients[flat] = ClientTool(name, namespace, custom)
+    function: dict[str, Any] = {"name": flat}
+    description = tool.get("description")
+    if description is not None and not isinstance(description, str):
+        raise wrong(
+            f"{where}.description", f"Invalid type for '{where}.description': expected a string.", "invalid_type"
+        )
+    if custom:
+        function |= {"description": _with_format(description, tool.get("format"), where), "parameters": _INPUT}
+        return {"type": "function", "function": function}
+    parameters = tool.get("parameters")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise wrong(
+            f"{where}.parameters", f"Invalid type for '{where}.parameters': expected an object.", "invalid_type"
+        )
+    function |= {} if description is None else {"description": description}
+    function |= {"parameters": parameters or {"type": "object", "properties": {}}}
+    if tool.get("strict") is not None:
+        if not isinstance(tool["strict"], bool):
+            raise wrong(f"{where}.strict", f"Invalid type for '{where}.strict': expected a boolean.", "invalid_type")
+        function["strict"] = tool["strict"]
+    return {"type": "function", "function": function}
+
+
+def _with_format(description: str | None, format: Any, where: str) -> str:
+    """What a custom tool says of itself, with the grammar of its input, which a function cannot enforce."""
+    if format is None:
+        return description or ""
+    if not isinstance(format, dict) or format.get("type") not in _FORMATS:
+        raise wrong(f"{where}.format", f"Invalid value for '{where}.format': expected a text or a grammar.")
+    if format["type"] == "text":
+        return description or ""
+    return f"{description or ''}\n\nThe input follows this {format.get('syntax')} grammar:\n{format.get('definition')}"
+
+
+def _name(tool: Mapping[str, Any], where: str) -> str:
+    name = tool.get("name")
+    if not isinstance(name, str) or not name:
+        raise wrong(f"{where}.name", f"Missing required parameter: '{where}.name'.", "missing_required_parameter")
+    return name
+
+
+def _wanted(tool: Mapping[str, Any], labels: frozenset[str], where: str) -> Iterator[str]:
+    """The filters that an entry for an MCP server comes to."""
+    for name in ADDRESSES:
+        if tool.get(name) is not None:
+            message = f"Addresses of the client's are not called; name one of our servers. '{where}.{name}' is refused."
+            raise ChatError(400, message, param=f"{where}.{name}", code="unsupported_value")
+    label = tool.get("server_label")
+    if label != OWN_LABEL and label not in labels:
+        raise wrong(f"{where}.server_label", f"Invalid value for '{where}.server_label': no such server.")
+    source = "config" if label == OWN_LABEL else label
+    allowed = tool.get("allowed_tools")
+    names = allowed.get("tool_names") if isinstance(allowed, dict) else allowed
+    if names is None:
+        yield f"{source}/*"
+        return
+    if not isinstance(names, list) or not all(isinstance(name, str) and _LEGAL.fullmatch(name) for name in names):
+        raise wrong(f"{where}.allowed_tools", f"Invalid value for '{where}.allowed_tools': expected names of tools.")
+    for name in names:
+        yield f"{source}/{name}"
+
+
+def _as_shown(tool: Mapping[str, Any]) -> dict[str, Any]:
+    if tool["type"] != "function":
+        return dict(tool)
+    return {"description": None, "parameters": None, "strict": None, **tool}

@@ -1,0 +1,539 @@
+"""Chat events into the items of a response and the events of its stream.
+
+Whole and streamed are the same work: `ResponseWriter` gathers items and writes events on the way, `ResponseBody` asks for the
+items at the end. Clients hold streams to more than any document says: one id, constant ids of items, contiguous indexes,
+every item that was added is done, and the last response repeats the items.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from callgate.api.responses.offered import ClientTool
+from callgate.calls.outcome import Failed
+from callgate.calls.states import Call, Flaw, ReadyCall
+from callgate.conversation.diagnosis import Diagnosis
+from callgate.conversation.errors import ChatError
+from callgate.conversation.events import (
+    CallEnded,
+    CallProgress,
+    CallsHandedBack,
+    CallStarted,
+    ChatEnded,
+    ChatEvent,
+    ExtraField,
+    Logprobs,
+    ModelOutput,
+    ModelRetried,
+    ProviderHead,
+    ReasoningDelta,
+    TextDelta,
+    ThinkingBlock,
+    TurnEnded,
+)
+from callgate.conversation.listeners import Handlers
+
+DONE: Final = b"data: [DONE]\n\n"
+CAME_WHOLE: Final = frozenset({Flaw.SCHEMA_MISMATCH, Flaw.UNKNOWN_TOOL})
+"""Flaws of calls whose text is all there: what is wrong with them is the client's to say."""
+ITEM_DIGITS: Final = 4
+"""Of an item's place, at the end of its id."""
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.decode
+
+
+class ResponseHead(msgspec.Struct, frozen=True, gc=False):
+    """What is known of a response from its beginning."""
+
+    run_id: str
+    created: int
+    fields: Mapping[str, Any]
+    """What it says of its request."""
+    clients: Mapping[str, ClientTool]
+    """The client's tools that are more than a function of this name."""
+    label: Callable[[str], str]
+    """The label of the server that has a tool of ours."""
+    wrote: Callable[[], bool]
+    """Whether a tool was started that may change something."""
+    shows_calls: bool = True
+    """Whether calls of ours are shown."""
+    shows_thinking: bool = False
+    seal: Callable[[Sequence[Mapping[str, Any]], str], str] | None = None
+    """Packs the thinking of a turn, where the client wants to send it back."""
+
+    @property
+    def id(self) -> str:
+        return f"resp_{self.run_id[4:]}"
+
+    def item_id(self, kind: str, place: int) -> str:
+        return f"{kind}_{self.run_id[4:]}{place:0{ITEM_DIGITS}x}"
+
+
+class ResponseItems:
+    """Gathers the items of one response, and hands on the events that tell of them."""
+
+    def __init__(self, head: ResponseHead, diagnosis: Diagnosis | None) -> None:
+        self.head, self._diagnosis = head, diagnosis
+        self.response: dict[str, Any] | None = None
+        """The response, once it has ended."""
+        self._items: list[dict[str, Any]] = []
+        self._turns: list[int] = []
+        """The turn of each item."""
+        self._turn = 0
+        self._held = ""
+        self._said_before = False
+        self._message: _Open | None = None
+        self._thought: _Open | None = None
+        self._blocks: list[Mapping[str, Any]] = []
+        self._running: dict[str, int] = {}
+        self._unfinished = False
+        """A call of the client's did not come whole, and is not handed out."""
+        self._handed = False
+        self._tier: str | None = None
+
+    # -- what the writer of a stream does with it
+
+    def emit(self, type: str, fields: Mapping[str, Any]) -> None:
+        """Told of every event; a whole answer has no use for them."""
+
+    def emit_text(self, message: "_Open", text: str) -> None:
+        """Told of every piece of text."""
+
+    # -- what happens
+
+    def take(self, event: ChatEvent) -> None:
+        if (handle := self._handlers.get(type(event))) is not None:
+            handle(self, event)
+
+    def _model_output(self, output: ModelOutput) -> None:
+        if output.turn != self._turn:
+            self._turn = output.turn
+            self._held = "" if self._said_before else self._held
+        events = output.events
+        if len(events) > 1:
+            # A whole message has its fields in any order; what was thought comes before what was said.
+            events = sorted(events, key=_is_no_thought)
+        for at, event in enumerate(events):
+            kind = type(event)
+            if kind is TextDelta:
+                self._say(event.text, events[at + 1] if at + 1 < len(events) else None)  # type: ignore[union-attr]
+            elif kind is ReasoningDelta:
+                self._think(event.text)  # type: ignore[union-attr]
+            elif kind is ThinkingBlock:
+                self._blocks.append(event.block)  # type: ignore[union-attr]
+                self._think("")
+            elif kind is ExtraField:
+                self._other(event)  # type: ignore[arg-type]
+            elif kind is ProviderHead:
+                self._tier = self._tier or event.service_tier  # type: ignore[union-attr]
+
+    def _say(self, text: str, after: Any) -> None:
+        message = self._message
+        if message is None:
+            # White space before the first word is held back: many models write a newline or two before a call.
+            text = self._held + text
+            if not text or text.isspace():
+                self._held = text
+                return
+            text = text.lstrip() if self._said_before else text
+            message = self._open_message()
+        message.pieces.append(text)
+        if isinstance(after, Logprobs):
+            logprobs = [*(after.value.get("content") or ())]
+            message.logprobs += logprobs
+            self.emit(
+                "response.output_text.delta",
+                {**message.where, "content_index": 0, "delta": text, "logprobs": logprobs},
+            )
+        elif text:
+            self.emit_text(message, text)
+
+    def _open_message(self) -> "_Open":
+        self._close_thought()
+        self._said_before, self._held = True, ""
+        item = {"type": "message", "status": "in_progress", "role": "assistant", "content": []}
+        message = self._message = self._open("msg", item)
+        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        self.emit("response.content_part.added", {**message.where, "content_index": 0, "part": part})
+        return message
+
+    def _think(self, text: str) -> None:
+        thought = self._thought
+        if thought is None:
+            thought = self._thought = self._open("rs", {"type": "reasoning", "summary": []})
+        if not text:
+            return
+        if self.head.shows_thinking:
+            if not thought.pieces:
+                part = {"type": "summary_text", "text": ""}
+                self.emit("response.reasoning_summary_part.added", {**thought.where, "summary_index": 0, "part": part})
+            self.emit("response.reasoning_summary_text.delta", {**thought.where, "summary_index": 0, "delta": text})
+        thought.pieces.append(text)
+
+    def _other(self, event: ExtraField) -> None:
+        if event.field == "refusal" and isinstance(event.value, str) and event.value:
+            message = self._message or self._open_message()
+            if not message.refusal:
+                part = {"type": "refusal", "refusal": ""}
+                self.emit("response.content_part.added", {**message.where, "content_index": 1, "part": part})
+            message.refusal += event.value
+            self.emit("response.refusal.delta", {**message.where, "content_index": 1, "delta": event.value})
+        elif event.field == "annotations" and isinstance(event.value, list):
+            message = self._message or self._open_message()
+            for annotation in filter(None, map(_annotation, event.value)):
+                place = {"content_index": 0, "annotation_index": len(message.annotations)}
+                message.annotations.append(annotation)
+                self.emit("response.output_text.annotation.added", {**message.where, **place, "annotation": annotation})
+
+    def _turn_ended(self, ended: TurnEnded) -> None:
+        self._close_thought()
+        self._close_message()
+        self._turn = ended.turn + 1
+
+    def _retried(self, event: ModelRetried) -> None:
+        """What was gathered of the turn is forgotten; where events are sent, nothing of it was."""
+        while self._turns and self._turns[-1] == event.turn:
+            self._turns.pop()
+            self._items.pop()
+        self._message = self._thought = None
+        self._blocks = []
+
+    # -- calls
+
+    def _call_started(self, event: CallStarted) -> None:
+        if event.turn < 0 or not self.head.shows_calls:
+            return
+        call = event.call
+        shown = {"server_label": self.head.label(call.name), "name": call.name, "arguments": ""}
+        none = {"output": None, "error": None, "approval_request_id": None}
+        opened = self._open("mcp", {"type": "mcp_call", "status": "in_progress", **shown, **none})
+        self._running[call.id] = opened.index
+        opened.item["arguments"] = call.text or "{}"
+        self.emit("response.mcp_call.in_progress", opened.where)
+        self.emit("response.mcp_call_arguments.delta", {**opened.where, "delta": opened.item["arguments"]})
+        self.emit("response.mcp_call_arguments.done", {**opened.where, "arguments": opened.item["arguments"]})
+
+    def _call_ended(self, event: CallEnded) -> None:
+        if event.turn < 0 or not self.head.shows_calls:
+            return
+        index = self._running.pop(event.call.id)
+        item, outcome = self._items[index], event.outcome
+        where = {"item_id": item["id"], "output_index": index}
+        if isinstance(outcome, Failed):
+            content = [{"type": "text", "text": outcome.text}]
+            item |= {"status": "failed", "error": {"type": "mcp_tool_execution_error", "content": content}}
+            self.emit("response.mcp_call.failed", where)
+        else:
+            item |= {"status": "completed", "output": outcome.text}
+            self.emit("response.mcp_call.completed", where)
+        self._done(index)
+
+    def _handed_back(self, handed: CallsHandedBack) -> None:
+        for call in handed.calls:
+            if isinstance(call, ReadyCall) or call.flaw in CAME_WHOLE:
+                self._hand_out(call)
+            else:
+                self._unfinished = True
+
+    def _hand_out(self, call: Call) -> None:
+        self._handed = True
+        tool = self.head.clients.get(call.name or "")
+        named: dict[str, Any] = {"call_id": call.id, "name": tool.name if tool else call.name}
+        if tool is not None and tool.namespace is not None:
+            named["namespace"] = tool.namespace
+        custom = tool is not None and tool.custom
+        text = _input_of(call) if custom else call.text or "{}"
+        kind, field, events = ("ctc", "input", "custom_tool_call_input") if custom else _FUNCTION
+        item = {"type": "custom_tool_call" if custom else "function_call", "status": "in_progress", **named, field: ""}
+        opened = self._open(kind, item)
+        self.emit(f"response.{events}.delta", {**opened.where, "delta": text})
+        # The name is demanded here by the schema of OpenAI's own client, and left out by its server.
+        name = {} if custom else {"name": named["name"]}
+        self.emit(f"response.{events}.done", {**opened.where, **name, field: text})
+        opened.item |= {field: text, "status": "completed"}
+        self._done(opened.index)
+
+    # -- items
+
+    def _open(self, kind: str, item: dict[str, Any]) -> "_Open":
+        index = len(self._items)
+        item = {"id": self.head.item_id(kind, index), **item}
+        self._items.append(item)
+        self._turns.append(self._turn)
+        self.emit("response.output_item.added", {"output_index": index, "item": {**item}})
+        return _Open(item, index)
+
+    def _done(self, index: int) -> None:
+        self.emit("response.output_item.done", {"output_index": index, "item": self._items[index]})
+
+    def _close_thought(self) -> None:
+        thought, self._thought = self._thought, None
+        if thought is None:
+            return
+        text = "".join(thought.pieces)
+        if self.head.shows_thinking and text:
+            part = {"type": "summary_text", "text": text}
+            self.emit("response.reasoning_summary_text.done", {**thought.where, "summary_index": 0, "text": text})
+            self.emit("response.reasoning_summary_part.done", {**thought.where, "summary_index": 0, "part": part})
+            thought.item["summary"] = [part]
+        blocks, self._blocks = self._blocks, []
+        if self.head.seal is not None:
+            thought.item["encrypted_content"] = self.head.seal(blocks, text)
+        self._done(thought.index)
+
+    def _close_message(self) -> None:
+        message, self._message = self._message, None
+        if message is None:
+            return
+        text = "".join(message.pieces)
+        part = {
+            "type": "output_text",
+            "text": text,
+            "annotations": message.annotations,
+            "logprobs": message.logprobs,
+        }
+        place = {**message.where, "content_index": 0}
+        self.emit("response.output_text.done", {**place, "text": text, "logprobs": message.logprobs})
+        self.emit("response.content_part.done", {**place, "part": part})
+        message.item["content"] = [part]
+        if message.refusal:
+            refusal = {"type": "refusal", "refusal": message.refusal}
+            place["content_index"] = 1
+            self.emit("response.refusal.done", {**place, "refusal": message.refusal})
+            self.emit("response.content_part.done", {**place, "part": refusal})
+            message.item["content"] = [part, refusal]
+        message.item["status"] = "completed"
+        self._done(message.index)
+
+    # -- the end
+
+    def end(self, ended: ChatEnded) -> dict[str, Any]:
+        """The response, all its items done."""
+        if self.response is None:
+            if self._held and not self._said_before and not self._handed:
+                self._open_message().pieces.append(self._held)  # all that was ever said
+            self._close_thought()
+            self._close_message()
+            self.response = self._ended(ended)
+        return self.response
+
+    def _ended(self, ended: ChatEnded) -> dict[str, Any]:
+        reason = ended.ending.finish_reason
+        status, details, error = "completed", None, None
+        if reason in ("length", "content_filter"):
+            status = "incomplete"
+            details = {"reason": "max_output_tokens" if reason == "length" else "content_filter"}
+        elif self._unfinished and not self._handed:
+            status = "failed"
+            error = {"code": "server_error", "message": "The model wrote a call that is not whole; ask again."}
+        report = {} if self._diagnosis is None else {"x_callgate": self._diagnosis.report()}
+        now = int(time.time())
+        return self.resource(status, usage_of(ended.usage), details, error, now) | report
+
+    def failed(self, error: ChatError) -> dict[str, Any]:
+        """The response after an error."""
+        return self.resource("failed", None, None, {"code": self.failure_code(error), "message": error.message})
+
+    def failure_code(self, error: ChatError) -> str:
+        """What clients are not to repeat has a code that they do not."""
+        return NOT_REPEATED if self.head.wrote() else _failure_code(error)
+
+    def resource(
+        self,
+        status: str,
+        usage: Mapping[str, Any] | None = None,
+        incomplete: Mapping[str, Any] | None = None,
+        error: Mapping[str, Any] | None = None,
+        completed_at: int | None = None,
+    ) -> dict[str, Any]:
+        """The response object, every field of it."""
+        head = self.head
+        resource = {
+            "id": head.id,
+            "object": "response",
+            "created_at": head.created,
+            "completed_at": completed_at,
+            "status": status,
+            "incomplete_details": incomplete,
+            "error": error,
+            "output": [item for item in self._items if item.get("status") != "in_progress"]
+            if status != "in_progress"
+            else [],
+            "usage": usage,
+            **head.fields,
+        }
+        if self._tier is not None:
+            resource["service_tier"] = self._tier
+        return resource
+
+    _handlers: ClassVar[Handlers] = {
+        ModelOutput: _model_output,
+        TurnEnded: _turn_ended,
+        ModelRetried: _retried,
+        CallStarted: _call_started,
+        CallEnded: _call_ended,
+        CallsHandedBack: _handed_back,
+    }
+
+
+def _is_no_thought(event: Any) -> bool:
+    return type(event) not in _THOUGHTS
+
+
+_THOUGHTS = frozenset({ReasoningDelta, ThinkingBlock})
+_FUNCTION = ("fc", "arguments", "function_call_arguments")
+
+
+class _Open:
+    """An item that is not done."""
+
+    __slots__ = ("annotations", "index", "item", "logprobs", "pieces", "refusal", "template", "where")
+
+    def __init__(self, item: dict[str, Any], index: int) -> None:
+        self.item, self.index = item, index
+        self.where = {"item_id": item["id"], "output_index": index}
+        self.pieces: list[str] = []
+        self.logprobs: list[Any] = []
+        self.annotations: list[Any] = []
+        self.refusal = ""
+        self.template: tuple[bytes, bytes] | None = None
+
+
+class ResponseBody:
+    """Gathers one response."""
+
+    def __init__(self, items: ResponseItems) -> None:
+        self._items = items
+
+    def write(self, event: ChatEvent) -> None:
+        if type(event) is ChatEnded:
+            self._items.end(event)
+        else:
+            self._items.take(event)
+
+    def body(self) -> Any:
+        return self._items.response
+
+
+class ResponseWriter(ResponseItems):
+    """Writes the events of a response."""
+
+    def __init__(self, head: ResponseHead, diagnosis: Diagnosis | None) -> None:
+        super().__init__(head, diagnosis)
+        self._number = 0
+        self._written: list[bytes] = []
+
+    def write(self, event: ChatEvent) -> bytes:
+        if type(event) is ChatEnded:
+            response = self.end(event)
+            self.emit(f"response.{response['status']}", {"response": response})
+            self._written.append(DONE)
+        elif type(event) is CallProgress:
+            return self.heartbeat()
+        else:
+            if not self._number and type(event) in _BEGINNINGS:
+                self._begin()
+            self.take(event)
+        return self._taken()
+
+    def heartbeat(self) -> bytes:
+        """Says that it goes on, in the one way that resets every client's timer."""
+        if self._number:
+            self.emit("response.in_progress", {"response": self.resource("in_progress")})
+        else:
+            self._begin()
+        return self._taken()
+
+    def error(self, error: ChatError) -> bytes:
+        flat = {"code": self.failure_code(error), "message": error.message, "param": error.param}
+        self.emit("error", flat)
+        self.emit("response.failed", {"response": self.failed(error)})
+        self._written.append(DONE)
+        return self._taken()
+
+    def emit(self, type: str, fields: Mapping[str, Any]) -> None:
+        if not self._number and type != "response.created":
+            self._begin()
+        data = _encode({"type": type, "sequence_number": self._number, **fields})
+        self._written.append(b"event: %b\ndata: %b\n\n" % (type.encode(), data))
+        self._number += 1
+
+    def emit_text(self, message: _Open, text: str) -> None:
+        """Nearly every event is one of these: the same bytes around a number and a text."""
+        if message.template is None:
+            fields = {**message.where, "content_index": 0, "logprobs": []}
+            rest = _encode(fields)[1:-1]
+            message.template = (
+                b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta",%b,"sequence_number":'
+                % rest,
+                b',"delta":',
+            )
+        before, between = message.template
+        self._written.append(b"%b%d%b%b}\n\n" % (before, self._number, between, _encode(text)))
+        self._number += 1
+
+    def _begin(self) -> None:
+        """Both at once, so that no client waits between them."""
+        response = self.resource("in_progress")
+        self._number = 0
+        self.emit("response.created", {"response": response})
+        self.emit("response.in_progress", {"response": response})
+
+    def _taken(self) -> bytes:
+        written = b"".join(self._written)
+        self._written.clear()
+        return written
+
+
+_BEGINNINGS = frozenset({ModelOutput, CallStarted, CallsHandedBack})
+"""What a response begins with. The status of the answer is held back until then."""
+
+
+def _annotation(given: Any) -> dict[str, Any] | None:
+    """Flat here, nested in a chat. Only addresses are known to every client."""
+    if not isinstance(given, dict) or given.get("type") != "url_citation":
+        return None
+    return {"type": "url_citation", "title": "", "url": "", "start_index": 0, "end_index": 0} | (
+        given["url_citation"] if isinstance(given.get("url_citation"), dict) else given
+    )
+
+
+def _input_of(call: Call) -> str:
+    """The free text of a custom tool's call, which went through a function with one parameter."""
+    try:
+        arguments = call.arguments if isinstance(call, ReadyCall) else _decode(call.text)
+    except msgspec.DecodeError:
+        return call.text
+    given = arguments.get("input") if isinstance(arguments, dict) else None
+    return given if isinstance(given, str) else call.text
+
+
+FAILURE_CODES: Final = {429: "rate_limit_exceeded"}
+NOT_REPEATED: Final = "invalid_prompt"
+"""What clients do not repeat by themselves. Others they do, again and again."""
+
+
+def _failure_code(error: ChatError) -> str:
+    return FAILURE_CODES.get(error.status, "server_error" if error.status >= 500 else error.code or "server_error")
+
+
+def usage_of(usage: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Clients fail on details that lack their one field."""
+    given = usage or {}
+    prompt, completion = given.get("prompt_tokens") or 0, given.get("completion_tokens") or 0
+    details = given.get("prompt_tokens_details") or {}
+    cached = {
+        "cached_tokens": details.get("cached_tokens") or 0,
+        "cache_write_tokens": details.get("cache_write_tokens") or 0,
+    }
+    thought = (given.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": cached,
+        "output_tokens": completion,
+        "output_tokens_details": {"reasoning_tokens": thought},
+        "total_tokens": given.get("total_tokens") or prompt + completion,
+    }

@@ -1,0 +1,93 @@
+"""`/v1/responses/{id}` and what lies under it: responses that were given, asked for again."""
+
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from callgate.api.conversation import caller_key
+from callgate.api.errors import encode
+from callgate.api.middleware import context_of
+from callgate.api.request_schema import wrong
+from callgate.api.responses.kept import KeptResponses
+from callgate.conversation.errors import ChatError
+
+MOST_ITEMS: Final = 100
+USUAL_ITEMS: Final = 20
+
+
+def response_routes(path: str, kept: KeptResponses) -> list[Route]:
+    """The routes under a path."""
+    one = _Kept(kept)
+    by_id = path + "/{id}"
+    return [
+        Route(path + "/compact", _nothing_here, methods=["POST"]),
+        Route(by_id, one.retrieve, methods=["GET"]),
+        Route(by_id, one.delete, methods=["DELETE"]),
+        Route(by_id + "/input_items", one.input_items, methods=["GET"]),
+        Route(by_id + "/cancel", one.cancel, methods=["POST"]),
+    ]
+
+
+async def _nothing_here(request: Request) -> Response:
+    """Clients go on without a route that is not there, and stop at one that takes no POST."""
+    raise ChatError(404, f"Unknown request URL: {request.method} {request.url.path}.", code="unknown_url")
+
+
+class _Kept:
+    """Answers for responses that are kept."""
+
+    def __init__(self, kept: KeptResponses) -> None:
+        self._kept = kept
+
+    async def retrieve(self, request: Request) -> Response:
+        owner, id = _asked(request)
+        found = await self._kept.get(owner, id)
+        if request.query_params.get("stream") == "true":
+            raise wrong("stream", "Only a response that was made in the background can be streamed again.")
+        return _json(found.response)
+
+    async def delete(self, request: Request) -> Response:
+        owner, id = _asked(request)
+        await self._kept.delete(owner, id)
+        return _json({"id": id, "object": "response", "deleted": True})
+
+    async def cancel(self, request: Request) -> Response:
+        owner, id = _asked(request)
+        await self._kept.get(owner, id)
+        raise ChatError(
+            400, "Only a response that is made in the background can be cancelled.", param="id", code="invalid_value"
+        )
+
+    async def input_items(self, request: Request) -> Response:
+        owner, id = _asked(request)
+        items = [msgspec.json.decode(item) for item in (await self._kept.get(owner, id)).input]
+        query = request.query_params
+        if query.get("order", "desc") != "asc":
+            items.reverse()
+        if (given := query.get("after")) is not None:
+            ids = [item["id"] for item in items]
+            if given not in ids:
+                raise wrong("after", f"No item of this response is called '{given[:80]}'.")
+            items = items[ids.index(given) + 1 :]
+        limit = query.get("limit", str(USUAL_ITEMS))
+        if not limit.isdecimal() or not 1 <= int(limit[:4]) <= MOST_ITEMS:
+            raise wrong("limit", f"Invalid 'limit': expected a value between 1 and {MOST_ITEMS}.")
+        shown = items[: int(limit)]
+        ends = (
+            {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {"first_id": None, "last_id": None}
+        )
+        return _json({"object": "list", "data": shown, **ends, "has_more": len(items) > len(shown)})
+
+
+def _asked(request: Request) -> tuple[str, str]:
+    context = context_of(request.scope)
+    context.route = "responses"
+    assert context.caller is not None, "the middleware lets nobody in without a caller"
+    return caller_key(context.caller), request.path_params["id"]
+
+
+def _json(value: Any) -> Response:
+    return Response(encode(value), media_type="application/json")

@@ -1,0 +1,24 @@
+"""How the APIs beside chat completions are served."""
+
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
+
+from callgate.config.schema.values import Section
+
+ToolsShown: TypeAlias = Literal["mcp_call", "hidden"]
+
+
+class ResponsesOfOne(Section):
+    """How responses are served to one key, or from one model."""
+
+    tools_shown: ToolsShown | None = None
+    """How calls of the config's tools are shown; as `responses.tools_shown` says where it is not set."""
+
+
+class Responses(Section):
+    """How the Responses API is served."""
+
+    tools_shown: ToolsShown = "mcp_call"
+    """How calls of the config's tools are shown: as `mcp_call` items with what came of them, or not at all."""
+    hosted_tools: Mapping[str, str] = {}
+    """Tools of the config that stand for types of tools which providers host, by type: `web_search: search`."""

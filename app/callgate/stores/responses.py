@@ -1,0 +1,55 @@
+"""Responses that were given, kept for the key that asked, until they expire or are deleted."""
+
+import hashlib
+from typing import Any
+
+import msgspec
+
+from callgate.stores.store import Store
+
+
+class StoredResponse(msgspec.Struct):
+    """One response, and all that a chat needs to go on from it. Nothing in it refers to another response, so that each
+    can be deleted by itself."""
+
+    response: msgspec.Raw
+    input: list[msgspec.Raw]
+    """The items that it answered, each with an id."""
+    history: list[Any]
+    """The messages of the chat, our rounds, reasoning and signatures in it; without its instructions."""
+    after: list[Any] = []
+    """Messages that follow the client's answers to the calls it was given: images, which no answer can hold."""
+
+
+class Responses:
+    """Keeps responses by owner and id, so that nobody finds another's."""
+
+    def __init__(self, store: Store, seconds: float, *, own_store: bool = False) -> None:
+        """`own_store`: whether the store is closed with the responses."""
+        self._store, self._seconds, self._own_store = store, seconds, own_store
+
+    async def put(self, owner: str, id: str, response: StoredResponse) -> None:
+        await self._store.put(_key(owner, id), _encode(response), self._seconds)
+
+    async def get(self, owner: str, id: str) -> StoredResponse | None:
+        kept = await self._store.get(_key(owner, id))
+        return None if kept is None else _decode(kept)
+
+    async def delete(self, owner: str, id: str) -> bool:
+        """Whether there was one."""
+        key = _key(owner, id)
+        found = await self._store.get(key) is not None
+        await self._store.delete(key)
+        return found
+
+    async def close(self) -> None:
+        if self._own_store:
+            await self._store.close()
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(StoredResponse).decode
+
+
+def _key(owner: str, id: str) -> str:
+    return "response:" + hashlib.sha256(f"{owner}\0{id}".encode(errors="surrogatepass")).hexdigest()
