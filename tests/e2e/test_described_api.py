@@ -56,7 +56,7 @@ async def test_nothing_that_it_describes_makes_the_server_fail_and_every_refusal
     config = make_config(upstream.url, tools=[tool_entry("get_time")])
     async with serve(create_app(config)) as url, httpx.AsyncClient(trust_env=False) as client:
         document = (await client.get(f"{url}/openapi.json")).json()
-        for path in ("/v1/chat/completions", "/v1/messages", "/v1/embeddings"):
+        for path in ("/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/embeddings"):
             body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
             body["properties"]["model"] = {"enum": ["m", "nobody", ""]}
         asked = await asyncio.to_thread(ask_everything, document, url)

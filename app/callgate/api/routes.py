@@ -31,6 +31,7 @@ from callgate.api.page import page_routes
 from callgate.api.proxied_routes import PATHS, PassingEndpoint
 from callgate.api.replay import PATH as REPLAY_PATH
 from callgate.api.replay import ReplayEndpoint, replay_operation
+from callgate.api.responses.described import response_operation
 from callgate.api.responses.face import ResponsesFace
 from callgate.api.responses.kept import KeptResponses
 from callgate.api.responses.routes import response_routes
@@ -179,6 +180,7 @@ def _describe_chat(app: FastAPI) -> None:
             document["paths"]["/v1/chat/completions"] = {"post": _chat_operation()}
             document["paths"][REPLAY_PATH] = {"post": replay_operation(_error_answers())}
             document["paths"][MESSAGES] = {"post": messages_operation()}
+            document["paths"]["/v1/responses"] = {"post": response_operation(_error_answers())}
             for path in PATHS:
                 document["paths"][f"/v1{path}"] = {"post": _passing_operation(path)}
             app.openapi_schema = document
