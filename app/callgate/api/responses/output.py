@@ -17,6 +17,7 @@ from callgate.calls.states import Call, Flaw, ReadyCall
 from callgate.conversation.diagnosis import Diagnosis
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import (
+    Attempt,
     CallEnded,
     CallProgress,
     CallsHandedBack,
@@ -26,7 +27,6 @@ from callgate.conversation.events import (
     ExtraField,
     Logprobs,
     ModelOutput,
-    ModelRetried,
     ProviderHead,
     ReasoningDelta,
     TextDelta,
@@ -74,6 +74,8 @@ class ResponseHead(msgspec.Struct, frozen=True, gc=False):
 
 class ResponseItems:
     """Gathers the items of one response, and hands on the events that tell of them."""
+
+    is_streamed = False
 
     def __init__(self, head: ResponseHead, diagnosis: Diagnosis | None) -> None:
         self.head, self._diagnosis = head, diagnosis
@@ -193,8 +195,10 @@ class ResponseItems:
         self._close_message()
         self._turn = ended.turn + 1
 
-    def _retried(self, event: ModelRetried) -> None:
-        """What was gathered of the turn is forgotten; where events are sent, nothing of it was."""
+    def _attempted(self, event: Attempt) -> None:
+        """What was gathered of a turn that is asked again is forgotten; where events are sent, nothing of it was."""
+        if self.is_streamed or not event.reason:
+            return
         while self._turns and self._turns[-1] == event.turn:
             self._turns.pop()
             self._items.pop()
@@ -372,7 +376,7 @@ class ResponseItems:
     _handlers: ClassVar[Handlers] = {
         ModelOutput: _model_output,
         TurnEnded: _turn_ended,
-        ModelRetried: _retried,
+        Attempt: _attempted,
         CallStarted: _call_started,
         CallEnded: _call_ended,
         CallsHandedBack: _handed_back,
@@ -420,6 +424,8 @@ class ResponseBody:
 
 class ResponseWriter(ResponseItems):
     """Writes the events of a response."""
+
+    is_streamed = True
 
     def __init__(self, head: ResponseHead, diagnosis: Diagnosis | None) -> None:
         super().__init__(head, diagnosis)
