@@ -34,7 +34,8 @@ Thinking = Literal["unknown", "prefilled", "none"]
 for reasoning from its beginning, `none` lets it out at once. A call before a lone end of thinking runs in no case."""
 
 _SPECIAL = re.compile(
-    r"(?:[ \t\r;,]|<\|[^|<>\n]{1,40}\|>|<｜[^｜<>\n]{1,40}｜>|</?[\w:｜]{1,40}>|\[/?[A-Z_]{2,40}\]|<\w{1,20}_of_\w{1,20}>)*"
+    r"(?:[ \t\r;,]|<\|[^|<>\n]{1,40}\|>|<｜[^｜<>\n]{1,40}｜>|</?[\w:｜]{1,40}>|\[/?[A-Z_]{2,40}\]|<\w{1,20}_of_\w{1,20}>"
+    r"|<\w{1,20}\|>|<\|\w{1,20}>|\[e~\[)*"
 )
 """What may stand behind a call on its line: blanks, separators, special tokens and end tags."""
 _SPECIAL_STARTS = "<[ \t\r;,"
@@ -49,6 +50,7 @@ _MOST_UNREAD = 16_384
 _READ_AGAIN = 262_144
 """Characters of one answer that are read twice, because what a quoted mark opened was no call. Beyond that, it is taken for one."""
 _MENTION_LIMIT = 120
+_INTRO_LIMIT = 400
 
 
 class RestartError(Exception):
@@ -76,6 +78,8 @@ class Item:
     """What was open before the calls and quotes them if it closes behind them."""
     quoted: str | None = None
     """Why they are known not to run."""
+    intro: str = ""
+    """The last line before them."""
 
     @property
     def is_whole(self) -> bool:
@@ -157,6 +161,7 @@ class EventSink:
         """Calls behind which the line has not ended yet."""
         self._line_rest = ""
         self._prose_line = False
+        self._tail = ""
         self._quoted_mark = ""
         self._quoted_calls: list[CallWritten] = []
         self._read_again = _READ_AGAIN
@@ -223,6 +228,7 @@ class EventSink:
             span = self._context.open_span() if self._context is not None and self.quoted() is None else None
             quoted = quoting.NESTED if self.is_spoilt else None
             block = Item(CALLS, raw, start, self.indent >= 0, span=span, quoted=quoted)
+            block.intro = self._tail.rstrip().rpartition("\n")[2]
             self._items.append(block)
             self._blocks += 1
             self._open_line.append(block)
@@ -257,9 +263,18 @@ class EventSink:
         if self._context is None:
             return None
         if self._unread:
-            self._context.feed("".join(self._unread))
+            text = "".join(self._unread)
+            self._context.feed(text)
+            self._tail = (self._tail + text)[-_INTRO_LIMIT:]
             self._unread.clear()
         return self._context.quoted()
+
+    def begin_message(self) -> None:
+        """What was open in the prose before quotes nothing that comes now."""
+        self._unread.clear()
+        self._tail = ""
+        if self._context is not None:
+            self._context = QuoteTracker()
 
     def begin_quoted(self, mark: str, reason: str) -> None:
         """A mark, just read, in a quoted place: the grammar reads on, up to `end_quoted`, as if it opened a call."""
@@ -301,7 +316,7 @@ class EventSink:
         offered = [call.name for call in found.calls if call.name and resolve_name(call.name, self.tools)]
         self.not_run += [CallNotRun(name, reason) for name in offered]
         self.cursor.untake(text)
-        self.add_prose(text, "x" if found.is_whole else None)
+        self.add_prose(text, "x" if found.is_whole or reason == quoting.BLOCK_QUOTE else None)
 
     # -- thinking
 
@@ -335,9 +350,7 @@ class EventSink:
         self.indent, self.is_silent, self._prose_line = 0, True, False
         self._open_line.clear()
         self._is_plain = False
-        self._unread.clear()
-        if self._context is not None:
-            self._context = QuoteTracker()
+        self.begin_message()
 
     def _restart_behind_lone_end_in(self, text: str) -> None:
         """The same in quoted text that was just taken."""
@@ -530,16 +543,25 @@ class EventSink:
 
     def _judge_kept(self, is_echo: EchoCheck) -> None:
         rest = ParagraphRest()
+        has_prose_behind = ends_thinking = False
         for item in reversed(self._items):
             if item.kind != CALLS:
                 if item.kind == TEXT:
+                    ends_thinking = ends_thinking or _LATER_END.search(item.text) is not None
                     rest.add_before(item.text)
+                    has_prose_behind = has_prose_behind or _WORDS.search(item.text) is not None
                 continue
             rest.add_before(item.text[item.size :])
             if item.quoted is not None:
                 self._demote([item], item.quoted)
                 continue
+            ends_thinking = ends_thinking or _LATER_END.search(item.text[item.size :]) is not None
+            if ends_thinking:
+                self._demote([item], quoting.THINKING)
+                continue
             reason = item.span.is_closed_by(rest.ticks, rest.quotes) if item.span is not None else None
+            if reason is None and quoting.introduces_example(item.intro, goes_on=has_prose_behind):
+                reason = quoting.EXAMPLE
             if reason is None and item.calls and item.is_whole and is_echo(item):
                 reason = quoting.ECHO
             if reason is not None:
@@ -572,6 +594,8 @@ def _append_run(events: list[ModelEvent], run: list[str], kind: str) -> None:
 
 _SENTENCE_ENDS = re.compile(r"[\"'”’»).,;:!?]+(?:\s|$)")
 _WORDS_BEHIND = re.compile(r"[ \t]+([^\W\d_]+)(?:[ \t]+[^\W_]|[.,;:!?](?:\s|$)|[ \t]*$)")
+_LATER_END = re.compile(r"(?:^|\n)[ \t]*</think(?:ing)?>")
+"""An end of thinking that was not opened, behind another one: at a line's beginning, where nobody writes about the tag."""
 _LONE_END = re.compile("|".join(map(re.escape, THINK_TAGS.values())))
 
 
@@ -606,11 +630,11 @@ class Prose:
         if mark in self._mentionable and out.indent < 0 and (yield from _is_mention(out.cursor, out.tools)):
             out.add_prose(mark)
             return ASIDE
-        if reason and mark not in out.openings:
+        if reason and mark not in out.openings and not (mark in self._marks and reason in _SPOKEN):
             out.add_prose(mark)
             return ASIDE
         if mark in self._marks:
-            if reason:
+            if reason and mark in out.openings:
                 out.begin_quoted(mark, reason)
             return mark
         if mark in out.channels:

@@ -426,7 +426,7 @@ GRAMMARS: Final[Mapping[str, Grammar]] = {
         ),
         bare=True,
     ),
-    "minimax": tags(prefixed("", {"<minimax:tool_call>": "</minimax:tool_call>"})),
+    "minimax": tags(prefixed("", {"<minimax:tool_call>": "</minimax:tool_call>"}), dropped=("[e~[",)),
     "minimax_m3": marked(
         {nested_tags.OPEN: lambda out, _: nested_tags.nested_calls(out)}, channels={"<mm:think>": "</mm:think>"}
     ),
@@ -507,7 +507,12 @@ GRAMMARS: Final[Mapping[str, Grammar]] = {
     "harmony": Grammar(lambda out: read_messages(out, HARMONY), openings=("<|start|>", "<|channel|>")),
     "muse": Grammar(lambda out: read_messages(out, MUSE)),
     # Notations of their own
-    "gemma4": marked(gemma(GEMMA4), asides={"<|channel>": gemma4_channel}, channels={"<|think|>": GEMMA4_CHANNEL_END}),
+    "gemma4": marked(
+        gemma(GEMMA4),
+        asides={"<|channel>": gemma4_channel},
+        channels={"<|think|>": GEMMA4_CHANNEL_END},
+        dropped=("<turn|>", "<|tool_response>"),
+    ),
     "functiongemma": marked(gemma(FUNCTIONGEMMA), dropped=("<start_function_response>", FUNCTIONGEMMA.end)),
     "pythonic": Grammar(read_pythonic, dropped=END_MARKS, openings=(*MARKS, "[")),
     "olmo3": Grammar(read_pythonic, dropped=END_MARKS, openings=(*MARKS, "[")),

@@ -53,6 +53,7 @@ def read_messages(out: EventSink, framing: Framing) -> Steps[None]:
     yield from _prefilled_header(out, framing)
     while (mark := (yield from prose.step())) is not None:
         if mark in framing.ends:
+            out.begin_message()
             yield from _prefilled_header(out, framing)
         elif mark:
             yield from _message(out, framing, mark)

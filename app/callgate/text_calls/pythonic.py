@@ -25,6 +25,8 @@ MARKS: Final = {
     LINES: "</function_calls>",
 }
 END_MARKS: Final = tuple(MARKS.values())
+TEXT_ENDS: Final = (*END_MARKS, "<|eot|>", "<|eom|>", "<|eot_id|>", "<|im_end|>", "<|endoftext|>")
+"""What may end a list that is all the text."""
 
 _NAME = re.compile(r"[\w.:\-]*")
 _NAME_LIMIT: Final = 128
@@ -54,25 +56,30 @@ def read_pythonic(out: EventSink) -> Steps[None]:
     """The whole grammar."""
     cursor = out.cursor
     prose = out.prose(*MARKS)
+    marked: list[CallWritten] = []
     while True:
         if out.is_silent:
             yield from cursor.space(out.add_text)
             if (yield from cursor.peek()) == "[":
-                yield from _whole_text(out)
+                yield from _whole_text(out, marked)
         mark = yield from prose.step()
         if mark is None:
             return
         if mark:
-            yield from _between_marks(out, mark)
+            marked = yield from _between_marks(out, mark)
 
 
-def _whole_text(out: EventSink) -> Steps[None]:
+def _whole_text(out: EventSink, marked: list[CallWritten]) -> Steps[None]:
+    """A list that is all the text; behind marked calls, the same ones written once more are none."""
     found = _List()
     ending = yield from _read_list(out.cursor, found, out.tools, is_list=True)
     if ending is _Ending.CLOSED:
         yield from out.cursor.space(found.pieces.append)
-        if out.cursor.ends_within(*END_MARKS) or (yield from out.cursor.one_of(END_MARKS)) is not None:
-            _emit_calls(out, found)
+        if out.cursor.ends_within(*TEXT_ENDS) or (yield from out.cursor.one_of(TEXT_ENDS)) is not None:
+            if marked and found.calls == marked:
+                out.forget()
+            else:
+                _emit_calls(out, found)
             return
     elif ending is _Ending.CUT and found.calls:
         if found.has_open_name:
@@ -82,30 +89,31 @@ def _whole_text(out: EventSink) -> Steps[None]:
     out.add_text("".join(found.pieces))
 
 
-def _between_marks(out: EventSink, mark: str) -> Steps[None]:
+def _between_marks(out: EventSink, mark: str) -> Steps[list[CallWritten]]:
     cursor = out.cursor
     found = _List()
     yield from cursor.space(found.pieces.append)
     if not (yield from cursor.peek()):
         out.add_call(cut_off())
-        return
+        return []
     if (yield from _is_json(cursor)):
         yield from CallObjects().read(out, Ends((MARKS[mark],)))
-        return
+        return []
     is_list = mark != LINES or (yield from cursor.peek()) == "["
     ending = yield from _read_list(cursor, found, out.tools, is_list=is_list)
     if ending is _Ending.CUT:
         if found.has_open_name or not found.calls:
             found.calls.append(cut_off())
         _emit_calls(out, found)
-        return
+        return found.calls
     if ending is _Ending.CLOSED:
         yield from cursor.space(found.pieces.append)
         end = yield from cursor.one_of((MARKS[mark],))
         if end is not None or cursor.ends_within(MARKS[mark]):
             _emit_calls(out, found)
-            return
+            return found.calls
     out.add_text("".join(found.pieces))
+    return []
 
 
 def _emit_calls(out: EventSink, found: _List) -> None:

@@ -22,6 +22,7 @@ PROSE_BEHIND: Final = "prose_behind"
 ECHO: Final = "echo"
 THINKING: Final = "thinking"
 NESTED: Final = "nested"
+EXAMPLE: Final = "example"
 
 TAB = 4
 """How many columns a tab counts for; four columns make an indented (quoted) block in Markdown."""
@@ -31,6 +32,14 @@ _TAGS = "pre|code|blockquote|q|samp|kbd|xmp|textarea|example|quote"
 _LINE = re.compile(r"([ \t\r]*)(?:(>)|(\||[-*+•](?=[ \t])|\d{1,3}[.)](?=[ \t]))|(?=[^\s]))?")
 _TOKEN = re.compile(rf"\n|`+|~~~+|<!--|<(?P<tag>{_TAGS})(?:\s[^<>\n]*)?>|[\"'“”„‟«»‘’‚‹›「」『』]", re.IGNORECASE)
 _RUN = re.compile(r"`+|~+")
+_EXAMPLE = re.compile(
+    r"(?:\b(?:for (?:example|instance)|examples?|e\.g\.|zum beispiel|beispiel|z\. ?b\.|(?:par )?exemple|(?:por )?ejemplo)"
+    r"(?!\w)|例如|比如|示例|たとえば)[^\n]*[:：]\W*$|^\W*(?:for (?:example|instance)|e\.g\.)\W*$",
+    re.IGNORECASE,
+)
+_SUPPOSITION = re.compile(
+    r"\b(?:would|could|like this|such as|as follows|looks? like|syntax|format)\b.*[:：]\W*$", re.IGNORECASE
+)
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 
 
@@ -45,6 +54,12 @@ class OpenSpan:
         if self.ticks and self.ticks in ticks:
             return INLINE_CODE
         return QUOTATION if self.closers and not set(self.closers).isdisjoint(quotes) else None
+
+
+def introduces_example(line: str, *, goes_on: bool) -> bool:
+    """Whether calls behind this line are shown and not made: it says so itself, or speaks of what would be, and prose goes on
+    behind them."""
+    return bool(line) and bool(_EXAMPLE.search(line) or (goes_on and _SUPPOSITION.search(line)))
 
 
 class QuoteTracker:
