@@ -368,6 +368,19 @@ async def test_what_a_model_with_calls_of_its_own_writes_as_text_is_text_where_i
     assert answer.text == text
 
 
+@BOTH
+@pytest.mark.parametrize("fenced", ["run", "talk"])
+async def test_a_fence_that_is_the_whole_message_runs_unless_fences_are_talk(
+    upstream: Upstream, work: Workplace, stream: bool, fenced: str
+) -> None:
+    text = f"```json\n{CALL}\n```"
+    upstream.script("m", [Reply(text=text), Reply(text="Done.")], repeat_last=True)
+    async with serving(upstream, "json", text_calls={"fenced": fenced}) as url:
+        answer = await ask(url, stream)
+    assert work.deleted == ([PATH] if fenced == "run" else [])
+    assert answer.text == ("Done." if fenced == "run" else text)
+
+
 # 10: a truncated call in text with another inside -----------------------------------------------------------------------
 
 

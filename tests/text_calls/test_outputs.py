@@ -36,7 +36,9 @@ def read(output: dict[str, Any], pieces: Iterable[str], *, streams: bool) -> lis
 def run(events: Iterable[ModelEvent]) -> list[list[Any]]:
     """Names and arguments of the calls that are whole, as far as a reader can say."""
     calls = [event for event in events if isinstance(event, CallWritten) and event.flaw is None]
-    read_arguments = [json.loads(call.arguments) if isinstance(call.arguments, str) else call.arguments for call in calls]
+    read_arguments = [
+        json.loads(call.arguments) if isinstance(call.arguments, str) else call.arguments for call in calls
+    ]
     return [[call.name, arguments] for call, arguments in zip(calls, read_arguments, strict=True)]
 
 
