@@ -52,3 +52,13 @@ def test_a_file_that_is_no_ledger_is_an_error_in_a_line(config: Path) -> None:
     result = run(app, ["calls", "-c", str(config)])
     assert result.exit_code == 2
     assert "data_dir" in result.output
+    assert "ledger.sqlite3 cannot be read as a ledger" in result.output.replace("\n", "")
+
+
+def test_arguments_and_results_are_shown_if_asked_for(config: Path) -> None:
+    output = run(app, ["calls", "-c", str(config), "--content", "-n", "1"]).output
+    [found] = json.loads(run(app, ["calls", "-c", str(config), "--content", "-n", "1", "--json"]).output)
+
+    assert "arguments: s3cret" in output
+    assert "result: s3cret" in output
+    assert (found["arguments"], found["result"]) == ("s3cret", "s3cret")

@@ -10,20 +10,28 @@ import typer.main
 import yaml
 
 from callgate.__main__ import app
+from callgate.config.load import load
 from callgate.config.schema import Config
 
 ROOT = Path(__file__).parents[2]
 MODELS = {"model_list": [{"model_name": "demo", "litellm_params": {"model": "demo/demo"}}]}
-TEXT = "\n".join((ROOT / name).read_text() for name in ("README.md", "docs/approvals.md", "docs/reload.md"))
+TEXT = "\n".join(
+    (ROOT / name).read_text() for name in ("README.md", "docs/approvals.md", "docs/reload.md", "docs/runs.md")
+)
 SHOWN = sorted(
     {line.split("  ")[0].partition("#")[0].strip() for line in re.findall(r"^callgate .*$", TEXT, re.MULTILINE)}
 )
 
 
-def test_the_example_is_read_as_it_stands():
-    [block] = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs" / "approvals.md").read_text(), re.MULTILINE | re.DOTALL)
-    config = Config.model_validate({**MODELS, **yaml.safe_load(block)})
+def test_the_examples_are_read_as_they_stand(tmp_path):
+    page = (ROOT / "docs" / "approvals.md").read_text()
+    rules, webhook = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    config = Config.model_validate({**MODELS, **yaml.safe_load(rules)})
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(MODELS) + webhook)
+    hook = load(tmp_path / "config.yaml", environ={"APPROVALS_SECRET": "x" * 32}).config.approvals.webhook
     assert config.require_approval.never == ("send_draft",)
+    assert hook is not None
+    assert hook.secret.get_secret_value() == "x" * 32
 
 
 @pytest.mark.parametrize("line", SHOWN)

@@ -7,6 +7,7 @@ One JSON file each. A new quirk arrives as a new file. The keys:
     house_tools             tools of the house on offer, by their names in `tests.harness.toolshed`
     tools                   the tools as they were offered, in what `callgate runs export` writes
     replies                 what the model answers, in order: `chunks` and `end` for a stream, `whole` for a body
+                            (and the `verdicts` of its calls, in what `callgate runs export` writes)
     toolless                what it answers when no tools are offered (where a loop ends at its limit)
     expect                  what the client gets and what happens on the way, the same in both modes:
       content, refusal, finish_reason, usage    of the answer; null content may also be an empty text

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from callgate.cli.shared import ConfigOption, JsonOption, give_up, read_config
+from callgate.cli.shared import ConfigOption, JsonOption, give_up, printable, read_config
 
 if TYPE_CHECKING:
     from callgate.config.schema.process import LedgerSection
@@ -23,16 +23,20 @@ def calls(
         typer.Option(help="Only runs in this state."),
     ] = None,
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many, the newest first.")] = 20,
+    content: Annotated[
+        bool, typer.Option("--content", help="Show arguments and results too, where they are kept (`logging.content`).")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """The newest runs of tools. `unknown` ones may have had their effect, and are never run again by themselves."""
     loaded = read_config(config, without_variables=True).config
+    columns = f"{COLUMNS}, arguments, result" if content else COLUMNS
     if loaded.ledger.url is not None:
-        found = _read_postgres(loaded.ledger, state, count)
+        found = _read_postgres(loaded.ledger, columns, state, count)
     elif loaded.data_dir is None:
         raise give_up("nothing is written down: the config has no `data_dir`")
     else:
-        found = _read(Path(loaded.data_dir), state, count)
+        found = _read(Path(loaded.data_dir), columns, state, count)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
@@ -43,9 +47,12 @@ def calls(
             f"{began}  {run['state']:<8} {took:>9}  {run['tool']:<28} {run['run_id']} {run['call_id']}  {run['note']}"
         )
         typer.echo(line.rstrip())
+        for name in ("arguments", "result") if content else ():
+            text = "not kept" if run[name] is None else printable(run[name])
+            typer.echo(f"    {name}: {text}")
 
 
-def _read(folder: Path, state: str | None, count: int) -> list[dict[str, Any]]:
+def _read(folder: Path, columns: str, state: str | None, count: int) -> list[dict[str, Any]]:
     from callgate.ledger.sqlite import FILE
 
     path = folder / FILE
@@ -54,21 +61,21 @@ def _read(folder: Path, state: str | None, count: int) -> list[dict[str, Any]]:
     try:
         database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
     except sqlite3.Error as error:
-        raise give_up(f"data_dir: {error}") from None
+        raise give_up(f"data_dir: {path} cannot be read as a ledger ({error})") from None
     database.row_factory = sqlite3.Row
     try:
         rows = database.execute(
-            f"SELECT {COLUMNS} FROM calls WHERE ?1 IS NULL OR state = ?1 ORDER BY started_at DESC LIMIT ?2",  # noqa: S608 - constants
+            f"SELECT {columns} FROM calls WHERE ?1 IS NULL OR state = ?1 ORDER BY started_at DESC LIMIT ?2",  # noqa: S608 - constants
             (state, count),
         )
         return [dict(row) for row in rows]
     except sqlite3.Error as error:
-        raise give_up(f"data_dir: {error}") from None
+        raise give_up(f"data_dir: {path} cannot be read as a ledger ({error})") from None
     finally:
         database.close()
 
 
-def _read_postgres(section: "LedgerSection", state: str | None, count: int) -> list[dict[str, Any]]:
+def _read_postgres(section: "LedgerSection", columns: str, state: str | None, count: int) -> list[dict[str, Any]]:
     import asyncio
 
     from callgate.ledger.database import DatabaseAway
@@ -84,13 +91,13 @@ def _read_postgres(section: "LedgerSection", state: str | None, count: int) -> l
         await database.open()
         try:
             rows = await database.fetch(
-                f"SELECT {COLUMNS} FROM calls WHERE CAST(?1 AS TEXT) IS NULL OR state = ?1 ORDER BY started_at DESC LIMIT ?2",  # noqa: S608 - constants
+                f"SELECT {columns} FROM calls WHERE CAST(?1 AS TEXT) IS NULL OR state = ?1 ORDER BY started_at DESC LIMIT ?2",  # noqa: S608 - constants
                 state,
                 count,
             )
         finally:
             await database.close()
-        return [dict(zip(COLUMNS.split(", "), row, strict=True)) for row in rows]
+        return [dict(zip(columns.split(", "), row, strict=True)) for row in rows]
 
     try:
         return asyncio.run(read())

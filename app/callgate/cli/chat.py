@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from callgate.cli.server_client import KeyOption, Refused, answered, asked, failed, opened
-from callgate.cli.shared import ConfigOption, read_config
+from callgate.cli.shared import ConfigOption, printable, read_config
 
 if TYPE_CHECKING:
     from callgate.config.load import Loaded
@@ -101,7 +101,7 @@ class _Conversation:
                     chunk = json.loads(payload) if payload.startswith(b"{") else {}
                     for piece in _read(chunk):
                         pieces.append(piece)
-                        typer.echo(_printable(piece), nl=False)
+                        typer.echo(printable(piece), nl=False)
                     if (id := (chunk.get("x_callgate") or {}).get("approval")) and sys.stdin.isatty():
                         await self._decide(id)
 
@@ -112,7 +112,7 @@ class _Conversation:
             waiting = next((call for call in listed["data"] if call["id"] == id), None)
             if waiting is None:
                 return  # decided meanwhile, by somebody else
-            arguments = _printable(json.dumps(waiting["arguments"], ensure_ascii=False))
+            arguments = printable(json.dumps(waiting["arguments"], ensure_ascii=False))
             _note(f"  run {waiting['tool']} {arguments} ({waiting['safety']})? [y/n] ", nl=False)
             decision = "approve" if (await _typed()).strip().lower() in {"y", "yes"} else "deny"
             body = {"decision": decision, "hash": waiting["hash"]}
@@ -137,7 +137,7 @@ def _progress_line(progress: dict[str, Any]) -> str:
         case "start":
             return f"  {progress['name']} …"
         case "progress":
-            return f"  {progress['name']}: {_printable(str(progress['message']))}"
+            return f"  {progress['name']}: {printable(str(progress['message']))}"
         case "done":
             return f"  {progress['name']} done in {progress['ms']:g} ms"
         case _:
@@ -175,11 +175,6 @@ async def _typed() -> str:
 def _note(text: str, *, nl: bool = True) -> None:
     """Beside the conversation: on standard error, and dim where a person looks."""
     typer.secho(text, err=True, nl=nl, dim=sys.stderr.isatty() or None)
-
-
-def _printable(text: str) -> str:
-    """A model's words must not move the cursor."""
-    return "".join(it if it.isprintable() or it in "\n\t" else repr(it)[1:-1] for it in text)
 
 
 # A server of its own -------------------------------------------------------------------------------------------------

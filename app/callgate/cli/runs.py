@@ -1,19 +1,29 @@
-"""`callgate runs`: the recorded runs, read from the file in `data_dir`. Neither a server nor a provider's key is needed."""
+"""`callgate runs`: the recorded runs, read from the file in `data_dir`. Neither a provider's key nor, save for `replay` and
+`list -f`, a server is needed."""
 
+import contextlib
 import json
+import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from urllib.parse import quote, urlencode
 
 import typer
 
-from callgate.cli.shared import WRONG, ConfigOption, JsonOption, give_up, read_config
+from callgate.cli.server_client import UrlOption, answered, asked, follow, run_asking
+from callgate.cli.shared import WRONG, ConfigOption, JsonOption, give_up, printable, read_config
 
 if TYPE_CHECKING:
     from callgate.recorder.row import Recording, RunRow
 
+REPLAY_SECONDS: Final = 1800.0
+"""A person may be asked on the way, and a local model takes its time."""
+UNDER_WAY: Final = "under_way"
+
 runs = typer.Typer(help="Recorded runs.", no_args_is_help=True)
 
+ServerKeyOption = Annotated[str | None, typer.Option(help="The key to ask the server with.", envvar="CALLGATE_KEY")]
 Id = Annotated[str, typer.Argument(help="As `callgate runs list` and the header `x-callgate-run` have it.")]
 ContentOption = Annotated[bool, typer.Option("--content", help="Show what was said too, where it was kept.")]
 
@@ -29,10 +39,19 @@ def list_runs(
     ] = False,
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many, the newest first.")] = 20,
     as_json: JsonOption = False,
+    live: Annotated[
+        bool, typer.Option("--follow", "-f", help="Ask a running server, and go on with each run that ends.")
+    ] = False,
+    url: UrlOption = None,
+    server_key: ServerKeyOption = None,
 ) -> None:
     """The newest runs."""
     from callgate.recorder.store import RunFilter
 
+    if live:
+        wanted = {"model": model, "key": key, "state": state, "odd": "1" if odd else None}
+        _follow({name: value for name, value in wanted.items() if value}, count, url, server_key, as_json=as_json)
+        return
     found = _read(config, lambda store: store.page(RunFilter(model, key, state, odd), count))
     if as_json:
         typer.echo(json.dumps([_facts(row) for row in found or ()], indent=2))
@@ -64,7 +83,117 @@ def show(id: Id, config: ConfigOption = None, content: ContentOption = False, as
         typer.echo(f"  {event.at:9.3f}s  {turn:<8} {event.kind:<18} {facts}".rstrip())
     if content:
         for part, text in found.content.items():
-            typer.echo(f"\n{part}:\n{_printable(text)}")
+            typer.echo(f"\n{part}:\n{printable(text)}")
+
+
+@runs.command("export")
+def export(
+    id: Id,
+    config: ConfigOption = None,
+    form: Annotated[
+        Literal["json", "curl", "recording"],
+        typer.Option("--as", help="All that is kept, a line for the shell, or a file that a test plays."),
+    ] = "json",
+) -> None:
+    """A run for others, on standard output. `curl` and `recording` need that what was said is kept (`record.content`)."""
+    from callgate.recorder.export import as_curl, as_facts, as_recording
+    from callgate.recorder.replayable import NotReplayable
+
+    found = _one(id, config)
+    try:
+        if form == "curl":
+            server = read_config(config, without_variables=True).config.server
+            typer.echo(as_curl(found, server.public_url or f"http://{server.host}:{server.port}"), nl=False)
+        else:
+            typer.echo(json.dumps((as_facts if form == "json" else as_recording)(found), indent=1))
+    except NotReplayable as why:
+        typer.echo(f"callgate: {id} cannot be exported: {why}", err=True)
+        raise typer.Exit(WRONG) from None
+
+
+@runs.command("replay")
+def replay(
+    id: Annotated[str | None, typer.Argument(help="The run to ask again.")] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="Another model than the run's own.")] = None,
+    from_turn: Annotated[
+        int, typer.Option(min=1, help="The turn to begin with, as `callgate runs show` counts them.")
+    ] = 1,
+    run_tools: Annotated[
+        bool, typer.Option("--run-tools", help="Run the tools again; what is not read-only waits for approval.")
+    ] = False,
+    offline: Annotated[
+        Path | None, typer.Option(help="Judge an exported recording by today's gate; nothing is asked or run.")
+    ] = None,
+    url: UrlOption = None,
+    server_key: ServerKeyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask a recorded run again, on a running server. Exit code 1 if it was stopped, or a recording is judged otherwise."""
+    if offline is not None:
+        _judge(offline, as_json=as_json)
+        return
+    if id is None:
+        raise give_up("which run? Name one, or a file with --offline")
+    if run_tools and sys.stdin.isatty():
+        typer.confirm("Its tools are run again, and may do again what they did. Go on?", abort=True, err=True)
+    body = {"model": model, "from_turn": from_turn - 1, "tools": "run" if run_tools else "recorded"}
+    told = asked("POST", f"/v1/runs/{quote(id, safe='')}/replay", url, server_key, body, REPLAY_SECONDS)
+    if as_json:
+        typer.echo(json.dumps(told, indent=2))
+    else:
+        typer.echo(f"{told['run']} asks {told['replay_of']} again, of {told['model']}", err=True)
+        if told["answer"] is not None:
+            typer.echo(printable(told["answer"]["choices"][0]["message"].get("content") or ""))
+    if told["stopped"]:
+        typer.echo(f"callgate: stopped: {printable(told['stopped'])}", err=True)
+        raise typer.Exit(WRONG)
+
+
+def _judge(file: Path, *, as_json: bool) -> None:
+    from callgate.cli.judging import NoRecording, differences
+
+    try:
+        calls, found = differences(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as error:  # NoRecording is one of them
+        why = error if isinstance(error, (OSError, NoRecording)) else f"it is no recording ({error!r})"
+        raise give_up(f"{file}: {why}") from None
+    if as_json:
+        typer.echo(json.dumps({"calls": calls, "differences": [each._asdict() for each in found]}, indent=2))
+    for each in () if as_json else found:
+        before, now = (", ".join(f"{name} {word}" for name, word in said) for said in (each.before, each.now))
+        typer.echo(f"turn {each.turn + 1}: was {printable(before or 'no call')}, is {printable(now or 'no call')}")
+    if found:
+        raise typer.Exit(WRONG)
+    if not as_json:
+        typer.echo(f"{calls} calls, judged as they were")
+
+
+def _follow(wanted: dict[str, str], count: int, url: str | None, key: str | None, *, as_json: bool) -> None:
+    """The newest runs of a server, the oldest of them first, and then each that ends, until the server ends or Ctrl-C."""
+    seen: set[str] = set()
+
+    async def list_them() -> None:
+        listed = await answered("GET", f"/v1/runs?{urlencode({**wanted, 'limit': count})}", url, key)
+        for row in reversed(listed["data"]):
+            if row["state"] != UNDER_WAY:
+                seen.add(row["id"])
+                _say(row, as_json=as_json)
+
+    def take(kind: str, row: dict[str, Any]) -> None:
+        matches = all(row.get("odd") if name == "odd" else row.get(name) == value for name, value in wanted.items())
+        if kind == "run" and matches and row["state"] != UNDER_WAY and row["id"] not in seen:
+            _say(row, as_json=as_json)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        run_asking(follow("/v1/feed?kinds=runs", url, key, take, list_them), url)
+
+
+def _say(row: dict[str, Any], *, as_json: bool) -> None:
+    import msgspec
+
+    from callgate.recorder.row import RunRow
+
+    typer.echo(json.dumps(row) if as_json else _line(msgspec.convert(row, RunRow)))
 
 
 @runs.command("prune")
@@ -126,7 +255,7 @@ def _line(row: "RunRow") -> str:
     odd = f"  {row.broken_calls} broken" if row.broken_calls else ""
     error = f"  {row.status} {row.error}" if row.error else ""
     return (
-        f"{began}  {row.state:<11} {took:>9}  {_printable(model):<24} {row.id}  {row.turns} turns {row.calls} calls"
+        f"{began}  {row.state:<11} {took:>9}  {printable(model):<24} {row.id}  {row.turns} turns {row.calls} calls"
         f"  {row.tokens_in}+{row.tokens_out} tokens{odd}{error}"
     )
 
@@ -135,8 +264,3 @@ def _facts(row: "RunRow") -> dict[str, Any]:
     import msgspec
 
     return msgspec.structs.asdict(row)
-
-
-def _printable(text: str) -> str:
-    """A model's words must not move the cursor of whoever reads them."""
-    return "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in text)

@@ -4,9 +4,9 @@ which are for the world outside. It is loaded when something is asked: most comm
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -15,6 +15,7 @@ from callgate.cli.shared import WRONG
 if TYPE_CHECKING:
     from callgate.http.interface import Response
 
+Found = TypeVar("Found")
 DEFAULT_PORT = 8000
 SECONDS = 30.0
 ANSWER_BYTES = 64 * 1024 * 1024
@@ -29,12 +30,17 @@ def address_of(url: str | None) -> str:
     return (url or f"http://127.0.0.1:{os.environ.get('CALLGATE_PORT', DEFAULT_PORT)}").rstrip("/")
 
 
-def asked(method: str, path: str, url: str | None, key: str | None, body: Any = None) -> Any:
+def asked(method: str, path: str, url: str | None, key: str | None, body: Any = None, seconds: float = SECONDS) -> Any:
     """The server's answer, or its words about why there is none and the end of the command."""
+    return run_asking(answered(method, path, url, key, body, seconds), url)
+
+
+def run_asking(work: Coroutine[Any, Any, Found], url: str | None) -> Found:
+    """Do what asks a server. Where that fails: why, and the end of the command."""
     from callgate.http.interface import TransportError
 
     try:
-        return asyncio.run(answered(method, path, url, key, body))
+        return asyncio.run(work)
     except Refused as error:
         raise failed(str(error)) from None
     except (TransportError, ValueError) as error:
@@ -52,6 +58,28 @@ async def answered(
     """The server's answer, read. Raises `Refused` for an error of the server's."""
     async with opened(method, path, url, key, body, seconds=seconds) as response:
         return json.loads(await response.read(ANSWER_BYTES))
+
+
+async def follow(
+    path: str,
+    url: str | None,
+    key: str | None,
+    take: Callable[[str, Any], None],
+    first: Callable[[], Awaitable[None]],
+) -> None:
+    """Take the server-sent events at a path, each with its name, as they come. `first` is done once none is missed any more."""
+    name = "message"
+    rest = b""
+    async with opened("GET", path, url, key, headers={"Accept": "text/event-stream"}) as response:
+        await first()
+        async for data in response.chunks():
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                field, _, value = line.partition(b": ")
+                if field == b"event":
+                    name = value.decode()
+                elif field == b"data":
+                    take(name, json.loads(value))
 
 
 class Refused(Exception):

@@ -60,6 +60,11 @@ def _with_what_cannot_be_made(error: "ConfigError", rest: "Loaded") -> "ConfigEr
     return ConfigError([*error.problems, *(each for each in found if each.spot not in known)])
 
 
+def printable(text: str) -> str:
+    """A model's words must not move the cursor of whoever reads them."""
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else repr(letter)[1:-1] for letter in text)
+
+
 def make_importable(folder: Path) -> None:
     """Put the config's folder first on the import path, then the current one: that is where an operator's own tools are."""
     for each in (Path.cwd(), folder):

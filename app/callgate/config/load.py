@@ -6,6 +6,7 @@ is read: the demo model and the built-in tools.
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,8 @@ ENVIRONMENT: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 
 CONFIG_VARIABLE: Final = "CALLGATE_CONFIG"
 USUAL_FILE: Final = "config.yaml"
+REFERRING: Final = re.compile(r"\$\{|\Afile:")
+"""Texts that still refer to something."""
 COMMAND_LINE: Final = "command line"
 """What stands for a file's name in problems with what was said there."""
 DEFAULT_FILE: Final = Path(__file__).with_name("default.yaml")
@@ -111,6 +114,8 @@ def load(
     try:
         config = loaded(document.value)
     except ValidationError as error:
+        if lenient and not document.problems and (usable := _without_unset(document.value, error)) is not None:
+            return loaded(usable)
         problems = [*document.problems, *problems_of(document, error)]
         rest = None
         with contextlib.suppress(ValidationError):  # then what was taken out is missing elsewhere
@@ -157,6 +162,20 @@ def _without(value: Any, places: Iterable[tuple[str | int, ...]]) -> Any:
         else:
             rest.pop(str(block), None)
     return rest
+
+
+def _without_unset(value: Any, error: ValidationError) -> Any:
+    """A config without the blocks that are wrong only because what they refer to is not set; None where more is wrong. Keys
+    stay, by name: no key can have the hash that stands in for theirs."""
+    wrong = error.errors()
+    if not all(isinstance(each["input"], str) and REFERRING.search(each["input"]) for each in wrong):
+        return None
+    hashes = {each["loc"][1] for each in wrong if each["loc"][0] == "keys" and each["loc"][2:] == ("hash",)}
+    keys = [
+        {**key, "hash": f"sha256:{at:064x}"} if at in hashes else key for at, key in enumerate(value.get("keys") or ())
+    ]
+    others = [each["loc"] for each in wrong if each["loc"][0] != "keys"]
+    return _without({**value, "keys": keys} if hashes else value, others)
 
 
 def _folder_of(path: Path | None) -> Path:

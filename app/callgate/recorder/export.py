@@ -125,7 +125,9 @@ def _made(recording: Recording, ended: RunEvent, model: str) -> dict[str, Any]:
         deltas.append({"content": text})
     deltas += [{"tool_calls": [{"index": at, **call}]} for at, call in enumerate(calls)]
     chunks = [_chunk(head, delta) for delta in deltas] + [_chunk(head, {}, reason) for reason in reasons]
-    return {"chunks": [*chunks, {**_chunk(head), "usage": usage}], "end": "done", "whole": whole}
+    verdicts = [{"name": call["name"], "verdict": call.get("flaw", call["verdict"])} for call in facts["calls"]]
+    made = {"chunks": [*chunks, {**_chunk(head), "usage": usage}], "end": "done", "whole": whole}
+    return {**made, "verdicts": verdicts}
 
 
 def _chunk(

@@ -1,0 +1,94 @@
+"""Judges an exported recording again: each answer in it goes through the gate as it is today, and nothing else is asked or run."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from callgate.calls.states import BrokenCall, Call
+from callgate.conversation.events import ModelEvent, StreamEnd
+from callgate.conversation.turn import TurnBuilder
+from callgate.runtime.manager import new_call_id
+from callgate.runtime.recorded_tools import RecordedToolbox
+from callgate.upstream.chunks import read_completion
+from callgate.upstream.direct_model import StreamedBody
+
+
+class Verdict(NamedTuple):
+    """What the gate says of a call."""
+
+    name: str
+    word: str
+    """`ready`, or the flaw."""
+
+
+class Difference(NamedTuple):
+    """A turn that is judged otherwise than it was."""
+
+    turn: int
+    before: Sequence[Verdict]
+    now: Sequence[Verdict]
+
+
+class NoRecording(ValueError):
+    """The file is no recording; the text says why."""
+
+
+def differences(recording: Any) -> tuple[int, list[Difference]]:
+    """How many calls were judged, and the turns that are judged otherwise now."""
+    replies, toolbox = _replies(recording), _toolbox(recording)
+    found, calls = [], 0
+    for turn, reply in enumerate(replies):
+        judged = _judged(reply, toolbox)
+        calls += len(judged)
+        now = Counter(Verdict(call.name or "", _word(call)) for call in judged)
+        before = Counter(_recorded(reply, recording, judged))
+        if now != before:
+            found.append(Difference(turn, sorted((before - now).elements()), sorted((now - before).elements())))
+    return calls, found
+
+
+def _judged(reply: Mapping[str, Any], toolbox: RecordedToolbox) -> Sequence[Call]:
+    builder = TurnBuilder(toolbox.offer, new_call_id)
+    if not reply.get("chunks"):
+        builder.feed(read_completion(reply["whole"]))
+        return builder.finish(StreamEnd.DONE).calls
+    body, is_done = StreamedBody(), reply.get("end", "done") == "done"
+    events: list[ModelEvent] = []
+    for chunk in reply["chunks"]:
+        events += body.feed(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
+    events += body.feed(b"data: [DONE]\n\n") if is_done else body.finish()
+    builder.feed(events)
+    return builder.finish(StreamEnd.DONE if is_done else StreamEnd.EOF).calls
+
+
+def _recorded(reply: Mapping[str, Any], recording: Mapping[str, Any], judged: Sequence[Call]) -> Iterable[Verdict]:
+    """What was said then: of each turn, or where the recording was written by hand, of each call by its id."""
+    if "verdicts" in reply:
+        return [Verdict(each["name"] or "", each["verdict"]) for each in reply["verdicts"]]
+    results = recording["expect"]["results"]
+    flaws = {id: said["flaw"] for id, said in results.items() if isinstance(said, Mapping) and "flaw" in said}
+    known = results.keys() | {call["id"] for call in recording["expect"]["tool_calls"]}
+    return [
+        Verdict(call.name or "", flaws.get(call.id, "ready") if call.id in known else _word(call)) for call in judged
+    ]
+
+
+def _word(call: Call) -> str:
+    return str(call.flaw) if isinstance(call, BrokenCall) else "ready"
+
+
+def _replies(recording: Any) -> list[Mapping[str, Any]]:
+    if not isinstance(recording, dict) or not isinstance(recording.get("replies"), list) or "expect" not in recording:
+        raise NoRecording("it is no recording, as `callgate runs export --as recording` writes them")
+    last = recording.get("toolless")
+    return [*recording["replies"], *([last] if last else [])]
+
+
+def _toolbox(recording: Mapping[str, Any]) -> RecordedToolbox:
+    tools = recording.get("tools")
+    if tools is None:
+        raise NoRecording("it does not say what tools were offered (`tools`)")
+    clients = {each["function"]["name"] for each in recording["request"].get("tools", ()) if "function" in each}
+    return RecordedToolbox(tools, clients, {})
