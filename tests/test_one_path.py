@@ -15,6 +15,7 @@ from callgate.conversation.messages_api import STOP_REASONS
 from tests.harness.clients import http_client, openai_client
 from tests.harness.configs import make_config
 from tests.harness.messages import MessagesClient, calls_of, text_of
+from tests.harness.responses import responded
 from tests.harness.server import serve
 from tests.recordings import Recording, load_all
 from tests.scripted_upstream import Upstream
@@ -260,3 +261,62 @@ async def test_messages_say_what_a_chat_says_streamed_and_whole(recording: Recor
             "diagnostics": expected["diagnostics"],
         }
     assert as_messages == [as_chat, as_chat]
+
+
+# The same through the Responses API -----------------------------------------------------------------------------------
+
+STATUSES = {"stop": "completed", "tool_calls": "completed", "length": "incomplete", "content_filter": "incomplete"}
+
+
+@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda recording: recording.name)
+async def test_responses_say_what_a_chat_says_streamed_and_whole(recording: Recording, upstream: Upstream) -> None:
+    models = [f"{recording.name}-{way}" for way in ("chat", "streamed", "whole")]
+    for model in models:
+        recording.play_on(upstream, model)
+    request = {**recording.request}
+    asked: dict[str, Any] = {"input": request.pop("messages"), "reasoning": {"summary": "auto"}}
+    asked["tools"] = [{"type": "function", **tool["function"]} for tool in request.pop("tools", ())]
+    if "max_tokens" in request:
+        asked["max_output_tokens"] = request.pop("max_tokens")
+    config = make_config(upstream.url, models=models, tools=recording.house_tools)
+    async with serve(create_app(config)) as url, openai_client(url) as client:
+        expected = told(await client.chat.completions.create(model=models[0], **recording.request))
+        streamed = (await responded(client, stream=True, model=models[1], **asked, **request)).to_dict(warnings=False)
+        whole = (await responded(client, stream=False, model=models[2], **asked, **request)).to_dict(warnings=False)
+    assert [item["type"] for item in streamed["output"]] == [item["type"] for item in whole["output"]]
+    for response in (streamed, whole):
+        assert of_a_response(response) == {
+            "content": expected["content"],
+            "refusal": expected["refusal"],
+            "reasoning": expected["reasoning"],
+            "status": STATUSES[expected["finish_reason"]],
+            "tool_calls": expected["tool_calls"],
+            "usage": expected["usage"],
+            "diagnostics": expected["diagnostics"],
+        }
+    as_chat, *as_responses = [
+        [request.body["messages"] for request in upstream.requests if request.model == model] for model in models
+    ]
+    assert as_responses == [as_chat, as_chat]
+
+
+def of_a_response(response: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a response a chat would have said as well."""
+    items, usage = response["output"], response["usage"]
+    parts = [item["content"] for item in items if item["type"] == "message"]
+    calls = [item for item in items if item["type"] == "function_call"]
+    return {
+        "content": "\n\n".join(text for one in parts for part in one if (text := part.get("text"))),
+        "refusal": "".join(part["refusal"] for one in parts for part in one if part["type"] == "refusal") or None,
+        "reasoning": "\n\n".join(
+            "".join(part["text"] for part in item["summary"]) for item in items if item["type"] == "reasoning"
+        ),
+        "status": response["status"],
+        "tool_calls": [{"id": it["call_id"], "name": it["name"], "arguments": it["arguments"]} for it in calls],
+        "usage": {
+            "prompt_tokens": usage["input_tokens"],
+            "completion_tokens": usage["output_tokens"],
+            "total_tokens": usage["total_tokens"],
+        },
+        "diagnostics": timeless(response["x_callgate"]),
+    }
