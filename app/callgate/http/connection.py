@@ -19,6 +19,8 @@ HEAD_BYTES = 65_536
 """Some gateways send long policy headers; no honest head comes near this."""
 HELD_BYTES = 256 * 1024
 """Of a body that nobody reads. Beyond it the server is made to wait."""
+TAKEN_BYTES = 65_536
+"""Of a body that are read at a time: what is made of them takes many times as much, for as long as a slow client takes."""
 JOINED_BYTES = 16_384
 """Up to here one write of head and body together is cheaper than two."""
 DRAIN_SECONDS = 0.5
@@ -170,7 +172,7 @@ class ClientConnection(asyncio.Protocol):
     async def read(self, limit: int) -> bytes:
         """The whole body, or `TooLarge` when it is longer than `limit`."""
         chunks = self.chunks()
-        if self._state == _COMPLETE and self._fault is None and self._held <= limit:
+        if self._state == _COMPLETE and self._fault is None and self._held <= min(limit, TAKEN_BYTES):
             data = self._taken()  # a short body comes with its head
             return data if self._mask is None else data + self._mask.finish()
         parts: list[bytes] = []
@@ -304,7 +306,11 @@ class ClientConnection(asyncio.Protocol):
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         parts.clear()
         self._held = 0
-        if self._paused:
+        if len(data) > TAKEN_BYTES:
+            parts.append(data[TAKEN_BYTES:])
+            self._held = len(data) - TAKEN_BYTES
+            data = data[:TAKEN_BYTES]
+        elif self._paused:
             self._forget_parts()
         return data if self._mask is None else self._mask.feed(data)
 

@@ -27,6 +27,8 @@ from callgate.telemetry.redaction import Redactor
 
 log = structlog.get_logger("callgate.server")
 
+UNSENT_BYTES = 131_072
+"""Of an answer that the system takes before the client does. By itself it takes megabytes, and as much is read of the model."""
 BACKLOG = 2048
 GARBAGE_OBJECTS = 5_000
 """New objects that may be garbage until they are looked through. A request with hundreds of tools makes a thousand."""
@@ -284,4 +286,6 @@ def _listen(host: str, port: int) -> socket.socket | None:
         print(f"callgate: cannot listen on {host}:{port}: {why}" + (f" ({advice})" if advice else ""), file=sys.stderr)
         return None
     listening.setblocking(False)
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # connections have it from here
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
     return listening
