@@ -1,4 +1,5 @@
 import contextlib
+import dataclasses
 import json
 import sqlite3
 import stat
@@ -53,6 +54,20 @@ def test_after_the_last_key_was_revoked_nobody_comes_in_rather_than_everybody(st
     assert not ring.open
     with pytest.raises(ChatError):
         ring.identify({})
+
+
+def test_a_name_gets_another_key_and_the_old_one_is_taken_for_a_while(store: KeyStore) -> None:
+    store.add(dataclasses.replace(ALICE, expires_at=5e9))
+    assert store.rotate("alice", OTHER_HASH, 4e9)
+    [entry] = store.entries()
+    assert entry == dataclasses.replace(ALICE, hash=OTHER_HASH, expires_at=5e9, old_hash=HASH, old_expires_at=4e9)
+    ring = Keyring([], source=store)
+    assert ring.identify({"api-key": SECRET}).name == ring.identify({"api-key": OTHER}).name == "alice"
+    store.revoke("alice")
+    for key in (SECRET, OTHER):
+        with pytest.raises(ChatError):
+            ring.identify({"api-key": key})
+    assert not store.rotate("alice", HASH, 4e9)
 
 
 def test_between_two_looks_the_same_object_is_given(store: KeyStore) -> None:
@@ -177,3 +192,14 @@ def damaged(folder: Path, damage: str) -> Path:
         database.execute(f"UPDATE keys SET {damage} = '7'")
         database.commit()
     return file
+
+
+def test_a_file_of_an_earlier_version_gets_the_columns_that_it_lacks(tmp_path: Path) -> None:
+    opened = KeyStore(tmp_path)
+    opened.add(ALICE)
+    for name in ("see", "expires_at", "old_hash", "old_expires_at"):
+        opened._database.execute(f"ALTER TABLE keys DROP COLUMN {name}")
+    opened.close()
+    again = KeyStore(tmp_path)
+    assert list(again.entries()) == [ALICE]
+    again.close()

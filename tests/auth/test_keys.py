@@ -1,8 +1,10 @@
 import hashlib
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from callgate.auth.keys import ANONYMOUS, Caller, KeyEntry, Keyring, check_exposure, hash_key, is_loopback, mint_key
 from callgate.conversation.errors import ChatError
@@ -104,3 +106,61 @@ def test_any_other_address_needs_a_key_or_a_plain_word(host):
     assert "auth: off" in problem
     assert check_exposure(host, "off", 0) is None
     assert check_exposure(host, "keys", 1) is None
+
+
+# Keys that end, and keys that are exchanged ---------------------------------------------------------------------------
+
+
+def test_a_key_is_refused_from_the_moment_that_it_ends_and_lets_nobody_else_in(monkeypatch):
+    ring = Keyring([KeyEntry("alice", HASH, expires_at=1_000.0)])
+    monkeypatch.setattr(time, "time", lambda: 999.9)
+    assert ring.identify({"authorization": f"Bearer {SECRET}"}).name == "alice"
+    monkeypatch.setattr(time, "time", lambda: 1_000.0)
+    with pytest.raises(ChatError, match="expired") as refused:
+        ring.identify({"authorization": f"Bearer {SECRET}"})
+    assert (refused.value.status, refused.value.code) == (401, "invalid_api_key")
+    assert not ring.open
+
+
+def test_the_key_that_was_replaced_is_the_same_caller_until_its_end_or_the_new_one_s(monkeypatch):
+    entry = KeyEntry("alice", OTHER_HASH, old_hash=HASH, old_expires_at=1_000.0, expires_at=2_000.0)
+    ring = Keyring([entry])
+    monkeypatch.setattr(time, "time", lambda: 999.0)
+    assert ring.identify({"api-key": SECRET}) == ring.identify({"api-key": OTHER})
+    monkeypatch.setattr(time, "time", lambda: 1_001.0)
+    with pytest.raises(ChatError, match="expired"):
+        ring.identify({"api-key": SECRET})
+    assert ring.identify({"api-key": OTHER}).name == "alice"
+    endless = Keyring([KeyEntry("bob", OTHER_HASH, old_hash=HASH, expires_at=1_000.0)])
+    with pytest.raises(ChatError, match="expired"):
+        endless.identify({"api-key": SECRET})
+
+
+class Source:
+    """Keys that a test sets."""
+
+    def __init__(self) -> None:
+        self.keys: tuple[KeyEntry, ...] = ()
+
+    def entries(self) -> tuple[KeyEntry, ...]:
+        return self.keys
+
+    @property
+    def in_use(self) -> bool:
+        return bool(self.keys)
+
+
+def test_the_first_key_of_a_server_that_let_everyone_in_is_logged_once():
+    source = Source()
+    ring = Keyring([], source=source)
+    ring.identify({})
+    with capture_logs() as logs:
+        source.keys = (KeyEntry("alice", HASH),)
+        with pytest.raises(ChatError):
+            ring.identify({})
+        source.keys = (KeyEntry("alice", HASH), KeyEntry("bob", OTHER_HASH))
+        ring.identify({"api-key": SECRET})
+        Keyring([], source=source)
+    assert [(each["event"], each["log_level"], each["keys"]) for each in logs] == [
+        ("keys_required", "warning", ["alice"])
+    ]

@@ -1,5 +1,6 @@
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 from callgate.__main__ import app
 from callgate.auth.keys import hash_key
 from callgate.config.schema import Key
+from callgate.config.schema.values import moment_of
 
 run = CliRunner().invoke
 MODELS = {"model_list": [{"model_name": "demo", "litellm_params": {"model": "demo/demo"}}]}
@@ -86,3 +88,68 @@ def test_without_a_ledger_there_is_a_word_instead_of_runs(tmp_path: Path, config
     file = tmp_path / "none.yaml"
     file.write_text(yaml.safe_dump(MODELS))
     assert run(app, ["calls", "-c", str(file)]).exit_code == 2
+
+
+def test_a_list_shows_every_right(config: Path) -> None:
+    options = ["--approve", "--admin", "--see", "all", "--expires", "2999-01-31", "--parallel", "3", "--tool", "clock"]
+    assert run(app, ["keys", "create", "alice", "-c", str(config), *options]).exit_code == 0
+    assert run(app, ["keys", "create", "gone", "-c", str(config), "--expires", "2020-01-31"]).exit_code == 0
+    [alice, gone] = run(app, ["keys", "list", "-c", str(config)]).output.splitlines()
+    assert alice.split() == [
+        "alice", "store", "active", "models=*", "tools=clock", "approve", "admin", "see=all", "parallel=3",
+        "expires=2999-01-31T00:00:00Z",
+    ]  # fmt: skip
+    assert gone.split()[:3] == ["gone", "store", "expired"]
+
+
+def test_a_key_ends_after_a_time_or_at_a_date_and_nothing_else_is_taken(config: Path) -> None:
+    run(app, ["keys", "create", "alice", "-c", str(config), "--expires", "90d"])
+    [row] = listed(config)
+    left = moment_of(row["expires"]) - time.time()
+    assert 89.9 < left / 86_400 <= 90
+    result = run(app, ["keys", "create", "bob", "-c", str(config), "--expires", "soon"])
+    assert (result.exit_code, "should be a date like" in result.output) == (2, True)
+
+
+def test_a_name_is_given_another_key_in_the_store_and_in_the_config(tmp_path: Path, config: Path) -> None:
+    run(app, ["keys", "create", "alice", "-c", str(config)])
+    result = run(app, ["keys", "rotate", "alice", "-c", str(config), "--keep", "2h"])
+    assert (result.exit_code, "the old one is taken until 20" in result.output) == (0, True)
+    assert listed(config)[0]["old_key_until"]
+    assert run(app, ["keys", "rotate", "nobody", "-c", str(config)]).exit_code == 1
+
+    written = yaml.safe_load(config.read_text()) | {"keys": [{"name": "bob", "hash": hash_key("x"), "admin": True}]}
+    config.write_text(yaml.safe_dump(written))
+    result = run(app, ["keys", "rotate", "bob", "-c", str(config)])
+    [secret] = re.findall(r"cg-\S+", result.output)
+    [entry] = yaml.safe_load(result.output.partition("in place of its entry:")[2])
+    key = Key.model_validate(entry)
+    assert (key.hash, key.old_hash, key.admin) == (hash_key(secret), hash_key("x"), True)
+
+
+def test_the_first_key_is_said_to_lock_out_whoever_has_none_and_the_second_is_not(config: Path) -> None:
+    first = run(app, ["keys", "create", "alice", "-c", str(config)])
+    assert "This is the first key. From now on" in first.output
+    assert "first key" not in run(app, ["keys", "create", "bob", "-c", str(config)]).output
+
+
+def test_a_name_of_a_model_or_tool_that_is_not_there_is_noted(config: Path) -> None:
+    result = run(app, ["keys", "create", "alice", "-c", str(config), "--model", "dmeo", "--tool", "clokc"])
+    assert result.exit_code == 0
+    assert "note: 'dmeo' names no model; did you mean 'demo'?" in result.output
+    assert "note: 'clokc' names no tool" in result.output
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"old_expires": "2999-01-01"}, "`old_expires` goes with `old_hash`"),
+        ({"old_hash": hash_key("x")}, "`old_hash` is the same as `hash`"),
+        ({"expires": "tomorrow"}, "should be a date like `2027-01-31`"),
+    ],
+)
+def test_a_key_at_odds_with_itself_is_refused(config: Path, more: dict[str, str], said: str) -> None:
+    written = yaml.safe_load(config.read_text()) | {"keys": [{"name": "bob", "hash": hash_key("x"), **more}]}
+    config.write_text(yaml.safe_dump(written))
+    result = run(app, ["check", "-c", str(config)])
+    assert (result.exit_code, said in result.output) == (2, True), result.output

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from callgate.auth.keys import ANONYMOUS
 from callgate.auth.meter import Price
@@ -347,3 +348,14 @@ async def test_the_prices_of_a_wildcard_hold_for_every_name_and_made_up_names_ar
         for number in range(2100):
             assert await manager.current._price(f"any/{number}") == Price(0.5, 2.0, None)
         assert len(manager.current._prices) <= 1024
+
+
+async def test_keys_that_a_reload_brings_to_a_keyless_server_are_logged():
+    key = {"name": "alice", "hash": "sha256:" + 64 * "0"}
+    with capture_logs() as logs:
+        async with RuntimeManager(config()) as manager:
+            for _ in range(2):
+                await manager.apply(config(keys=[key]))
+    assert [(each["log_level"], each["keys"]) for each in logs if each["event"] == "keys_required"] == [
+        ("warning", ["alice"])
+    ]

@@ -41,9 +41,21 @@ CREATE TABLE keys (
   admin INTEGER NOT NULL,
   created_at REAL NOT NULL,
   revoked_at REAL,
-  see TEXT NOT NULL DEFAULT 'none'
+  see TEXT NOT NULL DEFAULT 'none',
+  expires_at REAL,
+  old_hash TEXT,
+  old_expires_at REAL
 ) STRICT
 """
+_LATER: Final = {
+    "see": "TEXT NOT NULL DEFAULT 'none'",
+    "expires_at": "REAL",
+    "old_hash": "TEXT",
+    "old_expires_at": "REAL",
+}
+"""Columns that a file of an earlier version does not have."""
+_COLUMNS: Final = "name, hash, models, tools, allowance, approve, admin, created_at, revoked_at, see, expires_at, old_hash, old_expires_at"
+_ALL: Final = f"SELECT {_COLUMNS} FROM keys ORDER BY created_at, name"  # noqa: S608 - constants
 
 
 log = structlog.get_logger("callgate.keys")
@@ -88,8 +100,9 @@ class KeyStore:
         try:
             self._database.execute("PRAGMA journal_mode = WAL")
             columns = {name for _, name, *_ in self._database.execute("PRAGMA table_info(keys)")}
-            if "see" not in columns:  # a file of an earlier version
-                self._database.execute("ALTER TABLE keys ADD COLUMN see TEXT NOT NULL DEFAULT 'none'")
+            for name, kind in _LATER.items() if columns else ():
+                if name not in columns:
+                    self._database.execute(f"ALTER TABLE keys ADD COLUMN {name} {kind}")
             self._look(time.monotonic())
         except DAMAGE as failure:
             self._database.close()
@@ -133,8 +146,7 @@ class KeyStore:
 
     def all(self) -> list[StoredKey]:
         """Every key there ever was, the oldest first."""
-        columns = "name, hash, models, tools, allowance, approve, admin, created_at, revoked_at, see"
-        return [_stored(row) for row in self._database.execute(f"SELECT {columns} FROM keys ORDER BY created_at, name")]  # noqa: S608 - constants
+        return [_stored(row) for row in self._database.execute(_ALL)]
 
     def add(self, entry: KeyEntry) -> None:
         row = (
@@ -146,10 +158,14 @@ class KeyStore:
             entry.approve,
             entry.admin,
             time.time(),
+            None,
             entry.see,
+            entry.expires_at,
+            entry.old_hash,
+            entry.old_expires_at,
         )
         try:
-            self._database.execute("INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, ?)", row)
+            self._database.execute(f"INSERT INTO keys ({_COLUMNS}) VALUES ({', '.join('?' * len(row))})", row)  # noqa: S608 - constants
         except sqlite3.IntegrityError:
             raise NameTaken(entry.name) from None
         self._read()
@@ -158,6 +174,15 @@ class KeyStore:
         """Whether there was such a key to revoke."""
         changed = self._database.execute(
             "UPDATE keys SET revoked_at = ? WHERE name = ? AND revoked_at IS NULL", (time.time(), name)
+        ).rowcount
+        self._read()
+        return bool(changed)
+
+    def rotate(self, name: str, digest: str, old_expires_at: float) -> bool:
+        """Give a name another key; the one it had is taken as well until that moment. Whether there was such a key."""
+        changed = self._database.execute(
+            "UPDATE keys SET old_hash = hash, old_expires_at = ?, hash = ? WHERE name = ? AND revoked_at IS NULL",
+            (old_expires_at, digest, name),
         ).rowcount
         self._read()
         return bool(changed)
@@ -192,8 +217,8 @@ def stored_keys(folder: Path) -> int:
 
 
 def _stored(row: tuple[Any, ...]) -> StoredKey:
-    name, digest, models, tools, allowance, approve, admin, created_at, revoked_at, see = row
-    if not _HASH.fullmatch(digest):
+    name, digest, models, tools, allowance, approve, admin, created_at, revoked_at, see, expires_at, old, old_end = row
+    if not _HASH.fullmatch(digest) or not (old is None or _HASH.fullmatch(old)):
         raise ValueError(f"the hash of {name!r} is none")
     entry = KeyEntry(
         name,
@@ -204,6 +229,9 @@ def _stored(row: tuple[Any, ...]) -> StoredKey:
         admin=bool(admin),
         see=see,
         allowance=Allowance(**json.loads(allowance)),
+        expires_at=expires_at,
+        old_hash=old,
+        old_expires_at=old_end,
     )
     return StoredKey(entry, created_at, revoked_at)
 

@@ -9,14 +9,19 @@ import hmac
 import ipaddress
 import re
 import secrets
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from typing import Final, Literal, Protocol, TypeAlias
 
+import structlog
+
 from callgate.auth.limits import UNLIMITED, Allowance
 from callgate.conversation.errors import ChatError
+
+log = structlog.get_logger("callgate.keys")
 
 KEY_PREFIX: Final = "cg-"
 HASH_PREFIX: Final = "sha256:"
@@ -41,6 +46,11 @@ class KeyEntry:
     admin: bool = False
     see: See = "none"
     allowance: Allowance = UNLIMITED
+    expires_at: float | None = None
+    """Seconds since the epoch, from which on it is refused."""
+    old_hash: str | None = None
+    """Of the key it replaces, which is taken as well while clients change over."""
+    old_expires_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +106,9 @@ class Keyring:
         self._source = None if off else source
         self._seen: Sequence[KeyEntry] = ()
         self._callers = self._static
+        self._was_open = False
         self._look_again()
+        self._was_open = self.open
 
     @property
     def open(self) -> bool:
@@ -126,19 +138,29 @@ class Keyring:
         if len(key) > _MAX_KEY_LENGTH:
             return None
         digest = sha256(key.encode(errors="surrogatepass")).digest()
-        found = None
-        for known, caller in self._callers:
+        found, end = None, None
+        for known, caller, expires_at in self._callers:
             if hmac.compare_digest(known, digest):
-                found = caller
+                found, end = caller, expires_at
+        if end is not None and time.time() >= end:
+            raise _unauthorized("This API key has expired. Ask whoever gave it to you for another.", "invalid_api_key")
         return found
 
     def _look_again(self) -> None:
         """Take over what has changed in the source. A name of the config's own stays the config's."""
         if self._source is None or (entries := self._source.entries()) is self._seen:
             return
-        self._seen = entries
-        ours = {caller.name for _, caller in self._static}
+        was_open, self._seen = self._was_open, entries
+        ours = {caller.name for _, caller, _ in self._static}
         self._callers = self._static + _callers(entry for entry in entries if entry.name not in ours)
+        self._was_open = self.open
+        if was_open and not self._was_open:
+            warn_of_first_key([entry.name for entry in entries])
+
+
+def warn_of_first_key(names: Sequence[str]) -> None:
+    """For the log of a server that has let everyone in so far."""
+    log.warning("keys_required", keys=list(names))
 
 
 def mint_key() -> tuple[str, str]:
@@ -157,7 +179,7 @@ def check_exposure(host: str, auth: str, keys: int) -> str | None:
         return None
     return (
         f"`{host}` can be reached by others and there are no keys: add one under `keys`, "
-        "listen on 127.0.0.1, or say `auth: off` to let everyone in"
+        "listen on 127.0.0.1, or say `auth: off` to let everyone in; `callgate keys create NAME` makes one"
     )
 
 
@@ -184,8 +206,20 @@ def _caller_of(entry: KeyEntry) -> Caller:
     )
 
 
-def _callers(entries: Iterable[KeyEntry]) -> tuple[tuple[bytes, Caller], ...]:
-    return tuple((bytes.fromhex(entry.hash.removeprefix(HASH_PREFIX)), _caller_of(entry)) for entry in entries)
+def _callers(entries: Iterable[KeyEntry]) -> tuple[tuple[bytes, Caller, float | None], ...]:
+    """The digest of each key that is taken, the old ones of a name after its own, whose it is, and when it ends."""
+    found: list[tuple[bytes, Caller, float | None]] = []
+    for entry in entries:
+        caller = _caller_of(entry)
+        found.append((_digest(entry.hash), caller, entry.expires_at))
+        if entry.old_hash is not None:
+            ends = [end for end in (entry.old_expires_at, entry.expires_at) if end is not None]
+            found.append((_digest(entry.old_hash), caller, min(ends, default=None)))
+    return tuple(found)
+
+
+def _digest(hash: str) -> bytes:
+    return bytes.fromhex(hash.removeprefix(HASH_PREFIX))
 
 
 def _unauthorized(message: str, code: str | None) -> ChatError:

@@ -5,18 +5,26 @@ With a `data_dir` in the config, keys go into its key store, which a running ser
 """
 
 import json
+import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from callgate.cli.shared import WRONG, ConfigOption, JsonOption, give_up, read_config
+from callgate.cli.shared import WRONG, ConfigOption, JsonOption, count_keys, give_up, read_config
 
 if TYPE_CHECKING:
     from callgate.auth.key_store import KeyStore, StoredKey
     from callgate.auth.keys import KeyEntry
+    from callgate.config.load import Loaded
     from callgate.config.schema import Key
+
+FIRST_KEY = (
+    "This is the first key. From now on a server of this config answers no request without one, also none from this machine:\n"
+    "give clients the key as their API key."
+)
 
 keys = typer.Typer(help="Clients' keys.", no_args_is_help=True)
 
@@ -39,6 +47,9 @@ def create(
     ] = False,
     admin: Annotated[bool, typer.Option("--admin", help="It may have the config read again.")] = False,
     see: Annotated[Literal["none", "own", "all"], typer.Option(help="Whose recorded runs it may see.")] = "none",
+    expires: Annotated[
+        str | None, typer.Option(metavar="DATE|30d|12h", help="When it ends; never, if not given.")
+    ] = None,
 ) -> None:
     """Make a key. It is shown once; only its hash is kept."""
     from callgate.auth.keys import mint_key
@@ -57,11 +68,17 @@ def create(
         "parallel": parallel,
         "budget_per_day": budget_per_day,
         "budget_per_month": budget_per_month,
+        "expires": None if expires is None else _moment_after(expires),
     }
     key = _checked(said)
-    loaded = read_config(config, without_variables=True).config
+    whole = read_config(config, without_variables=True)
+    loaded = whole.config
     if any(other.name == name for other in loaded.keys):
         raise give_up(f"the config has a key called `{name}` already")
+    if loaded.auth == "keys" and not count_keys(loaded):
+        typer.echo(FIRST_KEY, err=True)
+    for note in _names_nothing(whole, key):
+        typer.echo(f"note: {note}", err=True)
     if loaded.data_dir is None:
         typer.echo(f"key (shown this once): {secret}\n\nfor config.yaml:\n\nkeys:\n{_as_yaml(key)}")
         return
@@ -95,12 +112,38 @@ def list_keys(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     if not rows:
         typer.echo("no keys")
     for row in rows:
-        limits = " ".join(f"{name}={value:g}" for name, value in row["limits"].items())
-        state = "revoked" if row["revoked_at"] else "active"
-        typer.echo(
-            f"{row['name']:<24} {row['kept_in']:<7} {state:<8} models={','.join(row['models'])}"
-            f" tools={','.join(row['tools']) or '-'} {limits}".rstrip()
-        )
+        typer.echo(_line(row))
+
+
+@keys.command("rotate")
+def rotate(
+    name: Names,
+    config: ConfigOption = None,
+    keep: Annotated[
+        str, typer.Option(metavar="24h|7d", help="How long the old key is taken as well; 0h for not at all.")
+    ] = "24h",
+) -> None:
+    """Give a name a new key. The old one goes on for a while, so that clients can change over."""
+    from callgate.auth.keys import mint_key
+    from callgate.config.schema.values import moment_of
+
+    until = _moment_after(keep)
+    secret, digest = mint_key()
+    loaded = read_config(config, without_variables=True).config
+    mine = next((key for key in loaded.keys if key.name == name), None)
+    if mine is not None:
+        key = mine.model_copy(update={"hash": digest, "old_hash": mine.hash, "old_expires": until})
+        typer.echo(f"key (shown this once): {secret}\n\nin config.yaml, in place of its entry:\n\n{_as_yaml(key)}")
+        return
+    if loaded.data_dir is None:
+        raise give_up(f"the config has no key called `{name}`, and no `data_dir` with a key store")
+    store = key_store(loaded.data_dir)
+    rotated = store.rotate(name, digest, moment_of(until))
+    store.close()
+    if not rotated:
+        typer.echo(f"callgate: there is no key called `{name}` in use", err=True)
+        raise typer.Exit(WRONG)
+    typer.echo(f"key (shown this once): {secret}\nthe old one is taken until {until}")
 
 
 @keys.command("revoke")
@@ -118,6 +161,42 @@ def revoke(name: Names, config: ConfigOption = None) -> None:
         typer.echo(f"callgate: there is no key called `{name}` in use", err=True)
         raise typer.Exit(WRONG)
     typer.echo(f"{name}: revoked")
+
+
+def _moment_after(text: str) -> str:
+    """A moment that was given as one, or as the time until then."""
+    if found := re.fullmatch(r"(\d{1,5})(h|d)", text):
+        seconds = int(found[1]) * (3600 if found[2] == "h" else 86_400)
+        return _moment(time.time() + seconds) or ""
+    return text
+
+
+def _names_nothing(loaded: "Loaded", key: "Key") -> Iterator[str]:
+    """What the key's globs name that is not there, as far as the config alone says."""
+    from callgate.cli.making import registry_or_none
+    from callgate.runtime.tool_patterns import unknown_models
+    from callgate.tools.tool_filter import unmatched
+
+    for _, found in unknown_models(loaded.config, key.models):
+        yield found
+    registry = registry_or_none(loaded)
+    if registry is not None and not registry.source_names:
+        yield from map(str, unmatched(key.tools, registry.tools()))
+
+
+def _line(row: dict[str, Any]) -> str:
+    """A key with every right that it has."""
+    now = _moment(time.time()) or ""
+    state = "revoked" if row["revoked_at"] else "expired" if (row["expires"] or "9") <= now else "active"
+    parts = [f"{row['name']:<24} {row['kept_in']:<7} {state:<8}"]
+    parts += [f"models={','.join(row['models'])}", f"tools={','.join(row['tools']) or '-'}"]
+    parts += [right for right in ("approve", "admin") if row[right]]
+    parts += [f"see={row['see']}"] if row["see"] != "none" else []
+    parts += [f"{name}={value:g}" for name, value in row["limits"].items()]
+    parts += [f"expires={row['expires']}"] if row["expires"] else []
+    if row["old_key_until"] and row["old_key_until"] > now:
+        parts.append(f"old_key_until={row['old_key_until']}")
+    return " ".join(parts)
 
 
 def _checked(said: dict[str, Any]) -> "Key":
@@ -164,6 +243,8 @@ def _row(entry: "KeyEntry", kept_in: str, stored: "StoredKey | None" = None) -> 
         "admin": entry.admin,
         "see": entry.see,
         "limits": limits,
+        "expires": _moment(entry.expires_at),
+        "old_key_until": None if entry.old_hash is None else _moment(entry.old_expires_at) or "9999-12-31T00:00:00Z",
         "created_at": _moment(stored.created_at if stored else None),
         "revoked_at": _moment(stored.revoked_at if stored else None),
     }

@@ -40,6 +40,11 @@ def mistakes_in(loaded: Loaded) -> list[Mistake]:
     return _tried(loaded)[0]
 
 
+def registry_or_none(loaded: Loaded) -> Registry | None:
+    """The tools, where all of them can be made."""
+    return _tried(loaded)[2]
+
+
 def _tried(loaded: Loaded) -> tuple[list[Mistake], list[ModelEntry] | None, Registry | None]:
     config = loaded.config
     mistakes: list[Mistake] = []

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import structlog
 
-from callgate.auth.keys import check_exposure
+from callgate.auth.keys import check_exposure, warn_of_first_key
 from callgate.config.problems import ConfigError, Problem, Spot
 from callgate.config.schema import Config
 from callgate.config.watch import changes
@@ -124,6 +124,8 @@ class RuntimeManager:
             runtime = Runtime(config, self.shared, self._open.runtime)
             kept = runtime.registry.handed_over()
             opened = await OpenRuntime.begin(runtime)
+            if self.current.is_keyless and not runtime.is_keyless:
+                warn_of_first_key([key.name for key in config.keys])
             old, self._open = self._open, opened
             leaving = asyncio.create_task(old.end(), name="leaving a runtime")
             self._background.add(leaving)

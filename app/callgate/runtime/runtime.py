@@ -97,6 +97,11 @@ class Runtime:
         await self.registry.close()
         await self.catalogue.close()
 
+    @property
+    def is_keyless(self) -> bool:
+        """Whether everyone is let in."""
+        return self._keyring.open
+
     def admit(self, headers: Mapping[str, str]) -> Caller:
         """Who asks, or a refusal. The one way in for every route."""
         self.check_origin(headers)

@@ -1,6 +1,6 @@
 """Patterns of the config that name no tool: an error where that is certain, else a warning once every source is open."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from callgate.config.schema import ApprovalLists, Config, OpenApiTool
@@ -36,17 +36,22 @@ def check_patterns(config: Config, registry: Registry) -> None:
     raise_all([*wrong, *_wrong_models(config)])
 
 
-def _wrong_models(config: Config) -> Iterator[BadEntry]:
-    """A key's patterns that name no model. Where a wildcard stands in `model_list`, any name may be one."""
-    names = [entry.model_name for entry in config.model_list]
+def unknown_models(config: Config, patterns: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """The patterns that name no model, by their places. Where a wildcard stands in `model_list`, any name may be one."""
+    names = list(dict.fromkeys(entry.model_name for entry in config.model_list))
     if any(map(is_glob, names)):
         return
+    for at, pattern in enumerate(patterns):
+        if not any(glob_matches(pattern, name) for name in names):
+            near = nearest(pattern, names)
+            hint = f"did you mean {near!r}?" if near else f"there are {', '.join(names)}"
+            yield at, f"{pattern[:64]!a} names no model; {hint}"
+
+
+def _wrong_models(config: Config) -> Iterator[BadEntry]:
     for index, key in enumerate(config.keys):
-        for at, pattern in enumerate(key.models):
-            if not any(glob_matches(pattern, name) for name in names):
-                near = nearest(pattern, names)
-                hint = f"; did you mean {near!r}?" if near else f"; there are {', '.join(dict.fromkeys(names))}"
-                yield BadEntry(("keys", index, "models", at), key.name, f"{pattern[:64]!a} names no model{hint}")
+        for at, why in unknown_models(config, key.models):
+            yield BadEntry(("keys", index, "models", at), key.name, why)
 
 
 def pattern_problems(config: Config, registry: Registry) -> list[PatternProblem]:

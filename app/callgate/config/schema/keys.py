@@ -2,10 +2,11 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, model_validator
+from pydantic_core import PydanticCustomError
 
 from callgate.config.schema.faces import ResponsesOfOne
-from callgate.config.schema.values import Count, Globs, KeyHash, KeyName, Money, Section, Switch, off_or_on
+from callgate.config.schema.values import Count, Globs, KeyHash, KeyName, Moment, Money, Section, Switch, off_or_on
 
 
 class Key(Section):
@@ -15,6 +16,12 @@ class Key(Section):
     """Who it is; appears in logs."""
     hash: KeyHash
     """`sha256:` and the hex digest of the key. The key itself is never written down."""
+    expires: Moment | None = None
+    """When it ends: from this date (UTC) or moment on it is refused. Never, where it is not set."""
+    old_hash: KeyHash | None = None
+    """The hash of the key that this one replaces, which is taken as well while clients change over."""
+    old_expires: Moment | None = None
+    """When that key ends."""
     models: Globs = ("*",)
     """The models it may ask, as names or globs."""
     tools: Globs = ("*",)
@@ -37,3 +44,11 @@ class Key(Section):
     """US dollars it may spend in a month (UTC)."""
     responses: ResponsesOfOne = ResponsesOfOne()
     """How responses are served to it."""
+
+    @model_validator(mode="after")
+    def _an_old_key_is_another(self) -> "Key":
+        if self.old_expires is not None and self.old_hash is None:
+            raise PydanticCustomError("old_key", "`old_expires` goes with `old_hash`")
+        if self.old_hash == self.hash:
+            raise PydanticCustomError("old_key", "`old_hash` is the same as `hash`")
+        return self

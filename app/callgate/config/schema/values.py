@@ -1,5 +1,6 @@
 """What settings are made of: sections, and the types of single values."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -98,6 +99,25 @@ KeyHash: TypeAlias = Annotated[
         "should be `sha256:` and the 64 hex digits of the key's SHA-256; the key itself does not belong here",
     ),
 ]
+
+
+def _a_moment(text: str) -> str:
+    try:
+        moment_of(text)
+    except ValueError:
+        raise PydanticCustomError(
+            "moment", "should be a date like `2027-01-31`, or one with a time, `2027-01-31T12:00Z`"
+        ) from None
+    return text
+
+
+def moment_of(text: str) -> float:
+    """Seconds since the epoch; a date is its first moment, and what names no zone is UTC."""
+    found = datetime.fromisoformat(text)
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+
+
+Moment: TypeAlias = Annotated[str, AfterValidator(_a_moment)]
 ToolName: TypeAlias = Annotated[str, shape(r"^[A-Za-z0-9_-]{1,64}$", "should be 1 to 64 letters, digits, `_` or `-`")]
 FunctionPath: TypeAlias = Annotated[
     str, shape(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_][\w.]*$", "should be like `package.module:function`")

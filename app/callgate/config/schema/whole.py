@@ -103,10 +103,12 @@ def _repeated_keys(config: Config) -> Iterator[Mistake]:
     for index, key in enumerate(config.keys):
         if key.name in names:
             yield ("keys", index, "name"), f"another key is called `{key.name}`"
-        if key.hash in hashes:
-            yield ("keys", index, "hash"), "another entry has the same hash: two names for one key"
         names.add(key.name)
-        hashes.add(key.hash)
+        for field, digest in (("hash", key.hash), ("old_hash", key.old_hash)):
+            if digest is not None and digest in hashes:
+                yield ("keys", index, field), "another entry has the same hash: two names for one key"
+            if digest is not None:
+                hashes.add(digest)
 
 
 def _models_at_odds(config: Config) -> Iterator[Mistake]:

@@ -9,6 +9,7 @@ from callgate.auth.limits import Allowance, Limiter, MemoryLimiter
 from callgate.auth.origin_guard import OriginGuard, origin_guard
 from callgate.auth.redis_limits import RedisLimiter
 from callgate.config.schema import Config, Key
+from callgate.config.schema.values import moment_of
 from callgate.ledger.shared import SpendingLedger
 
 
@@ -33,7 +34,14 @@ def key_entry(key: Key) -> KeyEntry:
         admin=key.admin,
         see=key.see,
         allowance=allowance,
+        expires_at=_moment(key.expires),
+        old_hash=key.old_hash,
+        old_expires_at=_moment(key.old_expires),
     )
+
+
+def _moment(text: str | None) -> float | None:
+    return None if text is None else moment_of(text)
 
 
 def key_store_of(config: Config) -> KeyStore | None:
