@@ -236,7 +236,7 @@ class Conversation:
         if route.server_tools and request.mode is not None:
             tool_choice = request.mode  # the tools are cut down to the allowed ones already
         return await converse(
-            ModelRequest(messages, (), tool_choice, request.params, request.stream),
+            ModelRequest(messages, (), tool_choice, request.params, request.stream, request.original),
             model,
             toolbox,
             emit_to_listeners(listeners, emit, keep, everything=request.every_event),

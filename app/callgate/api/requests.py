@@ -16,7 +16,7 @@ from callgate.api.request_schema import Choice, Outline, Tool, from_validation, 
 from callgate.api.responses_compat import as_chat, is_misaddressed
 from callgate.api.strict_json import Fields, check_text, invalid_json, split, split_around_messages
 from callgate.conversation.errors import ChatError
-from callgate.conversation.ports import Message, ModelRequest, Passthrough
+from callgate.conversation.ports import Message, ModelRequest, Original, Passthrough
 from callgate.conversation.turn_recovery import FIELD, Hint, take_hints
 
 OURS = frozenset({"model", "messages", "tools", "tool_choice", "stream", "stream_options", "metadata", "n"})
@@ -83,6 +83,8 @@ class ChatRequest(msgspec.Struct):
     into them."""
     shown: frozenset[str] = frozenset()
     """The calls of ours whose rounds the client was shown and gives back, by id."""
+    original: Original | None = None
+    """The question as it came, where it came by an API that a model may have itself."""
     _messages: Sequence[msgspec.Raw] | None = None
 
     @property
@@ -106,7 +108,7 @@ class ChatRequest(msgspec.Struct):
 
     def read(self) -> ModelRequest:
         """The question as a model gets it that reads it."""
-        return ModelRequest(self.history, self.tools, self.tool_choice, self.params, self.stream)
+        return ModelRequest(self.history, self.tools, self.tool_choice, self.params, self.stream, self.original)
 
     @property
     def end_user(self) -> str:
@@ -130,12 +132,14 @@ class ChatRequest(msgspec.Struct):
 def passed_through(request: ChatRequest) -> Passthrough:
     """The question in the client's own bytes; of the metadata, what was meant for us stays here."""
     fields = request.fields
-    if "metadata" in fields:
+    if "metadata" in fields and request.original is None:
         fields = {name: value for name, value in fields.items() if name != "metadata"}
         if request.metadata:
             fields["metadata"] = msgspec.Raw(_encode(request.metadata))
     has_tools = bool(request.outline.tools)
-    return Passthrough(fields, request.stream, request.include_usage, request.n, has_tools, request.read)
+    return Passthrough(
+        fields, request.stream, request.include_usage, request.n, has_tools, request.read, request.original
+    )
 
 
 def read_chat_request(body: bytes, headers: Mapping[str, str], max_messages: int, max_depth: int = 100) -> ChatRequest:

@@ -249,7 +249,9 @@ class _Conversation(msgspec.Struct):
         ask = self.ask
         if isinstance(ask, Passthrough):
             return ask  # no tool of ours is on offer, so that there is only this turn
-        question = ModelRequest(self.transcript.messages, self.toolbox.schemas, ask.tool_choice, ask.params, ask.stream)
+        question = ModelRequest(
+            self.transcript.messages, self.toolbox.schemas, ask.tool_choice, ask.params, ask.stream, ask.original
+        )
         if self.limit:
             params = {key: value for key, value in question.params.items() if key != "parallel_tool_calls"}
             return replace(question, tools=(), tool_choice=None, params=params)

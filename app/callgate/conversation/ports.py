@@ -2,22 +2,50 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from callgate.calls.offer import Offer
 from callgate.calls.outcome import Outcome
 from callgate.calls.states import BrokenCall, Call, ReadyCall
 from callgate.conversation.attempts import Attempts
-from callgate.conversation.errors import SeparateChoices
+from callgate.conversation.errors import ChatError, SeparateChoices
 from callgate.conversation.events import ChatEvent, ModelEvent
+from callgate.conversation.messages_api import BLOCKS
 
 Message: TypeAlias = msgspec.Raw | dict[str, Any]
 """One message of the history: JSON text as the client sent it, or a dict that we made."""
 
 Emit: TypeAlias = Callable[[ChatEvent], Awaitable[None]]
 """Someone listening to a chat."""
+
+
+class Original(Protocol):
+    """A question in the words of the API that it came by, for a model whose provider has that API."""
+
+    @property
+    def api(self) -> Literal["messages"]: ...
+
+    @property
+    def fields(self) -> Mapping[str, msgspec.Raw]:
+        """The body as it came, field by field."""
+        ...
+
+    @property
+    def betas(self) -> Sequence[str]:
+        """The features that the client switches on for its provider."""
+        ...
+
+    @property
+    def foreign(self) -> Sequence[tuple[str, str]]:
+        """Places and types of what a chat has no words for."""
+        ...
+
+    def blocks_of(self, message: "Message") -> tuple[str, Sequence[Any]] | None:
+        """The role and the blocks that a message of the chat was made from; None for one that was not the client's."""
+        ...
 
 
 class ModelRequest(msgspec.Struct, frozen=True, gc=False):
@@ -31,6 +59,8 @@ class ModelRequest(msgspec.Struct, frozen=True, gc=False):
     """Every other field of the request, values as msgspec.Raw or plain objects; never model, messages,
     tools, tool_choice or stream."""
     stream: bool = True
+    original: Original | None = None
+    """The same as it came, where it came by another API than chat completions."""
 
 
 class Passthrough(msgspec.Struct, frozen=True, gc=False):
@@ -47,6 +77,8 @@ class Passthrough(msgspec.Struct, frozen=True, gc=False):
     """How many choices it asked for."""
     has_tools: bool
     read: Callable[[], ModelRequest]
+    original: Original | None = None
+    """Where the body is of another API than chat completions."""
 
 
 class ModelAnswer(Protocol):
@@ -90,13 +122,27 @@ class TurnModel(Protocol):
         ...
 
 
-def as_read(question: ModelRequest | Passthrough) -> ModelRequest:
-    """The question for a model that reads it and answers with one choice. Raises `SeparateChoices` where more are wanted."""
-    if isinstance(question, ModelRequest):
+def as_read(question: ModelRequest | Passthrough, api: str = "chat") -> ModelRequest:
+    """The question for a model that reads it and answers with one choice. Raises `SeparateChoices` where more are wanted.
+
+    What came by another API than the model's comes as a chat, if a chat can say it.
+    """
+    if not isinstance(question, ModelRequest):
+        if question.n > 1:
+            raise SeparateChoices
+        question = question.read()
+    if question.original is None or question.original.api == api:
         return question
-    if question.n > 1:
-        raise SeparateChoices
-    return question.read()
+    for where, kind in question.original.foreign:
+        message = f"{where}: only a model behind Anthropic's own API understands `{kind[:64]}`, and this one is not"
+        raise ChatError(400, message, param=where, code="unsupported_content")
+    return replace(question, messages=[_without_blocks(message) for message in question.messages], original=None)
+
+
+def _without_blocks(message: Message) -> Message:
+    if isinstance(message, dict) and BLOCKS in message:
+        return {name: value for name, value in message.items() if name != BLOCKS}
+    return message
 
 
 class Plan(msgspec.Struct, frozen=True, gc=False):

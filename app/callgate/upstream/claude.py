@@ -3,6 +3,7 @@ Anthropic's own, and calls are as it wrote them.
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -45,16 +46,7 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, i
     from litellm.llms.anthropic.chat.handler import ModelResponseIterator
     from litellm.llms.anthropic.common_utils import AnthropicModelInfo
 
-    own = dict(settings.arguments)
-    base = own.pop("api_base", None) or own.pop("base_url", None)
-    key = own.pop("api_key", None)
-    if not (AnthropicModelInfo.get_api_key(key) or AnthropicModelInfo.get_auth_token()):
-        # litellm would go and fetch one.
-        raise errors.auth_failed("no key: set litellm_params.api_key or ANTHROPIC_API_KEY")
-    model, _, _, _ = litellm.get_llm_provider(
-        model=own.pop("model"), custom_llm_provider=own.pop("custom_llm_provider", None), api_base=base
-    )
-    headers = {**(own.pop("headers", None) or {}), **(own.pop("extra_headers", None) or {})}
+    own, model, base, key, headers = _settled(litellm, settings)
     drop = own.get("drop_params")
     config = litellm.AnthropicConfig()
     messages = config.translate_developer_role_to_system_role(messages=messages_of(litellm, settings, model, ask))
@@ -85,7 +77,6 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, i
         tool_name_reverse_map=given.get(REVERSE_NAMES),
     )
     sent = {str(name): str(value) for name, value in headers.items()}
-    secret = tuple(value for name, value in sent.items() if name.lower() in {"x-api-key", "authorization"})
     whole = _Whole(config, litellm.ModelResponse(), prefix, parser)
     # Whether Anthropic runs tools of its own for this request, during which it may pause.
     tools = body.get("tools")
@@ -95,14 +86,56 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, i
         url=_address(AnthropicModelInfo.get_api_base(base)),
         headers=sent,
         body=encode(body),
-        secrets=(*settings.secrets, *secret, *(value.removeprefix("Bearer ") for value in secret)),
-        as_events=partial(_Events, parser, may_pause),
-        as_message=partial(_Message, whole),
-        continued=partial(_continued, body) if may_pause else None,
+        secrets=(*settings.secrets, *_secrets_in(sent)),
+        as_events=partial(EventsReader, parser, may_pause),
+        as_message=partial(MessageReader, whole),
+        continued=partial(continued, body) if may_pause else None,
     )
 
 
-def _continued(body: dict[str, Any], content: list[Any]) -> bytes:
+def address(litellm: Any, settings: LiteLLMSettings) -> tuple[str, str, dict[str, str], tuple[str, ...]]:
+    """Where an entry's model is, what it is called there, the headers of a question without any features, and what of
+    them is secret."""
+    from litellm.llms.anthropic.common_utils import AnthropicModelInfo
+
+    _, model, base, key, headers = _settled(litellm, settings)
+    headers = litellm.AnthropicConfig().validate_environment(
+        headers=headers,
+        model=model,
+        messages=[],
+        optional_params={},
+        litellm_params={"api_base": base},
+        api_key=key,
+        api_base=base,
+    )
+    sent = {str(name): str(value) for name, value in headers.items()}
+    return _address(AnthropicModelInfo.get_api_base(base)), model, sent, (*settings.secrets, *_secrets_in(sent))
+
+
+def _settled(
+    litellm: Any, settings: LiteLLMSettings
+) -> tuple[dict[str, Any], str, str | None, str | None, dict[str, Any]]:
+    """An entry's other settings, its model, address, key and headers."""
+    from litellm.llms.anthropic.common_utils import AnthropicModelInfo
+
+    own = dict(settings.arguments)
+    base = own.pop("api_base", None) or own.pop("base_url", None)
+    key = own.pop("api_key", None)
+    if not (AnthropicModelInfo.get_api_key(key) or AnthropicModelInfo.get_auth_token()):
+        # litellm would go and fetch one.
+        raise errors.auth_failed("no key: set litellm_params.api_key or ANTHROPIC_API_KEY")
+    model, _, _, _ = litellm.get_llm_provider(
+        model=own.pop("model"), custom_llm_provider=own.pop("custom_llm_provider", None), api_base=base
+    )
+    return own, model, base, key, {**(own.pop("headers", None) or {}), **(own.pop("extra_headers", None) or {})}
+
+
+def _secrets_in(headers: Mapping[str, str]) -> tuple[str, ...]:
+    secret = [value for name, value in headers.items() if name.lower() in {"x-api-key", "authorization"}]
+    return (*secret, *(value.removeprefix("Bearer ") for value in secret))
+
+
+def continued(body: dict[str, Any], content: list[Any]) -> bytes:
     return encode({**body, "messages": [*body["messages"], {"role": "assistant", "content": content}]})
 
 
@@ -134,7 +167,7 @@ class _Whole:
     parser: Any
 
 
-class _Events(EventsBody):
+class EventsReader(EventsBody):
     def __init__(self, parser: Any, may_pause: bool, report: Report) -> None:
         super().__init__(report)
         self._parser = parser
@@ -194,13 +227,17 @@ class _Events(EventsBody):
             if delta.get("citation"):
                 block["citations"] = [*(block.get("citations") or ()), delta["citation"]]
         elif kind == "content_block_stop" and content and self._json:
-            try:
-                content[-1]["input"] = read_json(self._json.encode(errors="surrogatepass"))
-            except ValueError:
-                self.fault = "a block of the stream is not JSON"
+            self._close_json(content[-1], self._json)
+
+    def _close_json(self, block: dict[str, Any], text: str) -> None:
+        """Read what came for the input of a block."""
+        try:
+            block["input"] = read_json(text.encode(errors="surrogatepass"))
+        except ValueError:
+            self.fault = "a block of the stream is not JSON"
 
     def _error(self, error: object) -> object:
-        return _with_status(error)
+        return with_status(error)
 
     def _call_events(self, event: dict[str, Any]) -> list[ModelEvent] | None:
         """What an event says of a call, as the provider wrote it; None where it is about something else. Each piece goes to
@@ -243,13 +280,13 @@ class _Events(EventsBody):
         return [CallDelta(number, arguments=value) for number, value in given.items()]
 
 
-class _Message(MessageBody):
+class MessageReader(MessageBody):
     def __init__(self, whole: _Whole, report: Report) -> None:
         super().__init__(report)
         self._whole = whole
 
     def _error(self, error: Any) -> object:
-        return _with_status(error)
+        return with_status(error)
 
     def _read_message(self, body: dict[str, Any]) -> list[ModelEvent] | None:
         if not isinstance(body.get("content"), list):
@@ -291,7 +328,7 @@ class _Message(MessageBody):
                 classify(reason) is FinishClass.LENGTH
                 and field_of({"last": body["content"][-1:]}, "last", 0, "type") == "tool_use"
             ):
-                _mark_last_call(events)
+                mark_last_call(events)
         return events
 
 
@@ -302,7 +339,7 @@ def _without_nothing(event: ModelEvent) -> ModelEvent:
     return event
 
 
-def _mark_last_call(events: list[ModelEvent]) -> None:
+def mark_last_call(events: list[ModelEvent]) -> None:
     """A call that the length limit cut comes as an object in a whole message, so that nothing of it shows the cut."""
     for place in range(len(events) - 1, -1, -1):
         event = events[place]
@@ -316,7 +353,7 @@ def _reason(reason: str, *, converted: bool) -> str:
     return "end_turn" if converted and reason == "tool_use" else reason
 
 
-def _with_status(error: object) -> object:
+def with_status(error: object) -> object:
     if not isinstance(error, dict):
         return error or "the provider reported an error"
     status = ERROR_STATUSES.get(str(error.get("type")))

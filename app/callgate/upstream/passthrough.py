@@ -71,7 +71,7 @@ class PassthroughModel(DirectModel):
     """A model of the direct lane, which sends a client's request on unread where it may."""
 
     def ask(self, ask: ModelRequest | Passthrough) -> AbstractAsyncContextManager[ModelAnswer]:
-        if isinstance(ask, ModelRequest):
+        if isinstance(ask, ModelRequest) or ask.original is not None:
             return super().ask(ask)
         body = self._passed_request(ask)
         exchange = self._client.post(self._endpoint.url, self._headers, body, self._deadlines)

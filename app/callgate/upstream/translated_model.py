@@ -17,12 +17,12 @@ from msgspec.structs import replace
 
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import ModelEvent, Usage
-from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough, as_read
+from callgate.conversation.ports import ModelAnswer, ModelRequest, Original, Passthrough, as_read
 from callgate.conversation.request_checks import check_request
 from callgate.http.client import HttpClient
 from callgate.http.event_stream import BOM
 from callgate.http.interface import Deadlines, Response, TransportError
-from callgate.upstream import bedrock, claude, cohere, errors, gemini, openai_shaped, resolve
+from callgate.upstream import bedrock, claude, cohere, errors, gemini, messages_lane, openai_shaped, resolve
 from callgate.upstream.bounds import check_schemas, is_large
 from callgate.upstream.direct_model import ANSWER_BYTES, Body, HttpAnswer, host_in, opened
 from callgate.upstream.litellm_model import decoded, from_request, loaded
@@ -76,7 +76,7 @@ class TranslatedModel:
 
     @asynccontextmanager
     async def ask(self, ask: ModelRequest | Passthrough) -> AsyncIterator[ModelAnswer]:
-        question = await self._question(as_read(ask))
+        question = await self._question(ask)
         async with AsyncExitStack() as exchanges:
             try:
                 response = await self.asked(question, exchanges)
@@ -94,8 +94,14 @@ class TranslatedModel:
         exchanges.push_async_exit(exchange.__aexit__)
         return response
 
-    async def _question(self, ask: ModelRequest) -> Question:
+    async def _question(self, question: ModelRequest | Passthrough) -> Question:
+        original = question.original if self._ask is claude.question else None
+        if original is not None and isinstance(question, Passthrough):
+            return await self._in_its_words(messages_lane.passed, question, original)
+        ask = as_read(question, messages_lane.LANE if original is not None else "chat")
         check_request(ask, plain_names=False)
+        if original is not None:
+            return await self._in_its_words(messages_lane.question, ask, original)
         check_schemas(ask)
         litellm = await loaded()
         try:
@@ -113,6 +119,18 @@ class TranslatedModel:
         except UnicodeEncodeError:
             raise ChatError(400, "A message holds half of a surrogate pair, which no JSON text can carry.") from None
         except Exception as error:  # litellm raises its own errors and bare KeyErrors over odd messages
+            self._log("request", error)
+            raise from_request(error, self._settings.secrets) from error
+
+    async def _in_its_words(
+        self, wording: Callable[..., Awaitable[Question]], ask: Any, original: Original
+    ) -> Question:
+        """The question in the words in which it came."""
+        try:
+            return await wording(await loaded(), self._settings, ask, original)
+        except ChatError:
+            raise
+        except Exception as error:  # as below
             self._log("request", error)
             raise from_request(error, self._settings.secrets) from error
 

@@ -12,6 +12,8 @@ from callgate.config.schema import Config
 from callgate.conversation.diagnosis import Diagnosis
 from callgate.conversation.errors import ChatError
 
+NO_THREADS = "thread: conversations are not kept here; send all messages with each request"
+
 
 class MessagesFace:
     """`POST /v1/messages`."""
@@ -21,6 +23,8 @@ class MessagesFace:
     async def read(self, body: bytes, context: RequestContext, config: Config) -> "MessagesExchange":
         limits = config.limits
         read = read_messages_request(body, context.headers, limits.messages, limits.json_depth)
+        if read.thread is not None:
+            raise ChatError(400, NO_THREADS, param="thread", code="thread_unsupported_request")
         return MessagesExchange(read, context.request_id)
 
 
@@ -34,8 +38,6 @@ class MessagesExchange:
         self.request: ChatRequest = read.request
 
     def work(self, conversation: Conversation) -> Work:
-        for where, kind in self._read.foreign:
-            raise _not_understood(where, kind)
         return conversation.work
 
     def whole(self, conversation: Conversation, began: int, diagnoses: Sequence[Diagnosis] | None) -> BodyWriter:
@@ -49,8 +51,3 @@ class MessagesExchange:
         return MessageHead(
             conversation.run_id, self._request_id, self.request.model, read.shows_thinking, read.shows_calls
         )
-
-
-def _not_understood(where: str, kind: str) -> ChatError:
-    message = f"{where}: only a model behind Anthropic's own API understands `{kind[:64]}`, and this one is not"
-    return ChatError(400, message, param=where, code="unsupported_content")

@@ -34,13 +34,17 @@ class History(msgspec.Struct):
     """A chat's messages, and where they come from."""
 
     messages: list[dict[str, Any]] = msgspec.field(default_factory=list)
-    origins: list[list[Origin]] = msgspec.field(default_factory=list)
+    origins: list[list[Origin] | None] = msgspec.field(default_factory=list)
+    """Of each message: none for what the request says in another place, None for what it says in other words."""
     foreign: list[tuple[str, str]] = msgspec.field(default_factory=list)
     """Places and types of blocks that a chat has no words for."""
     shown: set[str] = msgspec.field(default_factory=set)
     """The calls of ours whose rounds the client gives back, by id."""
 
-    def add(self, message: dict[str, Any], origin: list[Origin]) -> None:
+    is_altered: bool = False
+    """Whether it holds what only this server has written, and no provider knows."""
+
+    def add(self, message: dict[str, Any], origin: list[Origin] | None) -> None:
         self.messages.append(message)
         self.origins.append(origin)
 
@@ -146,7 +150,7 @@ def _result(history: History, each: _Placed, images: list[dict[str, Any]]) -> st
         texts: list[str] = []
         for place, block in enumerate(content):
             if block.type not in IN_RESULTS:
-                history.foreign.append((f"{where}.{place}", block.type))
+                _part(history, block, f"{where}.{place}")
             elif block.type == "text":
                 texts.append(block.text or "")
             elif (part := _part(history, block, f"{where}.{place}")) is not None:
@@ -165,12 +169,21 @@ class _Source(msgspec.Struct, gc=False):
 _source = msgspec.json.Decoder(_Source)
 
 
+def _source_type(block: Block) -> str | None:
+    try:
+        return _source.decode(block.source).type
+    except msgspec.DecodeError:
+        return None
+
+
 def _part(history: History, block: Block, where: str) -> dict[str, Any] | None:
     """A block of the user's as a part of a chat message."""
     if block.type == "text":
         return {"type": "text", "text": block.text}
     if block.type != "image":
         history.foreign.append((where, block.type))
+        if _source_type(block) == "file":
+            history.foreign.append((f"{where}.{block.type}.source", "file"))
         return None
     try:
         source = _source.decode(block.source)
@@ -213,7 +226,7 @@ class _Said(msgspec.Struct):
             message["tool_calls"] = self.calls
         history.add(message, _from(self.placed))
         for result in self.results:
-            history.add(result, [])
+            history.add(result, None)
 
 
 def _assistant(history: History, blocks: Sequence[_Placed]) -> dict[str, str]:
@@ -234,12 +247,7 @@ def _assistant(history: History, blocks: Sequence[_Placed]) -> dict[str, str]:
             case "text":
                 said.texts.append(block.text or "")
             case "thinking":
-                assert block.thinking is not None
-                assert block.signature is not None
-                said.thoughts.append(block.thinking)
-                if not block.signature.startswith(OUR_SIGNATURE):
-                    signed = {"type": "thinking", "thinking": block.thinking, "signature": block.signature}
-                    said.signed.append(signed)
+                _think(history, said, block)
             case "redacted_thinking":
                 said.signed.append({"type": "redacted_thinking", "data": block.data})
             case "tool_use" | "mcp_tool_use":
@@ -249,6 +257,7 @@ def _assistant(history: History, blocks: Sequence[_Placed]) -> dict[str, str]:
                 (open_calls if block.type == "tool_use" else ours)[id] = each.where
                 said.calls.append(_call(block))
                 if block.type == "mcp_tool_use":
+                    history.is_altered = True
                     history.shown.add(id.removeprefix(OUR_CALL))
             case other:
                 assert other not in NEEDS
@@ -257,6 +266,16 @@ def _assistant(history: History, blocks: Sequence[_Placed]) -> dict[str, str]:
         raise wrong(next(iter(ours.values())), "`mcp_tool_use` without its `mcp_tool_result`")
     said.add_to(history)
     return open_calls
+
+
+def _think(history: History, said: _Said, block: Block) -> None:
+    assert block.thinking is not None
+    assert block.signature is not None
+    said.thoughts.append(block.thinking)
+    if block.signature.startswith(OUR_SIGNATURE):
+        history.is_altered = True
+    else:
+        said.signed.append({"type": "thinking", "thinking": block.thinking, "signature": block.signature})
 
 
 def _our_result(history: History, each: _Placed, ours: dict[str, str]) -> dict[str, Any]:

@@ -8,7 +8,8 @@ import msgspec
 
 from callgate.api import request_schema as chat_schema
 from callgate.api.messages.history import History, as_chat
-from callgate.api.messages.request_schema import Choice, McpServer, Outline, Thinking, Tool, outline_of, wrong
+from callgate.api.messages.original import OriginalMessages
+from callgate.api.messages.request_schema import Choice, McpServer, Outline, Thinking, Thread, Tool, outline_of, wrong
 from callgate.api.requests import ChatRequest
 from callgate.api.strict_json import Fields, check_text, split
 from callgate.conversation.errors import ChatError
@@ -31,12 +32,10 @@ class MessagesRequest(msgspec.Struct):
     """A request, and how its answer is to be written."""
 
     request: ChatRequest
-    history: History
     shows_thinking: bool
     shows_calls: bool
     """Whether the client is shown calls of ours."""
-    foreign: list[tuple[str, str]]
-    """Places and types of what only a provider of this API understands."""
+    thread: Thread | None
 
 
 def read_messages_request(
@@ -76,14 +75,15 @@ def read_messages_request(
         tool_events="off",
         tool_choice=_choice(outline.tool_choice),
     )
-    request.may_pass, request.shown = False, frozenset(history.shown)
-    betas = headers.get("anthropic-beta", "")
+    request.shown = frozenset(history.shown)
+    request.may_pass = not (history.is_altered or outline.mcp_servers or outline.thread)
+    betas = [beta.strip() for beta in headers.get("anthropic-beta", "").split(",")]
+    request.original = OriginalMessages(request, history.origins, foreign, betas)
     return MessagesRequest(
         request,
-        history,
         shows_thinking=_is_shown(outline.thinking),
-        shows_calls=any(beta.strip().startswith(MCP_BETA) for beta in betas.split(",")),
-        foreign=foreign,
+        shows_calls=any(beta.startswith(MCP_BETA) for beta in betas),
+        thread=outline.thread,
     )
 
 

@@ -309,7 +309,7 @@ class MessageStreamWriter:
                 return b""
 
     def heartbeat(self) -> bytes:
-        return PING if self._opened else self._opening()
+        return PING  # before the start as well: the message may yet come in its provider's own bytes, start and all
 
     def error(self, error: ChatError) -> bytes:
         return event_of(error_shape(error, self._head.request_id))

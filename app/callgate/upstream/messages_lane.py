@@ -1,0 +1,470 @@
+"""Claude behind Anthropic's API, asked in the words of a client that speaks the same API.
+
+The client's blocks go on as they came, byte for byte: cache marks, documents, citations and signatures with them. Turns that
+were made here stand between them as their provider wrote them. Where none of our tools is on offer the answer's bytes are
+the provider's own.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Final
+
+import msgspec
+
+from callgate.conversation import raw_json
+from callgate.conversation.events import (
+    CallWritten,
+    ExtraField,
+    Finished,
+    ModelEvent,
+    Passed,
+    ProviderError,
+    ProviderHead,
+    ReasoningDelta,
+    TextDelta,
+    ThinkingBlock,
+    Usage,
+)
+from callgate.conversation.finish import FinishClass, classify
+from callgate.conversation.messages_api import BLOCKS
+from callgate.conversation.ports import Message, ModelRequest, Original, Passthrough
+from callgate.http.event_stream import EventStreamReader, EventTooLarge, looks_like_keep_alive, payloads_in
+from callgate.upstream import claude, errors
+from callgate.upstream.chunks import reason_in
+from callgate.upstream.direct_model import WholeBody, read_json
+from callgate.upstream.params import is_denied
+from callgate.upstream.resolve import LiteLLMSettings, body_settings
+from callgate.upstream.translation import MessageBody, Question, Report, Unanswerable, encode, field_of
+
+LANE: Final = "messages"
+NOT_PASSED: Final = frozenset(
+    "model messages stream tools tool_choice mcp_servers thread container fallbacks user_profile_id workspace_id".split()
+)
+"""Fields that are written here, or that name what is the operator's at the provider."""
+OPERATORS: Final = frozenset({"file", "container_upload"})
+"""What a request names in the operator's account, and so is nobody else's."""
+OF_MESSAGES: Final = frozenset(
+    "max_tokens temperature top_p top_k stop_sequences thinking output_config metadata service_tier".split()
+)
+"""Settings of an entry that are called so in this API too."""
+NOT_FORWARDED: Final = ("mcp-client-", "message-threads-", "files-api-")
+"""How betas begin that are answered here, or not at all."""
+PLACEHOLDER: Final = {"name": "none", "description": "Not to be called.", "input_schema": {"type": "object"}}
+"""Stands for tools in a turn that has none, in a history that has calls: the provider wants to see some."""
+_BETA = re.compile(r"[a-z0-9-]{1,64}")
+
+
+async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, original: Original) -> Question:
+    """A turn, as a question in the words of the API."""
+    _check(original)
+    body = _fields(settings, original)
+    if "response_format" not in ask.params:
+        _without_format(body)
+    body["messages"] = _messages(ask.messages, original)
+    own_tools = {raw_json.read(tool).get("name"): tool for tool in _tools_of(original)}
+    if ask.tools:
+        body["tools"] = [*_tools(ask.tools, own_tools), *_hosted(original)]
+        if (choice := _choice(ask)) is not None:
+            body["tool_choice"] = choice
+    elif any(b'"tool_use"' in encode(message) for message in body["messages"]):
+        body["tools"] = list(own_tools.values()) or [PLACEHOLDER]
+        body["tool_choice"] = {"type": "none"}
+    return _worded(
+        litellm, settings, original, body, stream=ask.stream, as_events=_Events, as_message=_Message, may_pause=True
+    )
+
+
+async def passed(litellm: Any, settings: LiteLLMSettings, ask: Passthrough, original: Original) -> Question:
+    """The client's own question, answered in the provider's own bytes."""
+    _check(original)
+    body = _fields(settings, original)
+    body |= {name: original.fields[name] for name in ("messages", "tools", "tool_choice") if name in original.fields}
+    # In another shape than was asked for it is read, and written in that one.
+    as_events, as_message = (_PassedEvents, _Message) if ask.stream else (_Events, _PassedBody)
+    return _worded(litellm, settings, original, body, stream=ask.stream, as_events=as_events, as_message=as_message)
+
+
+def _worded(
+    litellm: Any,
+    settings: LiteLLMSettings,
+    original: Original,
+    body: dict[str, Any],
+    *,
+    stream: bool,
+    as_events: Any,
+    as_message: Any,
+    may_pause: bool = False,
+) -> Question:
+    url, model, headers, secrets = claude.address(litellm, settings)
+    body["model"], body["stream"] = model, stream
+    betas = [beta for beta in original.betas if _BETA.fullmatch(beta) and not beta.startswith(NOT_FORWARDED)]
+    if betas:
+        known = next((name for name in headers if name.lower() == "anthropic-beta"), "anthropic-beta")
+        headers[known] = ",".join(dict.fromkeys([*filter(None, headers.get(known, "").split(",")), *betas]))
+    return Question(
+        url=url,
+        headers=headers,
+        body=encode(body),
+        secrets=secrets,
+        as_events=as_events,
+        as_message=as_message,
+        lane=LANE,
+        continued=partial(claude.continued, body) if may_pause and _may_pause(body) else None,
+    )
+
+
+def count_body(settings: LiteLLMSettings, original: Original) -> bytes:
+    """What is asked to have tokens counted."""
+    _check(original)
+    counted = ("system", "messages", "tools", "tool_choice", "thinking")
+    body: dict[str, Any] = {name: original.fields[name] for name in counted if name in original.fields}
+    return encode({**body, "model": str(settings.arguments["model"]).partition("/")[2] or settings.arguments["model"]})
+
+
+# What is sent ----------------------------------------------------------------------------------------------------------
+
+
+def _check(original: Original) -> None:
+    for where, kind in original.foreign:
+        if kind in OPERATORS:
+            raise Unanswerable(f"{where}: `{kind}` names what the operator of this server keeps at the provider", where)
+
+
+def _fields(settings: LiteLLMSettings, original: Original) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        name: value
+        for name, value in original.fields.items()
+        if name not in NOT_PASSED and (name == "metadata" or not is_denied(name))
+    }
+    extra = settings.arguments.get("extra_body")
+    own = {name: value for name, value in body_settings(settings.arguments).items() if name in OF_MESSAGES}
+    for name, value in {**own, **(extra if isinstance(extra, dict) else {})}.items():
+        body.setdefault(name, value)
+    return body
+
+
+def _without_format(body: dict[str, Any]) -> None:
+    """The form of the answer is not asked for in this turn."""
+    body.pop("output_format", None)
+    if "output_config" in body:
+        config = raw_json.read(body["output_config"])
+        body["output_config"] = {name: value for name, value in config.items() if name != "format"}
+
+
+def _messages(messages: Sequence[Message], original: Original) -> list[dict[str, Any]]:
+    """Messages of one role in a row are one: a chat has one for each result of a tool."""
+    turns: list[dict[str, Any]] = []
+    for message in messages:
+        role, blocks = original.blocks_of(message) or _of_chat(raw_json.read(message))
+        if not blocks:
+            continue
+        if turns and turns[-1]["role"] == role:
+            turns[-1]["content"] += blocks
+        else:
+            turns.append({"role": role, "content": list(blocks)})
+    return turns
+
+
+def _of_chat(message: Mapping[str, Any]) -> tuple[str, list[Any]]:
+    """A message that was made here."""
+    role, content = message.get("role"), message.get("content")
+    if role == "tool":
+        result = {"type": "tool_result", "tool_use_id": message["tool_call_id"]}
+        return "user", [{**result, "content": content} if content else result]
+    if role == "assistant":
+        return "assistant", list(_assistant(message))
+    blocks = (
+        [{"type": "text", "text": content}] if isinstance(content, str) else [_part(part) for part in content or ()]
+    )
+    return "system" if role in ("system", "developer") else "user", blocks
+
+
+def _assistant(message: Mapping[str, Any]) -> Iterator[Any]:
+    calls = {call["id"]: call for call in message.get("tool_calls") or ()}
+    blocks = message.get(BLOCKS) or ()
+    if calls.keys() <= {block.get("id") for block in blocks if block.get("type") == "tool_use"} and blocks:
+        # As the provider wrote it; a call that came broken has nothing in it.
+        for block in blocks:
+            if block.get("type") != "tool_use":
+                yield block
+            elif block.get("id") in calls:
+                yield {**block, "input": _input(calls[block["id"]], block.get("input"))}
+        return
+    yield from (block for block in message.get("thinking_blocks") or () if block.get("signature") or block.get("data"))
+    if message.get("content"):
+        yield {"type": "text", "text": message["content"]}
+    for id, call in calls.items():
+        yield {"type": "tool_use", "id": id, "name": call["function"]["name"], "input": _input(call, {})}
+
+
+def _input(call: Mapping[str, Any], otherwise: Any) -> Any:
+    try:
+        found = read_json(call["function"]["arguments"].encode())
+    except ValueError:
+        return otherwise
+    return found if isinstance(found, dict) else otherwise
+
+
+def _part(part: Mapping[str, Any]) -> dict[str, Any]:
+    if part.get("type") == "image_url":
+        url = part["image_url"]["url"]
+        kind, comma, data = url.removeprefix("data:").partition(";base64,")
+        if comma:
+            return {"type": "image", "source": {"type": "base64", "media_type": kind, "data": data}}
+        return {"type": "image", "source": {"type": "url", "url": url}}
+    return {"type": "text", "text": part.get("text") or ""}
+
+
+def _tools_of(original: Original) -> list[msgspec.Raw]:
+    return msgspec.json.decode(original.fields.get("tools", b"[]"), type=list[msgspec.Raw] | None) or []
+
+
+def _hosted(original: Original) -> list[Any]:
+    """The tools that the provider runs."""
+    return [
+        tool for tool in _tools_of(original) if raw_json.read(tool).get("type") not in (None, "custom", "mcp_toolset")
+    ]
+
+
+def _tools(tools: Sequence[msgspec.Raw], own: Mapping[Any, msgspec.Raw]) -> Iterator[Any]:
+    for tool in tools:
+        function = raw_json.read(tool)["function"]
+        if function["name"] in own:
+            yield own[function["name"]]
+        else:
+            schema = function.get("parameters") or {"type": "object"}
+            offered = {"name": function["name"], "input_schema": schema}
+            yield {**offered, "description": function["description"]} if function.get("description") else offered
+
+
+def _choice(ask: ModelRequest) -> dict[str, Any] | None:
+    serial = raw_json.read(ask.params.get("parallel_tool_calls")) is False
+    given = raw_json.read(ask.tool_choice)
+    if given is None and not serial:
+        return None
+    choice: dict[str, Any] = {"type": {"required": "any", "none": "none"}.get(str(given), "auto")}
+    if isinstance(given, dict):
+        choice = {"type": "tool", "name": field_of(given, "function", "name")}
+    if serial and choice["type"] != "none":
+        choice["disable_parallel_tool_use"] = True
+    return choice
+
+
+def _may_pause(body: Mapping[str, Any]) -> bool:
+    return any(raw_json.read(tool).get("type") not in (None, "custom") for tool in body.get("tools") or ())
+
+
+# What is read ----------------------------------------------------------------------------------------------------------
+
+
+_AS_THEY_ARE = SimpleNamespace(
+    tool_name_reverse_map=None, json_mode=False, converted_response_format_tool=False, response_id=None
+)
+"""What reading an answer needs to know of a question in which litellm has changed nothing."""
+
+
+class _Events(claude.EventsReader):
+    """Reads a stream into events, and keeps its blocks as they came."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__(_AS_THEY_ARE, may_pause=True, report=report)
+        self._counted: dict[str, Any] = {}
+
+    def _read_event(self, event: dict[str, Any]) -> list[ModelEvent]:
+        kind, content = event.get("type"), self._content
+        assert content is not None
+        if kind in claude.BLOCKS:
+            self._keep(event, content)
+            found = self._call_events(event)
+            if found is None:
+                found = list(self._said(event))
+            if kind == "content_block_stop" and content:
+                found = [*found, ExtraField(BLOCKS, [content[-1]])]
+            return found
+        if kind == "message_start":
+            message = event.get("message")
+            id, model = field_of(message, "id"), field_of(message, "model")
+            return [ProviderHead(id, model), *self._count(field_of(message, "usage"))]
+        if kind == "message_delta":
+            return [*self._count(event.get("usage")), *self._ended(event, content)]
+        if kind == "message_stop":
+            self.done = True
+            return [*self._given_at_once(cut=False), *self._chunks.finish()]
+        return []
+
+    def _ended(self, event: dict[str, Any], content: list[Any]) -> Iterator[ModelEvent]:
+        reason = reason_in(field_of(event, "delta", "stop_reason"))
+        if reason == claude.PAUSED and content:
+            self.paused = content
+        elif reason is not None:
+            yield from self._given_at_once(cut=classify(reason) is FinishClass.LENGTH)
+            yield Finished(reason)
+
+    def _said(self, event: dict[str, Any]) -> Iterator[ModelEvent]:
+        block, delta = event.get("content_block"), event.get("delta")
+        if isinstance(block, dict) and block.get("type") == "redacted_thinking":
+            yield ThinkingBlock(block)
+        text = field_of(delta, "text") if block is None else field_of(block, "text")
+        if isinstance(text, str) and text and field_of(block, "type") in (None, "text"):
+            yield from self._chunks.read({"choices": [{"delta": {"content": text}}]})
+        if isinstance(thought := field_of(delta, "thinking"), str) and thought:
+            yield ReasoningDelta(thought, "thinking")
+            yield ThinkingBlock({"type": "thinking", "thinking": thought})
+        if signature := field_of(delta, "signature"):
+            yield ThinkingBlock({"type": "thinking", "thinking": "", "signature": signature})
+
+    def _close_json(self, block: dict[str, Any], text: str) -> None:
+        try:
+            block["input"] = read_json(text.encode(errors="surrogatepass"))
+        except ValueError:
+            block["input"] = {}  # whether the call is whole the end of the turn says, of the text as it came
+
+    def _count(self, counts: Any) -> Iterator[ModelEvent]:
+        if isinstance(counts, dict):
+            self._counted |= {name: value for name, value in counts.items() if value is not None}
+            yield usage_of(self._counted)
+
+
+class _Message(MessageBody):
+    """Reads a whole message into events, block by block."""
+
+    def _error(self, error: Any) -> object:
+        return claude.with_status(error)
+
+    def _read_message(self, body: dict[str, Any]) -> list[ModelEvent] | None:
+        content = body.get("content")
+        if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
+            return None
+        events: list[ModelEvent] = [ProviderHead(body.get("id"), body.get("model"))]
+        for block in content:
+            events += [*_of_block(block), ExtraField(BLOCKS, [block])]
+        if isinstance(counts := body.get("usage"), dict):
+            events.append(usage_of(counts))
+        reason = reason_in(body.get("stop_reason"))
+        if reason == claude.PAUSED and content:
+            self.paused = content
+        elif reason:
+            events.append(Finished(reason))
+            if classify(reason) is FinishClass.LENGTH and content and content[-1].get("type") == "tool_use":
+                claude.mark_last_call(events)
+        return events
+
+
+def _of_block(block: Mapping[str, Any]) -> Iterator[ModelEvent]:
+    match block:
+        case {"type": "text", "text": str() as text}:
+            yield TextDelta(text)
+        case {"type": "thinking"}:
+            if thought := block.get("thinking"):
+                yield ReasoningDelta(thought, "thinking")
+            yield ThinkingBlock(block)
+        case {"type": "redacted_thinking"}:
+            yield ThinkingBlock(block)
+        case {"type": "tool_use"}:
+            given = block.get("input")
+            yield CallWritten(block.get("name"), None if given == {} else given, block.get("id"))
+
+
+def usage_of(counts: Mapping[str, Any]) -> Usage:
+    """Anthropic's counts as those of a chat."""
+    known = {name: value for name, value in counts.items() if type(value) is int}
+    read, created = known.get("cache_read_input_tokens", 0), known.get("cache_creation_input_tokens", 0)
+    prompt, completion = known.get("input_tokens", 0) + read + created, known.get("output_tokens", 0)
+    usage: dict[str, Any] = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
+    if read or created:
+        usage |= {
+            "prompt_tokens_details": {"cached_tokens": read},
+            "cache_read_input_tokens": read,
+            "cache_creation_input_tokens": created,
+        }
+    return Usage(usage)
+
+
+# What passes through ---------------------------------------------------------------------------------------------------
+
+
+class _PassedBody(WholeBody):
+    """Passes a whole message on."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__()
+
+    def _read(self, found: Any) -> Sequence[ModelEvent]:
+        if not isinstance(found, dict) or not isinstance(found.get("content"), list):
+            error = found.get("error") if isinstance(found, dict) else None
+            if error:
+                self.done = True
+                return (ProviderError(errors.read_error(error).message, claude.with_status(error)),)
+            self.fault = "the body is not a message"
+            return ()
+        self.done = True
+        usage, reason = found.get("usage"), reason_in(found.get("stop_reason"))
+        counts = usage_of(usage).counts if isinstance(usage, dict) else None
+        return (Passed(b"".join(self._parts), (reason,) if reason else (), counts),)
+
+
+class _PassedEvents:
+    """Passes the events of a stream on, whole ones only; the first of them when the answer has begun."""
+
+    def __init__(self, report: Report) -> None:
+        self._stream = EventStreamReader()
+        self._start: list[bytes] | None = []
+        self._counts: dict[str, Any] = {}
+        self.done = False
+        self.fault: str | None = None
+
+    def feed(self, data: bytes) -> Sequence[ModelEvent]:
+        try:
+            data = self._stream.whole(data)
+        except EventTooLarge as error:
+            self.fault = str(error)
+            return ()
+        if not data:
+            return ()
+        if self._start is None and b'"message_' not in data and b"error" not in data:
+            return (Passed(data),)
+        return self._looked_at(data)
+
+    def finish(self) -> Sequence[ModelEvent]:
+        return ()
+
+    def _looked_at(self, data: bytes) -> Sequence[ModelEvent]:
+        reasons: tuple[str, ...] = ()
+        has_begun, error = self._start is None, None
+        for payload in payloads_in(data):
+            try:
+                event = read_json(payload)
+            except ValueError:
+                if looks_like_keep_alive(payload):
+                    continue
+                self.fault = "an event of the stream is not JSON"
+                return ()
+            kind = field_of(event, "type")
+            if kind == "error":
+                error = event.get("error")
+                break
+            counts = field_of(event, "message", "usage") if kind == "message_start" else field_of(event, "usage")
+            if isinstance(counts, dict):
+                self._counts |= {name: value for name, value in counts.items() if value is not None}
+            if kind == "message_delta" and (reason := reason_in(field_of(event, "delta", "stop_reason"))):
+                reasons += (reason,)
+            has_begun = has_begun or kind in ("content_block_start", "message_delta")
+            self.done = self.done or kind == "message_stop"
+        if error is not None:
+            self.done = True
+            data = data[: max(0, data.rfind(b"event: error\n"))]  # no text holds a newline as it is
+            failed = ProviderError(errors.read_error(error).message, claude.with_status(error))
+            return (failed,) if self._start is not None else (Passed(data, reasons, None), failed)
+        if not has_begun:
+            assert self._start is not None
+            self._start.append(data)
+            return ()
+        if self._start is not None:
+            data, self._start = b"".join((*self._start, data)), None
+        return (Passed(data, reasons, usage_of(self._counts).counts if reasons else None),)
