@@ -120,7 +120,9 @@ class Middleware:
 
         def send_marked(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
-                context.status = message["status"] = status_at(context.path, message["status"])
+                if message["status"] == 503:
+                    message["status"] = status_at(context.path, 503)
+                context.status = message["status"]
                 message["headers"] = [*message.get("headers", ()), *marks]
             return send(message)  # no coroutine of its own: every chunk of every stream goes out through here
 
