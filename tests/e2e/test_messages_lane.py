@@ -88,7 +88,7 @@ async def test_blocks_go_on_as_they_came_with_our_turns_between_them(upstream: U
 @BOTH
 async def test_without_tools_of_ours_the_bytes_are_the_providers(stream: bool) -> None:
     usage = {"input_tokens": 3, "output_tokens": 5, "cache_read_input_tokens": 7}
-    events = [
+    events: list[dict[str, Any]] = [
         {"type": "message_start", "message": {"id": "msg_x", "type": "message", "role": "assistant", "model": "claude-x",
          "content": [], "stop_reason": None, "stop_sequence": None, "usage": {"input_tokens": 3, "output_tokens": 1}}},
         {"type": "content_block_start", "index": 0, "content_block": {"type": "odd_block", "odd": [1, 2]}},
