@@ -12,11 +12,13 @@ from callgate.api.routes import add_routes
 from callgate.config.schema import Config
 from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.reload import ConfigSource
+from callgate.runtime.siblings import Siblings
 
 
-def create_app(config: Config, source: ConfigSource | None = None) -> FastAPI:
-    """The application for one config; `source` says how it can be read again while the application runs."""
-    manager = RuntimeManager(config, source)
+def create_app(config: Config, source: ConfigSource | None = None, siblings: Siblings | None = None) -> FastAPI:
+    """The application for one config; `source` says how it can be read again while the application runs, `siblings` are the
+    other workers of the same server."""
+    manager = RuntimeManager(config, source, siblings)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -146,7 +146,7 @@ def _health(manager: RuntimeManager) -> APIRouter:
                 type="permission_error",
                 code="metrics_not_allowed",
             )
-        text, content_type = manager.metrics.exposition(request.headers.get("accept", ""))
+        text, content_type = await manager.exposition(request.headers.get("accept", ""))
         return Response(text, media_type=content_type)
 
     return router

@@ -28,6 +28,9 @@ def serve(
     host: Annotated[str | None, typer.Option(help="The address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="The port to listen on; 0 lets the system choose.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="How many processes serve. Several need `store.redis_url`.")
+    ] = None,
     create_key: Annotated[
         bool, typer.Option("--create-key", help="Make a key with every right and print it, if there never was a key.")
     ] = False,
@@ -54,7 +57,7 @@ def serve(
     """
     gc.disable()  # nearly all that is made while starting stays; the server puts it aside and looks for garbage from then on
     _load_lightly()
-    flags = {"server.host": host, "server.port": port, "logging.level": log_level}
+    flags = {"server.host": host, "server.port": port, "server.workers": workers, "logging.level": log_level}
     text = None
     if model or tool or mcp or base_url:
         if config is not None or os.environ.get("CALLGATE_CONFIG"):

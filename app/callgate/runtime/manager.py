@@ -23,7 +23,9 @@ from callgate.runtime.lease import Lease, OpenRuntime
 from callgate.runtime.reload import ConfigSource, ReloadResult, changed_blocks, needs_restart, reads_otherwise
 from callgate.runtime.runtime import Runtime
 from callgate.runtime.shared import SharedResources
+from callgate.runtime.siblings import Siblings
 from callgate.stores.conversations import Conversations
+from callgate.telemetry.metrics import added_up
 from callgate.upstream import litellm_model
 
 audit = structlog.get_logger("callgate.audit")
@@ -32,9 +34,11 @@ audit = structlog.get_logger("callgate.audit")
 class RuntimeManager:
     """The current runtime, and the requests that still live in older ones."""
 
-    def __init__(self, config: Config, source: ConfigSource | None = None) -> None:
-        """`source` says how the config can be read again; without it nothing changes while it runs."""
+    def __init__(self, config: Config, source: ConfigSource | None = None, siblings: Siblings | None = None) -> None:
+        """`source` says how the config can be read again; without it nothing changes while it runs. `siblings` are the other
+        workers of the same server."""
         self._config = config
+        self._siblings = siblings
         self._first = config
         self._source = source
         self._applying = asyncio.Lock()
@@ -45,7 +49,7 @@ class RuntimeManager:
         self.shared = SharedResources(config)
         self.metrics = self.shared.metrics
         self.opened_at = int(time.time())
-        self.is_ready = False
+        self._is_open = False
         self.store = store_of(config)
         self.claims = claims_of(config, self.store, lambda: self.shared.ledger.process)
         self.conversations = Conversations(self.store, config.store.conversation_seconds, new_call_id)
@@ -58,6 +62,18 @@ class RuntimeManager:
         assert self._open is not None, "it is not open"
         return self._open.runtime
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether new requests are welcome. Where fewer than half of the workers are left, a balancer should look elsewhere."""
+        return self._is_open and (self._siblings is None or self._siblings.are_enough)
+
+    async def exposition(self, accept: str) -> tuple[bytes, str]:
+        """What a scraper of metrics gets, of all workers, and its content type."""
+        if self._siblings is None:
+            return self.metrics.exposition(accept)
+        own, _ = self.metrics.exposition()
+        return added_up([own, *await self._siblings.expositions()], accept)
+
     async def __aenter__(self) -> Self:
         await self.shared.open()
         self._open = await OpenRuntime.begin(Runtime(self._config, self.shared))
@@ -66,11 +82,15 @@ class RuntimeManager:
             self._tasks = [asyncio.create_task(self._reload_when_asked(self._source), name="reloading")]
             if self._config.reload.watch and self._source.files():
                 self._tasks.append(asyncio.create_task(self._watch(self._source), name="watching the config"))
-        self.is_ready = True
+        if self._siblings is not None:
+            await self._siblings.open(lambda: self.metrics.exposition()[0])
+        self._is_open = True
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.is_ready = False
+        self._is_open = False
+        if self._siblings is not None:
+            await self._siblings.close()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -92,7 +112,7 @@ class RuntimeManager:
 
     def begin_draining(self) -> None:
         """Say that no further request is wanted, and end what would never end by itself. For signal handlers."""
-        self.is_ready = False
+        self._is_open = False
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self.shared.recorder.end_feeds)
 

@@ -62,6 +62,7 @@ OF_THE_SERVER = (
     "header_seconds",
     "body_seconds",
     "idle_seconds",
+    "workers",
 )
 OPENED_ONCE = ("data_dir", "store", "ledger", "runs")
 """What is opened once, for the life of the process."""

@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -19,17 +20,20 @@ import uvicorn
 from callgate.application import create_app
 from callgate.config.load import Loaded
 from callgate.config.schema import Server as ServerSection
+from callgate.runtime.builders.models import model_entries
 from callgate.runtime.reload import ConfigSource
+from callgate.runtime.siblings import Siblings
 from callgate.server import ConnectionLimits, ProtocolFactory
 from callgate.server.banner import banner, tools_banner
+from callgate.server.workers import BACKLOG, Workers, bound_to, share_of
 from callgate.telemetry import logs
 from callgate.telemetry.redaction import Redactor
+from callgate.upstream import litellm_model, resolve
 
 log = structlog.get_logger("callgate.server")
 
 UNSENT_BYTES = 131_072
 """Of an answer that the system takes before the client does. By itself it takes megabytes, and as much is read of the model."""
-BACKLOG = 2048
 GARBAGE_OBJECTS = 5_000
 """New objects that may be garbage until they are looked through. A request with hundreds of tools makes a thousand."""
 CUT_OFF = 4
@@ -52,8 +56,9 @@ LAST_LINES_SECONDS = 0.2
 def serve(loaded: Loaded, read: Callable[[], Loaded] | None = None) -> int:
     """Serve until told to stop; `read` reads the config again.
 
-    The exit code: 0 after an orderly end, 1 when it could not start, `CUT_OFF` when requests were still running at the
-    end of the drain, 128 and the signal's number when a second signal ended it at once.
+    The exit code: 0 after an orderly end, 1 when it could not start, 2 where the config forbids it, `CUT_OFF` when requests were
+    still running at the end of the drain, 128 and the signal's number when a second signal ended it at once. Of several
+    workers it is the worst.
     """
     config = loaded.config
     redactor = Redactor(loaded.secrets)
@@ -64,7 +69,45 @@ def serve(loaded: Loaded, read: Callable[[], Loaded] | None = None) -> int:
     listening = _listen(config.server.host, config.server.port)
     if listening is None:
         return 1
-    app = create_app(config, None if read is None else _source(loaded, read, redactor))
+    if config.server.workers == 1:
+        with listening:
+            print(banner(loaded, listening), file=sys.stderr, flush=True)
+            return _serve_on(listening, loaded, read, redactor)
+    if config.store.redis_url is None:
+        listening.close()
+        print("callgate: server.workers: several need `store.redis_url`: without it each would have its own limits, chats and answers", file=sys.stderr)  # fmt: skip
+        return 2
+    host, port = listening.getsockname()[:2]
+    listening.close()  # nobody else has the port; from here on it is shared
+    with bound_to(host, port, listening.family) as address:
+        if any(resolve.lane_of(entry) != "direct" for entry in model_entries(config)):
+            asyncio.run(litellm_model.loaded())  # once, and not in each worker
+
+        def work(siblings: Siblings, listening: socket.socket) -> int:
+            def shared(loaded: Loaded) -> Loaded:
+                return replace(loaded, config=share_of(loaded.config, siblings.place, siblings.count))
+
+            again = None if read is None else lambda: shared(read())
+            return _serve_on(listening, shared(loaded), again, redactor, siblings)
+
+        def say() -> None:
+            print(banner(loaded, address), file=sys.stderr, flush=True)
+
+        return Workers(work, config.server.workers, address, say).run()
+
+
+def _serve_on(
+    listening: socket.socket,
+    loaded: Loaded,
+    read: Callable[[], Loaded] | None,
+    redactor: Redactor,
+    siblings: Siblings | None = None,
+) -> int:
+    """Serve in this process."""
+    config = loaded.config
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # connections have it from here
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+    app = create_app(config, None if read is None else _source(loaded, read, redactor), siblings)
     if read is not None:
         signal.signal(signal.SIGHUP, lambda *_: app.state.manager.ask_to_reload())
     factory = ProtocolFactory(_connection_limits(config.server))
@@ -73,6 +116,7 @@ def serve(loaded: Loaded, read: Callable[[], Loaded] | None = None) -> int:
         app.state.manager.begin_draining()
         factory.draining = True
 
+    first = siblings is None or siblings.place == 0
     server = DrainingServer(
         uvicorn.Config(
             app,
@@ -87,14 +131,12 @@ def serve(loaded: Loaded, read: Callable[[], Loaded] | None = None) -> int:
         ),
         config.server.drain_seconds,
         refuse_new_requests,
-        lambda: tools_banner(app.state.manager.current.registry),
+        lambda: tools_banner(app.state.manager.current.registry) if first else "",
     )
-    with listening:
-        print(banner(loaded, listening), file=sys.stderr, flush=True)
-        try:
-            server.run(sockets=[listening])
-        except SystemExit:  # how uvicorn says that the application would not start; it has been logged
-            return 1
+    try:
+        server.run(sockets=[listening])
+    except SystemExit:  # how uvicorn says that the application would not start; it has been logged
+        return 1
     return server.exit_code
 
 
@@ -151,8 +193,8 @@ class DrainingServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
-        if self.started:
-            print(self._tools_banner(), file=sys.stderr, flush=True)
+        if self.started and (tools := self._tools_banner()):
+            print(tools, file=sys.stderr, flush=True)
         # What is there now stays. Not looking through it at every collection, nor now, saves pauses of tens of milliseconds.
         gc.freeze()
         gc.enable()
@@ -286,6 +328,4 @@ def _listen(host: str, port: int) -> socket.socket | None:
         print(f"callgate: cannot listen on {host}:{port}: {why}" + (f" ({advice})" if advice else ""), file=sys.stderr)
         return None
     listening.setblocking(False)
-    if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # connections have it from here
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
     return listening

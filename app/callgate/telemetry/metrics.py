@@ -13,6 +13,7 @@ from typing import Any, Final, Generic, TypeVar
 from prometheus_client import CollectorRegistry, Gauge, Metric, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.utils import floatToGoString
 
 from callgate.conversation.events import Responder
@@ -191,6 +192,38 @@ class Metrics:
         family = Histograms(f"callgate_{name}", help, labels, buckets)
         self.registry.register(family)
         return family
+
+
+def added_up(expositions: Sequence[bytes], accept: str = "") -> tuple[bytes, str]:
+    """The metrics of several processes as one, and their content type: everything is added up, but for when it began."""
+    families: dict[str, Metric] = {}
+    samples: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    family_of: dict[tuple[str, tuple[tuple[str, str], ...]], str] = {}
+    for exposition in expositions:
+        for family in text_string_to_metric_families(exposition.decode()):
+            if family.name.endswith("_created"):
+                continue
+            families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            for sample in family.samples:
+                key = sample.name, tuple(sorted(sample.labels.items()))
+                add = min if sample.name.endswith("_start_time_seconds") else sum
+                samples[key] = add((samples[key], sample.value)) if key in samples else sample.value
+                family_of[key] = family.name
+    for (name, labels), value in samples.items():
+        families[family_of[name, labels]].add_sample(name, dict(labels), value)
+    encode, content_type = choose_encoder(accept)
+    return encode(_Collected(families.values())), content_type
+
+
+class _Collected(CollectorRegistry):
+    """Metrics that were collected elsewhere."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        super().__init__()
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
 
 
 class OfModel:

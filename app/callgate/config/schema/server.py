@@ -36,5 +36,7 @@ class Server(Section):
     """How long a stream's HTTP status is held back for the model's first chunk, so that errors can be typed."""
     heartbeat_seconds: Seconds = 10.0
     """How often a silent stream is kept alive with an empty chunk."""
+    workers: Annotated[int, Field(ge=1, le=256), NO_BOOLEAN] = 1
+    """How many processes serve, on one port. Several need `store.redis_url`; in a container leave it at 1 and add replicas."""
     page: Switch = True
     """Serve the page at `/`."""

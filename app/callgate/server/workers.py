@@ -1,0 +1,192 @@
+"""Several workers that serve as one: forked from a parent that has loaded everything, each with a socket of its own.
+
+The system shares new connections out among sockets that listen on one port (`SO_REUSEPORT`); one socket shared by all would
+give nearly everything to one of them. The parent serves nothing: it starts workers again that have died, hands signals on,
+and ends when they have.
+"""
+
+import contextlib
+import ctypes
+import gc
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from math import inf
+from pathlib import Path
+
+import structlog
+
+from callgate.config.schema import Config
+from callgate.runtime.siblings import Siblings
+from callgate.telemetry import logs
+
+log = structlog.get_logger("callgate.server")
+
+BACKLOG = 2048
+FIRST_PAUSE = 1.0
+LONGEST_PAUSE = 30.0
+"""Seconds before a worker that died is started again: doubled each time, until one has lived for `SETTLED`."""
+SETTLED = 60.0
+LOOK_SECONDS = 0.02
+"""How often it is looked whether all of them serve, until they do."""
+CANNOT_START = frozenset({1, 2})
+"""Exit codes of a worker that would end so again."""
+ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
+SIGNALS = ENDING | {signal.SIGCHLD, signal.SIGHUP}
+_PR_SET_PDEATHSIG = 1
+
+
+def share_of(config: Config, place: int, count: int) -> Config:
+    """One worker's part of what protects the machine. What protects clients and providers of each other is counted in Redis."""
+
+    def part(whole: int) -> int:
+        return max(1, whole // count + (place < whole % count))
+
+    limits = config.limits.model_copy(
+        update={
+            name: part(getattr(config.limits, name))
+            for name in ("concurrent_requests", "tool_threads", "child_processes")
+        }
+    )
+    models = tuple(
+        entry if entry.concurrency is None else entry.model_copy(update={"concurrency": part(entry.concurrency)})
+        for entry in config.model_list
+    )
+    server = config.server.model_copy(update={"connections": part(config.server.connections)})
+    return config.model_copy(update={"limits": limits, "model_list": models, "server": server})
+
+
+class Workers:
+    """The parent of the workers."""
+
+    def __init__(
+        self,
+        work: Callable[[Siblings, socket.socket], int],
+        count: int,
+        address: socket.socket,
+        on_serving: Callable[[], None],
+    ) -> None:
+        """`work` is what a worker does from its beginning to its exit code; `address` is bound, and does not listen;
+        `on_serving` is called once all of them serve."""
+        self._work, self._address = work, address
+        self._on_serving: Callable[[], None] | None = on_serving
+        self._folder = Path(tempfile.mkdtemp(prefix="callgate-"))
+        self._siblings = Siblings(count, self._folder)
+        self._places: dict[int, int] = {}
+        """Of the running ones, by process id."""
+        self._began = [-inf] * count
+        self._pauses = [FIRST_PAUSE] * count
+        self._due = [-inf] * count
+        """When the worker of a place is to be started; `inf` while it runs."""
+        self._ending = False
+        self._worst = 0
+
+    def run(self) -> int:
+        """Until all have ended; the worst exit code of any."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            gc.freeze()  # what is there now is shared with the workers for as long as nobody touches it
+            while self._places or not self._ending:
+                self._start_due()
+                self._take(signal.sigtimedwait(SIGNALS, self._patience()))
+                self._bury()
+                if self._on_serving is not None and self._siblings.are_all:
+                    self._on_serving()
+                    self._on_serving = None
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            shutil.rmtree(self._folder, ignore_errors=True)
+        return self._worst
+
+    def _patience(self) -> float:
+        longest = LOOK_SECONDS if self._on_serving is not None else 1.0
+        return max(0.0, min(longest, min(self._due) - time.monotonic()))
+
+    def _start_due(self) -> None:
+        now = time.monotonic()
+        for place, due in enumerate(self._due):
+            if not self._ending and due <= now:
+                self._due[place], self._began[place] = inf, now
+                self._places[self._fork(place)] = place
+
+    def _fork(self, place: int) -> int:
+        logs.write_all()
+        child = os.fork()
+        if child:
+            return child
+        code = 1
+        try:
+            # The terminal's Ctrl-C is for the parent, which hands it on; and where the parent is killed, a worker drains.
+            os.setpgid(0, 0)
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            self._siblings.place = place
+            host, port = self._address.getsockname()[:2]
+            with bound_to(host, port, self._address.family) as listening:
+                listening.listen(BACKLOG)
+                code = self._work(self._siblings, listening)
+        except BaseException:
+            log.exception("worker_failed", worker=place)
+        finally:
+            logs.write_all()
+            os._exit(code)
+
+    def _take(self, taken: "signal.struct_siginfo | None") -> None:
+        if taken is None or taken.si_signo == signal.SIGCHLD:
+            return
+        if taken.si_signo != signal.SIGHUP:
+            self._ending = True
+        self._signal(taken.si_signo)
+
+    def _signal(self, number: int) -> None:
+        for process in self._places:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, number)
+
+    def _bury(self) -> None:
+        while self._places:
+            process, status = os.waitpid(-1, os.WNOHANG)
+            if not process:
+                return
+            place = self._places.pop(process, None)
+            if place is None:
+                continue
+            served = self._siblings.serves(place)
+            self._siblings.note(place, lives=False)
+            code = os.waitstatus_to_exitcode(status)
+            if not self._ending:
+                self._start_again(place, process, code)
+            elif served or -code not in ENDING:  # one that was still starting had nothing to end in order
+                self._worst = max(self._worst, 128 - code if code < 0 else code)
+
+    def _start_again(self, place: int, process: int, code: int) -> None:
+        lived = time.monotonic() - self._began[place]
+        if code in CANNOT_START and not self._siblings.have_served:
+            self._ending, self._worst = True, code  # it has said why, and the others would say the same
+            self._signal(signal.SIGTERM)
+            return
+        if lived >= SETTLED:
+            self._pauses[place] = FIRST_PAUSE
+        log.error("worker_died", worker=place, process=process, exit_code=code, lived_seconds=round(lived, 1), again_in=self._pauses[place])  # fmt: skip
+        self._due[place] = time.monotonic() + self._pauses[place]
+        self._pauses[place] = min(LONGEST_PAUSE, 2 * self._pauses[place])
+
+
+def bound_to(host: str, port: int, family: int) -> socket.socket:
+    """A socket that shares its port with others of ours, and takes no connection until it listens."""
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(host != "::"))
+        bound.bind((host, port))
+    except OSError:
+        bound.close()
+        raise
+    bound.setblocking(False)
+    return bound
