@@ -350,3 +350,12 @@ async def test_when_redis_is_back_it_counts_again(tmp_path: Path, monkeypatch: p
         reservation = await limiter.reserve("alice", allowance, Amount())
         assert reservation.headers["x-ratelimit-remaining-requests"] == "99"
         await limiter.close()
+
+
+@pytest.mark.anyio
+async def test_what_a_key_has_spent_of_its_budgets_can_be_asked(limiter: Limiter) -> None:
+    allowance = Allowance(budget_per_day=1.0)
+    before = await limiter.spent("alice")
+    await settled(limiter, await limiter.reserve("alice", allowance, Amount(nano=5)), Amount(nano=7))
+
+    assert (before, await limiter.spent("alice"), await limiter.spent("bob")) == ((0, 0), (7, 7), (0, 0))

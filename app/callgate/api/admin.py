@@ -5,8 +5,11 @@ from fastapi.responses import Response
 
 from callgate.api.errors import encode, envelope_schema
 from callgate.api.rights import caller_of, check_admin
+from callgate.auth.key_store import key_facts
+from callgate.auth.limits import NANO
 from callgate.config.problems import ConfigError
 from callgate.conversation.errors import ChatError
+from callgate.runtime.builders.access import key_entry
 from callgate.runtime.manager import RuntimeManager
 
 
@@ -29,5 +32,26 @@ def admin_routes(manager: RuntimeManager) -> APIRouter:
         except ConfigError as mistakes:
             raise ChatError(422, f"Nothing has changed. {mistakes}", code="config_invalid") from None
         return Response(encode({"object": "reload", **moved.facts()}), media_type="application/json")
+
+    @router.get(
+        "/admin/keys",
+        summary="Every key with its rights, its limits, and what it has spent of its budgets; no key and no hash",
+        responses={403: {"description": "This key may not.", **error}},
+    )
+    async def keys(request: Request) -> Response:
+        runtime, shared = manager.current, manager.shared
+        check_admin(runtime, caller_of(request, "admin"))
+        listed = [key_facts(key_entry(key)) for key in runtime.config.keys]
+        if shared.keys is not None:
+            listed += [key_facts(stored.entry, stored) for stored in shared.keys.all()]
+        for facts in listed:
+            has_budget = {"budget_per_day", "budget_per_month"} & facts["limits"].keys()
+            spent = await shared.limiter.spent(facts["name"]) if has_budget else None
+            facts["spent"] = None if spent is None else {"day": spent[0] / NANO, "month": spent[1] / NANO}
+        return Response(
+            encode({"object": "list", "data": listed}),
+            media_type="application/json",
+            headers={"cache-control": "no-store"},
+        )
 
     return router

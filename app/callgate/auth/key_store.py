@@ -188,6 +188,32 @@ class KeyStore:
         return bool(changed)
 
 
+def key_facts(entry: KeyEntry, stored: StoredKey | None = None) -> dict[str, Any]:
+    """A key for people. Neither it nor its hash is among the facts."""
+    limits = {name: value for name, value in dataclasses.asdict(entry.allowance).items() if value is not None}
+    return {
+        "name": entry.name,
+        "kept_in": "config" if stored is None else "store",
+        "models": list(entry.models),
+        "tools": list(entry.tools),
+        "approve": entry.approve,
+        "admin": entry.admin,
+        "see": entry.see,
+        "limits": limits,
+        "expires": written_moment(entry.expires_at),
+        "old_key_until": None
+        if entry.old_hash is None
+        else written_moment(entry.old_expires_at) or "9999-12-31T00:00:00Z",
+        "created_at": written_moment(stored.created_at if stored else None),
+        "revoked_at": written_moment(stored.revoked_at if stored else None),
+    }
+
+
+def written_moment(at: float | None) -> str | None:
+    """A moment as people and programs read it, in UTC."""
+    return None if at is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+
+
 def _make(path: Path) -> None:
     """Make the file whole or not at all: one that is there without its table was emptied, and is not an empty store."""
     fresh = path.with_suffix(f".{os.getpid()}")

@@ -98,6 +98,11 @@ class Limiter(Protocol):
         """Put what was really used in the place of the estimate. Once for each reservation."""
         ...
 
+    async def spent(self, key: str) -> tuple[int, int] | None:
+        """What a key has spent today and this month, in nanodollars; None where that cannot be known now. Only what counts
+        towards a budget is counted."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -291,6 +296,10 @@ class MemoryLimiter:
         account.tokens.correct(reservation.second, used.tokens - reservation.amount.tokens)
         # Booked where the estimate stood: a chat over midnight belongs to the day it began in.
         self._spend(reservation.key, account, used.nano - reservation.amount.nano, reservation.made_at)
+
+    async def spent(self, key: str) -> tuple[int, int] | None:
+        account, now = self._accounts.get(key), self._clock()
+        return (0, 0) if account is None else (account.spent.get(day_of(now), 0), account.spent.get(month_of(now), 0))
 
     async def close(self) -> None:
         """Nothing is open."""

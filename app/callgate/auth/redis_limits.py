@@ -24,6 +24,7 @@ from callgate.auth.limits import (
     Reservation,
     Standing,
     headers_of,
+    month_of,
     refusal,
 )
 from callgate.conversation.errors import ChatError
@@ -218,6 +219,14 @@ class RedisLimiter:
             self._stands_in.settle(reservation.local, used)
             return
         self._keep(self._settle_later(reservation, used))
+
+    async def spent(self, key: str) -> tuple[int, int] | None:
+        async def read(*, keys: list[str], args: list[str]) -> Any:
+            return await self._client.hmget(keys[0], args)
+
+        now = time.time()
+        found = await self._ask(read, key, [f"d:{int(now // 86_400)}", f"m:{month_of(now)}"])
+        return None if found is None else (int(found[0] or 0), int(found[1] or 0))
 
     async def close(self) -> None:
         if self._settling:

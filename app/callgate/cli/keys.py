@@ -16,8 +16,7 @@ import typer
 from callgate.cli.shared import WRONG, ConfigOption, JsonOption, count_keys, give_up, read_config
 
 if TYPE_CHECKING:
-    from callgate.auth.key_store import KeyStore, StoredKey
-    from callgate.auth.keys import KeyEntry
+    from callgate.auth.key_store import KeyStore
     from callgate.config.load import Loaded
     from callgate.config.schema import Key
 
@@ -98,13 +97,14 @@ def create(
 @keys.command("list")
 def list_keys(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Every key, of the config and of the store. The keys themselves are nowhere."""
+    from callgate.auth.key_store import key_facts
     from callgate.runtime.builders.access import key_entry
 
     loaded = read_config(config, without_variables=True).config
-    rows = [_row(key_entry(key), "config") for key in loaded.keys]
+    rows = [key_facts(key_entry(key)) for key in loaded.keys]
     if loaded.data_dir is not None:
         store = key_store(loaded.data_dir)
-        rows += [_row(stored.entry, "store", stored) for stored in store.all()]
+        rows += [key_facts(stored.entry, stored) for stored in store.all()]
         store.close()
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
@@ -166,8 +166,10 @@ def revoke(name: Names, config: ConfigOption = None) -> None:
 def _moment_after(text: str) -> str:
     """A moment that was given as one, or as the time until then."""
     if found := re.fullmatch(r"(\d{1,5})(h|d)", text):
+        from callgate.auth.key_store import written_moment
+
         seconds = int(found[1]) * (3600 if found[2] == "h" else 86_400)
-        return _moment(time.time() + seconds) or ""
+        return written_moment(time.time() + seconds) or ""
     return text
 
 
@@ -186,7 +188,9 @@ def _names_nothing(loaded: "Loaded", key: "Key") -> Iterator[str]:
 
 def _line(row: dict[str, Any]) -> str:
     """A key with every right that it has."""
-    now = _moment(time.time()) or ""
+    from callgate.auth.key_store import written_moment
+
+    now = written_moment(time.time()) or ""
     state = "revoked" if row["revoked_at"] else "expired" if (row["expires"] or "9") <= now else "active"
     parts = [f"{row['name']:<24} {row['kept_in']:<7} {state:<8}"]
     parts += [f"models={','.join(row['models'])}", f"tools={','.join(row['tools']) or '-'}"]
@@ -228,27 +232,3 @@ def key_store(folder: str) -> "KeyStore":
         return KeyStore(Path(folder))
     except (OSError, DamagedStore) as error:
         raise give_up(f"data_dir: {error}") from None
-
-
-def _row(entry: "KeyEntry", kept_in: str, stored: "StoredKey | None" = None) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    limits = {name: value for name, value in asdict(entry.allowance).items() if value is not None}
-    return {
-        "name": entry.name,
-        "kept_in": kept_in,
-        "models": list(entry.models),
-        "tools": list(entry.tools),
-        "approve": entry.approve,
-        "admin": entry.admin,
-        "see": entry.see,
-        "limits": limits,
-        "expires": _moment(entry.expires_at),
-        "old_key_until": None if entry.old_hash is None else _moment(entry.old_expires_at) or "9999-12-31T00:00:00Z",
-        "created_at": _moment(stored.created_at if stored else None),
-        "revoked_at": _moment(stored.revoked_at if stored else None),
-    }
-
-
-def _moment(at: float | None) -> str | None:
-    return None if at is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))

@@ -46,6 +46,7 @@ const STATES = {
   failed: ["✗", "failed"],
   client_left: ["⇥", "client left"],
   cut_off: ["✂", "cut off"],
+  stopped: ["■", "stopped"],
 };
 
 /** @param {string} state @returns {[string, string]} a mark and a word, so that no state is told by colour alone */
