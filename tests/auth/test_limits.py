@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from callgate.auth.limits import (
-    NANO,
     WINDOW,
     Allowance,
     Amount,
@@ -27,6 +26,7 @@ from callgate.auth.limits import (
 )
 from callgate.auth.redis_limits import PATIENCE, RedisLimiter
 from callgate.conversation.errors import ChatError
+from callgate.conversation.prices import NANO
 from tests.harness.needs import needs
 from tests.harness.redis import redis_server
 

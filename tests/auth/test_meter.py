@@ -1,9 +1,10 @@
 import pytest
 
 from callgate.auth.keys import Caller
-from callgate.auth.limits import NANO, Allowance, Amount, MemoryLimiter, OverLimit, Reservation
-from callgate.auth.meter import FREE, LONGEST_ANSWER, MOST_TOKENS, USUAL_ANSWER, Meter, Price
+from callgate.auth.limits import Allowance, Amount, MemoryLimiter, OverLimit, Reservation
+from callgate.auth.meter import LONGEST_ANSWER, USUAL_ANSWER, Meter
 from callgate.conversation.events import ChatEnded, Ending, EndingKind, TurnAccount, TurnEnded, TurnStarted
+from callgate.conversation.prices import FREE, MOST_TOKENS, NANO, Price
 
 pytestmark = pytest.mark.anyio
 

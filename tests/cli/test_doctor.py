@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from callgate.application import create_app
+from callgate.config.schema import Config
+from tests.harness.clients import http_client
 from tests.harness.configs import as_yaml, config_dict, make_config
 from tests.harness.process import ROOT
 from tests.harness.server import serve
-from tests.scripted_upstream import Upstream
+from tests.scripted_upstream import Reply, Upstream
 from tests.tools.kinds import RAW_MCP
 
 pytestmark = pytest.mark.anyio
@@ -101,6 +103,20 @@ async def test_models_are_listed_with_their_ways_and_nobody_is_asked(upstream: U
         ),
         "  No tools of this config are on offer to it: its entry has no `tools`.",
     ]
+
+
+async def test_a_running_server_says_which_models_are_left_alone(upstream: Upstream, tmp_path: Path) -> None:
+    upstream.script("m", [Reply(status=500)], repeat_last=True)
+    options = {"retries": 2, "retry_wait_seconds": 60, "cooldown_seconds": 60}
+    config = config_dict(upstream.url, upstream=options, server={"first_chunk_seconds": 60})
+    async with serve(create_app(Config.model_validate(config))) as url, http_client(url) as client:
+        await client.post("/v1/chat/completions", json={"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+        _, out = await callgate("models", "--json", "--url", url, config=config, folder=tmp_path)
+        _, table = await callgate("models", "--url", url, config=config, folder=tmp_path)
+    [row] = json.loads(out)
+    assert (row["name"], row["lane"], row["host"]) == ("m", "direct", upstream.root.removeprefix("http://"))
+    assert 0 < row["cooldown_seconds"] <= 60
+    assert "left alone for" in table.splitlines()[1]
 
 
 async def test_why_litellm_carries_a_model_is_said(upstream: Upstream, tmp_path: Path) -> None:

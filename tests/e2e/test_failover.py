@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
 from callgate.application import create_app
+from callgate.auth.keys import mint_key
 from callgate.config.schema import Config
 from tests.harness.clients import http_client
 from tests.harness.configs import config_dict
@@ -131,3 +132,68 @@ async def test_failures_of_requests_that_pass_through_are_seen_too(upstream: Ups
         ("m", "openai/m", "upstream_overloaded"): 1,
         ("m", "openai/good", "answered"): 1,
     }
+
+
+async def test_a_model_says_which_of_its_deployments_are_left_alone_and_so_do_the_metrics(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(status=500)], repeat_last=True)
+    upstream.script("good", [Reply(text="hi")])
+    async with serving(upstream, upstream={"cooldown_seconds": 60}) as client:
+        before = (await client.get("/v1/models/m")).json()["x_callgate"]["deployments"]
+        await report_of(client)
+        [dead] = (await client.get("/v1/models/m")).json()["x_callgate"]["deployments"]
+        metrics = (await client.get("/metrics")).text
+    left = [line for line in metrics.splitlines() if line.startswith("callgate_upstream_cooldown_seconds{")]
+    assert [each["cooldown_seconds"] for each in before] == [0]
+    assert (dead["deployment"], dead["lane"], dead["host"]) == (
+        "openai/m",
+        "direct",
+        upstream.root.removeprefix("http://"),
+    )
+    assert 0 < dead["cooldown_seconds"] <= 60
+    assert {'model="m"' in line: float(line.rpartition(" ")[2]) > 0 for line in left} == {True: True, False: False}
+
+
+PRICED = {"model_info": {"input_cost_per_token": 1e-6, "output_cost_per_token": 2e-6}}
+SPENT = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+
+
+@BOTH
+async def test_the_diagnostics_say_what_was_asked_and_what_it_cost(upstream: Upstream, stream: bool) -> None:
+    upstream.script("m", [Reply(calls=ADD.calls, usage=SPENT), Reply(text="5", usage=SPENT)])
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    async with serving(upstream, entry=PRICED) as client:
+        client.headers["traceparent"] = f"00-{trace}-00f067aa0ba902b7-01"
+        report = await report_of(client, stream=stream)
+        run = (await client.get(f"/v1/runs/{report['run']}")).json()
+    assert [turn["cost"] for turn in report["turns"]] == [0.00002] * 2
+    assert [turn["usage"]["total_tokens"] for turn in report["turns"]] == [15, 15]
+    [call] = report["turns"][0]["calls"]
+    assert json.loads(call["arguments"]) == {"a": 2, "b": 3}
+    assert report["ms"] >= sum(turn["ms"] for turn in report["turns"])
+    assert (run["cost"], run["tokens_in"], run["tokens_out"], run["trace_id"]) == (0.00004, 20, 10, trace)
+    assert run["process"]
+
+
+async def test_a_key_that_may_not_see_runs_is_not_shown_what_was_asked_nor_where(upstream: Upstream) -> None:
+    upstream.script("m", [ADD, Reply(text="5")])
+    key, hashed = mint_key()
+    async with serving(upstream, auth="keys", keys=[{"name": "alice", "hash": hashed}]) as client:
+        client.headers["authorization"] = f"Bearer {key}"
+        report = await report_of(client)
+        model = (await client.get("/v1/models/m")).json()["x_callgate"]
+    assert "arguments" not in report["turns"][0]["calls"][0]
+    assert upstream.root.removeprefix("http://") not in json.dumps([report, model])
+
+
+async def test_what_a_failed_chat_used_is_counted_and_its_end_too(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(calls=ADD.calls, usage=SPENT), Reply(status=400)])
+    async with serving(upstream) as client:
+        failed = await client.post("/v1/chat/completions", json=ASK)
+        [run] = (await client.get("/v1/runs")).json()["data"]
+        whole = (await client.get(f"/v1/runs/{run['id']}")).json()
+        metrics = (await client.get("/metrics")).text
+    assert failed.status_code == 400
+    assert (run["state"], run["tokens_in"]) == ("failed", 10)
+    assert whole["events"][-1]["kind"] == "failed"
+    assert 'callgate_tokens_total{kind="prompt",model="m"} 10.0' in metrics
+    assert 'callgate_chats_total{ending="failed",finish_reason="",model="m"} 1.0' in metrics

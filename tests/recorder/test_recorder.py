@@ -36,7 +36,9 @@ CALL = ReadyCall("call_1", "clock", {"zone": "planted-secret"}, '{"zone": "plant
 BROKEN = BrokenCall("call_2", "send", Flaw.TRUNCATED, '{"to": "bo')
 EVENTS = (
     TurnStarted(0),
-    TurnEnded(0, TurnAccount(("stop",), (), (CALL,), (), (BROKEN,), {"prompt_tokens": 7}, 0.25)),
+    TurnEnded(
+        0, TurnAccount(("stop",), (), (CALL,), (), (BROKEN,), {"prompt_tokens": 7, "completion_tokens": 3}, 0.25)
+    ),
     CallStarted(0, CALL, writes=False),
     CallEnded(0, CALL, Returned("it is noon, planted-secret"), 0.125),
     ChatEnded(Ending(EndingKind.ANSWERED, "stop"), {"prompt_tokens": 7, "completion_tokens": 3}),

@@ -11,11 +11,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from callgate.auth.keys import ANONYMOUS
-from callgate.auth.meter import Price
 from callgate.config.load import Loaded, load
 from callgate.config.problems import ConfigError
 from callgate.config.schema import Config
 from callgate.conversation.errors import ChatError
+from callgate.conversation.prices import Price
 from callgate.runtime.builders.errors import BadEntry
 from callgate.runtime.builders.models import model_entries
 from callgate.runtime.manager import RuntimeManager
@@ -346,8 +346,8 @@ async def test_all_names_of_a_wildcard_share_its_places():
 async def test_the_prices_of_a_wildcard_hold_for_every_name_and_made_up_names_are_not_remembered_for_ever():
     async with RuntimeManager(config(model_list=[WILD])) as manager:
         for number in range(2100):
-            assert await manager.current._price(f"any/{number}") == Price(0.5, 2.0, None)
-        assert len(manager.current._prices) <= 1024
+            assert await manager.current.prices.of(f"any/{number}") == Price(0.5, 2.0, None)
+        assert len(manager.current.prices._known) <= 1024
 
 
 async def test_keys_that_a_reload_brings_to_a_keyless_server_are_logged():

@@ -6,9 +6,9 @@ from fastapi.responses import Response
 from callgate.api.errors import encode, envelope_schema
 from callgate.api.rights import caller_of, check_admin
 from callgate.auth.key_store import key_facts
-from callgate.auth.limits import NANO
 from callgate.config.problems import ConfigError
 from callgate.conversation.errors import ChatError
+from callgate.conversation.prices import NANO
 from callgate.runtime.builders.access import key_entry
 from callgate.runtime.manager import RuntimeManager
 

@@ -19,7 +19,16 @@ from callgate.auth.keys import Caller
 from callgate.auth.meter import Meter
 from callgate.conversation.diagnosis import Diagnosis
 from callgate.conversation.errors import ChatError, SeparateChoices
-from callgate.conversation.events import CallsHandedBack, CallStarted, ChatEvent, Ending, TurnEnded, TurnStarted
+from callgate.conversation.events import (
+    CANCELLED,
+    CallsHandedBack,
+    CallStarted,
+    ChatEvent,
+    ChatFailed,
+    Ending,
+    TurnEnded,
+    TurnStarted,
+)
 from callgate.conversation.hidden_history import without_repeats
 from callgate.conversation.ids import new_id
 from callgate.conversation.listeners import Handlers, Listener, handlers_of
@@ -89,10 +98,8 @@ class Conversation:
         self._is_replay = False
         self._recorded_tools: Toolbox | None = None
         self.recording: RunRecording | None = None
-        sees = runtime.may_see(caller)
-        self.diagnoses = [Diagnosis(run_id, route.warnings, sees=sees)]
-        if request.n > 1:
-            self.diagnoses = [Diagnosis(run_id, route.warnings, sees=sees) for _ in range(request.n)]
+        sees, price = runtime.may_see(caller), runtime.prices.at_hand
+        self.diagnoses = [Diagnosis(run_id, route.warnings, sees=sees, price=price) for _ in range(request.n)]
 
     def replay(self, tools: Toolbox | None) -> None:
         """Have a recorded run asked again: with the tools of the recording, or, without them, with ours, where a person is
@@ -193,17 +200,26 @@ class Conversation:
             rules = replace(rules, emit_fragments=True)
         if request.max_calls is not None:
             rules = replace(rules, max_calls=request.max_calls)
-        if may_pass_through:
-            ending = await converse(
-                passed_through(request),
-                model,
-                clients_toolbox(lambda: request.tools),
-                emit_to_listeners(listeners, emit),
-                new_id=new_call_id,
-                rules=rules,
-            )
-        else:
-            ending = await self._with_tools(model, listeners, emit, rules)
+        try:
+            if may_pass_through:
+                ending = await converse(
+                    passed_through(request),
+                    model,
+                    clients_toolbox(lambda: request.tools),
+                    emit_to_listeners(listeners, emit),
+                    new_id=new_call_id,
+                    rules=rules,
+                )
+            else:
+                ending = await self._with_tools(model, listeners, emit, rules)
+        except SeparateChoices:
+            raise  # nothing has happened yet
+        except BaseException as failure:
+            reason = failure.code or failure.type if isinstance(failure, ChatError) else "server_error"
+            failed = ChatFailed(CANCELLED if isinstance(failure, asyncio.CancelledError) else reason)
+            for listener in listeners:
+                listener.handle(failed)
+            raise
         notes = self._context.notes
         notes["ending"] = str(ending.kind)
         if ending.note:

@@ -1,5 +1,6 @@
 """What a request hands to the recorder: a run where a tool of ours is on offer, and otherwise a row if it failed."""
 
+import re
 from hashlib import sha256
 
 import msgspec
@@ -40,12 +41,22 @@ def begin(
         stream=request.stream,
         choices=request.n,
         route=context.route,
+        trace_id=trace_id_in(context.headers.get("traceparent", "")),
         replay_of=context.ids.get("replay_of", ""),
     )
     recording = runtime.begin_recording(row, content=wants_content)
     if recording.policy.content_bytes is not None:
         recording.say("request", _as_json(request))
     return recording
+
+
+def trace_id_in(traceparent: str) -> str:
+    """The id of the trace that a request is part of; empty where it names none."""
+    found = _TRACEPARENT.fullmatch(traceparent)
+    return found[1] if found and found[1].strip("0") else ""
+
+
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 
 
 def end(

@@ -38,6 +38,7 @@ from callgate.api.responses.routes import response_routes
 from callgate.api.runs import run_routes
 from callgate.api.tools import tool_routes
 from callgate.api.usage import usage_routes
+from callgate.auth.keys import Caller
 from callgate.conversation.errors import ChatError
 from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.runtime import Runtime
@@ -115,7 +116,7 @@ def _models(manager: RuntimeManager) -> APIRouter:
         manager.current.check_model(model, caller)
         if VERSION in request.headers:
             return _json(model_card(model, manager.opened_at))
-        return _json(_model(manager, model) | _how_it_calls(manager.current, model))
+        return _json(_model(manager, model) | _how_it_is_asked(manager.current, model, caller))
 
     return router
 
@@ -156,14 +157,12 @@ def _model(manager: RuntimeManager, name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": manager.opened_at, "owned_by": "callgate"}
 
 
-def _how_it_calls(runtime: Runtime, name: str) -> dict[str, Any]:
-    """How each deployment is asked for its calls: null while nobody had to find out."""
+def _how_it_is_asked(runtime: Runtime, name: str, caller: Caller) -> dict[str, Any]:
+    """How each deployment is reached, how it is asked for its calls (null while nobody had to find out), and how it fares."""
     if not runtime.diagnostics:
         return {}
-    ways = [
-        choice and {"format": choice.format, "decided_by": choice.decided_by} for choice in runtime.tool_calling(name)
-    ]
-    return {"x_callgate": {"tool_calling": ways}}
+    deployments = runtime.deployments(name, with_hosts=runtime.may_see(caller))
+    return {"x_callgate": {"tool_calling": [each["tool_calling"] for each in deployments], "deployments": deployments}}
 
 
 def _json(value: Any, status: int = 200) -> Response:

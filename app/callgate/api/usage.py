@@ -41,7 +41,7 @@ def usage_routes(manager: RuntimeManager) -> APIRouter:
         except StoreUnusable as failure:
             raise ChatError(503, f"What was used cannot be read: {failure}", code="usage_unreadable") from failure
         mine = [each for each in used if only in (None, each.key)]
-        prices = {model: await runtime.price_of(model) for model in {each.model for each in mine}}
+        prices = {model: await runtime.prices.of(model) for model in {each.model for each in mine}}
         return Response(
             encode({"object": "list", "since": since, "by": by, "data": grouped(mine, by, prices)}),
             media_type="application/json",

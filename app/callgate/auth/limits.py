@@ -13,12 +13,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol
 
 from callgate.conversation.errors import ChatError
+from callgate.conversation.prices import NANO
 
 WINDOW: Final = 60
 KEPT_PERIODS: Final = 8
 """Days and months of which is known what was spent: more than one of each, because a clock that was set wrong comes back."""
-NANO: Final = 1_000_000_000
-"""Money is counted in whole billionths of a dollar: the cheapest token costs some fifty of them, and sums stay exact."""
 
 
 @dataclass(frozen=True, slots=True)

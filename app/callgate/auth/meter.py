@@ -1,14 +1,14 @@
 """What one chat takes from its key's allowance: an estimate when it begins, and what it really came to when it ends."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
 from callgate.auth.keys import Caller
-from callgate.auth.limits import NANO, Amount, Limiter, OverLimit, Reservation
+from callgate.auth.limits import Amount, Limiter, OverLimit, Reservation
 from callgate.conversation.events import ChatEnded, TurnEnded, TurnStarted
 from callgate.conversation.listeners import Handlers, Listener
+from callgate.conversation.prices import Price, counted
 from callgate.conversation.usage import add_usage
 
 BYTES_PER_TOKEN: Final = 4
@@ -17,27 +17,6 @@ USUAL_ANSWER: Final = 1024
 """Tokens reserved for an answer of which the request says no maximum."""
 LONGEST_ANSWER: Final = 1_000_000
 """Nobody's model answers with more; a client may ask for any number."""
-MOST_TOKENS: Final = 1_000_000_000
-"""Nor does any count of a provider's mean more than this: such a number is a mistake, and would not fit where it is kept."""
-
-
-@dataclass(frozen=True, slots=True)
-class Price:
-    """US dollars for one token."""
-
-    prompt: float = 0.0
-    completion: float = 0.0
-    cached: float | None = None
-    """For a token of the prompt that the provider had kept; the usual price where None."""
-
-    def of(self, prompt: int, completion: int, cached: int = 0) -> int:
-        """What so many tokens cost, in nanodollars."""
-        kept = self.prompt if self.cached is None else self.cached
-        cached = min(cached, prompt)
-        return round(((prompt - cached) * self.prompt + cached * kept + completion * self.completion) * NANO)
-
-
-FREE: Final = Price()
 
 
 class Tally(Listener):
@@ -132,15 +111,8 @@ class Meter:
     def _used(self, tally: Tally) -> Amount:
         """What was counted. A turn without an end was paid for all the same: it counts as estimated."""
         usage = tally.usage
-        prompt, completion = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
-        details = usage.get("prompt_tokens_details")
-        cached = _count(details, "cached_tokens") if isinstance(details, Mapping) else 0
-        used = Amount(prompt + completion, self._price.of(prompt, completion, cached))
+        tokens = counted(usage, "prompt_tokens") + counted(usage, "completion_tokens")
+        used = Amount(tokens, self._price.of_usage(usage))
         if tally.is_partial:
             return Amount(used.tokens + self._each.tokens, used.nano + self._each.nano)
         return used
-
-
-def _count(usage: Mapping[str, Any], name: str) -> int:
-    value = usage.get(name)
-    return min(value, MOST_TOKENS) if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

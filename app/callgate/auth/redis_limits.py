@@ -15,7 +15,6 @@ from typing import Any, Final, Literal
 import structlog
 
 from callgate.auth.limits import (
-    NANO,
     Allowance,
     Amount,
     Limiter,
@@ -28,6 +27,7 @@ from callgate.auth.limits import (
     refusal,
 )
 from callgate.conversation.errors import ChatError
+from callgate.conversation.prices import NANO
 
 PATIENCE: Final = 0.25
 """Seconds for Redis to answer. A request waits for it."""

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
 
 import typer
 
+from callgate.cli.server_client import KeyOption, UrlOption, asked
 from callgate.cli.shared import ConfigOption, JsonOption, give_up, read_config
 
 if TYPE_CHECKING:
@@ -15,19 +17,30 @@ if TYPE_CHECKING:
     from callgate.upstream.resolve import ModelEntry
 
 
-def models(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """The models: where each is, how it will be asked for tool calls, and why. Nobody is asked anything."""
-    loaded = read_config(config)
-    rows = asyncio.run(_rows(loaded))
+def models(
+    config: ConfigOption = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Ask a running server, which also knows how each fares.")
+    ] = False,
+    url: UrlOption = None,
+    key: KeyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The models: where each is, how it will be asked for tool calls, and why. No provider is asked anything."""
+    rows = _live(url, key) if live or url else asyncio.run(_rows(read_config(config)))
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    table = [("NAME", "LANE", "TOOL CALLING", "HOST"), *(_cells(row) for row in rows)]
-    widths = [max(len(line[column]) for line in table) for column in range(4)]
+    names = ("NAME", "LANE", "TOOL CALLING", "HOST", *(("STATE",) if live or url else ()))
+    table = [names, *(_cells(row)[: len(names)] for row in rows)]
+    widths = [max(len(line[column]) for line in table) for column in range(len(names))]
     for line in table:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
     for row in rows:
-        typer.echo(f"\n{row['name']} ({row['model']})\n" + "\n".join(f"  {sentence}" for sentence in row["in_words"]))
+        if "in_words" in row:
+            typer.echo(
+                f"\n{row['name']} ({row['model']})\n" + "\n".join(f"  {sentence}" for sentence in row["in_words"])
+            )
 
 
 def entries_of(loaded: "Loaded") -> "list[ModelEntry]":
@@ -106,6 +119,29 @@ async def _rows(loaded: "Loaded") -> list[dict[str, Any]]:
     return [await row_of(entry) for entry in entries_of(loaded)]
 
 
-def _cells(row: dict[str, Any]) -> tuple[str, str, str, str]:
+def _live(url: str | None, key: str | None) -> list[dict[str, Any]]:
+    """What a running server says of its models."""
+    rows: list[dict[str, Any]] = []
+    for listed in asked("GET", "/v1/models", url, key)["data"]:
+        shown = asked("GET", f"/v1/models/{quote(listed['id'])}", url, key)
+        for each in shown.get("x_callgate", {}).get("deployments", ()):
+            calling = each["tool_calling"] or {"format": "auto", "decided_by": None}
+            rows.append(
+                {
+                    "name": listed["id"],
+                    "model": each["deployment"],
+                    "lane": each["lane"],
+                    "why_litellm": each.get("why"),
+                    "tool_calling": calling["format"],
+                    "decided_by": calling["decided_by"],
+                    "host": each.get("host"),
+                    "cooldown_seconds": each["cooldown_seconds"],
+                }
+            )
+    return rows
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, str, str, str, str]:
     calling = "found out at first use" if row["decided_by"] is None else row["tool_calling"]
-    return row["name"], row["lane"], calling, row["host"] or "-"
+    seconds = row.get("cooldown_seconds")
+    return row["name"], row["lane"], calling, row["host"] or "-", f"left alone for {seconds} s" if seconds else "in use"

@@ -3,11 +3,12 @@
 A listener like any other. It keeps previews only of what broken calls said, because those are seen nowhere else.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from callgate.calls.outcome import Failed
-from callgate.calls.states import BrokenCall, ReadyCall
+from callgate.calls.outcome import Failed, Returned
+from callgate.calls.states import BrokenCall, Call, ReadyCall
 from callgate.conversation.events import (
     BEFORE_ALL_TURNS,
     NOT_RUN_SHOWN,
@@ -19,6 +20,7 @@ from callgate.conversation.events import (
     TurnEnded,
 )
 from callgate.conversation.listeners import Handlers, Listener
+from callgate.conversation.prices import NANO, Price
 
 PREVIEW_CHARS = 200
 """Enough to see what was cut; an argument text may be megabytes."""
@@ -27,9 +29,20 @@ PREVIEW_CHARS = 200
 class Diagnosis(Listener):
     """Follows a chat, and reports at any time what is known of it."""
 
-    def __init__(self, run_id: str, warnings: Sequence[str] = (), *, sees: bool = False) -> None:
-        """`sees`: whether the report is for somebody who may see runs."""
+    def __init__(
+        self,
+        run_id: str,
+        warnings: Sequence[str] = (),
+        *,
+        sees: bool = False,
+        price: Callable[[Responder], Price | None] = lambda by: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`sees`: whether the report is for somebody who may see runs. `price`: what who answers costs, if that is known."""
         self.run_id = run_id
+        self._price = price
+        self._clock = clock
+        self._began = clock()
         self._sees = sees
         self._warnings = warnings
         self._events: list[TurnEnded | ChatEnded] = []
@@ -48,7 +61,9 @@ class Diagnosis(Listener):
 
     def _call_ended(self, event: CallEnded) -> None:
         word = str(event.outcome.kind) if isinstance(event.outcome, Failed) else "returned"
-        outcome = {"outcome": word, "ms": _milliseconds(event.seconds)}
+        outcome: dict[str, Any] = {"outcome": word, "ms": _milliseconds(event.seconds)}
+        if isinstance(event.outcome, Returned) and event.outcome.cut_bytes:
+            outcome["cut_bytes"] = event.outcome.cut_bytes
         if event.turn == BEFORE_ALL_TURNS:
             self._recovered.append({"id": event.call.id, "name": event.call.name, **outcome})
         else:
@@ -74,6 +89,7 @@ class Diagnosis(Listener):
                     report["ending"] = str(ending.kind)
                     if ending.note:
                         report["note"] = ending.note
+        report["ms"] = _milliseconds(self._clock() - self._began)
         if self._recovered:
             report["recovered"] = self._recovered
         if self._attempts:
@@ -81,19 +97,11 @@ class Diagnosis(Listener):
         return report
 
     def _turn(self, index: int, answer: TurnAccount) -> dict[str, Any]:
-        rows: list[dict[str, Any]] = []
-        for owner, calls in (("house", answer.run), ("client", answer.handed_back), (None, answer.broken)):
-            for call in calls:
-                row: dict[str, Any] = {"id": call.id, "name": call.name}
-                if isinstance(call, BrokenCall):
-                    row |= {"verdict": "broken", "flaw": str(call.flaw), "arguments": call.text[:PREVIEW_CHARS]}
-                else:
-                    row["verdict"] = "ready"
-                if owner:
-                    row["owner"] = owner
-                if isinstance(call, ReadyCall) and call.findings:
-                    row["repairs"] = [str(finding) for finding in call.findings]
-                rows.append(row | self._outcomes.get((index, call.id), {}))
+        rows = [
+            self._call(call, owner) | self._outcomes.get((index, call.id), {})
+            for owner, calls in (("house", answer.run), ("client", answer.handed_back), (None, answer.broken))
+            for call in calls
+        ]
         turn: dict[str, Any] = {
             "finish_reason": answer.reasons[-1] if answer.reasons else None,
             "findings": list(map(str, answer.findings)),
@@ -105,6 +113,8 @@ class Diagnosis(Listener):
         turn |= self._who(answer.by)
         if answer.usage:
             turn["usage"] = answer.usage
+            if (price := self._price(answer.by)) is not None:
+                turn["cost"] = price.of_usage(answer.usage) / NANO
         if len(answer.reasons) > 1:
             turn["finish_reasons"] = list(answer.reasons)
         if not answer.reason_is_raw:
@@ -114,6 +124,20 @@ class Diagnosis(Listener):
         if answer.not_run:
             turn["not_run"] = [{"name": call.name, "reason": call.reason} for call in answer.not_run[:NOT_RUN_SHOWN]]
         return turn
+
+    def _call(self, call: Call, owner: str | None) -> dict[str, Any]:
+        row: dict[str, Any] = {"id": call.id, "name": call.name}
+        if isinstance(call, BrokenCall):
+            row |= {"verdict": "broken", "flaw": str(call.flaw), "arguments": call.text[:PREVIEW_CHARS]}
+        else:
+            row["verdict"] = "ready"
+            if self._sees:
+                row["arguments"] = call.text[:PREVIEW_CHARS]
+        if owner:
+            row["owner"] = owner
+        if isinstance(call, ReadyCall) and call.findings:
+            row["repairs"] = [str(finding) for finding in call.findings]
+        return row
 
     def _shown(self, attempt: Attempt) -> dict[str, Any]:
         shown = {"turn": attempt.turn, "attempt": attempt.number, **self._who(attempt.by)}

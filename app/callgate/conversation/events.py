@@ -229,8 +229,9 @@ class Responder(msgspec.Struct, frozen=True, gc=False):
     """What litellm calls it: `provider/model`."""
     host: str = ""
     """Where it is; empty where only a library between us and the provider knows."""
+    counted_model: str = ""
     counted_as: str = ""
-    """What it may be counted under: of the many deployments that a wildcard stands for, one."""
+    """What model and deployment may be counted under: of the many that a wildcard stands for, one."""
 
 
 NOBODY = Responder()
@@ -362,6 +363,16 @@ class ChatEnded(msgspec.Struct, frozen=True, gc=False):
     """Its message stands in no history yet."""
 
 
+CANCELLED = "cancelled"
+
+
+class ChatFailed(msgspec.Struct, frozen=True, gc=False):
+    """A chat came to no ending: an error, or nobody waits for it any more. Emitted to listeners alone."""
+
+    reason: str
+    """The code of the error, or `cancelled`: its client left, its time was over, or the server stops."""
+
+
 ChatEvent: TypeAlias = (
     TurnStarted
     | Passed
@@ -373,4 +384,5 @@ ChatEvent: TypeAlias = (
     | Attempt
     | CallsHandedBack
     | ChatEnded
+    | ChatFailed
 )

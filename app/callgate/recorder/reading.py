@@ -17,16 +17,26 @@ from callgate.conversation.events import (
     CallStarted,
     ChatEnded,
     ChatEvent,
+    ChatFailed,
     Responder,
+    TurnAccount,
     TurnEnded,
     TurnStarted,
 )
+from callgate.conversation.prices import NANO, Price, counted
 from callgate.recorder.row import Kept, Recording, RunEvent, RunRow
 
 Seen: TypeAlias = tuple[float, int, ChatEvent]
 """An event, when it happened (seconds since the run began), and in which choice."""
 Mask: TypeAlias = Callable[[str], str]
 """Masks the secrets in a text."""
+PriceOf: TypeAlias = Callable[[Responder], Price | None]
+"""What who answers costs, as far as it is known without asking anybody."""
+
+
+def no_price(by: Responder) -> Price | None:
+    return None
+
 
 WIRE: Final = "wire."
 """What the names of bodies of providers' answers begin with. They are there for people: nothing is done again from them."""
@@ -40,10 +50,13 @@ MASKED_BEYOND: Final = 16 * 1024
 class RunReader:
     """Reads the events of one run, in order."""
 
-    def __init__(self, row: RunRow, mask: Mask, content_bytes: int | None) -> None:
+    def __init__(self, row: RunRow, mask: Mask, content_bytes: int | None, price: PriceOf = no_price) -> None:
         """`content_bytes`: how much of each text is kept; None keeps none of them."""
         self._row = msgspec.structs.replace(row)
         self._mask = mask
+        self._price = price
+        self._nano: int | None = 0
+        """What it cost so far; None once a price was not known."""
         self._most = content_bytes
         self._events: list[RunEvent] = []
         self.content: dict[str, str] = {}
@@ -99,8 +112,6 @@ class RunReader:
             row.first_seconds = round(max(self._at - answer.seconds, 0.0) + answer.first_seconds, 6)
         row.calls += len(answer.run) + len(answer.handed_back)
         row.broken_calls += len(answer.broken)
-        if answer.reasons:
-            row.finish_reason = row.finish_reason or ""
         calls = [
             *(self._call(call, "server", choice) for call in answer.run),
             *(self._call(call, "client", choice) for call in answer.handed_back),
@@ -118,6 +129,8 @@ class RunReader:
             "first_seconds": round(answer.first_seconds, 6),
             **_by(answer.by),
         }
+        if answer.usage:
+            facts |= self._spend(answer)
         if not answer.reason_is_raw:
             facts["finish_reason_rewritten"] = True
         return "turn_ended", event.turn, facts
@@ -176,6 +189,18 @@ class RunReader:
             facts["anyway"] = True
         return "attempt", event.turn, facts
 
+    def _spend(self, answer: TurnAccount) -> dict[str, Any]:
+        row, usage = self._row, answer.usage or {}
+        row.tokens_in += counted(usage, "prompt_tokens")
+        row.tokens_out += counted(usage, "completion_tokens")
+        row.tokens_cached += counted(usage.get("prompt_tokens_details"), "cached_tokens")
+        row.tokens_reasoning += counted(usage.get("completion_tokens_details"), "reasoning_tokens")
+        price = self._price(answer.by)
+        nano = None if price is None else price.of_usage(usage)
+        self._nano = None if nano is None or self._nano is None else self._nano + nano
+        row.cost = None if self._nano is None else self._nano / NANO
+        return {} if nano is None else {"cost": nano / NANO}
+
     def _count_attempts(self, choice: int, turn: int, number: int) -> None:
         self._attempts[choice, turn] = max(number, self._attempts.get((choice, turn), 0))
         self._row.attempts = sum(self._attempts.values())
@@ -186,12 +211,10 @@ class RunReader:
     def _chat_ended(self, event: ChatEnded, choice: int) -> tuple[str, None, Mapping[str, Any]]:
         ending, row = event.ending, self._row
         row.state, row.finish_reason = str(ending.kind), ending.finish_reason
-        usage = event.usage or {}
-        row.tokens_in += _count(usage.get("prompt_tokens"))
-        row.tokens_out += _count(usage.get("completion_tokens"))
-        row.tokens_cached += _count(_detail(usage, "prompt_tokens_details", "cached_tokens"))
-        row.tokens_reasoning += _count(_detail(usage, "completion_tokens_details", "reasoning_tokens"))
         return "ended", None, {"ending": str(ending.kind), "finish_reason": ending.finish_reason, "note": ending.note}
+
+    def _chat_failed(self, event: ChatFailed, choice: int) -> tuple[str, None, Mapping[str, Any]]:
+        return "failed", None, {"reason": event.reason}
 
 
 _READERS: Final[Mapping[type, Callable[[RunReader, Any, int], tuple[str, int | None, Mapping[str, Any]]]]] = {
@@ -203,6 +226,7 @@ _READERS: Final[Mapping[type, Callable[[RunReader, Any, int], tuple[str, int | N
     Attempt: RunReader._attempt,  # noqa: SLF001
     CallsHandedBack: RunReader._handed_back,  # noqa: SLF001
     ChatEnded: RunReader._chat_ended,  # noqa: SLF001
+    ChatFailed: RunReader._chat_failed,  # noqa: SLF001
 }
 
 
@@ -215,18 +239,16 @@ def _by(by: Responder) -> dict[str, Any]:
     return {"model": by.model, "deployment": by.deployment, "host": by.host}
 
 
-def _detail(usage: Mapping[str, Any], details: str, name: str) -> Any:
-    found = usage.get(details)
-    return found.get(name) if isinstance(found, Mapping) else None
-
-
-def _count(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
-
-
-def recorded(row: RunRow, seen: Sequence[Seen], said: Mapping[str, str], mask: Mask, most: int | None) -> Recording:
+def recorded(
+    row: RunRow,
+    seen: Sequence[Seen],
+    said: Mapping[str, str],
+    mask: Mask,
+    most: int | None,
+    price: PriceOf = no_price,
+) -> Recording:
     """The recording of a run: its row as far as the request knows it, its events, and texts beside those of the events."""
-    reader = RunReader(row, mask, most)
+    reader = RunReader(row, mask, most, price)
     for part, text in said.items():
         reader.say(part, text)
     reader.feed(seen)

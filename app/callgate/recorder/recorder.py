@@ -4,7 +4,9 @@ it, masks what is kept of its texts, and writes them in batches.
 
 import asyncio
 import contextlib
+import os
 import queue
+import socket
 import threading
 import time
 from collections import OrderedDict, deque
@@ -23,13 +25,14 @@ from callgate.conversation.events import (
     CallStarted,
     ChatEnded,
     ChatEvent,
+    ChatFailed,
     TurnEnded,
     TurnStarted,
 )
 from callgate.conversation.listeners import Handlers, Listener
 from callgate.conversation.ports import Message, TurnModel
 from callgate.recorder.model import RecordedModel
-from callgate.recorder.reading import WIRE, Mask, RunReader, Seen, recorded
+from callgate.recorder.reading import WIRE, Mask, PriceOf, RunReader, Seen, no_price, recorded
 from callgate.recorder.row import Kept, Recording, RunEvent, RunRow, Usage
 from callgate.recorder.store import FILE, RunFilter, RunStore, StoreUnusable, day_of
 
@@ -81,11 +84,12 @@ class Asked(Protocol):
 class RunRecording:
     """One run while it is under way."""
 
-    __slots__ = ("began", "is_deleted", "policy", "row", "said", "seen", "watchers", "weight")
+    __slots__ = ("began", "is_deleted", "policy", "price", "row", "said", "seen", "watchers", "weight")
 
-    def __init__(self, row: RunRow, policy: RecordPolicy) -> None:
+    def __init__(self, row: RunRow, policy: RecordPolicy, price: PriceOf) -> None:
         self.row = row
         self.policy = policy
+        self.price = price
         self.began = time.monotonic()
         self.seen: list[Seen] = []
         self.said: dict[str, str] = {}
@@ -105,6 +109,7 @@ class RunRecording:
         """A text that is to be kept, where texts are."""
         if self.policy.content_bytes is not None:
             self.said[part] = text
+            self.weight += len(text)
 
 
 class RunListener(Listener):
@@ -123,19 +128,31 @@ class RunListener(Listener):
         for watcher in recording.watchers:
             watcher.put_nowait(seen)
 
-    handlers: ClassVar[Handlers] = dict.fromkeys(
-        (
-            TurnStarted,
-            TurnEnded,
-            CallStarted,
-            CallProgress,
-            CallEnded,
-            Attempt,
-            CallsHandedBack,
-            ChatEnded,
+    def _note_call(self, event: CallEnded) -> None:
+        self._recording.weight += len(event.call.text) + len(event.outcome.text)
+        self._note(event)
+
+    def _note_turn(self, event: TurnEnded) -> None:
+        if event.answer.broken:
+            self._recording.weight += sum(len(call.text) for call in event.answer.broken)
+        self._note(event)
+
+    handlers: ClassVar[Handlers] = {
+        **dict.fromkeys(
+            (
+                TurnStarted,
+                CallStarted,
+                CallProgress,
+                Attempt,
+                CallsHandedBack,
+                ChatFailed,
+                ChatEnded,
+            ),
+            _note,
         ),
-        _note,
-    )
+        TurnEnded: _note_turn,
+        CallEnded: _note_call,
+    }
 
 
 class Counted(Protocol):
@@ -187,6 +204,7 @@ class Recorder:
         self._mask = mask
         self._folder = folder
         self._on_dropped = on_dropped
+        self._process = f"{socket.gethostname()}:{os.getpid()}"
         self._under_way: dict[str, RunRecording] = {}
         self._waiting: OrderedDict[str, RunRecording] = OrderedDict()
         # Two counts, each with one writer: the event loop, and the thread.
@@ -208,9 +226,11 @@ class Recorder:
 
     # -- on the event loop
 
-    def begin(self, row: RunRow, policy: RecordPolicy) -> RunRecording:
+    def begin(self, row: RunRow, policy: RecordPolicy, price: PriceOf = no_price) -> RunRecording:
+        """`price`: what who answers costs, as far as it is known without asking anybody."""
         self._policy = policy
-        recording = self._under_way[row.id] = RunRecording(row, policy)
+        row.process = self._process
+        recording = self._under_way[row.id] = RunRecording(row, policy, price)
         self.publish("run", row)
         return recording
 
@@ -227,7 +247,7 @@ class Recorder:
             self._under_way.pop(row.id, None)
             self._on_dropped()
             return
-        recording.weight = _weight(recording)
+        recording.weight += 1024 * len(recording.seen)
         self._waiting[row.id] = recording  # before it leaves the others: whoever looks finds it in either
         self._under_way.pop(row.id, None)
         self._bytes_in += recording.weight
@@ -377,7 +397,7 @@ class Recorder:
             for event in recording.events:
                 yield event
             return
-        reader = RunReader(live.row, self._mask, live.policy.content_bytes)
+        reader = RunReader(live.row, self._mask, live.policy.content_bytes, live.price)
         queue: asyncio.Queue[Seen | None] = asyncio.Queue()
         for seen in live.seen:
             queue.put_nowait(seen)
@@ -403,12 +423,14 @@ class Recorder:
     def _row_now(self, recording: RunRecording) -> RunRow:
         """Its row without reading a text: a list of runs may be a list of many long ones."""
         has_content = recording.policy.content_bytes is not None
-        row = recorded(recording.row, list(recording.seen), {}, self._mask, None).row
+        row = recorded(recording.row, list(recording.seen), {}, self._mask, None, recording.price).row
         return msgspec.structs.replace(row, kept=Kept.CONTENT) if has_content else row
 
     def _read(self, recording: RunRecording) -> Recording:
         policy = recording.policy
-        read = recorded(recording.row, list(recording.seen), dict(recording.said), self._mask, policy.content_bytes)
+        read = recorded(
+            recording.row, list(recording.seen), dict(recording.said), self._mask, policy.content_bytes, recording.price
+        )
         if policy.wire == "on_error" and not read.row.is_odd:
             read.content = {part: text for part, text in read.content.items() if not part.startswith(WIRE)}
         return read
@@ -535,17 +557,6 @@ def is_wanted(row: RunRow, wanted: RunFilter) -> bool:
 def _size(recording: Recording) -> int:
     """About how many bytes it takes."""
     return 1024 * (1 + len(recording.events)) + sum(len(text) for text in recording.content.values())
-
-
-def _weight(recording: RunRecording) -> int:
-    """About how many bytes a run holds until it is written: its events hold the texts of calls and results."""
-    weight = 1024 * len(recording.seen) + sum(len(text) for text in recording.said.values())
-    for _, _, event in recording.seen:
-        if isinstance(event, CallEnded):
-            weight += len(event.call.text) + len(event.outcome.text)
-        elif isinstance(event, TurnEnded):
-            weight += sum(len(call.text) for call in event.answer.broken)
-    return weight
 
 
 def _of(used: Usage) -> tuple[str, str, str]:

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import msgspec
+
+from callgate.conversation.prices import NANO, Price
 
 UNDER_WAY: Final = "under_way"
 """The state of a run that has not ended."""
@@ -97,10 +99,6 @@ class Usage(msgspec.Struct):
 _ADDED: Final = ("requests", "failed", "calls", "tokens_in", "tokens_out")
 
 
-Price: TypeAlias = tuple[float, float]
-"""US dollars for a token of the prompt, and of the completion."""
-
-
 def grouped(used: Iterable[Usage], by: str, prices: Mapping[str, Price | None] | None = None) -> list[dict[str, Any]]:
     """What was used, added up by key, model or day. With `prices` by model a cost too: null where one is not known."""
     rows: dict[str, dict[str, Any]] = {}
@@ -112,9 +110,7 @@ def grouped(used: Iterable[Usage], by: str, prices: Mapping[str, Price | None] |
             row[name] += getattr(each, name)
         if prices is not None and row["cost"] is not None:
             price = prices.get(each.model)
-            row["cost"] = (
-                None if price is None else row["cost"] + price[0] * each.tokens_in + price[1] * each.tokens_out
-            )
+            row["cost"] = None if price is None else row["cost"] + price.of(each.tokens_in, each.tokens_out) / NANO
     return [{"name": name, **row} for name, row in sorted(rows.items())]
 
 

@@ -13,8 +13,8 @@ from callgate.schemas.dialects import Dialect, dialect_of
 from callgate.telemetry.models import write_choice, write_cooldown
 from callgate.text_calls.calling_detection import CallingMode
 from callgate.tools.adapted_schemas import AdaptedSchemas
-from callgate.upstream.catalogue import Catalogue
-from callgate.upstream.resolve import ModelEntry
+from callgate.upstream.catalogue import Catalogue, is_demo
+from callgate.upstream.resolve import ModelEntry, lane_of, why_not_translated
 from callgate.upstream.tool_calling import ToolCalling
 
 audit = structlog.get_logger("callgate.audit")
@@ -39,9 +39,23 @@ class Models:
             on_cooldown=write_cooldown,
         )
 
-    def calling(self, entry: ModelEntry) -> CallingMode | None:
-        """How a deployment is asked for its calls; None where nobody had to find out yet."""
-        return self._tool_calling.choice(entry)
+    def deployments(self, name: str, *, with_hosts: bool) -> list[dict[str, Any]]:
+        """The deployments of a model, for people."""
+        shown: list[dict[str, Any]] = []
+        for entry, deployment in zip(self.catalogue.entries(name), self.catalogue.deployments(name), strict=True):
+            by, choice, lane = deployment.responder, self._tool_calling.choice(entry), lane_of(entry)
+            each: dict[str, Any] = {
+                "deployment": by.deployment,
+                "lane": "demo" if is_demo(entry) else lane,
+                "tool_calling": choice and {"format": choice.format, "decided_by": choice.decided_by},
+                "cooldown_seconds": round(deployment.cooldown.seconds_left, 1),
+            }
+            if lane == "litellm" != entry.lane and not is_demo(entry):
+                each["why"] = why_not_translated(entry)
+            if with_hosts and by.host:
+                each["host"] = by.host
+            shown.append(each)
+        return shown
 
     def _wrapped(self, model: Model, entry: ModelEntry) -> Model:
         """A deployment with schemas that its provider takes, asked for calls as it can write them."""

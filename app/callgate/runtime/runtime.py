@@ -1,6 +1,5 @@
 """Everything that was built from one reading of the config."""
 
-import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
@@ -9,10 +8,11 @@ import structlog
 
 from callgate.auth.admission import Place
 from callgate.auth.keys import Caller, is_loopback
-from callgate.auth.meter import FREE, Meter, Price
+from callgate.auth.meter import Meter
 from callgate.config.schema import Config
 from callgate.conversation.errors import ChatError
 from callgate.conversation.listeners import Listener
+from callgate.conversation.prices import FREE
 from callgate.recorder.recorder import RunRecording
 from callgate.recorder.row import RunRow
 from callgate.runtime.builders.access import keyring_of, origin_guard_of
@@ -23,13 +23,12 @@ from callgate.runtime.builders.tools import registry_of
 from callgate.runtime.chat_setup import ChatSetup, Toolboxes
 from callgate.runtime.models import Models
 from callgate.runtime.offered_tools import OfferedTools
+from callgate.runtime.prices import Prices
 from callgate.runtime.route import Route
 from callgate.runtime.shared import SharedResources
 from callgate.runtime.tool_patterns import check_patterns, pattern_problems
 from callgate.telemetry.listeners import LogListener, MetricsListener
-from callgate.text_calls.calling_detection import CallingMode
 from callgate.tools.registry import Registry
-from callgate.upstream.prices import costs_of
 from callgate.upstream.proxied_routes import Form, Passage, passage_for
 from callgate.upstream.resolve import ModelEntry
 
@@ -37,8 +36,6 @@ audit = structlog.get_logger("callgate.audit")
 
 REMEMBERED_ROUTES = 1024
 """Clients may ask for any names, so there must be a bound."""
-REMEMBERED_PRICES = 1024
-"""Models whose prices are kept; a wildcard lets clients make up names."""
 REMEMBERED_CHARS = 512
 """Of a model's name and of the tools that a request names. What is longer is worked out again, and not kept."""
 WILDCARD = "wildcard"
@@ -82,15 +79,15 @@ class Runtime:
         self._places = concurrency_of(config)
         self.recorder = shared.recorder
         self._record_policy = record_policy_of(config)
-        self._prices: dict[str, Price] = {}
-        self._infos = {section.model_name: section.model_info for section in config.model_list}
         self._tools_shown = {("key", key.name): key.responses.tools_shown for key in config.keys}
         self._tools_shown |= {("model", it.model_name): it.responses.tools_shown for it in config.model_list}
+        self.prices = Prices(self.catalogue, {each.model_name: each.model_info for each in config.model_list})
 
     async def open(self) -> None:
         await self.registry.open()
         self._check_patterns()
         self._notices.use(self.config.approvals.webhook)
+        self.metrics.watch_cooldowns(self.catalogue.known_deployments)
         self._admission.change(self.limits.concurrent_requests, self.limits.queue_seconds)
 
     async def close(self) -> None:
@@ -141,7 +138,7 @@ class Runtime:
     def begin_recording(self, row: RunRow, *, content: bool = True) -> RunRecording:
         """Record a run; `content` is false where its request wants nothing of it kept."""
         policy = self._record_policy if content else msgspec.structs.replace(self._record_policy, content_bytes=None)
-        return self.recorder.begin(row, policy)
+        return self.recorder.begin(row, policy, self.prices.at_hand)
 
     def place(self, caller: Caller) -> Awaitable[Place]:
         """A place for one request, or a refusal: 429 when its key has too many under way, 503 when all have."""
@@ -165,36 +162,15 @@ class Runtime:
     async def meter(self, caller: Caller, model: str, prompt_bytes: int, max_tokens: int | None, choices: int) -> Meter:
         """What holds one request to what its key may use."""
         priced = caller.allowance.budget_per_day is not None or caller.allowance.budget_per_month is not None
-        price = await self._price(model) if priced else FREE
-        return Meter(self.limiter, caller, price, prompt_bytes, max_tokens, choices)
-
-    async def _price(self, model: str) -> Price:
-        """Looked up once for each model, in a thread: it may load litellm."""
-        if model not in self._prices:
-            entry = self.catalogue.entry(model)
-            info = self._infos.get(entry.configured_name, {})
-            costs = await asyncio.to_thread(costs_of, entry.litellm_params, info)
-            if costs is None:
-                audit.warning("price_unknown", model=entry.model_name)
-            if len(self._prices) >= REMEMBERED_PRICES:
-                self._prices.clear()
-            self._prices[model] = Price(*costs) if costs else FREE
-        return self._prices[model]
-
-    async def price_of(self, model: str) -> tuple[float, float] | None:
-        """US dollars for a token of the prompt and of the completion, where they are known."""
-        entry = next((each for each in self.catalogue.entries(model)), None) if model in self._exact else None
-        if entry is None:
-            return None
-        costs = await asyncio.to_thread(costs_of, entry.litellm_params, self._infos.get(entry.model_name, {}))
-        return None if costs is None else costs[:2]
+        price = await self.prices.of(model) if priced else None
+        return Meter(self.limiter, caller, price or FREE, prompt_bytes, max_tokens, choices)
 
     def model_names(self, caller: Caller) -> list[str]:
         return [name for name in self.catalogue.names() if caller.may_ask(name)]
 
-    def tool_calling(self, name: str) -> list[CallingMode | None]:
-        """How each deployment of a model is asked for its calls; None where nobody had to find out yet."""
-        return [self._models.calling(entry) for entry in self.catalogue.entries(name)]
+    def deployments(self, name: str, *, with_hosts: bool) -> list[dict[str, Any]]:
+        """The deployments of a model: how each is reached and asked for its calls, and whether it is left alone."""
+        return self._models.deployments(name, with_hosts=with_hosts)
 
     def check_model(self, name: str, caller: Caller) -> ModelEntry:
         """Refuse a model that is not there or not for this caller. A model one may not ask does not exist for one."""

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Final
 from callgate.calls.outcome import Failed, Outcome, Returned
 from callgate.calls.states import BrokenCall, Finding, ReadyCall
 from callgate.conversation.events import (
+    CANCELLED,
     NOBODY,
     NOT_RUN_SHOWN,
     Attempt,
@@ -14,6 +15,7 @@ from callgate.conversation.events import (
     CallsHandedBack,
     CallStarted,
     ChatEnded,
+    ChatFailed,
     TurnAccount,
     TurnEnded,
 )
@@ -149,12 +151,15 @@ class MetricsListener(Listener):
     def _chat_ended(self, event: ChatEnded) -> None:
         counted = self._of_model
         counted.ended(str(event.ending.kind), event.ending.finish_reason)
-        if event.usage:
-            counted.spent(event.usage)
+
+    def _chat_failed(self, event: ChatFailed) -> None:
+        self._metrics.chats.of(self._model, "cancelled" if event.reason == CANCELLED else "failed", "").inc()
 
     def _turn_ended(self, event: TurnEnded) -> None:
         answer = event.answer
         self._of_model.turn(answer.seconds)
+        if answer.usage:
+            self._of_model.spent(answer.usage)
         if answer.by is not NOBODY:
             self._of_model.answered_by(answer.by)
         if not (answer.findings or answer.broken or answer.prompted):
@@ -177,6 +182,7 @@ class MetricsListener(Listener):
         CallsHandedBack: _handed_back,
         Attempt: _attempt,
         ChatEnded: _chat_ended,
+        ChatFailed: _chat_failed,
     }
 
 

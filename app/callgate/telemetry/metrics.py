@@ -8,10 +8,10 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, Gauge, Metric, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.utils import floatToGoString
@@ -111,6 +111,38 @@ class Histograms(Family[Times]):
         yield family
 
 
+class Faring(Protocol):
+    """A deployment, and how long it is left alone."""
+
+    @property
+    def responder(self) -> Responder: ...
+
+    @property
+    def seconds_left(self) -> float: ...
+
+
+class Cooldowns:
+    """The deployments that are left alone at the moment of a scrape."""
+
+    def __init__(self) -> None:
+        self.deployments: Callable[[], Iterable[Faring]] = tuple
+
+    def collect(self) -> Iterable[Metric]:
+        family = GaugeMetricFamily(
+            "callgate_upstream_cooldown_seconds",
+            "How long a deployment that keeps failing is left alone from now on; 0 where it is in use.",
+            labels=("model", "deployment", "host"),
+        )
+        left: dict[tuple[str, str, str], float] = {}
+        for each in self.deployments():
+            by = each.responder
+            place = (by.counted_model, by.counted_as, by.host)
+            left[place] = max(each.seconds_left, left.get(place, 0.0))
+        for place, seconds in left.items():
+            family.add_metric(place, seconds)
+        yield family
+
+
 class Metrics:
     """All that is counted."""
 
@@ -130,6 +162,8 @@ class Metrics:
         self.attempts = self._counter(
             "upstream_attempts", "Deployments asked, by what came of it.", "model", "deployment", "host", "result"
         )
+        self._cooldowns = Cooldowns()
+        self.registry.register(self._cooldowns)
         self.chats = self._counter("chats", "Chats that ended, by how.", "model", "ending", "finish_reason")
         self.calls = self._counter(
             "calls", "Tool calls, by the flaw that kept them from running or the outcome of running.", "tool", "verdict"
@@ -155,6 +189,10 @@ class Metrics:
         self.reloads = self._counter("config_reloads", "Times the config was read again, by what came of it.", "result")
         self.runs_dropped = self._counter("runs_dropped", "Runs that were not recorded.").of()
         self.tokens = self._counter("tokens", "Tokens that providers reported.", "model", "kind")
+
+    def watch_cooldowns(self, deployments: Callable[[], Iterable[Faring]]) -> None:
+        """Show those that are left alone, of these deployments from now on."""
+        self._cooldowns.deployments = deployments
 
     def request(self, route: str, status: int, model: str, seconds: float) -> None:
         """A request was answered. `route` is a template, `model` a configured name or empty."""

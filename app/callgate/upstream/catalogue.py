@@ -156,7 +156,7 @@ class Catalogue:
         else:
             inner = _Undecided(entry, self._client, self._fetch)
         name = str(entry.litellm_params["model"])
-        responder = Responder(entry.model_name, name, inner.host, entry.pattern or name)
+        responder = Responder(entry.model_name, name, inner.host, entry.configured_name, entry.pattern or name)
         cooldown = Cooldown(
             self._cooldown_seconds, lambda seconds: self._on_cooldown(responder, seconds), self._circumstances.clock
         )

@@ -100,6 +100,11 @@ class Deployment:
         self._place = place
 
     @property
+    def seconds_left(self) -> float:
+        """How long it is left alone."""
+        return self.cooldown.seconds_left
+
+    @property
     def responder(self) -> Responder:
         if self._place is not None and (host := self._place.host) != self._responder.host:
             self._responder = replace(self._responder, host=host)

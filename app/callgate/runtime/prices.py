@@ -1,0 +1,67 @@
+"""The prices of a runtime's models."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final
+
+import structlog
+
+from callgate.conversation.errors import ChatError
+from callgate.conversation.events import Responder
+from callgate.conversation.prices import Price
+from callgate.upstream.catalogue import Catalogue
+from callgate.upstream.prices import price_at_hand, price_of
+from callgate.upstream.resolve import ModelEntry
+
+REMEMBERED: Final = 1024
+"""Deployments whose prices are kept; a wildcard lets clients make up names."""
+
+audit = structlog.get_logger("callgate.audit")
+
+
+class Prices:
+    """What each deployment costs, looked up once."""
+
+    def __init__(self, catalogue: Catalogue, infos: Mapping[str, Mapping[str, Any]]) -> None:
+        """`infos`: the operator's `model_info` of each configured name."""
+        self._catalogue = catalogue
+        self._infos = infos
+        self._known: dict[tuple[str, str], Price | None] = {}
+
+    async def of(self, model: str) -> Price | None:
+        """The price of a model, looked up in a thread; None where nobody knows, or where there is no such model."""
+        entry = self._entry(model, "")
+        if entry is None:
+            return None
+        place = (model, str(entry.litellm_params["model"]))
+        if place not in self._known:
+            price = await asyncio.to_thread(price_of, entry.litellm_params, self._infos.get(entry.configured_name, {}))
+            if price is None:
+                audit.warning("price_unknown", model=entry.model_name)
+            self._remember(place, price)
+        return self._known[place]
+
+    def at_hand(self, by: Responder) -> Price | None:
+        """The price of who answered, without waiting and without loading anything. From any thread."""
+        place = (by.model, by.deployment)
+        if (price := self._known.get(place)) is not None:
+            return price
+        entry = self._entry(by.model, by.deployment)
+        if entry is None:
+            return None
+        price = price_at_hand(entry.litellm_params, self._infos.get(entry.configured_name, {}))
+        if price is not None:
+            self._remember(place, price)
+        return price
+
+    def _entry(self, model: str, deployment: str) -> ModelEntry | None:
+        try:
+            entries = self._catalogue.entries(model)
+        except ChatError:
+            return None
+        return next((entry for entry in entries if entry.litellm_params["model"] == deployment), entries[0])
+
+    def _remember(self, place: tuple[str, str], price: Price | None) -> None:
+        if len(self._known) >= REMEMBERED:
+            self._known.clear()
+        self._known[place] = price
