@@ -251,8 +251,11 @@ async def test_what_is_exported_as_json_is_all_that_is_kept(upstream: Upstream) 
     async with serving(upstream) as client:
         run = await ask(client, upstream)
         exported = (await client.get(f"/v1/runs/{run}/export")).json()
+        spans = (await client.get(f"/v1/runs/{run}/export", params={"as": "otlp"})).json()
         other = await client.get(f"/v1/runs/{run}/export", params={"as": "pdf"})
 
     assert exported["content"]["turn.1.text"] == "It is 5."
     assert [event["kind"] for event in exported["events"]][-1] == "ended"
+    names = [span["name"] for span in spans["resourceSpans"][0]["scopeSpans"][0]["spans"]]
+    assert sorted({*names} - {"POST"}) == ["chat m", "execute_tool add", "invoke_agent callgate"]
     assert other.json()["error"]["param"] == "as"

@@ -15,13 +15,14 @@ from callgate.recorder.export import as_curl, as_facts, as_recording
 from callgate.recorder.reading import WIRE
 from callgate.recorder.replayable import NotReplayable
 from callgate.recorder.row import Recording
+from callgate.recorder.spans import as_otlp
 from callgate.recorder.store import RunFilter
 from callgate.runtime.manager import RuntimeManager
 
 MOST: Final = 200
 """Runs of one page."""
 YES: Final = frozenset({"1", "true", "on"})
-FORMATS: Final = ("json", "curl", "recording")
+FORMATS: Final = ("json", "curl", "recording", "otlp")
 
 audit = structlog.get_logger("callgate.audit")
 
@@ -114,7 +115,7 @@ def run_routes(manager: RuntimeManager) -> APIRouter:
 
     @router.get(
         "/v1/runs/{id}/export",  # noqa: FAST003
-        summary="A run as JSON, as a curl line, or as a recording that a test plays",
+        summary="A run as JSON, a curl line, a recording that a test plays, or spans for a collector (OTLP in JSON)",
         responses=forbidden | missing | {409: {"description": "Too little of it is kept.", **error}},
         openapi_extra={
             "parameters": [
@@ -125,21 +126,10 @@ def run_routes(manager: RuntimeManager) -> APIRouter:
     )
     async def export_run(request: Request) -> Response:
         found, form = await one(request), request.query_params.get("as", "json")
-        note_content_read(request, found, f"export {form}")
-        try:
-            match form:
-                case "json":
-                    return _json(as_facts(found))
-                case "recording":
-                    return _json(as_recording(found))
-                case "curl":
-                    base = manager.current.config.server.public_url or str(request.base_url)
-                    return Response(
-                        as_curl(found, base), media_type="text/plain", headers={"cache-control": "no-store"}
-                    )
-        except NotReplayable as why:
-            raise not_replayable(found, why) from None
-        raise ChatError(400, f"`as` should be one of {', '.join(FORMATS)}.", param="as", code="invalid_value")
+        if form != "otlp":  # which has no contents
+            note_content_read(request, found, f"export {form}")
+        base = manager.current.config.server.public_url or str(request.base_url)
+        return _exported(found, form, base)
 
     @router.delete(
         "/v1/runs/{id}",  # noqa: FAST003
@@ -157,6 +147,23 @@ def run_routes(manager: RuntimeManager) -> APIRouter:
         return Response(status_code=204)
 
     return router
+
+
+def _exported(found: Recording, form: str, base: str) -> Response:
+    """`base`: where the server is that a curl line asks."""
+    try:
+        match form:
+            case "json":
+                return _json(as_facts(found))
+            case "recording":
+                return _json(as_recording(found))
+            case "otlp":
+                return _json(as_otlp(found))
+            case "curl":
+                return Response(as_curl(found, base), media_type="text/plain", headers={"cache-control": "no-store"})
+    except NotReplayable as why:
+        raise not_replayable(found, why) from None
+    raise ChatError(400, f"`as` should be one of {', '.join(FORMATS)}.", param="as", code="invalid_value")
 
 
 def _in_query(**parameters: str) -> dict[str, Any]:

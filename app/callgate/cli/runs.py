@@ -91,13 +91,14 @@ def export(
     id: Id,
     config: ConfigOption = None,
     form: Annotated[
-        Literal["json", "curl", "recording"],
-        typer.Option("--as", help="All that is kept, a line for the shell, or a file that a test plays."),
+        Literal["json", "curl", "recording", "otlp"],
+        typer.Option("--as", help="All that is kept, a line for the shell, a file that a test plays, or spans."),
     ] = "json",
 ) -> None:
     """A run for others, on standard output. `curl` and `recording` need that what was said is kept (`record.content`)."""
     from callgate.recorder.export import as_curl, as_facts, as_recording
     from callgate.recorder.replayable import NotReplayable
+    from callgate.recorder.spans import as_otlp
 
     found = _one(id, config)
     try:
@@ -105,7 +106,8 @@ def export(
             server = read_config(config, without_variables=True).config.server
             typer.echo(as_curl(found, server.public_url or f"http://{server.host}:{server.port}"), nl=False)
         else:
-            typer.echo(json.dumps((as_facts if form == "json" else as_recording)(found), indent=1))
+            written = {"json": as_facts, "recording": as_recording, "otlp": as_otlp}[form](found)
+            typer.echo(json.dumps(written, indent=1))
     except NotReplayable as why:
         typer.echo(f"callgate: {id} cannot be exported: {why}", err=True)
         raise typer.Exit(WRONG) from None
