@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test chaos fuzz check format bench bench-check audit clients docs lock image image-test clean
+.PHONY: help serve test chaos fuzz check format bench bench-check audit clients conformance docs lock image image-test clean
 
 PORT   ?=
 CONFIG ?=
@@ -66,6 +66,9 @@ audit: .venv/.dev ## look for secrets in the repository, and for known vulnerabi
 
 clients: .venv/.dev ## play the real clients against a served Callgate, and write docs/clients.md
 	@CALLGATE_CLIENTS_TABLE=write $(PY) -m pytest tests/clients
+
+conformance: .venv/.dev ## hold /v1/responses to the suite of Open Responses, in the folder CALLGATE_OPENRESPONSES
+	@PYTHONPATH=app $(PY) -m tests.conformance
 
 docs: .venv/.dev ## build the documentation as a site, into build/docs
 	@NO_MKDOCS_2_WARNING=1 "$$($(PY) -m tests.harness.environment site)/bin/python" -m mkdocs build --strict --quiet

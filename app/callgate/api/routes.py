@@ -35,6 +35,7 @@ from callgate.api.responses.described import response_operation
 from callgate.api.responses.face import ResponsesFace
 from callgate.api.responses.kept import KeptResponses
 from callgate.api.responses.routes import response_routes
+from callgate.api.responses.websocket import ResponsesSocket
 from callgate.api.runs import run_routes
 from callgate.api.tools import tool_routes
 from callgate.api.usage import usage_routes
@@ -56,7 +57,9 @@ def add_routes(app: FastAPI, manager: RuntimeManager, *, page: bool = True) -> M
     app.router.routes.append(Route(MESSAGES, messages, methods=["POST"], name="create_message"))
     kept = KeptResponses(manager.responses)
     responses = FaceEndpoint(manager, ResponsesFace(manager, kept))
+    socket = ResponsesSocket(manager)
     for path in RESPONSES_PATHS:
+        app.router.routes.append(Route(path, socket, methods=["GET"], name="responses_socket"))
         app.router.routes.append(Route(path, responses, methods=["POST"], name="create_response"))
         app.router.routes.extend(response_routes(path, kept))
     for path in PATHS:

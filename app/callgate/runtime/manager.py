@@ -50,6 +50,8 @@ class RuntimeManager:
         self.metrics = self.shared.metrics
         self.opened_at = int(time.time())
         self._is_open = False
+        self.draining = asyncio.Event()
+        """Set when no further request is wanted: what would never end by itself ends."""
         self.store = store_of(config)
         self.claims = claims_of(config, self.store, lambda: self.shared.ledger.process)
         self.conversations = Conversations(self.store, config.store.conversation_seconds, new_call_id)
@@ -115,6 +117,7 @@ class RuntimeManager:
         self._is_open = False
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self.shared.recorder.end_feeds)
+            self._loop.call_soon_threadsafe(self.draining.set)
 
     def ask_to_reload(self) -> None:
         """Have the config read again, soon. May be called from a signal handler or another thread."""

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 NEVER: Final = math.inf
 VERSIONS: Final = ("1.1", "1.0")
+TUNNEL: Final[dict[str, dict[str, Any]]] = {"callgate.tunnel": {}}
+"""What the application is told that may answer 101: the bodies of both sides are then the other protocol's bytes."""
 ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
 
 
@@ -78,6 +80,7 @@ class ServerConnection(asyncio.Protocol):
         "_target",
         "_template",
         "_transport",
+        "_tunnel",
         "_unsent_bytes",
         "_upgrade",
         "_waiting",
@@ -121,6 +124,8 @@ class ServerConnection(asyncio.Protocol):
         self._context = copy_context()
         self._waiting: deque[RequestCycle] = deque()
         self._answering: RequestCycle | None = None
+        self._tunnel: RequestCycle | None = None
+        """The request whose client speaks another protocol by now: what comes is the application's to read."""
         self._newest: RequestCycle | None = None
         """The request that was read last; it may still wait for its turn."""
         self.unsent: list[bytes] = []
@@ -177,14 +182,12 @@ class ServerConnection(asyncio.Protocol):
             self._answering.abandon()
         self._make_writable()
         self._ignores_input = True
-        self._newest = None
+        self._newest = self._tunnel = None
         del self._parser  # it knows us, and we it
 
     def data_received(self, data: bytes) -> None:
         if self._ignores_input:
-            self.body_bytes += len(data)
-            if self.body_bytes > LINGER_BYTES:
-                self._transport.abort()
+            self._pass_or_ignore(data)
             return
         if self._phase == IDLE:
             self.factory.idle.pop(self, None)
@@ -211,6 +214,15 @@ class ServerConnection(asyncio.Protocol):
             self._refuse(refused if isinstance(refused, Refused) else refusals.not_http())
         except Refused as refused:
             self._refuse(refused)
+
+    def _pass_or_ignore(self, data: bytes) -> None:
+        """What comes behind the last request: the application's where there is a tunnel, and nobody's otherwise."""
+        if self._tunnel is None:
+            self.body_bytes += len(data)
+            if self.body_bytes > LINGER_BYTES:
+                self._transport.abort()
+        elif not self._tunnel.feed(data):
+            self._hold_back()
 
     def _read_plainly(self, rest: bytes) -> None:
         """Read the body of a request that asks for another protocol, which nobody speaks here: Java's clients ask each time.
@@ -292,6 +304,7 @@ class ServerConnection(asyncio.Protocol):
         if b"upgrade" in fields and self._parser.should_upgrade():
             self._upgrade = _ASKED
             keep = False
+            scope["extensions"] = TUNNEL
         if self._in_reserve or factory.draining:
             if scope["path"] not in ALWAYS_ANSWERED:
                 raise refusals.closing() if factory.draining else refusals.too_many_connections()
@@ -377,8 +390,16 @@ class ServerConnection(asyncio.Protocol):
         cycle.task = task = self.loop.create_task(cycle.run(self._app), context=self._context.copy())
         self.server_state.tasks.add(task)
 
+    def open_tunnel(self, cycle: RequestCycle) -> bool:
+        """From now on everything that comes is the application's to read. False where the request did not ask for it."""
+        if self._upgrade != _OVER or cycle is not self._newest:
+            return False
+        self._tunnel = cycle
+        return True
+
     def answered(self, cycle: RequestCycle) -> None:
         """The answer has been written to its end."""
+        self._tunnel = None
         self.server_state.total_requests += 1
         self._answering = None
         if self.unsent:

@@ -22,6 +22,8 @@ JOINED_BYTES: Final = 16_384
 BODILESS: Final = frozenset({204, 304})
 
 
+SWITCHING: Final = 101
+
 UNBEGUN, HELD, SENDING, COMPLETE = range(4)
 """How far an answer has come. Once the application has begun it, its head is held until it can go out with the first of
 the body."""
@@ -184,10 +186,16 @@ class RequestCycle:
     # -- the answer
 
     def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        connection = self._connection
+        if status == SWITCHING and connection.open_tunnel(self):
+            lines, _, _ = header_lines(headers)
+            self._framing, self.keep, self.is_whole, self._left = CLOSED, False, False, -1
+            self._head = b"HTTP/1.1 101 Switching Protocols%b\r\n\r\n" % lines
+            self._stage = HELD
+            return
         line = STATUS_LINES.get(status)
         if line is None:
             raise RuntimeError(f"{status} is not the status of an answer.")
-        connection = self._connection
         lines, length, ends = header_lines(headers)
         own = b"\r\n\r\n"
         if status in BODILESS:

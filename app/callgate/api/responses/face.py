@@ -13,7 +13,7 @@ from callgate.api.middleware import RequestContext
 from callgate.api.request_schema import wrong
 from callgate.api.requests import ChatRequest, read_chat_request
 from callgate.api.responses.input_items import messages_of
-from callgate.api.responses.kept import KeptResponses, kept_of, numbered
+from callgate.api.responses.kept import CONNECTION, KeptResponses, kept_of, numbered
 from callgate.api.responses.offered import OWN_LABEL, Offered, offered_tools
 from callgate.api.responses.output import ResponseBody, ResponseHead, ResponseItems, ResponseWriter
 from callgate.api.responses.request import ResponsesBody, chat_fields, read_body_of, shown_fields
@@ -117,7 +117,7 @@ class ResponsesExchange:
             conversation.warn(
                 f"left out of `tools`, nobody here has them: {', '.join(sorted(set(self._offered.left_out)))}"
             )
-        if self._asked.store is False:
+        if self._asked.store is False and CONNECTION.get() is None:
             return conversation.work
         return partial(self._kept_work, conversation.work)
 
@@ -142,12 +142,19 @@ class ResponsesExchange:
             given = numbered(self._input, items.head)
             skipped = 1 if self._asked.instructions else 0
             kept = kept_of(response, given, ended, self._handed, skipped)
-            try:
-                await self._kept.put(self._owner, items.head.id, kept)
-            except StoreError as error:
-                response["store"] = False
-                log.warning("response_not_kept", response=items.head.id, error=str(error))
+            await self._keep(items.head.id, kept, response)
         await emit(ended)
+
+    async def _keep(self, id: str, kept: StoredResponse, response: dict[str, Any]) -> None:
+        if self._asked.store is False:
+            if (memory := CONNECTION.get()) is not None:
+                memory.keep(id, kept)
+            return
+        try:
+            await self._kept.put(self._owner, id, kept)
+        except StoreError as error:
+            response["store"] = False
+            log.warning("response_not_kept", response=id, error=str(error))
 
     def _head(self, conversation: Conversation, began: int) -> ResponseHead:
         asked = self._asked

@@ -1,7 +1,9 @@
 """Responses that are kept: going on from them, referring to their items, and what of a chat is kept."""
 
 import re
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, Final
 
 import msgspec
@@ -19,6 +21,30 @@ _KINDS: Final = {"message": "msg", "reasoning": "rs", "function_call": "fc", "mc
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.decode
+
+
+class ConnectionMemory:
+    """Responses that are not stored, remembered while their connection lasts."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
+
+    def keep(self, id: str, response: StoredResponse) -> None:
+        self._kept[id] = response
+        while len(self._kept) > REMEMBERED:
+            self._kept.popitem(last=False)
+
+    def find(self, id: str) -> StoredResponse | None:
+        return self._kept.get(id)
+
+    def forget(self, id: str) -> None:
+        self._kept.pop(id, None)
+
+
+CONNECTION: Final[ContextVar[ConnectionMemory | None]] = ContextVar("connection_memory", default=None)
+"""That of the WebSocket that a request came over."""
+REMEMBERED: Final = 16
+"""Clients go on from the last one."""
 
 
 class KeptResponses:
@@ -79,6 +105,9 @@ class KeptResponses:
         return whole
 
     async def _found(self, owner: str, id: str) -> StoredResponse | None:
+        memory = CONNECTION.get()
+        if memory is not None and (found := memory.find(id)) is not None:
+            return found
         try:
             return await self._responses.get(owner, id)
         except StoreError as error:

@@ -1,0 +1,109 @@
+"""WebSocket frames (RFC 6455), read and written: the server's side, without extensions."""
+
+import base64
+import hashlib
+from collections.abc import Iterator
+from typing import Final
+
+TEXT, CLOSE, PING, PONG = 0x1, 0x8, 0x9, 0xA
+CONTINUED, BINARY = 0x0, 0x2
+_FINAL, _RESERVED, _MASKED = 0x80, 0x70, 0x80
+_GUID: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+CONTROL_BYTES: Final = 125
+
+PROTOCOL_ERROR, UNSUPPORTED, NOT_TEXT, TOO_MANY, TOO_LARGE = 1002, 1003, 1007, 1008, 1009
+
+
+class FrameError(Exception):
+    """What came is no frame that may be sent here."""
+
+    def __init__(self, code: int, why: str) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+def accept_key(key: str) -> bytes:
+    """What proves to a client that its handshake was understood."""
+    return base64.b64encode(hashlib.sha1(key.encode("latin-1") + _GUID).digest())  # noqa: S324 - the protocol's own
+
+
+def frame(kind: int, data: bytes) -> bytes:
+    """One whole frame. A server's are not masked."""
+    size = len(data)
+    if size < 126:
+        head = bytes((_FINAL | kind, size))
+    elif size < 1 << 16:
+        head = bytes((_FINAL | kind, 126)) + size.to_bytes(2, "big")
+    else:
+        head = bytes((_FINAL | kind, 127)) + size.to_bytes(8, "big")
+    return head + data
+
+
+def close_frame(code: int, why: str = "") -> bytes:
+    return frame(CLOSE, code.to_bytes(2, "big") + why.encode()[: CONTROL_BYTES - 2])
+
+
+class FrameReader:
+    """Puts messages together. Fed with bytes as they come, it gives whole messages: their kind, and what they hold."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._read = bytearray()
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._open = False
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        self._read += data
+        while (found := self._next()) is not None:
+            kind, is_final, payload = found
+            if kind >= CLOSE:
+                yield kind, payload
+            elif (kind == CONTINUED) != self._open:
+                raise FrameError(PROTOCOL_ERROR, "a message begins in another")
+            else:
+                self._size += len(payload)
+                if self._size > self._max_bytes:
+                    raise FrameError(TOO_LARGE, f"a message has at most {self._max_bytes} bytes")
+                self._parts.append(payload)
+                self._open = not is_final
+                if is_final:
+                    whole = b"".join(self._parts)
+                    self._parts.clear()
+                    self._size = 0
+                    yield TEXT, whole
+
+    def _next(self) -> tuple[int, bool, bytes] | None:
+        """The next frame, if all of it is there: its kind, whether it ends its message, and its payload."""
+        read = self._read
+        if len(read) < 2:
+            return None
+        kind, is_final, size, start = read[0] & 0x0F, bool(read[0] & _FINAL), read[1] & 0x7F, 2
+        if read[0] & _RESERVED or kind not in (CONTINUED, TEXT, BINARY, CLOSE, PING, PONG):
+            raise FrameError(PROTOCOL_ERROR, "no such frame was agreed on")
+        if not read[1] & _MASKED:
+            raise FrameError(PROTOCOL_ERROR, "a client's frames are masked")
+        if kind == BINARY:
+            raise FrameError(UNSUPPORTED, "messages are texts")
+        if kind >= CLOSE and (size > CONTROL_BYTES or not is_final):
+            raise FrameError(PROTOCOL_ERROR, "a control frame is small and whole")
+        if size >= 126:
+            start = 4 if size == 126 else 10
+            if len(read) < start:
+                return None
+            size = int.from_bytes(read[2:start], "big")
+        if size > self._max_bytes:
+            raise FrameError(TOO_LARGE, f"a message has at most {self._max_bytes} bytes")
+        end = start + 4 + size
+        if len(read) < end:
+            return None
+        payload = _unmasked(bytes(read[start + 4 : end]), bytes(read[start : start + 4]))
+        del read[:end]
+        return kind, is_final, payload
+
+
+def _unmasked(data: bytes, mask: bytes) -> bytes:
+    """As one large number: a loop over the bytes would take a hundred times as long."""
+    size = len(data)
+    repeated = (mask * (size // 4 + 1))[:size]
+    return (int.from_bytes(data, "big") ^ int.from_bytes(repeated, "big")).to_bytes(size, "big")

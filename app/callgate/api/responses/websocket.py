@@ -1,0 +1,202 @@
+"""`GET /v1/responses` as a WebSocket: one response after another over one connection.
+
+Each `response.create` is a request of its own, through the whole application: admission, limits, records and log lines are
+those of a `POST`. Its events are sent as messages. What is not to be stored is remembered as long as the connection lasts,
+so that the next response can go on from it.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+from starlette.types import Message, Receive, Scope, Send
+
+from callgate.api.answers import start_message
+from callgate.api.errors import in_openais_shape
+from callgate.api.middleware import context_of
+from callgate.api.responses.frames import (
+    CLOSE,
+    NOT_TEXT,
+    PING,
+    PONG,
+    TEXT,
+    TOO_MANY,
+    FrameError,
+    FrameReader,
+    accept_key,
+    close_frame,
+    frame,
+)
+from callgate.api.responses.kept import CONNECTION, ConnectionMemory
+from callgate.api.strict_json import read_fields
+from callgate.conversation.errors import ChatError
+from callgate.runtime.manager import RuntimeManager
+
+SECONDS: Final = 3600.0
+"""How long a connection lasts."""
+GOING_AWAY, NORMAL = 1001, 1000
+NOT_SENT: Final = frozenset({b"content-length", b"transfer-encoding", b"upgrade", b"connection", b"expect"})
+"""Headers of the handshake that mean nothing for the requests that follow."""
+IGNORED: Final = ("type", "stream", "background", "stream_options")
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ResponsesSocket:
+    """Answers the handshake, and then one message after another."""
+
+    def __init__(self, manager: RuntimeManager) -> None:
+        self._manager = manager
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        context = context_of(scope)
+        context.route = "responses"
+        headers = context.headers
+        if headers.get("upgrade", "").lower() != "websocket" or "callgate.tunnel" not in scope.get("extensions", ()):
+            raise ChatError(405, "Responses are made with POST; GET is for a WebSocket.", code="method_not_supported")
+        if headers.get("sec-websocket-version") != "13" or "sec-websocket-key" not in headers:
+            raise ChatError(400, "This is no handshake of WebSocket's version 13.", code="invalid_value")
+        fields = {"upgrade": "websocket", "connection": "Upgrade"}
+        fields["sec-websocket-accept"] = accept_key(headers["sec-websocket-key"]).decode()
+        await send(start_message(101, fields))
+        await send({"type": "http.response.body", "body": b"", "more_body": True})
+        limit = self._manager.current.config.limits.body_bytes
+        await _Connection(scope, receive, send, limit, self._manager.draining).serve()
+
+
+class _Connection:
+    """One connection: its messages are read ahead, and answered one at a time."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, limit: int, draining: asyncio.Event) -> None:
+        self._scope, self._receive, self._send = scope, receive, send
+        self._draining = draining
+        self._reader = FrameReader(limit)
+        self._messages: asyncio.Queue[bytes] = asyncio.Queue(maxsize=1)
+        self._left = asyncio.Event()
+        self._code = NORMAL
+        self._memory = ConnectionMemory()
+
+    async def serve(self) -> None:
+        CONNECTION.set(self._memory)
+        reading = asyncio.create_task(self._read(), name="reads a WebSocket")
+        waiting = asyncio.create_task(self._draining.wait(), name="waits for the end of the server")
+        try:
+            async with asyncio.timeout(SECONDS):
+                while (message := await self._next(reading, waiting)) is not None:
+                    await self._answer(message)
+        except TimeoutError:
+            self._code = GOING_AWAY
+        finally:
+            for task in (reading, waiting):
+                task.cancel()
+            await asyncio.wait({reading, waiting})
+        await self._send({"type": "http.response.body", "body": close_frame(self._code), "more_body": False})
+
+    async def _next(self, reading: "asyncio.Task[None]", waiting: "asyncio.Task[bool]") -> bytes | None:
+        """The next message; None when there will be none."""
+        getting = asyncio.create_task(self._messages.get())
+        try:
+            await asyncio.wait({getting, reading, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            if getting.done():
+                return getting.result()
+            if waiting.done():
+                self._code = GOING_AWAY
+            return None
+        finally:
+            getting.cancel()
+
+    async def _read(self) -> None:
+        """Read until the client leaves, says that it will, or sends what is no message."""
+        try:
+            while True:
+                event = await self._receive()
+                if event["type"] == "http.disconnect":
+                    return
+                for kind, data in self._reader.feed(event["body"]):
+                    if kind == TEXT:
+                        if self._messages.full():
+                            raise FrameError(TOO_MANY, "one response is made at a time")
+                        self._messages.put_nowait(data)
+                    elif kind == PING:
+                        await self._put(frame(PONG, data))
+                    elif kind == CLOSE:
+                        return
+        except FrameError as error:
+            self._code = error.code
+        finally:
+            self._left.set()
+
+    async def _put(self, data: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def _answer(self, message: bytes) -> None:
+        """One message, as a request of its own."""
+        try:
+            fields = read_fields(message, 100)
+            kind = msgspec.json.decode(fields.get("type", b"null"))
+            if kind != "response.create":
+                raise ChatError(
+                    400, "Messages here are of the type 'response.create'.", param="type", code="invalid_value"
+                )
+        except ChatError as error:
+            await self._put_error(error.status, msgspec.json.decode(in_openais_shape(error)))
+            return
+        except UnicodeDecodeError:
+            self._code = NOT_TEXT
+            self._left.set()
+            return
+        asked: dict[str, Any] = {name: value for name, value in fields.items() if name not in IGNORED}
+        parent = msgspec.json.decode(fields.get("previous_response_id", b"null"))
+        turn = _Turn(self, _encode({**asked, "stream": True}))
+        await self._scope["app"](self._request(), turn.receive, turn.send)
+        if not turn.succeeded and isinstance(parent, str):
+            self._memory.forget(parent)
+
+    def _request(self) -> Scope:
+        kept = [(name, value) for name, value in self._scope["headers"] if name not in NOT_SENT]
+        headers = [each for each in kept if not each[0].startswith(b"sec-websocket-")]
+        return {
+            **{name: value for name, value in self._scope.items() if name not in ("context", "extensions", "endpoint")},
+            "method": "POST",
+            "headers": [*headers, (b"content-type", b"application/json")],
+        }
+
+    async def _put_error(self, status: int, body: Mapping[str, Any]) -> None:
+        await self._put(frame(TEXT, _encode({"type": "error", "status": status, **body})))
+
+
+class _Turn:
+    """One request as the application sees it, and its answer as messages."""
+
+    def __init__(self, connection: _Connection, body: bytes) -> None:
+        self._connection, self._body = connection, body
+        self._is_sent = False
+        self._status = 0
+        self._refusal = b""
+        self.succeeded = False
+
+    async def receive(self) -> Message:
+        if not self._is_sent:
+            self._is_sent = True
+            return {"type": "http.request", "body": self._body, "more_body": False}
+        await self._connection._left.wait()  # noqa: SLF001 - two halves of one thing
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+        elif self._status != 200:
+            self._refusal += message.get("body", b"")
+            if not message.get("more_body"):
+                await self._connection._put_error(self._status, msgspec.json.decode(self._refusal))  # noqa: SLF001
+        elif body := message.get("body", b""):
+            # Events are never split: each is written in one piece.
+            for event in body.split(b"\n\n"):
+                name, _, data = event.partition(b"\ndata: ")
+                if data:
+                    self.succeeded = self.succeeded or name in _SUCCESSES
+                    await self._connection._put(frame(TEXT, data))  # noqa: SLF001
+
+
+_SUCCESSES: Final = frozenset({b"event: response.completed", b"event: response.incomplete"})
