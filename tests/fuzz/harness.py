@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 Run: TypeAlias = Callable[[bytes], None]
 
-NAMES = ("arguments", "config", "edge", "openapi", "requests", "stream", "text")
+NAMES = ("arguments", "config", "edge", "filters", "forms", "openapi", "requests", "schemas", "stream", "text")
 """The harnesses: each a module `fuzz_NAME` with a function `run`, and a folder `corpus/NAME`."""
 CORPUS = Path(__file__).parent / "corpus"
 SECONDS = 1.0

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from callgate.conversation.errors import ChatError
-from callgate.tools.tool_filter import MAX_REQUEST_BYTES, ToolFilter, glob_matches, narrowed, requested_filter
+from callgate.tools.tool_filter import (
+    MAX_REQUEST_BYTES,
+    ToolFilter,
+    glob_matches,
+    narrowed,
+    requested_filter,
+    unmatched,
+)
 
 
 @dataclass
@@ -92,3 +99,9 @@ def test_the_worst_patterns_of_a_request_are_over_in_no_time():
     began = time.process_time()
     assert narrowed(tools, [requested_filter(worst)]) == ()
     assert time.process_time() - began < 1.0
+
+
+def test_a_warning_with_a_near_name_in_another_script_is_plain_ascii_for_it_goes_into_a_header():
+    [found] = unmatched(("wetter/suche_stad",), [Thing("suche_stadt", "wetter/suche_städt")], by_given_name=True)
+    assert found.near == "wetter/suche_städt"
+    assert str(found).isascii()

@@ -153,7 +153,7 @@ class Unmatched:
     """The nearest name that there is; empty where none is near."""
 
     def __str__(self) -> str:
-        return f"{self.pattern[:64]!a} names no tool" + (f"; did you mean {self.near!r}?" if self.near else "")
+        return f"{self.pattern[:64]!a} names no tool" + (f"; did you mean {self.near!a}?" if self.near else "")
 
 
 def unmatched(patterns: Iterable[str], tools: Sequence[Named], *, by_given_name: bool = False) -> tuple[Unmatched, ...]:
