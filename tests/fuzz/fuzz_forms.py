@@ -4,6 +4,7 @@ The first line of the input is the content type.
 """
 
 from email import message_from_bytes
+from email.message import EmailMessage
 from email.policy import HTTP
 
 from callgate.conversation.errors import ChatError
@@ -23,8 +24,9 @@ def run(data: bytes) -> None:
     if any(not part.name.isprintable() or (part.filename and not _is_plain(part.filename)) for part in parts):
         return  # the other reader takes line ends for its own that are none in HTTP
     again = message_from_bytes(f"Content-Type: {kind}\r\n\r\n".encode() + written, policy=HTTP)
+    assert isinstance(again, EmailMessage)
     if parts:
-        found = [part.get_param("name", header="content-disposition") for part in again.get_payload()]
+        found = [part.get_param("name", header="content-disposition") for part in again.iter_parts()]
         assert len(found) == len(parts)
         assert [name for name in found if isinstance(name, str) and name.isascii()] == [
             part.name for part in parts if part.name.isascii()
