@@ -197,3 +197,29 @@ async def test_what_a_failed_chat_used_is_counted_and_its_end_too(upstream: Upst
     assert whole["events"][-1]["kind"] == "failed"
     assert 'callgate_tokens_total{kind="prompt",model="m"} 10.0' in metrics
     assert 'callgate_chats_total{ending="failed",finish_reason="",model="m"} 1.0' in metrics
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "reply",
+    [Reply(status=401), Reply(status=500), Reply(text="Once upon a time", fault=Cut(after=3))],
+    ids=["refused key", "server error", "broken off"],
+)
+async def test_an_outage_is_no_silence_at_level_warning(upstream: Upstream, reply: Reply, stream: bool) -> None:
+    upstream.script("m", [reply], repeat_last=True)
+    upstream.script("good", [reply], repeat_last=True)
+    with capture_logs() as lines:
+        async with serving(upstream, upstream={"retries": 0}, logging={"level": "warning"}) as client:
+            await client.post("/v1/chat/completions", json={**ASK, "stream": stream})
+    warned = {line["event"]: line for line in lines if line["log_level"] in {"warning", "error"}}
+    assert warned["request"]["error"]
+    assert "upstream_attempt_failed" in warned
+
+
+async def test_a_mistake_of_a_clients_is_no_warning(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(status=400)])
+    with capture_logs() as lines:
+        async with serving(upstream) as client:
+            answer = await client.post("/v1/chat/completions", json=ASK)
+    assert answer.status_code == 400
+    assert [line["event"] for line in lines if line["log_level"] != "info"] == []

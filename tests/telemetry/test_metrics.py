@@ -91,3 +91,18 @@ def test_two_registries_do_not_meet(metrics):
     metrics.turns.of("demo").inc()
 
     assert samples(Metrics(), "callgate_turns_total") == {}
+
+
+def test_what_keys_use_is_shown_by_key_and_bounded():
+    metrics = Metrics()
+    for number in range(600):
+        metrics.model("gpt", f"key{number}").requests = 1
+    metrics.model("other model", "key0").spent({"prompt_tokens": 3, "completion_tokens": 2})
+    metrics.model("gpt", "key0").failed_request()
+
+    shown = metrics.exposition()[0].decode()
+
+    assert 'callgate_key_used_total{key="key0",what="requests"} 2.0' in shown
+    assert 'callgate_key_used_total{key="key0",what="failed"} 1.0' in shown
+    assert 'callgate_key_used_total{key="key0",what="tokens_in"} 3.0' in shown
+    assert 'callgate_key_used_total{key="other",what="requests"} 100.0' in shown

@@ -96,7 +96,7 @@ class FaceEndpoint:
                 return Ended(wrote=context.wrote, left=True)
             finally:
                 if error is not None:
-                    runtime.metrics.model(route.name, caller.name).failed += 1
+                    runtime.metrics.model(route.name, caller.name).failed_request()
                     if conversation.recording is None and runtime.records_errors:
                         conversation.recording = recording.begin(
                             runtime, route, conversation, context, request, caller, began

@@ -189,7 +189,10 @@ class Middleware:
         self._manager.metrics.request(context.route, status, context.model, seconds)
         if scope["path"] in OPEN_PATHS:
             return
-        log.info(
+        # A stream that failed has said 200 before.
+        has_failed = status >= 500 or (status == 200 and "error" in context.notes)
+        say = log.warning if has_failed else log.info
+        say(
             "request",
             method=scope["method"],
             path=scope["path"],

@@ -23,6 +23,11 @@ OTHER: Final = "other"
 _MAX_CHILDREN: Final = 2000
 """Time series of one metric. Beyond it something is named that should not be."""
 
+_MAX_KEYS: Final = 500
+"""Keys that are shown by name; the others together."""
+
+_USED: Final = ("requests", "failed", "calls", "tokens_in", "tokens_out")
+
 _REQUEST_SECONDS: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _CALL_SECONDS: Final = (0.005, 0.025, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -143,6 +148,30 @@ class Cooldowns:
         yield family
 
 
+class KeyUse:
+    """What each key used, added up at the moment of a scrape."""
+
+    def __init__(self, used: "Callable[[], Iterable[OfModel]]") -> None:
+        self._used = used
+
+    def collect(self) -> Iterable[Metric]:
+        family = CounterMetricFamily(
+            "callgate_key_used",
+            "What each key used: requests, failed ones, tool calls, tokens.",
+            labels=("key", "what"),
+        )
+        sums: dict[str, dict[str, int]] = {}
+        for used in self._used():
+            key = used.key if used.key in sums or len(sums) < _MAX_KEYS else OTHER
+            of_key = sums.setdefault(key, dict.fromkeys(_USED, 0))
+            for what in _USED:
+                of_key[what] += getattr(used, what)
+        for key, of_key in sums.items():
+            for what, amount in of_key.items():
+                family.add_metric((key, what), amount)
+        yield family
+
+
 class Metrics:
     """All that is counted."""
 
@@ -164,6 +193,7 @@ class Metrics:
         )
         self._cooldowns = Cooldowns()
         self.registry.register(self._cooldowns)
+        self.registry.register(KeyUse(self.used))
         self.chats = self._counter("chats", "Chats that ended, by how.", "model", "ending", "finish_reason")
         self.calls = self._counter(
             "calls", "Tool calls, by the flaw that kept them from running or the outcome of running.", "tool", "verdict"
@@ -313,6 +343,11 @@ class OfModel:
             count = self._ends[ending, finish_reason] = self._metrics.chats.of(self.name, ending, finish_reason)
         count.amount += 1
         self.requests += 1
+
+    def failed_request(self) -> None:
+        """A request ended in an error: none of its chats came to an ending of its own, or not all of them."""
+        self.requests += 1
+        self.failed += 1
 
     def spent(self, usage: Mapping[str, Any]) -> None:
         """A chat's token counts, as providers report them."""
