@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 ALICE, ALICE_HASH = mint_key()
 MODEL = {"model_name": "demo", "litellm_params": {"model": "demo/demo"}}
-CONFIG = {"model_list": [MODEL], "keys": [{"name": "alice", "hash": ALICE_HASH, "models": ["other"], "tools": []}]}
+CONFIG = {"model_list": [MODEL], "keys": [{"name": "alice", "hash": ALICE_HASH, "models": [], "tools": []}]}
 FILLED = "x"
 
 

@@ -375,7 +375,8 @@ class CompletionWriter:
         assert self._ended is not None
         message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None, "annotations": []}
         text, reasoning, logprobs = self._gather(message)
-        message["content"] = text if text or not self._calls else None
+        # As OpenAI has it: null where the message says something else instead.
+        message["content"] = text or (None if self._calls or message["refusal"] or message.get("audio") else "")
         if reasoning:
             message["reasoning_content"] = reasoning
         if self._calls and self._head.legacy:

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 
 from callgate.api.admin import admin_routes
 from callgate.api.approvals import approval_routes
+from callgate.api.azure import AZURE_PATH, AzureChatFace
 from callgate.api.chat import ChatFace
 from callgate.api.endpoint import FaceEndpoint
 from callgate.api.errors import (
@@ -53,6 +54,8 @@ def add_routes(app: FastAPI, manager: RuntimeManager, *, page: bool = True) -> M
     chat = FaceEndpoint(manager, ChatFace())
     for path in CHAT_PATHS:
         app.router.routes.append(Route(path, chat, methods=["POST"], name="create_chat_completion"))
+    azure = FaceEndpoint(manager, AzureChatFace())
+    app.router.routes.append(Route(AZURE_PATH, azure, methods=["POST"], name="create_chat_completion_azure"))
     messages = FaceEndpoint(manager, MessagesFace())
     app.router.routes.append(Route(MESSAGES, messages, methods=["POST"], name="create_message"))
     kept = KeptResponses(manager.responses)

@@ -59,7 +59,7 @@ async def _examined(loaded: "Loaded") -> list[Check]:
     keep_quiet(loaded)
     entries = entries_of(loaded)
     checks = [_check("config", "ok", str(loaded.path or "built in")), await _port(loaded.config)]
-    client = model_client()
+    client = model_client(loaded.config)
     places = asyncio.Semaphore(SIDE_BY_SIDE)
     try:
         checks += await asyncio.gather(*(_model(entry, client, places) for entry in entries))

@@ -7,7 +7,7 @@ from callgate.cli.shared import give_up
 from callgate.config.load import Loaded
 from callgate.runtime.builders.errors import BadEntry
 from callgate.runtime.builders.limits import processes_of, threads_of
-from callgate.runtime.builders.models import model_entries
+from callgate.runtime.builders.models import model_entries, tls_of
 from callgate.runtime.builders.stores import check_files, store_of
 from callgate.runtime.builders.tools import registry_of
 from callgate.runtime.tool_patterns import check_patterns
@@ -59,6 +59,7 @@ def _tried(loaded: Loaded) -> tuple[list[Mistake], list[ModelEntry] | None, Regi
     models = tried(lambda: model_entries(config))
     registry = tried(lambda: registry_of(config, _web, threads_of(config), processes_of(config)))
     tried(lambda: store_of(config))
+    tried(lambda: tls_of(config))
     tried(lambda: check_files(config))
     return mistakes, models, registry
 

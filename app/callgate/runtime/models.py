@@ -24,7 +24,7 @@ class Models:
     """The catalogue, each of its deployments wrapped."""
 
     def __init__(self, config: Config, has_schema: Callable[[Any], bool]) -> None:
-        self.client = model_client()
+        self.client = model_client(config)
         self._schemas = AdaptedSchemas(has_schema, _log_losses)
         self._tool_calling = ToolCalling(
             _log_choice, config.limits.argument_bytes, fenced_runs=config.text_calls.fenced == "run"

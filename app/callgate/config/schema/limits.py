@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from callgate.config.schema.values import NO_BOOLEAN, Count, Retries, Seconds, Section, Switch
+from callgate.config.schema.values import NO_BOOLEAN, BesideFile, Count, Retries, Seconds, Section, Switch
 
 
 class Loop(Section):
@@ -83,3 +83,10 @@ class Upstream(Section):
     retry_wait_seconds: Annotated[float, Field(ge=0), NO_BOOLEAN] = 5.0
     """What one question waits between its tries in all, at most `server.first_chunk_seconds`. A longer Retry-After is the
     client's to wait for."""
+    ca_file: BesideFile | None = None
+    """Certificate authorities of your own (PEM) to trust beside the system's, on the direct and translated lanes;
+    `SSL_CERT_FILE` replaces the system's, everywhere."""
+    client_certificate: BesideFile | None = None
+    """A certificate (PEM) to show to providers that ask for one, on the direct and translated lanes."""
+    client_key: BesideFile | None = None
+    """Its private key, where that is not in the same file."""

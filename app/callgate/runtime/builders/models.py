@@ -1,5 +1,6 @@
 """Models: their entries, how they are reached, and how they are asked again."""
 
+import ssl
 from typing import Any
 
 from callgate.config.schema import Config
@@ -7,7 +8,7 @@ from callgate.config.schema import ModelEntry as ModelSection
 from callgate.http.client import HttpClient
 from callgate.http.interface import Deadlines
 from callgate.http.proxies import Proxies
-from callgate.runtime.builders.errors import BadModel
+from callgate.runtime.builders.errors import BadEntry, BadModel
 from callgate.upstream.resolve import LaneError, ModelEntry, check
 from callgate.upstream.retry import RetryPolicy
 
@@ -68,6 +69,32 @@ def concurrency_of(config: Config) -> dict[str, int]:
     return {name: sum(filter(None, places)) for name, places in found.items() if None not in places}
 
 
-def model_client() -> HttpClient:
+def model_client(config: Config) -> HttpClient:
     """What carries requests to models, through the proxies that the environment names."""
-    return HttpClient(proxies=Proxies.from_environment())
+    return HttpClient(tls=tls_of(config), proxies=Proxies.from_environment())
+
+
+def tls_of(config: Config) -> ssl.SSLContext | None:
+    """Whom providers are trusted by, and what is shown to those that ask; None for what the system says."""
+    upstream = config.upstream
+    if upstream.ca_file is None and upstream.client_certificate is None:
+        if upstream.client_key is not None:
+            raise BadEntry(("upstream", "client_key"), None, "it goes with `client_certificate`")
+        return None
+    context = ssl.create_default_context()
+    name, file = "ca_file", upstream.ca_file
+    try:
+        if upstream.ca_file is not None:
+            context.load_verify_locations(upstream.ca_file)
+        name, file = "client_certificate", upstream.client_certificate
+        if upstream.client_certificate is not None:
+            context.load_cert_chain(upstream.client_certificate, upstream.client_key, password=_no_password)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise BadEntry(("upstream", name), None, f"{file} cannot be used, PEM is needed: {why}") from error
+    return context
+
+
+def _no_password() -> str:
+    """OpenSSL would ask on the terminal, and a server would wait for ever."""
+    raise ValueError("the private key is encrypted; write it out without a password, for Callgate alone to read")

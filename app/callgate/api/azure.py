@@ -1,0 +1,24 @@
+"""Chat Completions under Azure's address, for clients that are made for it: the model stands in the path, and `api-version` says
+nothing here. Their key comes as `api-key`, which is taken everywhere."""
+
+import re
+
+import msgspec
+
+from callgate.api.chat import ChatExchange, ChatFace
+from callgate.api.middleware import RequestContext
+from callgate.api.strict_json import split
+from callgate.config.schema import Config
+
+AZURE_PATH = "/openai/deployments/{model:path}/chat/completions"
+_MODEL = re.compile(r"/openai/deployments/(.+)/chat/completions/?")
+
+
+class AzureChatFace(ChatFace):
+    """`POST /openai/deployments/{model}/chat/completions`. As at Azure, a model in the body counts for nothing."""
+
+    async def read(self, body: bytes, context: RequestContext, config: Config) -> ChatExchange:
+        named = _MODEL.fullmatch(context.path)
+        assert named is not None, "no other path leads here"
+        fields = {**split(body, config.limits.json_depth), "model": named[1]}
+        return await super().read(msgspec.json.encode(fields), context, config)
