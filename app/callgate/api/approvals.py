@@ -7,12 +7,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from callgate.api.errors import encode, envelope_schema, in_path
+from callgate.api.json_body import read_json_body
 from callgate.api.requests import read_body
 from callgate.api.rights import caller_of, check_decider
-from callgate.conversation.errors import ChatError
 from callgate.runtime.manager import RuntimeManager
 
 BODY_BYTES = 65_536
+EXAMPLE = '{"decision": "approve"} or {"decision": "deny", "reason": "…"}'
 
 
 class Decision(msgspec.Struct, forbid_unknown_fields=True):
@@ -20,7 +21,7 @@ class Decision(msgspec.Struct, forbid_unknown_fields=True):
 
     decision: Literal["approve", "deny"]
     reason: str = ""
-    """Told to the model when the call is denied."""
+    """Sent to the model when the call is denied."""
     hash: str | None = None
     """Of the arguments that the decision is about, as they were listed."""
 
@@ -48,7 +49,8 @@ def approval_routes(manager: RuntimeManager) -> APIRouter:
     async def decide(request: Request) -> Response:
         caller = caller_of(request, "approvals")
         check_decider(caller)
-        given = _read(await read_body(request.receive, BODY_BYTES))
+        body = await read_body(request.receive, BODY_BYTES)
+        given = read_json_body(body, Decision, EXAMPLE)
         settled = manager.shared.approvals.decide(
             request.path_params["id"],
             approve=given.decision == "approve",
@@ -60,14 +62,6 @@ def approval_routes(manager: RuntimeManager) -> APIRouter:
         return _json({**settled.asked.facts(), "decision": str(settled.decision), "by": settled.by})
 
     return router
-
-
-def _read(body: bytes) -> Decision:
-    try:
-        return msgspec.json.decode(body, type=Decision)
-    except msgspec.DecodeError as error:
-        message = 'The body should be like {"decision": "approve"} or {"decision": "deny", "reason": "…"}'
-        raise ChatError(400, f"{message}: {error}.", code="invalid_body") from None
 
 
 def _json(value: Any) -> Response:

@@ -11,6 +11,7 @@ from callgate.api.answers import BodyWriter, StreamWriter, Work
 from callgate.api.conversation import Conversation, EmitAny
 from callgate.api.endpoint import FaceEndpoint
 from callgate.api.errors import encode, envelope_schema, in_path
+from callgate.api.json_body import read_json_body
 from callgate.api.middleware import RequestContext, context_of
 from callgate.api.openai_writers import AnswerHead, CompletionWriter
 from callgate.api.requests import ChatRequest, read_chat_request
@@ -64,7 +65,7 @@ class _ReplayFace:
     async def read(self, body: bytes, context: RequestContext, config: Config) -> "_Replay":
         caller, id = context.caller, context.ids["replay_of"]
         assert caller is not None, "the middleware lets nobody in without a caller"
-        wanted = _read(body)
+        wanted = read_json_body(body or b"{}", ReplayBody, '{"model": "…", "from_turn": 0, "tools": "recorded"}')
         run = await found_run(self._manager.shared.recorder, id, seen_by(self._manager.current, caller))
         try:
             asked = _question(run, wanted)
@@ -122,8 +123,8 @@ class _ReplayWriter:
         self._inner = inner
         self._run_id = run_id
 
-    def write(self, told: Any) -> None:
-        self._inner.write(told)
+    def write(self, event: Any) -> None:
+        self._inner.write(event)
 
     def body(self) -> dict[str, Any]:
         facts = self._replay.facts()
@@ -152,14 +153,6 @@ def _first(group: BaseExceptionGroup[CallNotRecorded]) -> BaseException:
     while isinstance(found, BaseExceptionGroup):
         found = found.exceptions[0]
     return found
-
-
-def _read(body: bytes) -> ReplayBody:
-    try:
-        return msgspec.json.decode(body or b"{}", type=ReplayBody)
-    except msgspec.DecodeError as error:
-        message = 'The body should be like {"model": "…", "from_turn": 0, "tools": "recorded"}'
-        raise ChatError(400, f"{message}: {error}.", code="invalid_body") from None
 
 
 def replay_operation(errors: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from fastapi.responses import Response
 from callgate.api.answers import ClientLeft, unless_left
 from callgate.api.conversation import emit_to_listeners
 from callgate.api.errors import encode, envelope_schema, error_response, in_path
+from callgate.api.json_body import read_json_body
 from callgate.api.middleware import CLIENT_CLOSED, RequestContext, context_of
 from callgate.api.requests import check_body, read_body
 from callgate.api.rights import caller_of, check_admin
@@ -85,7 +86,8 @@ def tool_routes(manager: RuntimeManager) -> APIRouter:
         with manager.lease() as runtime:
             check_admin(runtime, caller)
             check_body(context.headers, runtime.limits.body_bytes)
-            body = _read(await read_body(request.receive, runtime.limits.body_bytes))
+            sent = await read_body(request.receive, runtime.limits.body_bytes)
+            body = read_json_body(sent, CallBody, '{"arguments": {…}}')
             calling = _Calling(runtime, context, caller, request.path_params["name"], body.arguments)
             return await calling.answer(request)
 
@@ -160,7 +162,11 @@ class _Calling:
             facts |= {"verdict": "broken", "flaw": str(call.flaw), "outcome": "not_run"}
             return facts | {"text": feedback.explain(call, self._toolbox.offer)}
         facts |= {"verdict": "ready", "repairs": [str(finding) for finding in call.findings]}
-        facts |= {"outcome": _word(outcome), "ms": round(seen.seconds * 1000, 1), "text": outcome.text}
+        facts |= {
+            "outcome": str(outcome.kind) if isinstance(outcome, Failed) else "returned",
+            "ms": round(seen.seconds * 1000, 1),
+            "text": outcome.text,
+        }
         if isinstance(outcome, Returned):
             facts["cut_bytes"] = outcome.cut_bytes
             facts["images"] = [f"data:{image.mime_type};base64,{image.data}" for image in outcome.images]
@@ -191,14 +197,3 @@ class _Seen(Listener):
 
 async def _emit_nothing(event: ChatEvent) -> None:
     """Nothing is written while it runs."""
-
-
-def _word(outcome: Outcome) -> str:
-    return str(outcome.kind) if isinstance(outcome, Failed) else "returned"
-
-
-def _read(body: bytes) -> CallBody:
-    try:
-        return msgspec.json.decode(body, type=CallBody)
-    except msgspec.DecodeError as error:
-        raise ChatError(400, f'The body should be like {{"arguments": {{…}}}}: {error}.', code="invalid_body") from None

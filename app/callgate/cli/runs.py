@@ -139,15 +139,15 @@ def replay(
     if run_tools and sys.stdin.isatty():
         typer.confirm("Its tools are run again, and may do again what they did. Go on?", abort=True, err=True)
     body = {"model": model, "from_turn": from_turn - 1, "tools": "run" if run_tools else "recorded"}
-    told = asked("POST", f"/v1/runs/{quote(id, safe='')}/replay", url, server_key, body, REPLAY_SECONDS)
+    replayed = asked("POST", f"/v1/runs/{quote(id, safe='')}/replay", url, server_key, body, REPLAY_SECONDS)
     if as_json:
-        typer.echo(json.dumps(told, indent=2))
+        typer.echo(json.dumps(replayed, indent=2))
     else:
-        typer.echo(f"{told['run']} asks {told['replay_of']} again, of {told['model']}", err=True)
-        if told["answer"] is not None:
-            typer.echo(printable(told["answer"]["choices"][0]["message"].get("content") or ""))
-    if told["stopped"]:
-        typer.echo(f"callgate: stopped: {printable(told['stopped'])}", err=True)
+        typer.echo(f"{replayed['run']} asks {replayed['replay_of']} again, of {replayed['model']}", err=True)
+        if replayed["answer"] is not None:
+            typer.echo(printable(replayed["answer"]["choices"][0]["message"].get("content") or ""))
+    if replayed["stopped"]:
+        typer.echo(f"callgate: stopped: {printable(replayed['stopped'])}", err=True)
         raise typer.Exit(WRONG)
 
 

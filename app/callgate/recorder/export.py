@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from callgate.recorder.replayable import NotReplayable, request_of, tools_of
+from callgate.recorder.replayable import NotReplayable, read_json, request_of, tools_of
 from callgate.recorder.row import Recording, RunEvent
 
 KEY_VARIABLE: Final = "CALLGATE_KEY"
@@ -47,7 +47,8 @@ def as_recording(recording: Recording) -> dict[str, Any]:
     client = [each["function"]["name"] for each in request.get("tools", ()) if "function" in each]
     offered = [each["function"]["name"] for each in tools_of(recording) if "function" in each]
     ended = {event.facts["id"]: event.facts for event in recording.events if event.kind == "call_ended"}
-    usage = _sum([reply["whole"]["usage"] for reply in replies])
+    usages = [reply["whole"]["usage"] for reply in replies]
+    usage = {name: sum(each.get(name) or 0 for each in usages) for name in ZERO_USAGE}
     expect = {
         "content": content.get(f"turn.{row.turns - 1}.text"),
         "refusal": None,
@@ -68,7 +69,7 @@ def as_recording(recording: Recording) -> dict[str, Any]:
         "usage": usage,
         "requests": len(replies),
     }
-    told = {
+    whole = {
         "name": row.id.replace("_", "-"),
         "about": f"Run {row.id} of {row.model}, {row.state}.",
         "provider": row.deployment or model,
@@ -79,8 +80,8 @@ def as_recording(recording: Recording) -> dict[str, Any]:
         "expect": expect,
     }
     if row.state == "turn_limit" and len(replies) > 1:
-        told["toolless"] = replies.pop()
-    return told
+        whole["toolless"] = replies.pop()
+    return whole
 
 
 def _reply(recording: Recording, ended: RunEvent, model: str) -> dict[str, Any]:
@@ -90,8 +91,8 @@ def _reply(recording: Recording, ended: RunEvent, model: str) -> dict[str, Any]:
     if bodies and ended.facts.get("lane") == "direct":
         body = bodies[-1]  # those before it failed
         if (chunks := _chunks_in(body)) is not None:
-            return {**made, "chunks": chunks, "end": "done" if _is_done(body) else "eof"}
-        if isinstance(whole := _read(body), dict) and "choices" in whole:
+            return {**made, "chunks": chunks, "end": "done" if body.rstrip().endswith(DONE) else "eof"}
+        if isinstance(whole := read_json(body), dict) and "choices" in whole:
             return {**made, "whole": whole}
     return made
 
@@ -140,12 +141,8 @@ def _chunk(
 def _chunks_in(body: str) -> list[Any] | None:
     """The events of a stream; None where the body is none, or not all of it can be read."""
     payloads = [line[5:].strip() for line in body.splitlines() if line.startswith("data:")]
-    chunks = [_read(payload) for payload in payloads if payload != DONE]
+    chunks = [read_json(payload) for payload in payloads if payload != DONE]
     return chunks if chunks and all(isinstance(chunk, dict) and "choices" in chunk for chunk in chunks) else None
-
-
-def _is_done(body: str) -> bool:
-    return body.rstrip().endswith(DONE)
 
 
 def _arguments(recording: Recording, id: str) -> str:
@@ -157,14 +154,3 @@ def _result(recording: Recording, call: Mapping[str, Any]) -> Any:
         return {"flaw": call["flaw"]}
     result = recording.content.get(f"call.{call['id']}.result")
     return {"not_run": "limit"} if result is None else result
-
-
-def _sum(usages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {name: sum(usage.get(name) or 0 for usage in usages) for name in ZERO_USAGE}
-
-
-def _read(text: str) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return None

@@ -265,7 +265,7 @@ class Recorder:
         self._thread.start()
 
     async def close(self) -> None:
-        """Write what waits. Whoever watches is told that there will be no more."""
+        """Write what waits. Whoever watches gets its end."""
         self.end_feeds()
         if self._thread is not None:
             self._ended.put(None)
@@ -294,7 +294,7 @@ class Recorder:
         self._feeds.remove(feed)
 
     def publish(self, kind: str, facts: Any = None) -> None:
-        """Tell whoever watches, from any thread."""
+        """Send something to whoever watches, from any thread."""
         for feed in list(self._feeds):
             feed.put(kind, facts)
 

@@ -38,7 +38,7 @@ def request_of(recording: Recording) -> dict[str, Any]:
         raise NotReplayable(f"it has {row.choices} choices, which are conversations of their own")
     if row.kept in WHY_NOT:
         raise NotReplayable(WHY_NOT[row.kept])
-    request = _read(recording.content.get("request", ""))
+    request = read_json(recording.content.get("request", ""))
     if not isinstance(request, dict) or not isinstance(request.get("messages"), list):
         raise NotReplayable("its request is not kept")
     return request
@@ -54,9 +54,9 @@ def history_before(recording: Recording, turn: int) -> Sequence[Any]:
         history = recording.content.get(f"turn.{at}.history")
         added = recording.content.get(f"turn.{at}.asked")
         if history is not None:
-            messages = _read(history)
+            messages = read_json(history)
         elif added is not None:
-            messages = [*messages, *_read(added)]
+            messages = [*messages, *read_json(added)]
         elif at:
             raise NotReplayable(f"the messages of turn {at} are not kept")
     return messages
@@ -64,7 +64,7 @@ def history_before(recording: Recording, turn: int) -> Sequence[Any]:
 
 def tools_of(recording: Recording) -> Sequence[Any]:
     """The tools as they were offered."""
-    tools = _read(recording.content.get("tools", ""))
+    tools = read_json(recording.content.get("tools", ""))
     return tools if isinstance(tools, list) else []
 
 
@@ -74,7 +74,7 @@ def results_of(recording: Recording) -> Mapping[str, list[RecordedResult]]:
     for event in recording.events:
         if event.kind == "call_ended":
             facts = event.facts
-            arguments = _read(recording.content.get(f"call.{facts['id']}.arguments", "") or "{}")
+            arguments = read_json(recording.content.get(f"call.{facts['id']}.arguments", "") or "{}")
             result = RecordedResult(recording.content.get(f"call.{facts['id']}.result", ""), facts["outcome"])
             found.setdefault(call_key(facts["name"], arguments), []).append(result)
     return found
@@ -85,7 +85,8 @@ def call_key(name: str, arguments: Any) -> str:
     return json.dumps([name, arguments], sort_keys=True, separators=(",", ":"))
 
 
-def _read(text: str) -> Any:
+def read_json(text: str) -> Any:
+    """A text as JSON; None where it is none."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
