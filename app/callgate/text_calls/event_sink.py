@@ -20,7 +20,7 @@ from callgate.conversation.events import CallNotRun, CallWritten, ModelEvent, Re
 from callgate.text_calls import quoting
 from callgate.text_calls.nesting import Nesting, has_open_marks
 from callgate.text_calls.quoting import OpenSpan, ParagraphRest, QuoteTracker
-from callgate.text_calls.text_cursor import Steps, TextCursor, finder
+from callgate.text_calls.text_cursor import Finder, Steps, TextCursor, finder
 
 THINK_TAGS: Final[Mapping[str, str]] = {"<think>": "</think>", "<thinking>": "</thinking>"}
 
@@ -162,6 +162,7 @@ class EventSink:
         self._line_rest = ""
         self._prose_line = False
         self._tail = ""
+        self._channel_marks: dict[tuple[str, ...], Finder] = {}
         self._quoted_mark = ""
         self._quoted_calls: list[CallWritten] = []
         self._read_again = _READ_AGAIN
@@ -170,7 +171,7 @@ class EventSink:
 
     def add_text(self, text: str) -> None:
         """Prose that was not read by `Prose`: a mark that opened nothing, or text that was held for a call."""
-        if self.quoting:
+        if self.quoting or not text:
             return
         if self.may_end_alone and "</think" in text and self.is_judging:
             self._look_for_lone_end(text)
@@ -324,6 +325,13 @@ class EventSink:
         """A reasoning channel opened: what was held back for a lone end of thinking is prose."""
         self.may_end_alone = False
         self._holds_all = False
+
+    def channel_marks(self, ends: tuple[str, ...]) -> Finder:
+        """What ends a reasoning channel, and what may begin a call in it."""
+        if ends not in self._channel_marks:
+            openings = (opening for opening in self.openings if not any(opening in end for end in ends))
+            self._channel_marks[ends] = finder((*ends, *openings))
+        return self._channel_marks[ends]
 
     def hold_reasoning(self, *, held: bool) -> None:
         """Keep reasoning back from here on, or no longer: a call may begin here, should the reasoning never be closed."""
@@ -592,6 +600,7 @@ def _append_run(events: list[ModelEvent], run: list[str], kind: str) -> None:
         events.append(TextDelta(text) if kind == TEXT else ReasoningDelta(text, source="text"))
 
 
+_LINE_REST = re.compile(r"[^<{\[\n]*")
 _SENTENCE_ENDS = re.compile(r"[\"'”’»).,;:!?]+(?:\s|$)")
 _WORDS_BEHIND = re.compile(r"[ \t]+([^\W\d_]+)(?:[ \t]+[^\W_]|[.,;:!?](?:\s|$)|[ \t]*$)")
 _LATER_END = re.compile(r"(?:^|\n)[ \t]*</think(?:ing)?>")
@@ -651,15 +660,21 @@ class Prose:
 
 def _is_mention(cursor: TextCursor, tools: Collection[str]) -> Steps[bool]:
     """Whether a mark within a line is named and not used: a sentence goes on behind it, or a quotation closes."""
-    line = char = ""
-    while len(line) < _MENTION_LIMIT and (char := (yield from cursor.peek(len(line)))) not in ("", "\n", *"<{["):
-        line += char
+    while True:
+        end = min(cursor.at + _MENTION_LIMIT, len(cursor.text))
+        found = _LINE_REST.match(cursor.text, cursor.at, end)
+        assert found is not None, "it matches nothing as well"
+        if found.end() < end or end < len(cursor.text) or not (yield from cursor.more()):
+            break
+    line, char = found.group(), cursor.text[found.end() : found.end() + 1]
+    if not line:
+        return False
     if _SENTENCE_ENDS.match(line):
         return True
     if char in ("{", "[") or (char == "<" and (yield from cursor.peek(len(line) + 1)) != "/"):
         return False
-    found = _WORDS_BEHIND.match(line)
-    return found is not None and found[1] not in tools
+    words = _WORDS_BEHIND.match(line)
+    return words is not None and words[1] not in tools
 
 
 def read_channel(out: EventSink, ends: tuple[str, ...], mark: str = "") -> Steps[None]:
@@ -669,7 +684,15 @@ def read_channel(out: EventSink, ends: tuple[str, ...], mark: str = "") -> Steps
     out.forget(mark)
     out.begin_channel()
     begin, call_may_begin = cursor.offset, -1
-    marks = finder((*ends, *(opening for opening in out.openings if not any(opening in end for end in ends))))
+    marks = out.channel_marks(ends)
+    found = marks.search(cursor.text, cursor.at)
+    if found and found.group() in ends:
+        # All of it is here.
+        if found.start() > cursor.at:
+            out.add_reasoning(cursor.text[cursor.at : found.start()])
+        cursor.at = found.end()
+        out.forget(found.group())
+        return
     line = "\n"
     pieces: list[str] = []
 
@@ -689,7 +712,8 @@ def read_channel(out: EventSink, ends: tuple[str, ...], mark: str = "") -> Steps
             out.hold_reasoning(held=True)
         sink(mark_found)
     out.forget(mark_found)
-    out.hold_reasoning(held=False)
+    if call_may_begin >= 0:
+        out.hold_reasoning(held=False)
 
 
 def _indent_after(indent: int, text: str) -> int:

@@ -47,6 +47,8 @@ _LEAD = re.compile(
 )
 """Marks around calls, of which the last may open the call itself."""
 _OPENING = re.compile("|".join(map(re.escape, sorted(PAIRS, key=len, reverse=True))))
+_SMALLEST: Final = 24
+"""Characters of the shortest call with another inside."""
 _JSON_STARTS = ("{", "[", "`")
 _UNPAIRED = re.compile(
     r"\[TOOL_CALLS\]|<\|message\|>|>>>|<\|function_call\|>|function call<\|role_sep\|>|<\|content_invoke_tool_json\|>"
@@ -66,6 +68,8 @@ class Block(Protocol):
 
 def has_open_marks(block: Block) -> bool:
     """Whether more is opened in the text of these than is ended. JSON that is whole says itself where it ends."""
+    if len(block.text) < _SMALLEST:
+        return False
     own = _own_opening(block.text)
     if own is None:
         return not block.is_whole and (_open_brackets(block.text) > 0 or len(_UNPAIRED.findall(block.text)) > 1)

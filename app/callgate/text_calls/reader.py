@@ -6,7 +6,6 @@ what follows may show that they were quoted or only considered (`event_sink`). H
 `formats`; whether a call may run is decided by the gate (`callgate.calls`), not here.
 """
 
-import re
 from collections.abc import Collection
 from typing import Protocol
 
@@ -21,7 +20,7 @@ from callgate.text_calls.text_cursor import Steps, TextCursor
 
 FORMATS: frozenset[str] = frozenset(GRAMMARS)
 
-_THINK_ENDS = re.compile(r"(?=</think)")
+_THINK_END = "</think"
 
 
 class Reader(Protocol):
@@ -104,14 +103,14 @@ class TextReader:
         return self._cursor.untaken
 
     def feed(self, text: str) -> list[ModelEvent]:
-        if self._out.may_end_alone and "</think" in text:
-            # A tag that a grammar meets in the middle of something else begins and ends a piece.
-            for piece in _THINK_ENDS.split(text):
-                self._cursor.push(piece)
-                self._go_on()
-        else:
-            self._cursor.push(text)
+        start = 0
+        while self._out.may_end_alone and (end := text.find(_THINK_END, start + 1)) > 0:
+            # A tag that a grammar meets in the middle of something else begins a piece.
+            self._cursor.push(text[start:end])
             self._go_on()
+            start = end
+        self._cursor.push(text[start:] if start else text)
+        self._go_on()
         return self._out.take()
 
     def finish(self, *, in_order: bool = True) -> list[ModelEvent]:
