@@ -254,6 +254,13 @@ class EventSink:
         if mark and not _NEW_MESSAGE.search(mark):
             self._reopen_line()
 
+    def drop(self, mark: str) -> None:
+        """A mark that was just read is that of a reasoning channel: nobody's text, and no part of a call before it."""
+        if not self._blocks:
+            self.cursor.forget()
+        elif before := self._take().removesuffix(mark):
+            self._swallow(before)
+
     def prose(self, *marks: str) -> "Prose":
         return Prose(self, marks)
 
@@ -439,7 +446,7 @@ class EventSink:
 
     def _reopen_line(self) -> None:
         """A mark behind calls was read, that may stand on a line of its own: they end with its line."""
-        if not self._open_line and self._items and self._items[-1].kind == CALLS and not self._run:
+        if not self._open_line and self._items and self._items[-1].calls and not self._run:
             self._open_line = [self._items[-1]]
             self._line_rest = ""
 
@@ -681,7 +688,7 @@ def read_channel(out: EventSink, ends: tuple[str, ...], mark: str = "") -> Steps
     """Reasoning up to one of `ends`. From where a line begins like a call it is kept back: should the reasoning never
     be closed, it may have ended there."""
     cursor = out.cursor
-    out.forget(mark)
+    out.drop(mark)
     out.begin_channel()
     begin, call_may_begin = cursor.offset, -1
     marks = out.channel_marks(ends)
@@ -691,7 +698,7 @@ def read_channel(out: EventSink, ends: tuple[str, ...], mark: str = "") -> Steps
         if found.start() > cursor.at:
             out.add_reasoning(cursor.text[cursor.at : found.start()])
         cursor.at = found.end()
-        out.forget(found.group())
+        out.drop(found.group())
         return
     line = "\n"
     pieces: list[str] = []
@@ -711,7 +718,7 @@ def read_channel(out: EventSink, ends: tuple[str, ...], mark: str = "") -> Steps
             call_may_begin = cursor.offset - len(mark_found)
             out.hold_reasoning(held=True)
         sink(mark_found)
-    out.forget(mark_found)
+    out.drop(mark_found)
     if call_may_begin >= 0:
         out.hold_reasoning(held=False)
 

@@ -40,8 +40,10 @@ CHARACTERS_A_TOKEN = 4
 MARKUP = 65_536
 """Characters of a call that are not its arguments; more than any format needs."""
 PARAGRAPH = "\n\n"
-SLICE = 65_536
-"""Characters that are read at a time: broken JSON of this size takes about 50 ms."""
+SLICE = 16_384
+"""Characters that are read at a time: the hardest text of this size takes about 30 ms."""
+LARGE = 65_536
+"""Characters of a text whose end is judged beside the event loop: it is looked at as a whole once more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +285,7 @@ class PromptedAnswer:
         self._over = False
         self._broke_off: BrokenOff | None = None
         self._ended_in_order = False
+        self._size = 0
         self._finished: list[ModelEvent] = []
 
     def __aiter__(self) -> "PromptedAnswer":
@@ -306,13 +309,19 @@ class PromptedAnswer:
             # What the reader held back did arrive, and a call that was being written is owed a verdict.
             self._broke_off = broke_off
         else:
-            if sum(len(event.text) for event in batch if isinstance(event, TextDelta)) > SLICE:
+            size = sum(len(event.text) for event in batch if isinstance(event, TextDelta))
+            self._size += size
+            if size > SLICE:
                 return await self._read_in_slices(batch)
             return [read for event in batch for read in self._read(event)]
         self._over = True
         self.reason_is_raw = self._answer.reason_is_raw
+        if self._size > LARGE:
+            rest = await asyncio.to_thread(self._reader.finish, in_order=self._ended_in_order)
+        else:
+            rest = self._reader.finish(in_order=self._ended_in_order)
         return [
-            *self._blank_filter.filtered(self._reader.finish(in_order=self._ended_in_order)),
+            *self._blank_filter.filtered(rest),
             *self._blank_filter.rest(),
             *self._finished,
         ]
