@@ -36,8 +36,8 @@ LABEL org.opencontainers.image.title="callgate" \
 
 COPY --from=builder /opt/callgate /opt/callgate
 
-# A number, so that `runAsNonRoot` can be checked without reading /etc/passwd. The user owns /data and nothing else.
-RUN install -d -o 10001 -g 10001 -m 0750 /data
+# A number, so that `runAsNonRoot` can be checked without reading /etc/passwd. The user owns /data and /keys, and nothing else.
+RUN install -d -o 10001 -g 10001 -m 0750 /data /keys
 USER 10001:10001
 WORKDIR /data
 VOLUME /data

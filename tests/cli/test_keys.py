@@ -54,6 +54,19 @@ def test_a_key_is_made_listed_and_revoked(config: Path) -> None:
     assert run(app, ["keys", "revoke", "alice", "-c", str(config)]).exit_code == 1
 
 
+def test_a_key_is_written_into_a_file_once(tmp_path: Path, config: Path) -> None:
+    file = tmp_path / "webui.key"
+    command = ["keys", "create", "webui", "-c", str(config), "--events", "openwebui", "--into", str(file)]
+    made, again = run(app, command), run(app, command)
+    assert (made.exit_code, again.exit_code) == (0, 0)
+    secret = file.read_text()
+    assert secret.startswith("cg-")
+    assert secret not in made.output
+    assert file.stat().st_mode & 0o777 == 0o600
+    [row] = listed(config)
+    assert (row["name"], row["events"]) == ("webui", "openwebui")
+
+
 @pytest.mark.parametrize("name", ["bad name", "x" * 65, "../etc", ""])
 def test_a_name_that_the_config_would_refuse_is_refused(config: Path, name: str) -> None:
     result = run(app, ["keys", "create", name, "-c", str(config)])

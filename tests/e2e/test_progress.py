@@ -8,7 +8,11 @@ from typing import Any
 import openai
 import pytest
 
+from callgate.api.progress import progress_in
 from callgate.application import create_app
+from callgate.auth.keys import hash_key
+from callgate.calls.states import ReadyCall
+from callgate.conversation.events import CallProgress
 from tests.harness import toolshed
 from tests.harness.clients import openai_client, streamed, whole
 from tests.harness.configs import make_config
@@ -32,9 +36,10 @@ async def serving(provider: Upstream, *tools: str, **options: Any) -> AsyncItera
         yield url
 
 
-async def asked(url: str, dialect: str, *, by_header: bool = True) -> RawAnswer:
+async def asked(url: str, dialect: str | None, *, by_header: bool = True, key: str = "") -> RawAnswer:
     body: dict[str, Any] = {"model": "m", "messages": ASKING, "stream": True}
-    headers = {"x-callgate-events": dialect} if by_header else {}
+    headers = {"x-callgate-events": dialect} if by_header and dialect is not None else {}
+    headers |= {"authorization": f"Bearer {key}"} if key else {}
     if not by_header:
         body["metadata"] = {"tool_events": dialect}
     return await raw_post(url, body, headers=headers)
@@ -175,3 +180,36 @@ async def test_an_error_after_a_tool_that_writes_tells_clients_not_to_repeat(
     else:
         assert answer.status >= 500
         assert answer.headers.get("x-should-retry") == retry
+
+
+async def test_where_a_request_does_not_say_its_key_does_and_then_the_model(upstream: Upstream) -> None:
+    upstream.script("m", TURNS * 4)
+    keys = [
+        {"name": "chat", "hash": hash_key("cg-chat"), "events": "openwebui"},
+        {"name": "script", "hash": hash_key("cg-script")},
+        {"name": "quiet", "hash": hash_key("cg-quiet"), "events": "off"},
+    ]
+    async with serving(upstream, auth="keys", keys=keys, entry={"events": "x"}) as url:
+        shown = {name: (await asked(url, None, key=f"cg-{name}")).body for name in ("chat", "script", "quiet")}
+        asked_for = (await asked(url, "off", key="cg-chat")).body
+    assert b'"event":{"type":"status"' in shown["chat"]
+    assert b'"phase":"start"' in shown["script"]
+    assert not any(mark in body for body in (shown["quiet"], asked_for) for mark in (b'"phase"', b'"status"'))
+
+
+@pytest.mark.parametrize(
+    ("message", "fraction", "shown"),
+    [
+        ("half way", 0.5, "copy: half way ▰▰▰▰▰▱▱▱▱▱ 50%"),
+        ("", 0.04, "copy: ▱▱▱▱▱▱▱▱▱▱ 4%"),
+        ("", 7.0, "copy: ▰▰▰▰▰▰▰▰▰▰ 100%"),
+        ("reading", None, "copy: reading"),
+        ("", None, "copy: working …"),
+    ],
+)
+def test_progress_without_a_message_shows_how_far_it_is(message: str, fraction: float | None, shown: str) -> None:
+    progress = progress_in("openwebui", "run_1")
+    assert progress is not None
+    fields = progress.fields(CallProgress(0, ReadyCall("c1", "copy", {}, "{}"), message, fraction))
+    assert fields is not None
+    assert fields["event"]["data"] == {"description": shown, "done": False}

@@ -53,4 +53,4 @@ class ChatExchange:
 
     def _head(self, conversation: Conversation, began: int) -> AnswerHead:
         request = self.request
-        return AnswerHead(conversation.run_id, began, request.model, request.tool_events, request.legacy)
+        return AnswerHead(conversation.run_id, began, request.model, request.tool_events or "off", request.legacy)

@@ -75,7 +75,9 @@ class FaceEndpoint:
             tools, claims = route.server_tools, self._manager.claims
             if before_tools is not None and tools is not None and tools.writes and not claims.outlive_us:
                 raise not_durable()
-            if request.tool_events == "trace":
+            if request.tool_events is None:
+                request.tool_events = caller.events or route.entry.events
+            elif request.tool_events == "trace":
                 seen_by(runtime, caller, "trace runs")
             check_selectors(route.entry, request.words)
             context.model = route.name

@@ -88,12 +88,21 @@ def _wanted_approval(event: ToolEvent) -> str:
     return ""
 
 
+def _how_far(event: CallProgress) -> str:
+    """What a tool says of itself, and how far it is; a tool may say either."""
+    parts = [event.message] if event.message else []
+    if event.fraction is not None:
+        full = round(10 * min(max(event.fraction, 0.0), 1.0))
+        parts.append(f"{'▰' * full}{'▱' * (10 - full)} {min(max(event.fraction, 0.0), 1.0):.0%}")
+    return " ".join(parts) or "working …"
+
+
 def _status(event: ToolEvent) -> str:
     match event:
         case CallStarted(call=call):
             return f"Running {call.name} …"
-        case CallProgress(call=call, message=message):
-            return f"{call.name}: {message}"
+        case CallProgress(call=call):
+            return f"{call.name}: {_how_far(event)}"
         case CallEnded(call=call, outcome=Failed()):
             return f"{call.name} failed"
         case CallEnded(call=call):

@@ -60,7 +60,8 @@ class ChatRequest(msgspec.Struct):
     """What of the client's is not meant for us."""
     tool_filter: str | None
     """Which of our tools the client wants: names, or `none`; all that are on offer when absent."""
-    tool_events: Dialect
+    tool_events: Dialect | None
+    """How the client wants to be shown that tools run; None where it does not say."""
     tool_choice: str | dict[str, Any] | None = None
     allowed: frozenset[str] | None = None
     """The only tools, of either side, that `tool_choice` lets the model use; all when absent."""
@@ -173,9 +174,9 @@ def _read(body: bytes, headers: Mapping[str, str], max_messages: int, max_depth:
     if not 1 <= n <= 128:
         raise wrong("n", "Invalid 'n': expected a value between 1 and 128.", "invalid_value")
     metadata, ours = _split_metadata(words) if "metadata" in words else ({}, NO_METADATA)
-    wanted = headers.get("x-callgate-events") or ours.tool_events or "off"
-    tool_events = DIALECTS.get(wanted)
-    if tool_events is None:
+    wanted = headers.get("x-callgate-events") or ours.tool_events
+    tool_events = None if wanted is None else DIALECTS.get(wanted)
+    if wanted is not None and tool_events is None:
         raise wrong("metadata.tool_events", f"Unknown tool events {wanted[:40]!r}; use one of {', '.join(DIALECTS)}.")
     request = ChatRequest(
         outline=outline,

@@ -44,7 +44,8 @@ CREATE TABLE keys (
   see TEXT NOT NULL DEFAULT 'none',
   expires_at REAL,
   old_hash TEXT,
-  old_expires_at REAL
+  old_expires_at REAL,
+  events TEXT
 ) STRICT
 """
 _LATER: Final = {
@@ -52,9 +53,10 @@ _LATER: Final = {
     "expires_at": "REAL",
     "old_hash": "TEXT",
     "old_expires_at": "REAL",
+    "events": "TEXT",
 }
 """Columns that a file of an earlier version does not have."""
-_COLUMNS: Final = "name, hash, models, tools, allowance, approve, admin, created_at, revoked_at, see, expires_at, old_hash, old_expires_at"
+_COLUMNS: Final = "name, hash, models, tools, allowance, approve, admin, created_at, revoked_at, see, expires_at, old_hash, old_expires_at, events"
 _ALL: Final = f"SELECT {_COLUMNS} FROM keys ORDER BY created_at, name"  # noqa: S608 - constants
 
 
@@ -163,6 +165,7 @@ class KeyStore:
             entry.expires_at,
             entry.old_hash,
             entry.old_expires_at,
+            entry.events,
         )
         try:
             self._database.execute(f"INSERT INTO keys ({_COLUMNS}) VALUES ({', '.join('?' * len(row))})", row)  # noqa: S608 - constants
@@ -199,6 +202,7 @@ def key_facts(entry: KeyEntry, stored: StoredKey | None = None) -> dict[str, Any
         "approve": entry.approve,
         "admin": entry.admin,
         "see": entry.see,
+        "events": entry.events,
         "limits": limits,
         "expires": written_moment(entry.expires_at),
         "old_key_until": None
@@ -243,7 +247,22 @@ def stored_keys(folder: Path) -> int:
 
 
 def _stored(row: tuple[Any, ...]) -> StoredKey:
-    name, digest, models, tools, allowance, approve, admin, created_at, revoked_at, see, expires_at, old, old_end = row
+    (
+        name,
+        digest,
+        models,
+        tools,
+        allowance,
+        approve,
+        admin,
+        created_at,
+        revoked_at,
+        see,
+        expires_at,
+        old,
+        old_end,
+        events,
+    ) = row
     if not _HASH.fullmatch(digest) or not (old is None or _HASH.fullmatch(old)):
         raise ValueError(f"the hash of {name!r} is none")
     entry = KeyEntry(
@@ -254,6 +273,7 @@ def _stored(row: tuple[Any, ...]) -> StoredKey:
         approve=bool(approve),
         admin=bool(admin),
         see=see,
+        events=events,
         allowance=Allowance(**json.loads(allowance)),
         expires_at=expires_at,
         old_hash=old,

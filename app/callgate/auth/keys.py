@@ -32,6 +32,7 @@ _MAX_KEY_LENGTH: Final = 4096
 
 
 See: TypeAlias = Literal["none", "own", "all"]
+ToolEvents: TypeAlias = Literal["off", "x", "reasoning", "openwebui"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class KeyEntry:
     admin: bool = False
     see: See = "none"
     allowance: Allowance = UNLIMITED
+    events: ToolEvents | None = None
     expires_at: float | None = None
     """Seconds since the epoch, from which on it is refused."""
     old_hash: str | None = None
@@ -68,6 +70,8 @@ class Caller:
     """Its key may have the config read again."""
     see: See = "none"
     """Whose recorded runs its key may see."""
+    events: ToolEvents | None = None
+    """How its clients are shown that tools run, where their request does not say."""
     allowance: Allowance = UNLIMITED
 
     @property
@@ -202,6 +206,7 @@ def _caller_of(entry: KeyEntry) -> Caller:
         approve=entry.approve,
         admin=entry.admin,
         see=entry.see,
+        events=entry.events,
         allowance=entry.allowance,
     )
 

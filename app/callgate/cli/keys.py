@@ -5,6 +5,7 @@ With a `data_dir` in the config, keys go into its key store, which a running ser
 """
 
 import json
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -46,11 +47,26 @@ def create(
     ] = False,
     admin: Annotated[bool, typer.Option("--admin", help="It may have the config read again.")] = False,
     see: Annotated[Literal["none", "own", "all"], typer.Option(help="Whose recorded runs it may see.")] = "none",
+    events: Annotated[
+        Literal["off", "x", "reasoning", "openwebui"] | None,
+        typer.Option(help="How its clients are shown that tools run; openwebui for Open WebUI's status lines."),
+    ] = None,
+    into: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the key into this file instead of showing it; where the file is there, nothing is made."
+        ),
+    ] = None,
     expires: Annotated[
         str | None, typer.Option(metavar="DATE|30d|12h", help="When it ends; never, if not given.")
     ] = None,
 ) -> None:
     """Make a key. It is shown once; only its hash is kept."""
+    if into is not None and into.exists():
+        typer.echo(f"{into} is there already: nothing was made")
+        return
+    if into is not None and not os.access(into.parent, os.W_OK | os.X_OK):
+        raise give_up(f"{into}: nothing can be written there")
     from callgate.auth.keys import mint_key
 
     secret, digest = mint_key()
@@ -62,6 +78,7 @@ def create(
         "approve": approve,
         "admin": admin,
         "see": see,
+        "events": events,
         "requests_per_minute": requests_per_minute,
         "tokens_per_minute": tokens_per_minute,
         "parallel": parallel,
@@ -78,20 +95,27 @@ def create(
         typer.echo(FIRST_KEY, err=True)
     for note in _names_nothing(whole, key):
         typer.echo(f"note: {note}", err=True)
-    if loaded.data_dir is None:
-        typer.echo(f"key (shown this once): {secret}\n\nfor config.yaml:\n\nkeys:\n{_as_yaml(key)}")
-        return
+    shown = f"key (shown this once): {secret}"
+    if loaded.data_dir is not None:
+        _keep(loaded.data_dir, key)
+    if into is not None:
+        with os.fdopen(os.open(into, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+            file.write(secret)
+        shown = f"key: in {into}"
+    typer.echo(shown if loaded.data_dir is not None else f"{shown}\n\nfor config.yaml:\n\nkeys:\n{_as_yaml(key)}")
+
+
+def _keep(folder: str, key: "Key") -> None:
     from callgate.auth.key_store import NameTaken
     from callgate.runtime.builders.access import key_entry
 
-    store = key_store(loaded.data_dir)
+    store = key_store(folder)
     try:
         store.add(key_entry(key))
     except NameTaken:
-        raise give_up(f"`{name}` is the name of another key, perhaps of a revoked one") from None
+        raise give_up(f"`{key.name}` is the name of another key, perhaps of a revoked one") from None
     finally:
         store.close()
-    typer.echo(f"key (shown this once): {secret}")
 
 
 @keys.command("list")
@@ -196,6 +220,7 @@ def _line(row: dict[str, Any]) -> str:
     parts += [f"models={','.join(row['models'])}", f"tools={','.join(row['tools']) or '-'}"]
     parts += [right for right in ("approve", "admin") if row[right]]
     parts += [f"see={row['see']}"] if row["see"] != "none" else []
+    parts += [f"events={row['events']}"] if row["events"] else []
     parts += [f"{name}={value:g}" for name, value in row["limits"].items()]
     parts += [f"expires={row['expires']}"] if row["expires"] else []
     if row["old_key_until"] and row["old_key_until"] > now:

@@ -51,6 +51,8 @@ class ModelEntry:
     """Whether a request may choose among the provider's models and hosts."""
     trust_litellm: bool = False
     """Whether calls may run on litellm's word for how the answer ended."""
+    events: Literal["off", "x", "reasoning", "openwebui"] | None = None
+    """How clients are shown that its tools run, where nobody else says."""
     pattern: str | None = None
     """The wildcard that a request filled in with this entry's name; limits and prices are those of the wildcard."""
 

@@ -6,7 +6,18 @@ from pydantic import BeforeValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from callgate.config.schema.faces import ResponsesOfOne
-from callgate.config.schema.values import Count, Globs, KeyHash, KeyName, Moment, Money, Section, Switch, off_or_on
+from callgate.config.schema.values import (
+    Count,
+    Globs,
+    KeyHash,
+    KeyName,
+    Moment,
+    Money,
+    Section,
+    Switch,
+    ToolEvents,
+    off_or_on,
+)
 
 
 class Key(Section):
@@ -32,6 +43,8 @@ class Key(Section):
     """It may have the config read again."""
     see: Annotated[Literal["none", "own", "all"], BeforeValidator(off_or_on)] = "none"
     """Whose recorded runs it may see: nobody's, those made with it, or everybody's. `admin: on` sees everybody's."""
+    events: ToolEvents | None = None
+    """How its clients are shown that tools run, where their request does not say: `openwebui` for Open WebUI's status lines."""
     requests_per_minute: Count | None = None
     """How many requests it may make in any minute; no limit where it is not set."""
     tokens_per_minute: Count | None = None

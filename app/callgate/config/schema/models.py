@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 from pydantic_core import PydanticCustomError
 
 from callgate.config.schema.faces import ResponsesOfOne
-from callgate.config.schema.values import Count, Globs, Seconds, Section, Switch
+from callgate.config.schema.values import Count, Globs, Seconds, Section, Switch, ToolEvents
 
 TextFormat: TypeAlias = Literal[
     "hermes",
@@ -118,6 +118,8 @@ class ModelEntry(Section):
     """Let requests choose among the provider's models and hosts, with fields such as `models`, `route` and `provider`."""
     trust_litellm: Switch = False
     """Whether it may have tools although litellm speaks to it, and nobody sees how its provider ended an answer."""
+    events: ToolEvents | None = None
+    """How clients are shown that its tools run, where neither the request nor its key says: `off`, where nobody does."""
     concurrency: Count | None = None
     """How many requests may be under way with it; further ones get a 503. Entries with one name add up."""
     response_format_with_tools: Switch = True

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -82,6 +82,8 @@ Switch: TypeAlias = Annotated[
 ]
 Glob: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
 Globs: TypeAlias = tuple[Glob, ...]
+ToolEvents: TypeAlias = Annotated[Literal["off", "x", "reasoning", "openwebui"], BeforeValidator(off_or_on)]
+"""How a client is shown that tools run."""
 WebAddress: TypeAlias = Annotated[str, shape(r"^https?://[^/\s]+", "should be an address like `https://example.com`")]
 Origin: TypeAlias = Annotated[
     str, shape(r"^(\*|https?://[^/\s]+)$", "should be an origin like `https://chat.example.com` (no path), or `*`")

@@ -33,6 +33,7 @@ def key_entry(key: Key) -> KeyEntry:
         approve=key.approve,
         admin=key.admin,
         see=key.see,
+        events=key.events,
         allowance=allowance,
         expires_at=_moment(key.expires),
         old_hash=key.old_hash,
