@@ -335,3 +335,24 @@ async def test_a_head_that_is_too_large_is_refused_in_anthropics_shape(upstream:
     found = answer.json()
     assert (answer.status_code, found["type"], found["error"]["type"]) == (431, "error", "invalid_request_error")
     assert found["request_id"] == answer.headers["request-id"]
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "sent"),
+    [
+        ("gpt-5", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "low"),
+        ("gpt-5", {"thinking": {"type": "enabled", "budget_tokens": 32000}}, "high"),
+        ("gpt-5", {"thinking": {"type": "adaptive"}, "output_config": {"effort": "max"}}, "high"),
+        ("gpt-5", {"thinking": {"type": "disabled"}}, None),
+        ("gpt-4o", {"thinking": {"type": "enabled", "budget_tokens": 1024}, "output_config": {"effort": "low"}}, None),
+    ],
+)
+async def test_a_model_of_chats_is_asked_to_think_in_the_words_it_has(
+    upstream: Upstream, model: str, asked: dict[str, Any], sent: str | None
+) -> None:
+    upstream.script(model, [Reply(text="Yes.")])
+    async with serving(upstream, models=(model,)) as client:
+        await client.ask(model=model, **asked)
+    body = upstream.requests[-1].body
+    assert body.get("reasoning_effort") == sent
+    assert "thinking" not in body

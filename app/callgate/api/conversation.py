@@ -109,6 +109,11 @@ class Conversation:
             self._route = dataclasses.replace(self._route, server_tools=asking_first(self._route.server_tools))
 
     @property
+    def thinking(self) -> str:
+        """How its model is asked to think."""
+        return self._route.thinking
+
+    @property
     def work(self) -> Work:
         """From the question to its end. Several choices are emitted as `ForChoice`."""
         work = self._answer if self._request.n == 1 else self._answer_choices

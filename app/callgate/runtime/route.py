@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from callgate.conversation.errors import ChatError
 from callgate.tools.toolbox import ToolSet
 from callgate.upstream.params import SELECTORS
+from callgate.upstream.reasoning import Way, way_of
 from callgate.upstream.resolve import ModelEntry
 from callgate.upstream.retry import RetryingModel
 
@@ -26,6 +27,11 @@ class Route:
     """Whether its requests are recorded from their beginning."""
     warnings: tuple[str, ...] = ()
     """What the caller is to know of its request: names of tools in it that are none. Plain ASCII."""
+
+    @property
+    def thinking(self) -> Way:
+        """How its model is asked to think."""
+        return way_of(self.entry)
 
 
 def check_selectors(entry: ModelEntry, fields: Iterable[str]) -> None:

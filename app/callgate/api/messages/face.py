@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from callgate.api.answers import BodyWriter, StreamWriter, Work
 from callgate.api.conversation import Conversation
-from callgate.api.messages.requests import MessagesRequest, read_messages_request
+from callgate.api.messages.requests import MessagesRequest, asked_to_think, read_messages_request
 from callgate.api.messages.writers import MessageHead, MessageStreamWriter, MessageWriter
 from callgate.api.middleware import RequestContext
 from callgate.api.requests import ChatRequest
@@ -38,6 +38,8 @@ class MessagesExchange:
         self.request: ChatRequest = read.request
 
     def work(self, conversation: Conversation) -> Work:
+        if self._read.thinks:
+            self.request.words = asked_to_think(self.request.words, conversation.thinking)
         return conversation.work
 
     def whole(self, conversation: Conversation, began: int, diagnoses: Sequence[Diagnosis] | None) -> BodyWriter:

@@ -35,6 +35,8 @@ class MessagesRequest(msgspec.Struct):
     shows_thinking: bool
     shows_calls: bool
     """Whether the client is shown calls of ours."""
+    thinks: bool
+    """Whether it says how the model is to think."""
     thread: Thread | None
 
 
@@ -83,8 +85,25 @@ def read_messages_request(
         request,
         shows_thinking=_is_shown(outline.thinking),
         shows_calls=any(beta.startswith(MCP_BETA) for beta in betas),
+        thinks="thinking" in request.words or "reasoning_effort" in request.words,
         thread=outline.thread,
     )
+
+
+def asked_to_think(words: Mapping[str, msgspec.Raw], way: str) -> dict[str, msgspec.Raw]:
+    """The fields with what a model understands of how it is to think."""
+    fields = {name: value for name, value in words.items() if name not in ("thinking", "reasoning_effort")}
+    thinking, effort = words.get("thinking"), words.get("reasoning_effort")
+    if way == "thinking" and thinking is not None:
+        fields["thinking"] = thinking
+    elif way != "none":
+        asked = msgspec.json.decode(thinking) if thinking is not None and effort is None else {}
+        if asked.get("type") == "enabled":
+            budget = asked["budget_tokens"]
+            effort = msgspec.Raw(_encode(next((name for most, name in BUDGETS if budget < most), "high")))
+        if effort is not None:
+            fields["reasoning_effort"] = effort
+    return fields
 
 
 def _joined(earlier: Sequence[msgspec.Raw], fields: Fields) -> msgspec.Raw:

@@ -1,0 +1,39 @@
+"""How a model is asked to think, where a client asks for it in Anthropic's words.
+
+A field that a provider does not know costs a refused request, and one that is left out costs an answer with less thought;
+so what is not known is left out.
+"""
+
+import re
+from functools import lru_cache
+from typing import Literal, TypeAlias
+
+from callgate.upstream import litellm_model, resolve
+from callgate.upstream.resolve import ModelEntry
+
+Way: TypeAlias = Literal["thinking", "effort", "none"]
+"""By Anthropic's own field, which litellm translates; by OpenAI's `reasoning_effort`; or not at all."""
+
+_FAMILIES = re.compile(
+    r"""^(?:
+      o[1-9](?:-|$) | gpt-5 | gpt-oss | codex | deepseek-(?:r1|reasoner|v3\.[1-9]|v4) | qwen-?3(?!.*instruct) | qwq
+    | grok-(?:3-mini|4) | magistral | kimi-k2.*thinking | glm-(?:4\.[5-9]|5) | minimax-m[2-9] | gemini-(?:2\.5|3)
+    )""",
+    re.VERBOSE,
+)
+
+
+def way_of(entry: ModelEntry) -> Way:
+    provider, model = resolve.split_provider(entry.litellm_params)
+    name = str(entry.litellm_params.get("model", ""))
+    known = litellm_model.listed(name, "supports_reasoning")
+    if provider in resolve.TRANSLATED:
+        return "none" if known is False else "thinking"
+    return "effort" if (by_family(model) if known is None else known) else "none"
+
+
+@lru_cache(maxsize=1024)
+def by_family(model: str) -> bool:
+    """What the name says, without provider and organisation."""
+    last = model.lower().rstrip("/").rsplit("/", 1)[-1]
+    return _FAMILIES.search(re.sub(r"[\s_:@]+", "-", last)) is not None
