@@ -58,6 +58,21 @@ PYDANTIC_ERRORS = {
     "stream": "ModelServerError",
 }
 LITELLM_ERRORS = {**OPENAI_ERRORS, "400": "ContextWindowExceededError", "stream": "MidStreamFallbackError"}
+ANTHROPIC_ERRORS = {
+    "400": "BadRequestError",
+    "401": "AuthenticationError",
+    "404": "NotFoundError",
+    "429": "RateLimitError",
+    "stream": "APIStatusError",
+}
+LANGCHAIN_ANTHROPIC_ERRORS = {
+    "400": "AnthropicInvalidRequestError",
+    "401": "AnthropicAuthenticationError",
+    "404": "AnthropicModelNotFoundError",
+    "429": "AnthropicRateLimitError",
+    "stream": "APIStatusError",
+}
+BY_STATUS = frozenset({"status"})
 NO_LIST = {"models": "it does not list models"}
 ONE_CALL = "it forces one call of its own and runs no tools"
 REPEATS = dict.fromkeys(
@@ -198,5 +213,61 @@ CLIENTS = (
             **dict.fromkeys(("refused_before_a_stream", "error_inside_a_stream"), WHOLE_CALLS),
             **dict.fromkeys(("leaving_while_the_model_speaks", "leaving_while_a_server_tool_runs"), WHOLE_CALLS),
         },
+    ),
+    Client(
+        name="anthropic",
+        title="anthropic (Python), with its tool runner",
+        environment="anthropic",
+        script="anthropic_py.py",
+        packages=("anthropic",),
+        pointed='`Anthropic(base_url="http://127.0.0.1:8000", api_key=...)`',
+        errors=ANTHROPIC_ERRORS,
+        tells=BY_STATUS,
+    ),
+    Client(
+        name="anthropic-node",
+        title="@anthropic-ai/sdk (Node), with its tool runner",
+        environment=NODE,
+        script="anthropic_node.mjs",
+        packages=("@anthropic-ai/sdk",),
+        pointed='`new Anthropic({ baseURL: "http://127.0.0.1:8000", apiKey })`',
+        errors={**ANTHROPIC_ERRORS, "stream": "APIError"},
+        tells=BY_STATUS,
+    ),
+    Client(
+        name="langchain-anthropic",
+        title="LangChain (Python), `ChatAnthropic`",
+        environment="langchain",
+        script="langchain_py.py",
+        flavour="anthropic",
+        packages=("langchain-anthropic", "anthropic"),
+        pointed="`ChatAnthropic(base_url=..., api_key=..., model=...)`",
+        errors=LANGCHAIN_ANTHROPIC_ERRORS,
+        tells=BY_STATUS,
+        cannot=NO_LIST,
+    ),
+    Client(
+        name="pydantic-ai-anthropic",
+        title="Pydantic AI, Anthropic model",
+        environment="pydantic-ai",
+        script="pydantic_ai_agent.py",
+        flavour="anthropic",
+        packages=("pydantic-ai-slim", "anthropic"),
+        pointed="`AnthropicModel(name, provider=AnthropicProvider(base_url=..., api_key=...))`",
+        errors={**PYDANTIC_ERRORS, "400": "ModelRequestRejectedError"},
+        tells=BY_STATUS,
+        cannot={**NO_LIST, "two_own_tools_streamed": "its `run_stream` takes the first words for the answer"},
+    ),
+    Client(
+        name="vercel-anthropic",
+        title="Vercel AI SDK, `@ai-sdk/anthropic`",
+        environment=NODE,
+        script="vercel.mjs",
+        flavour="anthropic",
+        packages=("ai", "@ai-sdk/anthropic"),
+        pointed='`createAnthropic({ baseURL: "http://127.0.0.1:8000/v1", apiKey })(model)`',
+        errors=VERCEL_ERRORS,
+        tells=BY_STATUS,
+        cannot={**NO_LIST, **REPEATS},
     ),
 )

@@ -1,15 +1,21 @@
-"""LangChain's `ChatOpenAI`, with the tool loop its documentation shows (its agents live in other packages)."""
+"""LangChain's `ChatOpenAI` and `ChatAnthropic`, with the tool loop its documentation shows (its agents live in other packages)."""
 
 from typing import Any
 
+from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from line import Asked, OwnTool, Person, play
 
+FINISH = {"end_turn": "stop", "tool_use": "tool_calls", "max_tokens": "length", "refusal": "content_filter"}
 
-def model(asked: Asked, **options: Any) -> ChatOpenAI:
+
+def model(asked: Asked, **options: Any) -> ChatOpenAI | ChatAnthropic:
     options = {"default_headers": asked["headers"], "max_retries": asked.get("retries", 0), **options}
+    if asked["flavour"] == "anthropic":
+        base_url = asked["base_url"].removesuffix("/v1")
+        return ChatAnthropic(base_url=base_url, api_key=asked["key"], model=asked["model"], max_tokens=500, **options)
     return ChatOpenAI(
         base_url=asked["base_url"], api_key=asked["key"], model=asked["model"], stream_usage=True, **options
     )
@@ -19,7 +25,7 @@ def said(message: AIMessage) -> dict[str, Any]:
     usage = message.usage_metadata
     return {
         "text": message.text,
-        "finish": message.response_metadata.get("finish_reason"),
+        "finish": message.response_metadata.get("finish_reason") or FINISH[message.response_metadata["stop_reason"]],
         "usage": [usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]] if usage else None,
         "seen": [call["name"] for call in message.tool_calls],
     }
@@ -82,4 +88,10 @@ def _whole(pieces: list[AIMessageChunk]) -> AIMessageChunk:
 
 
 scenarios = [plain, streamed, tools, structured, leave, give_up]
-play({scenario.__name__: scenario for scenario in scenarios}, "langchain-openai", "openai")
+play(
+    {scenario.__name__: scenario for scenario in scenarios},
+    "langchain-openai",
+    "langchain-anthropic",
+    "openai",
+    "anthropic",
+)

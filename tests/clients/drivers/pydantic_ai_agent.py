@@ -1,17 +1,29 @@
-"""Pydantic AI's agent on its chat model (`openai-chat:`); what it is bare is an agent loop of its own."""
+"""Pydantic AI's agent on its chat model (`openai-chat:`) and on its Anthropic model; what it is bare is an agent loop of its own."""
 
 from typing import Any
 
+from anthropic import AsyncAnthropic
 from line import Asked, OwnTool, Person, play
 from openai import AsyncOpenAI
 from pydantic_ai import Agent, ModelResponse
 from pydantic_ai.messages import ToolCallPart
+from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.usage import RunUsage
 
 
 def agent(asked: Asked, **options: Any) -> Agent[None, Any]:
+    if asked["flavour"] == "anthropic":
+        claude = AsyncAnthropic(
+            base_url=asked["base_url"].removesuffix("/v1"),
+            api_key=asked["key"],
+            default_headers=asked["headers"],
+            max_retries=asked.get("retries", 0),
+            timeout=asked.get("patience", 30),
+        )
+        return Agent(AnthropicModel(asked["model"], provider=AnthropicProvider(anthropic_client=claude)), **options)
     ai = AsyncOpenAI(
         base_url=asked["base_url"],
         api_key=asked["key"],
@@ -76,4 +88,4 @@ async def give_up(asked: Asked) -> dict[str, Any]:
 
 
 scenarios = [plain, streamed, tools, structured, leave, give_up]
-play({scenario.__name__: scenario for scenario in scenarios}, "pydantic-ai-slim", "openai")
+play({scenario.__name__: scenario for scenario in scenarios}, "pydantic-ai-slim", "openai", "anthropic")

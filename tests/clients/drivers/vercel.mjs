@@ -1,11 +1,14 @@
-// Vercel's AI SDK with its chat models: those of @ai-sdk/openai (`openai`) and of @ai-sdk/openai-compatible (`compatible`).
+// Vercel's AI SDK with its chat models, those of @ai-sdk/openai (`openai`) and of @ai-sdk/openai-compatible (`compatible`),
+// and with that of @ai-sdk/anthropic (`anthropic`).
 
+import { createAnthropic } from "@ai-sdk/anthropic";
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { Output, generateText, isStepCount, streamText, tool } from "ai";
 import { OwnTool, Person, Word, play } from "./line.mjs";
 
 const flavours = {
+  anthropic: (asked) => createAnthropic({ baseURL: asked.base_url, apiKey: asked.key, headers: asked.headers })(asked.model),
   openai: (asked) => createOpenAI({ baseURL: asked.base_url, apiKey: asked.key, headers: asked.headers }).chat(asked.model),
   compatible: (asked) =>
     createOpenAICompatible({
@@ -86,5 +89,5 @@ async function give_up(asked) {
   return {};
 }
 
-const packages = ["ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible"];
+const packages = ["ai", "@ai-sdk/anthropic", "@ai-sdk/openai", "@ai-sdk/openai-compatible"];
 await play({ plain, streamed, tools, structured, leave, give_up }, ...packages);

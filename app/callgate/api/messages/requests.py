@@ -10,7 +10,7 @@ from callgate.api import request_schema as chat_schema
 from callgate.api.messages.history import History, as_chat
 from callgate.api.messages.original import OriginalMessages
 from callgate.api.messages.request_schema import Choice, McpServer, Outline, Thinking, Thread, Tool, outline_of, wrong
-from callgate.api.requests import ChatRequest
+from callgate.api.requests import DIALECTS, ChatRequest
 from callgate.api.strict_json import Fields, check_text, split
 from callgate.conversation.errors import ChatError
 
@@ -79,12 +79,15 @@ def read_messages_request(
     )
     request.shown = frozenset(history.shown)
     request.may_pass = not (history.is_altered or outline.mcp_servers or outline.thread)
+    events = headers.get("x-callgate-events")
+    if events is not None and events not in DIALECTS:
+        raise wrong("x-callgate-events", f"unknown tool events {events[:40]!r}; use one of {', '.join(DIALECTS)}")
     betas = [beta.strip() for beta in headers.get("anthropic-beta", "").split(",")]
     request.original = OriginalMessages(request, history.origins, foreign, betas)
     return MessagesRequest(
         request,
         shows_thinking=_is_shown(outline.thinking),
-        shows_calls=any(beta.startswith(MCP_BETA) for beta in betas),
+        shows_calls=events != "off" and any(beta.startswith(MCP_BETA) for beta in betas),
         thinks="thinking" in request.words or "reasoning_effort" in request.words,
         thread=outline.thread,
     )
