@@ -39,6 +39,8 @@ from bench.works import WORKS
 
 BASELINE = HERE / "baseline.json"
 ALLOWED = 1.15
+ALLOWED_BESIDE_CHAT = 1.3
+"""How much dearer, in instructions, another API may be than chat completions with the same work."""
 CHECK_ROUNDS, ROUNDS, WRITE_ROUNDS = 1, 3, 5
 AGAIN = 6
 """How often what is too dear is measured again, until it was not so twice."""
@@ -129,6 +131,17 @@ class Baseline:
 def dearer(found: Figures, baseline: Figures) -> set[tuple[str, str]]:
     """Kind and name of what is further above the baseline than is allowed."""
     return {(kind, name) for kind, name, here, there in found.comparable(baseline) if here > there * ALLOWED}
+
+
+def dearer_than_chat(found: Figures) -> dict[str, float]:
+    """The requests of other APIs that cost too much more than the chats that do the same."""
+    counted = found.instructions
+    ratios = {
+        work.name: counted[work.name] / counted[work.like]
+        for work in WORKS
+        if work.like in counted and work.name in counted
+    }
+    return {name: ratio for name, ratio in ratios.items() if ratio > ALLOWED_BESIDE_CHAT}
 
 
 def second_best(figures: list[float]) -> float:
@@ -279,7 +292,10 @@ def main(only: str, *, check: bool, write: bool) -> int:
         figures = found.over_rounds(second_best)
     table(found, figures, baseline)
     warn_of_strangeness(kept, here)
-    return 1 if dearer(figures, baseline) else 0
+    beside = dearer_than_chat(figures)
+    for name, ratio in beside.items():
+        print(f"{name} takes {ratio:.2f} times what the same takes as a chat; {ALLOWED_BESIDE_CHAT} is allowed")
+    return 1 if beside or dearer(figures, baseline) else 0
 
 
 def _written(found: Measurements, kept: Baseline | None, here: Machine) -> int:

@@ -211,7 +211,7 @@ class Clients:
 async def connected(port: int, key: str, work: Work, at_once: int) -> Clients:
     body = work.bytes
     head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nauthorization: Bearer {key}\r\n"
+        f"POST {work.path} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nauthorization: Bearer {key}\r\n"
         f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     loop = asyncio.get_running_loop()

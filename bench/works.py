@@ -28,6 +28,9 @@ class Work:
     """What the cost is divided by: the chunks of one answer, where they are what counts."""
     floor: bool = False
     """Whether handing bytes on is all there is to do."""
+    path: str = "/v1/chat/completions"
+    like: str = ""
+    """The chat that does the same work, where another API is asked for it."""
 
     @property
     def streamed(self) -> bool:
@@ -53,6 +56,7 @@ def _schema(number: int) -> dict[str, Any]:
 
 HISTORY = [{"role": "user" if n % 2 == 0 else "assistant", "content": TEXT * 70} for n in range(21)]
 DONE = b"[DONE]"
+MESSAGES, STOP = "/v1/messages", b"message_stop"
 
 WORKS = (
     Work("small, passed on", question("plain"), floor=True),
@@ -65,6 +69,17 @@ WORKS = (
     Work("tool turn, streamed", question("tools", "call", stream=True), expect=DONE),
     Work("tool turn over MCP", question("mcp", "call over MCP")),
     Work("100 KB of arguments", question("tools", "write", stream=True), 1, DONE),
+    Work("small message", question("tools", max_tokens=9), path=MESSAGES, like="small, read"),
+    Work(
+        "paced chunk of a message",
+        question("tools", "paced", stream=True, max_tokens=9),
+        32,
+        STOP,
+        CHUNKS,
+        path=MESSAGES,
+        like="paced chunk, read",
+    ),
+    Work("tool turn of a message", question("tools", "call", max_tokens=9), path=MESSAGES, like="tool turn"),
 )
 
 

@@ -45,6 +45,12 @@ def measured(monkeypatch):
     return rounds, asked
 
 
+def test_another_api_may_cost_little_more_than_a_chat(baseline, measured, capsys):
+    measured[0].append({"small message": {"instructions": 1400.0}})
+    assert run.main("", check=True, write=False) == 1
+    assert "small message takes 1.40 times" in capsys.readouterr().out
+
+
 def test_what_costs_as_much_as_before_passes(baseline, measured):
     assert run.main("", check=True, write=False) == 0
     assert len(measured[1]) == 1
