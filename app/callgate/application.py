@@ -7,6 +7,7 @@ from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
 from callgate import __version__
+from callgate.api.durable_runs import DurableRuns
 from callgate.api.middleware import Middleware
 from callgate.api.routes import add_routes
 from callgate.config.schema import Config
@@ -19,10 +20,11 @@ def create_app(config: Config, source: ConfigSource | None = None, siblings: Sib
     """The application for one config; `source` says how it can be read again while the application runs, `siblings` are the
     other workers of the same server."""
     manager = RuntimeManager(config, source, siblings)
+    runs = DurableRuns(manager)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with manager:
+        async with manager, runs:
             yield
 
     app = _Callgate(
@@ -34,7 +36,7 @@ def create_app(config: Config, source: ConfigSource | None = None, siblings: Sib
         redoc_url=None,
         redirect_slashes=False,
     )
-    straight = add_routes(app, manager, page=config.server.page)
+    straight = add_routes(app, manager, runs, page=config.server.page)
     app.state.manager = manager
     app.outermost = Middleware(app.inside, manager, straight)
     return app

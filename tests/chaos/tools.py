@@ -1,5 +1,6 @@
 """Tools that leave a mark in a file, so that another process can say afterwards what really ran, and how often."""
 
+import asyncio
 import os
 import time
 from pathlib import Path
@@ -32,3 +33,11 @@ def _leave(label: str) -> None:
         os.write(descriptor, f"{label}\n".encode())
     finally:
         os.close(descriptor)
+
+
+async def hang(label: str) -> str:
+    """Leaves a mark, and another when it is let go; goes on once there is a file `<marks>.go`."""
+    _leave(label)
+    while not Path(os.environ[MARKS] + ".go").exists():  # noqa: ASYNC110, ASYNC240 - what lets it go is another process
+        await asyncio.sleep(0.02)
+    return f"let go {label}"

@@ -281,15 +281,15 @@ async def until_known(url: str, stream: bool) -> RawAnswer:
             await asyncio.sleep(0.2)
 
 
-@KILLED
+@needs("redis-server", "module:redis")
 @BOTH
-async def test_a_request_whose_process_was_killed_after_a_tool_began_is_not_run_again(
-    upstream: Upstream, stream: bool, kept_in: str, tmp_path: Path
+async def test_where_no_ledger_is_shared_a_request_whose_process_was_killed_after_a_tool_began_is_not_run_again(
+    upstream: Upstream, stream: bool, tmp_path: Path
 ) -> None:
     gate = asyncio.Event()
     mail = Call("send_mail", {"to": "a", "text": "b"})
     upstream.script("m", [Reply(calls=[mail]), Reply(text="late", pace=Pace(hold=Hold(gate, after=0)))])
-    async with shared_by_processes(kept_in, tmp_path) as options:
+    async with shared_by_processes("redis", tmp_path) as options:
         file = config_file(tmp_path, upstream, "send_mail", **options)
         async with process_serving(file) as child:
             first = asyncio.create_task(ask(child.url, stream))
@@ -355,7 +355,7 @@ async def test_where_a_claim_cannot_be_kept_before_a_tool_the_tool_is_not_starte
     upstream: Upstream, tmp_path: Path
 ) -> None:
     upstream.script("m", [Reply(calls=[Call("send_mail", {"to": "a", "text": "b"})]), Reply(text="Sent.")])
-    app = create_app(make_config(upstream.url, tools=("send_mail",), data_dir=str(tmp_path)))
+    app = create_app(make_config(upstream.url, tools=("send_mail",), data_dir=str(tmp_path), runs={"durable": "off"}))
     async with serve(app) as url, asyncio.timeout(20):
         claims = app.state.manager.claims
 

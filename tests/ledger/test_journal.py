@@ -136,7 +136,7 @@ async def test_one_that_is_cancelled_before_it_stood_in_the_ledger_never_begins(
     await asyncio.sleep(0)
     await cancelled(running)
     assert not work.began.is_set()
-    assert ledger.rows == [("failed", "never begun: the request ended first")]
+    assert ledger.rows == [("withdrawn", "never begun: the request ended first")]
 
 
 async def test_a_call_that_waits_for_approval_waits_in_the_ledger_and_begins_when_it_begins() -> None:
@@ -168,7 +168,7 @@ async def test_a_call_that_ends_while_it_waits_for_approval_never_began() -> Non
     running = asyncio.create_task(box.run(ready(), silent))
     await asked.wait()
     await cancelled(running)
-    assert ledger.rows == [("waiting", "call_1"), ("failed", "never begun: the request ended first")]
+    assert ledger.rows == [("waiting", "call_1"), ("withdrawn", "never begun: the request ended first")]
 
 
 async def test_a_call_that_finds_no_place_never_began_and_did_not_use_up_its_time() -> None:

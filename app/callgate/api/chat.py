@@ -2,17 +2,29 @@
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from callgate.api.answers import BodyWriter, StreamWriter, Work
 from callgate.api.conversation import Conversation
+from callgate.api.errors import encode
 from callgate.api.middleware import RequestContext
-from callgate.api.openai_writers import AnswerHead, ChoicesChunkWriter, ChoicesWriter, ChunkWriter, CompletionWriter
+from callgate.api.openai_writers import (
+    AnswerHead,
+    ChoicesChunkWriter,
+    ChoicesWriter,
+    ChunkWriter,
+    CompletionWriter,
+    completion_id,
+)
 from callgate.api.requests import ChatRequest, read_chat_request
 from callgate.api.trace import TraceWriter
 from callgate.config.schema import Config
 from callgate.conversation.diagnosis import Diagnosis
+from callgate.ledger.runs import StoredRun
 from callgate.recorder.row import RunRow
 from callgate.telemetry.logs import masked
+
+YES = frozenset({"true", "on", "1"})
 
 
 class ChatFace:
@@ -22,7 +34,10 @@ class ChatFace:
 
     async def read(self, body: bytes, context: RequestContext, config: Config) -> "ChatExchange":
         limits = config.limits
-        return ChatExchange(read_chat_request(body, context.headers, limits.messages, limits.json_depth))
+        request = read_chat_request(body, context.headers, limits.messages, limits.json_depth)
+        if context.headers.get("x-callgate-background", "") in YES:
+            request.background = partial(in_progress, request.model)
+        return ChatExchange(request)
 
 
 class ChatExchange:
@@ -54,3 +69,17 @@ class ChatExchange:
     def _head(self, conversation: Conversation, began: int) -> AnswerHead:
         request = self.request
         return AnswerHead(conversation.run_id, began, request.model, request.tool_events or "off", request.legacy)
+
+
+def in_progress(model: str, run: StoredRun) -> bytes:
+    """A chat.completion that is still to come."""
+    return encode(
+        {
+            "id": completion_id(run.id),
+            "object": "chat.completion",
+            "created": int(run.created_at),
+            "model": model,
+            "choices": [],
+            "x_callgate": {"run": run.id, "state": run.state},
+        }
+    )

@@ -11,11 +11,10 @@ from msgspec.structs import replace
 
 from callgate.api import legacy
 from callgate.api.answers import NOTHING, Work
-from callgate.api.idempotency import BeforeTools
 from callgate.api.middleware import RequestContext
 from callgate.api.openai_writers import ForChoice, function_body
 from callgate.api.requests import ChatRequest, passed_through
-from callgate.auth.keys import Caller
+from callgate.auth.keys import Caller, owner_name
 from callgate.auth.meter import Meter
 from callgate.conversation.diagnosis import Diagnosis
 from callgate.conversation.errors import ChatError, SeparateChoices
@@ -38,16 +37,19 @@ from callgate.conversation.read_model import ReadModel
 from callgate.conversation.turn_recovery import Recovery
 from callgate.recorder.recorder import RunRecording
 from callgate.runtime.chat_setup import clients_toolbox
-from callgate.runtime.manager import new_call_id
+from callgate.runtime.durable_run import DurableRun
 from callgate.runtime.recorded_tools import asking_first
 from callgate.runtime.route import Route
 from callgate.runtime.runtime import Runtime
 from callgate.stores.conversations import Conversations
 
+BeforeTools: TypeAlias = Callable[[str], Awaitable[None]]
+"""Awaited with the id of the run before it starts a tool. A tool whose start cannot be kept is not started."""
 Keep: TypeAlias = Callable[[CallsHandedBack], Awaitable[CallsHandedBack]]
 EmitAny: TypeAlias = Callable[[Any], Awaitable[None]]
 """Takes what the writer of the answer understands."""
 
+new_call_id: Callable[[], str] = partial(new_id, "call")
 UNWRITTEN = frozenset({TurnStarted, TurnEnded})
 """What no writer has anything to say of."""
 NOT_STRAIGHT: frozenset[type[ChatEvent]] = frozenset({TurnStarted, TurnEnded, CallsHandedBack})
@@ -66,6 +68,7 @@ class Conversation:
         "_caller",
         "_context",
         "_conversations",
+        "_durable",
         "_is_replay",
         "_meter",
         "_recorded_tools",
@@ -87,12 +90,13 @@ class Conversation:
         request: ChatRequest,
         caller: Caller,
         before_tools: BeforeTools | None = None,
+        durable: DurableRun | None = None,
     ) -> None:
-        """`before_tools` is awaited before a tool is started."""
-        self.run_id = run_id = context.ids["run_id"] = new_id("run")
+        """`before_tools` is awaited before a tool is started. `durable`: what keeps the run, where it outlives its process."""
+        self.run_id = run_id = context.ids["run_id"] = new_id("run") if durable is None else durable.id
         self._runtime, self._route, self._conversations = runtime, route, conversations
         self._context, self._request, self._caller = context, request, caller
-        self._before_tools = before_tools
+        self._before_tools, self._durable = before_tools, durable
         self._warnings = route.warnings
         self._meter: Meter | None = None
         self._is_replay = False
@@ -169,12 +173,17 @@ class Conversation:
 
     def _answer(self, emit: EmitAny) -> Awaitable[None]:
         route = self._route
-        return self._chat(0, route.model, emit, may_pass_through=self._request.may_pass and not route.server_tools)
+        return self._chat(0, route.model, emit, may_pass_through=self._may_pass and not route.server_tools)
+
+    @property
+    def _may_pass(self) -> bool:
+        """A stream that is to be kept in one piece too has to be read."""
+        return self._request.may_pass and not (self._durable is not None and self._request.stream)
 
     async def _answer_choices(self, emit: EmitAny) -> None:
         request, route = self._request, self._route
         models: Sequence[TurnModel] = [route.model] * request.n
-        if not route.server_tools:
+        if not route.server_tools and self._may_pass:
             try:
                 await self._chat(0, route.model, _for_choice(0, emit), may_pass_through=True)
             except SeparateChoices as separate:
@@ -216,7 +225,7 @@ class Conversation:
                     rules=rules,
                 )
             else:
-                ending = await self._with_tools(model, listeners, emit, rules)
+                ending = await self._with_tools(choice, model, listeners, emit, rules)
         except SeparateChoices:
             raise  # nothing has happened yet
         except BaseException as failure:
@@ -230,14 +239,24 @@ class Conversation:
         if ending.note:
             notes["note"] = ending.note
 
-    async def _with_tools(self, model: TurnModel, listeners: list[Listener], emit: Emit, rules: Rules) -> Ending:
+    async def _with_tools(
+        self, choice: int, model: TurnModel, listeners: list[Listener], emit: Emit, rules: Rules
+    ) -> Ending:
         request, route = self._request, self._route
-        setup = self._runtime.engage(
-            route, self._caller, run_id=self.run_id, client_tools=request.tools, allowed=request.allowed
+        durable = None if self._durable is None else self._durable.choice(choice)
+        setup = self._runtime.toolboxes.engage(
+            route,
+            self._caller,
+            self.run_id,
+            request.tools,
+            request.allowed,
+            None if durable is None else durable.ledger,
         )
         messages = request.history
         tool_choice, keep = request.tool_choice, None
         toolbox = self._recorded_tools or setup.toolbox
+        if durable is not None:
+            model, toolbox = durable.chat(model, toolbox)
         if route.server_tools and self._recorded_tools is None:
             listeners.append(_WriteNote(self._context))
             if self._before_tools is not None:
@@ -307,14 +326,9 @@ def _awaiting(before_tools: BeforeTools, run_id: str, emit: Emit) -> Emit:
     return emit_awaiting
 
 
-def caller_key(caller: Caller) -> str:
-    """The owner of what is kept: no key can be named so that it is taken for anonymous."""
-    return "anonymous" if caller.anonymous else f"key {caller.name}"
-
-
 def owner_of(caller: Caller, request: ChatRequest) -> str:
     """Who alone gets back what was kept: a key, and the one of its users that the request names."""
-    return f"{caller_key(caller)}\0{request.end_user}" if request.end_user else caller_key(caller)
+    return f"{owner_name(caller)}\0{request.end_user}" if request.end_user else owner_name(caller)
 
 
 def emit_to_listeners(

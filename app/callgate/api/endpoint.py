@@ -5,19 +5,24 @@ it would not tell us when the client leaves.
 """
 
 import time
-from functools import partial
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
 from callgate.api import recording
-from callgate.api.answers import ClientLeft, EventStream, Pulse, WholeAnswer
-from callgate.api.conversation import Conversation, caller_key
+from callgate.api.answers import BodyWriter, ClientLeft, EventStream, Pulse, WholeAnswer, Work
+from callgate.api.conversation import BeforeTools, Conversation
+from callgate.api.durable_runs import DurableRuns, RunRequest
+from callgate.api.errors import encode
 from callgate.api.faces import Exchange, Face
-from callgate.api.idempotency import WELL, BeforeTools, Ended, Idempotency, not_durable
+from callgate.api.followed_run import WELL, Ended
+from callgate.api.idempotency import Idempotency, not_durable
 from callgate.api.middleware import RequestContext, context_of
 from callgate.api.requests import check_body, read_body
 from callgate.api.rights import seen_by
-from callgate.auth.keys import Caller
+from callgate.auth.keys import Caller, owner_name
+from callgate.runtime.durable_run import DurableRun
 from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.route import check_selectors
 from callgate.runtime.runtime import Runtime
@@ -26,9 +31,12 @@ from callgate.runtime.runtime import Runtime
 class FaceEndpoint:
     """Answers the requests of one face, whole or streamed."""
 
-    def __init__(self, manager: RuntimeManager, face: Face) -> None:
-        self._manager, self._face = manager, face
+    def __init__(self, manager: RuntimeManager, face: Face, runs: DurableRuns | None = None) -> None:
+        """`runs`: where those are kept that outlive this process."""
+        self._manager, self._face, self._runs = manager, face, runs
         self._idempotency = Idempotency(manager.claims)
+        if runs is not None:
+            runs.add(type(face).__name__, self)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = context_of(scope)
@@ -41,16 +49,65 @@ class FaceEndpoint:
         exchange = await self._face.read(body, context, config)
 
         key = context.headers.get("idempotency-key")
-        if key is None:
-            await self._answer(context, exchange, caller, None, receive, send)
+        background, runs = exchange.request.background, self._runs
+        if key is None and background is None:
+            await self._answer(context, exchange, caller, None, None, receive, send)
             return
-        begin, seconds = partial(self._answer, context, exchange, caller), config.store.answer_seconds
+        if runs is not None and (runs.is_on or background is not None):
+            await self._answer_by_run(runs, context, exchange, caller, key, body, receive, send)
+            return
+        assert key is not None, "only a face that keeps runs takes requests for the background"
+
+        async def begin(before_tools: BeforeTools, receive: Receive, send: Send) -> Ended:
+            return await self._answer(context, exchange, caller, before_tools, None, receive, send)
+
+        seconds = config.store.answer_seconds
         # An answer of one face is none in another.
-        owner = caller_key(caller)
+        owner = owner_name(caller)
         if self._face.route != "chat":
             owner = f"{owner}\0{self._face.route}\0{context.ids.get('replay_of', '')}"
         try:
             await self._idempotency.answer(owner, key, body, begin, seconds, receive, send, context.error_body)
+        except ClientLeft:
+            context.notes["ending"] = "client_left"
+
+    async def carry_on(
+        self, request: RunRequest, caller: Caller, run: DurableRun, receive: Receive, send: Send
+    ) -> Ended:
+        """Answer a request whose run was begun by another process."""
+        context = RequestContext(request.headers, request.path)
+        context.caller, context.route = caller, self._face.route
+        exchange = await self._face.read(request.body, context, self._manager.current.config)
+        return await self._answer(context, exchange, caller, None, run, receive, send)
+
+    async def _answer_by_run(
+        self,
+        runs: DurableRuns,
+        context: RequestContext,
+        exchange: Exchange,
+        caller: Caller,
+        key: str | None,
+        body: bytes,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        async def begin(run: DurableRun, receive: Receive, send: Send) -> Ended:
+            return await self._answer(context, exchange, caller, None, run, receive, send)
+
+        request = exchange.request
+        try:
+            await runs.answer(
+                owner_name(caller),
+                type(self._face).__name__,
+                RunRequest.of(context.path, context.headers, body),
+                begin,
+                receive,
+                send,
+                key=key,
+                in_background=request.background is not None,
+                error_body=context.error_body,
+                accepted=None if request.stream else request.background,
+            )
         except ClientLeft:
             context.notes["ending"] = "client_left"
 
@@ -60,6 +117,7 @@ class FaceEndpoint:
         exchange: Exchange,
         caller: Caller,
         before_tools: BeforeTools | None,
+        run: DurableRun | None,
         receive: Receive,
         send: Send,
     ) -> Ended:
@@ -84,14 +142,14 @@ class FaceEndpoint:
             notes = context.notes
             notes["model"], notes["stream"] = request.model, request.stream
             conversation = Conversation(
-                runtime, route, self._manager.conversations, context, request, caller, before_tools
+                runtime, route, self._manager.conversations, context, request, caller, before_tools, run
             )
-            began = time.time()
+            began = time.time() if run is None else run.stored.created_at
             if route.is_recorded or "replay_of" in context.ids:
                 conversation.recording = recording.begin(runtime, route, conversation, context, request, caller, began)
             error, state = None, "cut_off"
             try:
-                error = await _answer_to(exchange, conversation, context, runtime, int(began)).send(receive, send)
+                error = await _answer_to(exchange, conversation, context, runtime, int(began), run).send(receive, send)
                 state = "" if error is None else "failed"
             except ClientLeft:
                 notes["ending"] = state = "client_left"
@@ -113,7 +171,12 @@ class FaceEndpoint:
 
 
 def _answer_to(
-    exchange: Exchange, conversation: Conversation, context: RequestContext, runtime: Runtime, began: int
+    exchange: Exchange,
+    conversation: Conversation,
+    context: RequestContext,
+    runtime: Runtime,
+    began: int,
+    run: DurableRun | None,
 ) -> EventStream | WholeAnswer:
     """The conversation, written in the shape that was asked for."""
     diagnoses = conversation.diagnoses if runtime.diagnostics else None
@@ -121,7 +184,23 @@ def _answer_to(
     if not exchange.request.stream:
         body = exchange.whole(conversation, began, diagnoses)
         return WholeAnswer(work, body, headers, seconds, context.error_body)
+    if run is not None and context.route == "chat":
+        work = _also_whole(work, exchange.whole(conversation, began, diagnoses), run)
     stream = exchange.streamed(conversation, began, diagnoses)
     server = runtime.config.server
     pulse = Pulse(first=server.first_chunk_seconds, heartbeat=server.heartbeat_seconds)
     return EventStream(work, stream, headers, pulse, seconds, context.error_body)
+
+
+def _also_whole(work: Work, body: BodyWriter, run: DurableRun) -> Work:
+    """Work whose answer is streamed, and kept in one piece for whoever asks for it later."""
+
+    async def both(emit: Callable[[Any], Awaitable[None]]) -> None:
+        def emit_to_both(event: Any) -> Awaitable[None]:
+            body.write(event)
+            return emit(event)
+
+        await work(emit_to_both)
+        run.whole_body = encode(body.body())
+
+    return both

@@ -51,6 +51,10 @@ _MARK = "\x00"
 encode = msgspec.json.Encoder().encode
 
 
+def completion_id(run_id: str) -> str:
+    return f"chatcmpl-{run_id[4:]}"
+
+
 class AnswerHead(msgspec.Struct, frozen=True, gc=False):
     """What every part of one answer carries, and the form in which its client wants it."""
 
@@ -64,7 +68,7 @@ class AnswerHead(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def id(self) -> str:
-        return f"chatcmpl-{self.run_id[4:]}"
+        return completion_id(self.run_id)
 
     @property
     def progress(self) -> Progress | None:

@@ -4,7 +4,7 @@ Messages and the client's tools are checked for their outline and never turned i
 of history must cost a scan and a copy.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 import msgspec
@@ -18,6 +18,7 @@ from callgate.api.strict_json import Fields, check_text, invalid_json, split, sp
 from callgate.conversation.errors import ChatError
 from callgate.conversation.ports import Message, ModelRequest, Original, Passthrough
 from callgate.conversation.turn_recovery import FIELD, Hint, take_hints
+from callgate.ledger.runs import StoredRun
 
 OURS = frozenset({"model", "messages", "tools", "tool_choice", "stream", "stream_options", "metadata", "n"})
 """Fields that are carried by name; all others travel on as they are."""
@@ -73,6 +74,8 @@ class ChatRequest(msgspec.Struct):
     """What calls in the history say of calls of ours that ran beside them."""
     may_pass: bool = True
     """Whoever writes the answer takes it in its provider's own bytes as well."""
+    background: Callable[[StoredRun], bytes] | None = None
+    """Set where it is carried on when nobody waits for it, and its answer fetched later: what is answered meanwhile."""
     every_event: bool = False
     """Whoever writes the answer is given the events of turns too."""
     keeps_hidden: bool = False

@@ -10,9 +10,7 @@ from starlette.types import ASGIApp
 
 from callgate.api.admin import admin_routes
 from callgate.api.approvals import approval_routes
-from callgate.api.azure import AZURE_PATH, AzureChatFace
-from callgate.api.chat import ChatFace
-from callgate.api.endpoint import FaceEndpoint
+from callgate.api.durable_runs import DurableRuns
 from callgate.api.errors import (
     MESSAGES,
     VERSION,
@@ -23,9 +21,9 @@ from callgate.api.errors import (
     envelope_schema,
     in_path,
 )
+from callgate.api.face_routes import add_faces
 from callgate.api.feed import feed_routes
 from callgate.api.messages.described import messages_operation
-from callgate.api.messages.face import MessagesFace
 from callgate.api.messages.models import model_card, models_page
 from callgate.api.middleware import context_of
 from callgate.api.page import page_routes
@@ -33,10 +31,6 @@ from callgate.api.proxied_routes import PATHS, PassingEndpoint
 from callgate.api.replay import PATH as REPLAY_PATH
 from callgate.api.replay import ReplayEndpoint, replay_operation
 from callgate.api.responses.described import response_operation
-from callgate.api.responses.face import ResponsesFace
-from callgate.api.responses.kept import KeptResponses
-from callgate.api.responses.routes import response_routes
-from callgate.api.responses.websocket import ResponsesSocket
 from callgate.api.runs import run_routes
 from callgate.api.tools import tool_routes
 from callgate.api.usage import usage_routes
@@ -45,26 +39,12 @@ from callgate.conversation.errors import ChatError
 from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.runtime import Runtime
 
-CHAT_PATHS = ("/v1/chat/completions", "/chat/completions")
-RESPONSES_PATHS = ("/v1/responses", "/responses")
 
-
-def add_routes(app: FastAPI, manager: RuntimeManager, *, page: bool = True) -> Mapping[tuple[str, str], ASGIApp]:
+def add_routes(
+    app: FastAPI, manager: RuntimeManager, runs: DurableRuns, *, page: bool = True
+) -> Mapping[tuple[str, str], ASGIApp]:
     """Every route; given back are those that the middleware calls by itself."""
-    chat = FaceEndpoint(manager, ChatFace())
-    for path in CHAT_PATHS:
-        app.router.routes.append(Route(path, chat, methods=["POST"], name="create_chat_completion"))
-    azure = FaceEndpoint(manager, AzureChatFace())
-    app.router.routes.append(Route(AZURE_PATH, azure, methods=["POST"], name="create_chat_completion_azure"))
-    messages = FaceEndpoint(manager, MessagesFace())
-    app.router.routes.append(Route(MESSAGES, messages, methods=["POST"], name="create_message"))
-    kept = KeptResponses(manager.responses)
-    responses = FaceEndpoint(manager, ResponsesFace(manager, kept))
-    socket = ResponsesSocket(manager)
-    for path in RESPONSES_PATHS:
-        app.router.routes.append(Route(path, socket, methods=["GET"], name="responses_socket"))
-        app.router.routes.append(Route(path, responses, methods=["POST"], name="create_response"))
-        app.router.routes.extend(response_routes(path, kept))
+    straight = add_faces(app, manager, runs)
     for path in PATHS:
         passing = PassingEndpoint(manager, path)
         for start in ("/v1", ""):
@@ -85,8 +65,7 @@ def add_routes(app: FastAPI, manager: RuntimeManager, *, page: bool = True) -> M
     app.exception_handler(ChatError)(answer_chat_error)
     app.exception_handler(Exception)(answer_failure)
     _describe_chat(app)
-    faces = dict.fromkeys(CHAT_PATHS, chat) | dict.fromkeys(RESPONSES_PATHS, responses) | {MESSAGES: messages}
-    return {("POST", path): face for path, face in faces.items()}
+    return straight
 
 
 def _models(manager: RuntimeManager) -> APIRouter:

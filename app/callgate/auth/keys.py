@@ -137,6 +137,16 @@ class Keyring:
             raise _unauthorized("Incorrect API key provided.", "invalid_api_key")
         return caller
 
+    def known(self, owner: str) -> Caller | None:
+        """The caller that `owner_name` gave this name, if its key is still one."""
+        self._look_again()
+        if self.open:
+            return ANONYMOUS if owner == owner_name(ANONYMOUS) else None
+        for _, caller, expires_at in self._callers:
+            if owner_name(caller) == owner and (expires_at is None or time.time() < expires_at):
+                return caller
+        return None
+
     def _caller_of(self, key: str) -> Caller | None:
         """Every entry is compared, whether one has matched or not, so that time says nothing of which one did."""
         if len(key) > _MAX_KEY_LENGTH:
@@ -165,6 +175,11 @@ class Keyring:
 def warn_of_first_key(names: Sequence[str]) -> None:
     """For the log of a server that has let everyone in so far."""
     log.warning("keys_required", keys=list(names))
+
+
+def owner_name(caller: Caller) -> str:
+    """The owner of what is kept: no key can be named so that it is taken for anonymous."""
+    return "anonymous" if caller.anonymous else f"key {caller.name}"
 
 
 def mint_key() -> tuple[str, str]:

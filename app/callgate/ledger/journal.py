@@ -75,7 +75,7 @@ class LedgerRecord:
         if self._began:
             self._ledger.end(self._entry, RunState.UNKNOWN, f"cut off: {type(error).__name__}")
         else:
-            self._ledger.end(self._entry, RunState.FAILED, "never begun: the request ended first")
+            self._ledger.end(self._entry, RunState.WITHDRAWN, "never begun: the request ended first")
 
 
 def _never_began(outcome: Outcome) -> tuple[RunState, str]:

@@ -17,6 +17,7 @@ from callgate.ledger.database import DatabaseAway
 from callgate.ledger.tables import (
     CALL_COLUMNS,
     CHANGING,
+    IDENTITY,
     POSTGRES_TABLES,
     POSTGRES_WORDS,
     SPENT,
@@ -47,11 +48,11 @@ _TYPES: Final = (
     "text", "text",
 )  # fmt: skip
 _ROWS: Final = (
-    f"INSERT INTO calls ({', '.join(CALL_COLUMNS)}) SELECT * FROM unnest("  # noqa: S608 - our own words
+    f"INSERT INTO calls ({', '.join(CALL_COLUMNS)}) SELECT * FROM unnest("
     + ", ".join(f"${at}::{kind}[]" for at, kind in enumerate(_TYPES, 1))
     + ") ON CONFLICT (id) DO UPDATE SET "
     + ", ".join(f"{column} = excluded.{column}" for column in CHANGING)
-    + " WHERE calls.ended_at IS NULL RETURNING id"
+    + " WHERE calls.ended_at IS NULL AND calls.epoch = excluded.epoch RETURNING id"
 )
 
 log = structlog.get_logger("callgate.ledger")
@@ -67,6 +68,7 @@ class PostgresDatabase:
     def __init__(self, url: str, schema: str = "callgate") -> None:
         self._url, self._schema = url, schema
         self._pool: asyncpg.Pool[Any] | None = None
+        self._identity = ""
 
     async def open(self) -> None:
         """Raises `DatabaseAway`, and `NotMigrated` where its tables are not those of this version."""
@@ -113,6 +115,12 @@ class PostgresDatabase:
 
     async def leave(self, process: str) -> None:
         await self.fetch("DELETE FROM processes WHERE name = ?1", process)
+
+    async def identity(self) -> str:
+        if not self._identity:
+            await self.fetch(IDENTITY[0] + " RETURNING id", secrets.token_hex(8))
+            self._identity = (await self.fetch(IDENTITY[1]))[0][0]
+        return self._identity
 
     async def close(self) -> None:
         pool, self._pool = self._pool, None

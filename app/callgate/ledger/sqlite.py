@@ -169,7 +169,7 @@ def _make_tables(database: sqlite3.Connection) -> None:
         database.execute(in_words(statement, SQLITE_WORDS))
     if of_older_version:
         both = ", ".join(name for name in CALL_COLUMNS if name in columns)
-        database.execute(f"INSERT INTO calls ({both}) SELECT {both} FROM older")  # noqa: S608 - our own words
+        database.execute(f"INSERT INTO calls ({both}) SELECT {both} FROM older")
         database.execute("DROP TABLE older")
     database.execute("COMMIT")
 
@@ -208,8 +208,8 @@ def _statement(rows: int) -> str:
     row = f"({', '.join('?' * len(CALL_COLUMNS))})"
     ended = ", ".join(f"{column} = excluded.{column}" for column in CHANGING)
     return (
-        f"INSERT INTO calls ({', '.join(CALL_COLUMNS)}) VALUES {', '.join([row] * rows)}"  # noqa: S608 - our own words
-        f" ON CONFLICT (id) DO UPDATE SET {ended} WHERE ended_at IS NULL"
+        f"INSERT INTO calls ({', '.join(CALL_COLUMNS)}) VALUES {', '.join([row] * rows)}"
+        f" ON CONFLICT (id) DO UPDATE SET {ended} WHERE calls.ended_at IS NULL AND calls.epoch = excluded.epoch"
     )
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import secrets
 import sqlite3
 import threading
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from callgate.ledger.database import DatabaseAway
 from callgate.ledger.sqlite import FILE, bury, opened
-from callgate.ledger.tables import SQLITE_WORDS, Row, in_words
+from callgate.ledger.tables import IDENTITY, SQLITE_WORDS, Row, in_words
 
 
 class SqliteDatabase:
@@ -20,6 +21,7 @@ class SqliteDatabase:
         self._folder = folder
         self._lock = threading.Lock()
         self._opened: sqlite3.Connection | None = None
+        self._identity = ""
 
     async def fetch(self, statement: str, *values: Any) -> list[Row]:
         return await asyncio.to_thread(self._fetch, _here(statement), values)
@@ -29,6 +31,12 @@ class SqliteDatabase:
 
     async def leave(self, process: str) -> None:
         """Its ledger does, with its last batch."""
+
+    async def identity(self) -> str:
+        if not self._identity:
+            await self.fetch(IDENTITY[0], secrets.token_hex(8))
+            self._identity = (await self.fetch(IDENTITY[1]))[0][0]
+        return self._identity
 
     async def close(self) -> None:
         with self._lock:

@@ -55,13 +55,11 @@ CREATE TABLE IF NOT EXISTS runs (
   key_digest TEXT,
   request_digest {blob} NOT NULL,
   face TEXT NOT NULL,
-  request {blob},
-  config_digest TEXT NOT NULL,
-  state TEXT NOT NULL CHECK (state IN ('running', 'done', 'failed', 'cancelled')),
+  request {blob} NOT NULL,
+  state TEXT NOT NULL CHECK (state IN ('running', 'done', 'cancelled')),
   background {int} NOT NULL,
   owner TEXT,
   epoch {int} NOT NULL,
-  wrote {int} NOT NULL DEFAULT 0,
   cancel {int} NOT NULL DEFAULT 0,
   created_at {real} NOT NULL,
   followed_at {real} NOT NULL,
@@ -95,6 +93,7 @@ CREATE TABLE IF NOT EXISTS approvals (
   reason TEXT NOT NULL DEFAULT ''
 ){strict}
 """,
+    "CREATE TABLE IF NOT EXISTS identity (id TEXT NOT NULL){strict}",
     "CREATE INDEX IF NOT EXISTS approvals_waiting ON approvals (since) WHERE state = 'waiting'",
 )
 """Each statement by itself, in the order they are to be run in."""
@@ -155,8 +154,12 @@ SPENT: Final = (
 )
 PROCESS_ENDED_FIRST: Final = "the process ended first"
 NEVER_BEGUN: Final = f"never begun: {PROCESS_ENDED_FIRST}"
+IDENTITY: Final = (
+    "INSERT INTO identity SELECT CAST(?1 AS TEXT) WHERE NOT EXISTS (SELECT id FROM identity)",
+    "SELECT min(id) FROM identity",
+)
 MARK_LOST: Final = (
-    "UPDATE calls SET state = CASE state WHEN 'waiting' THEN 'withdrawn' ELSE 'unknown' END, ended_at = {now},"  # noqa: S608 - our own words
+    "UPDATE calls SET state = CASE state WHEN 'waiting' THEN 'withdrawn' ELSE 'unknown' END, ended_at = {now},"
     f" note = CASE state WHEN 'waiting' THEN '{NEVER_BEGUN}' ELSE '{PROCESS_ENDED_FIRST}' END"
     " WHERE ended_at IS NULL AND process NOT IN (SELECT name FROM processes WHERE seen_at > {now} - CAST(?1 AS {real}))"
     " RETURNING state"

@@ -10,7 +10,7 @@ from callgate.calls.outcome import Failed
 from callgate.calls.states import ReadyCall
 from callgate.config.schema import Config
 from callgate.conversation.ports import Message, Model, Report, Toolbox
-from callgate.ledger.entry import NoLedger
+from callgate.ledger.entry import Ledger, NoLedger
 from callgate.ledger.journal import LedgerJournal
 from callgate.runtime.route import Route
 from callgate.runtime.shared import SharedResources
@@ -56,13 +56,14 @@ class Toolboxes:
         run_id: str,
         client_tools: Sequence[msgspec.Raw],
         allowed: frozenset[str] | None,
+        ledger: Ledger | None = None,
     ) -> ChatSetup:
         server_tools = route.server_tools
         toolbox: Toolbox
         pages = ResultPages(self._kept_results, caller.name, run_id)
         if server_tools:
             client_tools = only_named(client_tools, allowed)
-            toolbox = self._recorded(server_tools, client_tools, pages, caller, run_id)
+            toolbox = self._recorded(server_tools, client_tools, pages, caller, run_id, ledger)
         else:
             toolbox = ClientsOnly(lambda: client_tools)
         return ChatSetup(
@@ -78,7 +79,13 @@ class Toolboxes:
         return self._recorded(tools, (), ResultPages(self._kept_results, caller.name, run_id), caller, run_id)
 
     def _recorded(
-        self, tools: ToolSet, client_tools: Sequence[msgspec.Raw], pages: ResultPages, caller: Caller, run_id: str
+        self,
+        tools: ToolSet,
+        client_tools: Sequence[msgspec.Raw],
+        pages: ResultPages,
+        caller: Caller,
+        run_id: str,
+        ledger: Ledger | None = None,
     ) -> Toolbox:
         inner = RequestToolbox(
             tools,
@@ -86,17 +93,17 @@ class Toolboxes:
             run_id=run_id,
             limits=self._limits,
             approve=self._approver(caller, run_id),
-            journal=self._journal(caller, run_id),
+            journal=self._journal(caller, run_id, ledger or self._ledger),
             on_cut=pages.keep,
         )
         return PagedToolbox(inner, pages, self._result_bytes)
 
-    def _journal(self, caller: Caller, run_id: str) -> LedgerJournal | None:
+    def _journal(self, caller: Caller, run_id: str, ledger: Ledger) -> LedgerJournal | None:
         """What writes each run into the ledger, if there is one."""
-        if isinstance(self._ledger, NoLedger):
+        if isinstance(ledger, NoLedger):
             return None
         mask = logs.masked if self._log_content else None
-        return LedgerJournal(self._ledger, run_id=run_id, key_name=caller.name, mask=mask)
+        return LedgerJournal(ledger, run_id=run_id, key_name=caller.name, mask=mask)
 
     def _approver(self, caller: Caller, run_id: str) -> Approve:
         """How the tools of this run ask for approval."""

@@ -1,6 +1,6 @@
 """Everything that was built from one reading of the config."""
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ from callgate.runtime.builders.limits import rules_of
 from callgate.runtime.builders.models import concurrency_of
 from callgate.runtime.builders.stores import record_policy_of
 from callgate.runtime.builders.tools import registry_of
-from callgate.runtime.chat_setup import ChatSetup, Toolboxes
+from callgate.runtime.chat_setup import Toolboxes
 from callgate.runtime.models import Models
 from callgate.runtime.offered_tools import OfferedTools
 from callgate.runtime.prices import Prices
@@ -103,6 +103,10 @@ class Runtime:
         """Who asks, or a refusal. The one way in for every route."""
         self.check_origin(headers)
         return self._keyring.identify(headers)
+
+    def caller_named(self, owner: str) -> Caller | None:
+        """Who stands behind the name that things are kept under, if its key is still one."""
+        return self._keyring.known(owner)
 
     def check_origin(self, headers: Mapping[str, str]) -> None:
         """Refuse what a web page has a browser send under a name that is not ours."""
@@ -246,18 +250,6 @@ class Runtime:
                 audit.warning(
                     "tool_pattern_unmatched", where=".".join(map(str, problem.path)), detail=str(problem.found)
                 )
-
-    def engage(
-        self,
-        route: Route,
-        caller: Caller,
-        *,
-        run_id: str,
-        client_tools: Sequence[msgspec.Raw],
-        allowed: frozenset[str] | None = None,
-    ) -> ChatSetup:
-        """The model and the tools for one chat of this caller's."""
-        return self.toolboxes.engage(route, caller, run_id, client_tools, allowed)
 
     def listeners(self, model_name: str, run_id: str, caller: Caller) -> tuple[Listener, ...]:
         return (

@@ -8,7 +8,7 @@ import msgspec
 import structlog
 
 from callgate.api.answers import BodyWriter, StreamWriter, Work
-from callgate.api.conversation import Conversation, caller_key
+from callgate.api.conversation import Conversation
 from callgate.api.middleware import RequestContext
 from callgate.api.request_schema import wrong
 from callgate.api.requests import ChatRequest, read_chat_request
@@ -18,6 +18,7 @@ from callgate.api.responses.offered import OWN_LABEL, Offered, offered_tools
 from callgate.api.responses.output import ResponseBody, ResponseHead, ResponseItems, ResponseWriter
 from callgate.api.responses.request import ResponsesBody, chat_fields, read_body_of, shown_fields
 from callgate.api.responses.seal import sealed, unsealed
+from callgate.auth.keys import owner_name
 from callgate.config.schema import Config
 from callgate.conversation.diagnosis import Diagnosis
 from callgate.conversation.events import CallsHandedBack, ChatEnded, ChatEvent
@@ -41,7 +42,7 @@ class ResponsesFace:
 
     async def read(self, body: bytes, context: RequestContext, config: Config) -> "ResponsesExchange":
         assert context.caller is not None, "the middleware lets nobody in without a caller"
-        owner = caller_key(context.caller)
+        owner = owner_name(context.caller)
         asked, fields = read_body_of(body, config.limits.json_depth)
         runtime = self._manager.current
         runtime.check_model(asked.model, context.caller)

@@ -7,11 +7,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from callgate.api.conversation import caller_key
 from callgate.api.errors import encode
 from callgate.api.middleware import context_of
 from callgate.api.request_schema import wrong
 from callgate.api.responses.kept import KeptResponses
+from callgate.auth.keys import owner_name
 from callgate.conversation.errors import ChatError
 
 MOST_ITEMS: Final = 100
@@ -86,7 +86,7 @@ def _asked(request: Request) -> tuple[str, str]:
     context = context_of(request.scope)
     context.route = "responses"
     assert context.caller is not None, "the middleware lets nobody in without a caller"
-    return caller_key(context.caller), request.path_params["id"]
+    return owner_name(context.caller), request.path_params["id"]
 
 
 def _json(value: Any) -> Response:

@@ -1,0 +1,456 @@
+"""Requests that outlive the process that answers them: those with an `Idempotency-Key`, and those in the background.
+
+A run is a row of the ledger with an owner. Whoever is asked for it again follows it, here or at another process, and gets
+its answer from the beginning; when its process dies, another plays it again from what was kept and carries it on.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, Protocol, Self
+
+import msgspec
+import structlog
+from starlette.types import Message, Receive, Send
+
+from callgate.api.errors import ErrorBody, as_chat_error, in_openais_shape
+from callgate.api.followed_run import Ended, FollowedRun, check_key, interrupted, other_request
+from callgate.auth.keys import Caller
+from callgate.conversation.errors import ChatError
+from callgate.conversation.ids import new_id
+from callgate.ledger.database import DatabaseAway
+from callgate.ledger.runs import RunLedger, StoredRun
+from callgate.runtime.durable_run import DurableRun, TakenOver
+from callgate.runtime.manager import RuntimeManager
+from callgate.stores.store import StoreError
+from callgate.telemetry.logs import stand_on_every_line
+
+LOOK_SECONDS: Final = 0.5
+"""How often runs are looked for whose process is gone, and those of ours that are to be stopped."""
+POLL_SECONDS: Final = 0.25
+"""How often a run of another process is looked at by whoever follows it."""
+FOLLOWED_SECONDS: Final = 2.0
+"""For so long after they last asked do those who follow at another process count as there."""
+PRUNE_LOOKS: Final = 7200
+"""Looks between two times that old runs are forgotten: an hour."""
+UNKEPT_HEADERS: Final = frozenset({"authorization", "api-key", "x-api-key", "cookie", "proxy-authorization"})
+"""What lets a caller in is not kept: whoever carries the run on knows the caller by name."""
+
+log = structlog.get_logger("callgate.runs")
+
+
+class RunRequest(msgspec.Struct, frozen=True):
+    """A request as it is kept, to be read again by whoever carries its run on."""
+
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+
+    @classmethod
+    def of(cls, path: str, headers: Mapping[str, str], body: bytes) -> "RunRequest":
+        return cls(path, {name: value for name, value in headers.items() if name not in UNKEPT_HEADERS}, body)
+
+
+class RunAnswer(msgspec.Struct, frozen=True):
+    """What a run has answered."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    whole: bytes | None = None
+    """The same in one piece, where it was streamed."""
+
+
+class Carrier(Protocol):
+    """What answers the requests of one face."""
+
+    async def carry_on(
+        self, request: RunRequest, caller: Caller, run: DurableRun, receive: Receive, send: Send
+    ) -> Ended:
+        """Answer a request whose run was begun elsewhere."""
+        ...
+
+
+class DurableRuns:
+    """The runs of this process, and those of others that somebody follows here."""
+
+    def __init__(self, manager: RuntimeManager) -> None:
+        self._manager = manager
+        self._carriers: dict[str, Carrier] = {}
+        self._followed: dict[str, FollowedRun] = {}
+        self._ours: dict[str, _Carried] = {}
+        self._ledger: RunLedger | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._is_closing = False
+
+    def add(self, face: str, carrier: Carrier) -> None:
+        self._carriers[face] = carrier
+
+    @property
+    def is_on(self) -> bool:
+        """Whether runs are kept: there is a ledger, and nobody has turned them off."""
+        return self._ledger is not None
+
+    async def __aenter__(self) -> Self:
+        config, shared = self._manager.current.config, self._manager.shared.shared_ledger
+        if shared is not None and config.runs.durable == "keyed":
+            self._ledger = RunLedger(shared.database, shared.calls.process, config.runs.dead_after_seconds)
+            self._looking = asyncio.create_task(self._look(self._ledger), name="looking for runs")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """What is still under way is another process's from now on."""
+        self._is_closing = True
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait({self._looking})
+        for carried in list(self._ours.values()):
+            carried.hand_over()
+        tasks = {
+            run.task for run in (*self._followed.values(), *(it.followed for it in self._ours.values())) if run.task
+        }
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    # -- for whoever asks
+
+    async def answer(
+        self,
+        owner: str,
+        face: str,
+        request: RunRequest,
+        begin: Callable[[DurableRun, Receive, Send], Awaitable[Ended]],
+        receive: Receive,
+        send: Send,
+        *,
+        key: str | None,
+        in_background: bool,
+        error_body: ErrorBody = in_openais_shape,
+        accepted: Callable[[StoredRun], bytes] | None = None,
+    ) -> None:
+        """Answer a request by its one run. `accepted` makes the answer where the client does not wait for the run's own.
+
+        Raises `ClientLeft` when its client did not wait."""
+        if self._ledger is None:
+            raise ChatError(
+                400,
+                "Nothing can go on in the background here: it needs a `data_dir` or a `ledger.url`, and `runs.durable`.",
+                code="background_not_available",
+            )
+        digest = hashlib.sha256(request.body).digest()
+        id = new_id("run")
+        key_digest = None
+        if key is not None:
+            check_key(key)
+            key_digest = hashlib.sha256(f"{face}\0{key}".encode()).hexdigest()
+        place = f"{owner}\0{key_digest or id}\0{digest.hex()}"
+        while (run := self._followed.get(place)) is not None and run.is_over:
+            assert run.task is not None
+            await asyncio.wait({run.task})  # on its way out; whether it may run again is known when it has ended
+        if run is None:
+            run = self._followed[place] = FollowedRun(digest, error_body, outlives_server=True)
+            run.goes_on = in_background
+            values = {
+                "caller": owner,
+                "key_digest": key_digest,
+                "request_digest": digest,
+                "face": face,
+                "request": _encode(request),
+                "background": in_background,
+            }
+            run.task = asyncio.create_task(self._answer(place, run, id, values, begin), name="a durable run")
+        if accepted is None:
+            await run.follow(receive, send)
+            return
+        stored = await run.begun()
+        if stored is None:
+            await run.follow(receive, send)
+            return
+        body = accepted(stored)
+        await send({"type": "http.response.start", "status": 202, "headers": _accepted_headers(stored, body)})
+        await send({"type": "http.response.body", "body": body})
+
+    async def find(self, id: str, caller: str, *, sees_all: bool = False) -> StoredRun:
+        """A run of this caller's, or a `ChatError` 404."""
+        found = None
+        if self._ledger is not None:
+            async with _available():
+                found = await self._ledger.find(id)
+        if found is None or not (sees_all or found.caller == caller):
+            raise ChatError(404, f"There is no run `{id[:64]}` that is kept.", param="id", code="run_not_found")
+        return found
+
+    async def cancel(self, id: str, caller: str, *, sees_all: bool = False) -> StoredRun:
+        """Have a run stopped, wherever it is; one that has ended stays as it is."""
+        stored = await self.find(id, caller, sees_all=sees_all)
+        assert self._ledger is not None, "it was found in it"
+        async with _available():
+            await self._ledger.cancel(stored.id)
+        if (carried := self._ours.get(stored.id)) is not None:
+            carried.stop()
+            await asyncio.wait({carried.followed.task} if carried.followed.task else set())
+        async with _available():
+            return await self._ledger.find(stored.id) or stored
+
+    # -- one run
+
+    async def _answer(
+        self,
+        place: str,
+        run: FollowedRun,
+        id: str,
+        values: dict[str, Any],
+        begin: Callable[[DurableRun, Receive, Send], Awaitable[Ended]],
+    ) -> None:
+        ledger = self._ledger
+        assert ledger is not None, "asked while it is on"
+        try:
+            while True:
+                async with _available():
+                    await self._check_home(values["key_digest"])
+                    stored = await ledger.begin(id, **values)
+                if stored.request_digest != run.digest:
+                    raise other_request()
+                run.stands(stored)
+                if stored.id == id:
+                    durable = DurableRun(ledger, self._manager.shared.ledger, stored)
+                    await self._carry(_Carried(run, durable), begin)
+                    return
+                if await self._follow(ledger, stored, run):
+                    return
+                # It was forgotten, as nothing of it was worth keeping: it is ours to run.
+        except ChatError as refusal:
+            run.fail(refusal)
+        finally:
+            self._followed.pop(place, None)
+            run.end()
+
+    async def _carry(self, carried: "_Carried", begin: Callable[[DurableRun, Receive, Send], Awaitable[Ended]]) -> None:
+        """Run it to its end, and keep its answer."""
+        run, durable, ledger = carried.followed, carried.durable, self._ledger
+        assert ledger is not None, "asked while it is on"
+        stored = durable.stored
+        self._ours[stored.id] = carried
+
+        async def receive() -> Message:
+            await carried.unwanted(ledger)
+            return {"type": "http.disconnect"}
+
+        try:
+            try:
+                ended = await begin(durable, receive, run.record)
+            except TakenOver:
+                raise
+            except Exception as failure:  # noqa: BLE001 - sent to all who follow; nobody awaits this task for its result
+                error = as_chat_error(failure)
+                ended = Ended(
+                    error, left=True
+                )  # refused before it began: whatever the status, another try may do better
+            if durable.is_lost:
+                raise TakenOver
+            is_kept = carried.is_stopped or stored.background or ended.wrote or durable.has_written
+            if not is_kept and ended.may_run_again:
+                run.is_over = True
+                await durable.insist(lambda: ledger.forget(stored))
+                if ended.error is not None:
+                    run.fail(ended.error)
+                return
+            if ended.error is not None:
+                run.fail(ended.error)
+            elif ended.left or carried.is_stopped:
+                # Nobody has got it, and half an answer is none: what is kept is why there will be no whole one.
+                run.status = 0
+                run.fail(_cancelled() if carried.is_stopped else interrupted())
+            answer = RunAnswer(run.status, run.headers, b"".join(run.parts), durable.whole_body)
+            state = "cancelled" if carried.is_stopped else "done"
+            await durable.insist(lambda: ledger.finish(stored, state, _encode(answer)))
+        except TakenOver as taken:
+            log.warning("run_taken_over_elsewhere", run_id=stored.id)
+            run.fail(taken)
+        except asyncio.CancelledError:
+            if not self._is_closing:
+                raise
+            durable.is_lost = True
+            with contextlib.suppress(DatabaseAway):  # then we are taken for dead, a little later
+                await ledger.release(stored)
+            log.info("run_handed_over", run_id=stored.id)
+            run.fail(TakenOver())
+        finally:
+            self._ours.pop(stored.id, None)
+
+    async def _follow(self, ledger: RunLedger, stored: StoredRun, run: FollowedRun) -> bool:
+        """Give a run of another process; whether there was an end of it."""
+        if (carried := self._ours.get(stored.id)) is not None:
+            await carried.followed.send_all(run.record)
+            return True
+        said_at = -FOLLOWED_SECONDS
+        loop = asyncio.get_running_loop()
+        while stored.answer is None:
+            if run.left.is_set():
+                return True
+            async with _available():
+                if loop.time() - said_at >= FOLLOWED_SECONDS / 2:
+                    said_at = loop.time()
+                    await ledger.follow(stored.id)
+                found = await ledger.find(stored.id)
+            if found is None:
+                return False
+            stored = found
+            if stored.answer is None:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_SECONDS):
+                        await run.left.wait()
+        answer = decode_answer(stored.answer)
+        run.replay(answer.status, answer.headers, answer.body)
+        return True
+
+    async def _check_home(self, key_digest: str | None) -> None:
+        """Where Redis is shared and the ledger is a file, a key belongs to the ledger that it came to first: another one,
+        on another machine, knows nothing of it."""
+        shared, config = self._manager.shared.shared_ledger, self._manager.current.config
+        if key_digest is None or shared is None or config.store.redis_url is None or config.ledger.url is not None:
+            return
+        home = (await shared.database.identity()).encode()
+        try:
+            if await self._manager.store.add(f"home:{key_digest}", home, config.store.answer_seconds):
+                return
+            kept = await self._manager.store.get(f"home:{key_digest}")
+        except StoreError as error:
+            raise _unavailable(str(error)) from error
+        if kept not in (home, None):
+            raise ChatError(
+                409,
+                "This Idempotency-Key was first sent to a server that shares no ledger with this one: both need the same"
+                " `ledger.url`.",
+                code="idempotency_key_elsewhere",
+            )
+
+    # -- of others
+
+    async def _look(self, ledger: RunLedger) -> None:
+        looks = 0
+        while True:
+            try:
+                for id in await ledger.cancelled(list(self._ours)):
+                    if id in self._ours:
+                        self._ours[id].stop()
+                for stored in await ledger.take_over() if self._manager.is_ready else ():
+                    self._carry_on(ledger, stored)
+                if looks % PRUNE_LOOKS == 0:
+                    await ledger.prune(self._manager.current.config.store.answer_seconds)
+                looks += 1
+            except DatabaseAway:
+                pass  # said once by whoever says that we live
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _carry_on(self, ledger: RunLedger, stored: StoredRun) -> None:
+        run = FollowedRun(stored.request_digest, outlives_server=True)
+        run.goes_on = True  # those who waited for it did not leave: their server did
+        run.task = asyncio.create_task(self._carried_on(ledger, stored, run), name="a durable run")
+        place = f"{stored.caller}\0{stored.id}"
+        self._followed[place] = run
+        run.task.add_done_callback(lambda _: self._followed.pop(place, None))
+
+    async def _carried_on(self, ledger: RunLedger, stored: StoredRun, run: FollowedRun) -> None:
+        stand_on_every_line({"run_id": stored.id})
+        log.warning("run_taken_over", run_id=stored.id, epoch=stored.epoch)
+
+        async def begin(durable: DurableRun, receive: Receive, send: Send) -> Ended:
+            caller = self._manager.current.caller_named(stored.caller)
+            carrier = self._carriers.get(stored.face)
+            if caller is None or carrier is None:
+                raise ChatError(401, "The key of this run is no key any more.", code="invalid_api_key")
+            return await carrier.carry_on(decode_request(stored.request), caller, durable, receive, send)
+
+        try:
+            while True:
+                try:
+                    durable = await DurableRun.taken_over(ledger, self._manager.shared.ledger, stored)
+                    break
+                except DatabaseAway:
+                    await asyncio.sleep(LOOK_SECONDS)
+            await self._carry(_Carried(run, durable), begin)
+        finally:
+            run.end()
+
+
+class _Carried:
+    """A run of ours, and what may end it early."""
+
+    def __init__(self, followed: FollowedRun, durable: DurableRun) -> None:
+        self.followed, self.durable = followed, durable
+        self._stopped = asyncio.Event()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Somebody has cancelled it."""
+        return self._stopped.is_set()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def hand_over(self) -> None:
+        """From now on nothing of it is written here."""
+        self.durable.is_lost = True
+
+    async def unwanted(self, ledger: RunLedger) -> None:
+        """Returns when it was cancelled, or nobody follows it any more, here or elsewhere."""
+        left = asyncio.create_task(self._left(ledger))
+        stopped = asyncio.create_task(self._stopped.wait())
+        try:
+            await asyncio.wait({left, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            left.cancel()
+            stopped.cancel()
+            await asyncio.wait({left, stopped})
+
+    async def _left(self, ledger: RunLedger) -> None:
+        await self.followed.left.wait()
+        while True:
+            try:
+                if not await ledger.is_followed(self.durable.id, FOLLOWED_SECONDS):
+                    return
+            except DatabaseAway:
+                pass  # they are taken to be there
+            await asyncio.sleep(FOLLOWED_SECONDS / 2)
+
+
+_encode = msgspec.msgpack.Encoder().encode
+decode_answer = msgspec.msgpack.Decoder(RunAnswer).decode
+decode_request = msgspec.msgpack.Decoder(RunRequest).decode
+
+
+@contextlib.asynccontextmanager
+async def _available() -> Any:
+    try:
+        yield
+    except DatabaseAway as away:
+        raise _unavailable(str(away)) from away
+
+
+def _unavailable(error: str) -> ChatError:
+    """What cannot be kept could be run twice."""
+    log.error("run_refused", error=error)
+    return ChatError(
+        503,
+        "This run cannot be kept at the moment, so that nothing is run. Try again in a moment.",
+        type="server_error",
+        code="runs_unavailable",
+        retry_after=1,
+    )
+
+
+def _cancelled() -> ChatError:
+    return ChatError(409, "This run was cancelled.", code="run_cancelled")
+
+
+def _accepted_headers(stored: StoredRun, body: bytes) -> list[tuple[bytes, bytes]]:
+    return [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"x-callgate-run", stored.id.encode()),
+        (b"retry-after", b"1"),
+    ]

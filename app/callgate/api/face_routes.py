@@ -1,0 +1,45 @@
+"""The routes of the faces: what answers each API, and how its runs are come back for."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from fastapi import FastAPI
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from callgate.api.azure import AZURE_PATH, AzureChatFace
+from callgate.api.chat import ChatFace
+from callgate.api.durable_routes import durable_routes
+from callgate.api.durable_runs import DurableRuns
+from callgate.api.endpoint import FaceEndpoint
+from callgate.api.errors import MESSAGES
+from callgate.api.messages.face import MessagesFace
+from callgate.api.responses.face import ResponsesFace
+from callgate.api.responses.kept import KeptResponses
+from callgate.api.responses.routes import response_routes
+from callgate.api.responses.websocket import ResponsesSocket
+from callgate.runtime.manager import RuntimeManager
+
+CHAT_PATHS: Final = ("/v1/chat/completions", "/chat/completions")
+RESPONSES_PATHS: Final = ("/v1/responses", "/responses")
+
+
+def add_faces(app: FastAPI, manager: RuntimeManager, runs: DurableRuns) -> Mapping[tuple[str, str], ASGIApp]:
+    """Given back are those that the middleware calls by itself."""
+    chat = FaceEndpoint(manager, ChatFace(), runs)
+    for path in CHAT_PATHS:
+        app.router.routes.append(Route(path, chat, methods=["POST"], name="create_chat_completion"))
+    azure = FaceEndpoint(manager, AzureChatFace(), runs)
+    app.router.routes.append(Route(AZURE_PATH, azure, methods=["POST"], name="create_chat_completion_azure"))
+    messages = FaceEndpoint(manager, MessagesFace(), runs)
+    app.router.routes.append(Route(MESSAGES, messages, methods=["POST"], name="create_message"))
+    kept = KeptResponses(manager.responses)
+    responses = FaceEndpoint(manager, ResponsesFace(manager, kept), runs)
+    socket = ResponsesSocket(manager)
+    for path in RESPONSES_PATHS:
+        app.router.routes.append(Route(path, socket, methods=["GET"], name="responses_socket"))
+        app.router.routes.append(Route(path, responses, methods=["POST"], name="create_response"))
+        app.router.routes.extend(response_routes(path, kept))
+    app.include_router(durable_routes(manager, runs))
+    faces = dict.fromkeys(CHAT_PATHS, chat) | dict.fromkeys(RESPONSES_PATHS, responses) | {MESSAGES: messages}
+    return {("POST", path): face for path, face in faces.items()}

@@ -1,0 +1,173 @@
+"""One run of a request that has a key: what it has answered so far, and those who follow it.
+
+It belongs to none of them. Whoever comes gets it from its beginning, and it ends early only when all of them have left.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.types import Message, Receive, Send
+
+from callgate.api.answers import start_message, unless_left
+from callgate.api.errors import ErrorBody, error_headers, in_openais_shape
+from callgate.conversation.errors import ChatError
+from callgate.ledger.runs import StoredRun
+
+_KEY_LENGTH = 255
+INTERRUPTED = "idempotency_key_interrupted"
+PASSING = frozenset({408, 409, 429})
+"""Refusals that another try may not meet. Together with errors of the server they are not kept: the client tries again
+with the same key, and that is what the key is for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a run ended: with an error if any, and whether a tool that may change the world had been started."""
+
+    error: ChatError | None = None
+    wrote: bool = False
+    left: bool = False
+    """Nobody waited for its end."""
+
+    @property
+    def may_run_again(self) -> bool:
+        failed = self.error is not None and (self.error.status >= 500 or self.error.status in PASSING)
+        return not self.wrote and (self.left or failed)
+
+
+WELL = Ended()
+
+
+class FollowedRun:
+    """One run: what it has sent so far, and those who follow it."""
+
+    def __init__(
+        self, digest: bytes, error_body: ErrorBody = in_openais_shape, *, outlives_server: bool = False
+    ) -> None:
+        """`outlives_server`: where the server ends, nobody has left: another process goes on with it."""
+        self.digest, self._error_body = digest, error_body
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.parts: list[bytes] = []
+        self.task: asyncio.Task[None] | None = None
+        self.is_over = False
+        """Its answer is nobody's who comes from now on: all have left it, or its key may be used again."""
+        self.goes_on = False
+        """Nobody has to wait for it."""
+        self.left = asyncio.Event()
+        """Nobody follows it any more, and it is to be ended."""
+        self.stored: StoredRun | None = None
+        """How it stands in the ledger, where it does."""
+        self._outlives_server = outlives_server
+        self._ended = False
+        self._followers = 0
+        self._news = asyncio.Event()
+
+    # -- from the side of the run
+
+    async def receive(self) -> Message:
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def record(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status, self.headers = message["status"], list(message["headers"])
+        elif message.get("body"):
+            self.parts.append(message["body"])
+        self._notify()
+
+    def replay(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> None:
+        self.status, self.parts = status, [body]
+        self.headers = [*((name, value) for name, value in headers), (b"idempotent-replayed", b"true")]
+
+    def fail(self, error: ChatError) -> None:
+        """An answer for those who have got nothing yet; a stream that has begun just ends."""
+        if not self.status:
+            fields = {"content-type": "application/json", **error_headers(error)}
+            if error.code == INTERRUPTED:
+                fields["x-should-retry"] = "false"  # clients repeat a 409 by themselves, and this one stays
+            start: dict[str, Any] = start_message(error.status, fields)
+            self.status, self.headers = error.status, start["headers"]
+            self.parts = [self._error_body(error)]
+
+    def end(self) -> None:
+        self._ended = True
+        self._notify()
+
+    def stands(self, stored: StoredRun) -> None:
+        self.stored = stored
+        self._notify()
+
+    def _notify(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    # -- from the side of a client
+
+    async def begun(self) -> "StoredRun | None":
+        """How it stands in the ledger, as soon as it does; None where it was refused."""
+        while self.stored is None and not self._ended:
+            await self._news.wait()
+        return self.stored
+
+    async def follow(self, receive: Receive, send: Send) -> None:
+        self._followers += 1
+        try:
+            await unless_left(self.send_all(send), receive)
+        except asyncio.CancelledError:
+            self.goes_on = self.goes_on or self._outlives_server
+            raise
+        finally:
+            self._followers -= 1
+            if not self._followers and not self._ended and not self.goes_on:
+                self.is_over = True
+                self.left.set()
+                assert self.task is not None
+                # What it had begun is stopped before this request is over, as without a key.
+                await asyncio.wait({self.task})
+
+    async def send_all(self, send: Send) -> None:
+        started, sent = False, 0
+        while True:
+            news = self._news
+            if self.status and not started:
+                started = True
+                await send({"type": "http.response.start", "status": self.status, "headers": list(self.headers)})
+            while sent < len(self.parts):
+                sent += 1
+                await send({"type": "http.response.body", "body": self.parts[sent - 1], "more_body": True})
+            if self._ended and sent == len(self.parts):
+                break
+            await news.wait()
+        assert started, "a run ends with an answer while anybody follows it"
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def other_request() -> ChatError:
+    return ChatError(
+        400,
+        "Keys for idempotent requests can only be used with the same parameters they were first used with. "
+        "Try using a key other than the one you sent if you meant to make a different request.",
+        type="idempotency_error",
+        code="idempotency_key_reused",
+    )
+
+
+def interrupted() -> ChatError:
+    return ChatError(
+        409,
+        "The first request with this Idempotency-Key was cut off after a tool had been started. It is not run again.",
+        code=INTERRUPTED,
+    )
+
+
+def check_key(key: str) -> None:
+    """Refuse what is no key."""
+    if not (0 < len(key) <= _KEY_LENGTH and key.isprintable()):
+        raise ChatError(
+            400,
+            f"Invalid 'Idempotency-Key': expected 1 to {_KEY_LENGTH} printable characters.",
+            code="invalid_value",
+        )

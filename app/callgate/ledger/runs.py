@@ -1,0 +1,271 @@
+"""Runs in the ledger: requests that are carried on by another process where theirs dies.
+
+A run has an owner and an epoch. Whoever takes it over has the next epoch, and every write of a run names its own: what an
+owner writes that was taken for dead changes nothing, and tells it so (`Fenced`).
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from callgate.ledger.batches import writable
+from callgate.ledger.database import Database
+from callgate.ledger.entry import LedgerEntry, RunState
+
+MOST_TAKEN: Final = 16
+"""Runs that one process takes over at a time: the others want some too."""
+
+_COLUMNS: Final = (
+    "id, caller, request_digest, face, request, state, background, owner, epoch, cancel, created_at, answer"
+)
+_ALIVE: Final = "SELECT name FROM processes WHERE seen_at > {now} - CAST(?1 AS {real})"
+_BEGIN: Final = (
+    "INSERT INTO runs (id, caller, key_digest, request_digest, face, request, state, background, owner, epoch, created_at,"
+    " followed_at) VALUES (?1, ?2, ?3, ?4, ?5, ?6, 'running', ?7, ?8, 1, {now}, 0)"
+    f" ON CONFLICT DO NOTHING RETURNING {_COLUMNS}"
+)
+_MINE: Final = "WITH mine AS (SELECT id FROM runs WHERE id = ?1 AND epoch = ?2 AND state = 'running' {share})"
+"""Locked against whoever takes the run over until what follows is done."""
+_APPEND: Final = (
+    f"{_MINE} INSERT INTO journal (run_id, choice, turn, body)"
+    " SELECT mine.id, CAST(?3 AS {int}), CAST(?4 AS {int}), CAST(?5 AS {blob}) FROM mine WHERE true"
+    " ON CONFLICT (run_id, choice, turn) DO UPDATE SET body = excluded.body RETURNING turn"
+)
+_CLAIM: Final = (
+    f"{_MINE} INSERT INTO calls (id, process, run_id, turn, call_id, tool, arguments_hash, key_name, writes, started_at,"
+    " arguments, epoch, state) SELECT CAST(?3 AS TEXT), CAST(?4 AS TEXT), mine.id, CAST(?5 AS {int}), CAST(?6 AS TEXT),"
+    " CAST(?7 AS TEXT), CAST(?8 AS TEXT), CAST(?9 AS TEXT), CAST(?10 AS {int}), CAST(?11 AS {real}), CAST(?12 AS TEXT),"
+    " CAST(?2 AS {int}), 'started' FROM mine WHERE true"
+    " ON CONFLICT (id) DO UPDATE SET process = excluded.process, epoch = excluded.epoch, started_at = excluded.started_at,"
+    " state = 'started', ended_at = NULL, note = ''"
+    " WHERE calls.state IN ('waiting', 'withdrawn') OR (calls.writes = 0 AND calls.epoch < excluded.epoch)"
+    " OR (calls.state = 'started' AND calls.epoch = excluded.epoch AND calls.process = excluded.process)"
+    " RETURNING id"
+)
+"""A call begins once. One that only reads may begin again with whoever takes its run over."""
+_END_CALL: Final = (
+    f"{_MINE} UPDATE calls SET state = ?4, note = ?5, result = ?6, outcome = ?7, ended_at = {{now}}"
+    " WHERE id = ?3 AND epoch = ?2 AND outcome IS NULL AND EXISTS (SELECT id FROM mine) RETURNING id"
+)
+_NEVER_BEGUN_CALL: Final = (
+    f"{_MINE} INSERT INTO calls (id, process, run_id, turn, call_id, tool, arguments_hash, key_name, writes, started_at,"
+    " arguments, epoch, state, ended_at, note, result, outcome) SELECT CAST(?3 AS TEXT), CAST(?4 AS TEXT), mine.id,"
+    " CAST(?5 AS {int}), CAST(?6 AS TEXT), CAST(?7 AS TEXT), CAST(?8 AS TEXT), CAST(?9 AS TEXT), CAST(?10 AS {int}),"
+    " CAST(?11 AS {real}), CAST(?12 AS TEXT), CAST(?2 AS {int}), CAST(?13 AS TEXT), {now}, CAST(?14 AS TEXT),"
+    " CAST(?15 AS TEXT), CAST(?16 AS {blob}) FROM mine WHERE true"
+    " ON CONFLICT (id) DO UPDATE SET state = excluded.state, note = excluded.note, result = excluded.result,"
+    " outcome = excluded.outcome, ended_at = excluded.ended_at, epoch = excluded.epoch"
+    " WHERE calls.state IN ('waiting', 'withdrawn') RETURNING id"
+)
+_TAKE: Final = (
+    "UPDATE runs SET owner = ?2, epoch = epoch + 1 WHERE id IN (SELECT id FROM runs WHERE state = 'running'"
+    f" AND (owner IS NULL OR owner NOT IN ({_ALIVE})) ORDER BY created_at LIMIT ?3 {{skip}}) RETURNING {_COLUMNS}"
+)
+_MARK_CALLS: Final = (
+    "UPDATE calls SET state = CASE state WHEN 'waiting' THEN 'withdrawn' ELSE 'unknown' END, ended_at = {now},"
+    " note = CASE state WHEN 'waiting' THEN 'never begun: ' ELSE '' END || 'its run was taken over'"
+    " WHERE run_id = ?1 AND epoch < ?2 AND ended_at IS NULL RETURNING id"
+)
+
+
+class Fenced(Exception):
+    """Another process carries this run on."""
+
+
+class StoredRun(msgspec.Struct, frozen=True):
+    """One row of `runs`."""
+
+    id: str
+    caller: str
+    """Whose it is: nobody else can ask for it."""
+    request_digest: bytes
+    face: str
+    request: bytes
+    state: str
+    background: bool
+    """It goes on when nobody waits for it."""
+    owner: str | None
+    """None where a process gave it up in order."""
+    epoch: int
+    cancel: bool
+    """Somebody wants it stopped."""
+    created_at: float
+    answer: bytes | None
+
+
+class StoredCall(msgspec.Struct, frozen=True):
+    """How a call of a run stands."""
+
+    state: RunState
+    writes: bool
+    outcome: bytes | None
+
+
+class RunLedger:
+    """The runs of a ledger, for one process. Every method raises `DatabaseAway`."""
+
+    def __init__(self, database: Database, process: str, dead_after: float) -> None:
+        self._database, self.process, self._dead_after = database, process, dead_after
+
+    async def begin(
+        self,
+        id: str,
+        *,
+        caller: str,
+        key_digest: str | None,
+        request_digest: bytes,
+        face: str,
+        request: bytes,
+        background: bool,
+    ) -> StoredRun:
+        """This run, or the one that has its key already."""
+        values = (id, caller, key_digest, request_digest, face, request, int(background), self.process)
+        while True:
+            if begun := await self._database.fetch(_BEGIN, *values):
+                return _run(begun[0])
+            found = await self._database.fetch(
+                f"SELECT {_COLUMNS} FROM runs WHERE id = ?1 OR (caller = ?2 AND key_digest = ?3)",
+                *values[:3],
+            )
+            if found:  # else it went in between
+                return _run(found[0])
+
+    async def find(self, id: str) -> StoredRun | None:
+        found = await self._database.fetch(f"SELECT {_COLUMNS} FROM runs WHERE id = ?1", id)
+        return _run(found[0]) if found else None
+
+    async def follow(self, id: str) -> None:
+        """Say that somebody waits for a run at another process."""
+        await self._database.fetch("UPDATE runs SET followed_at = {now} WHERE id = ?1 RETURNING id", id)
+
+    async def is_followed(self, id: str, within: float) -> bool:
+        """Whether somebody at another process has waited for it within so many seconds."""
+        found = await self._database.fetch(
+            "SELECT id FROM runs WHERE id = ?1 AND followed_at > {now} - CAST(?2 AS {real})",
+            id,
+            within,
+        )
+        return bool(found)
+
+    async def append(self, run: StoredRun, choice: int, turn: int, body: bytes) -> None:
+        """Keep a turn of a run. Raises `Fenced`."""
+        if not await self._database.fetch(_APPEND, run.id, run.epoch, choice, turn, body):
+            raise Fenced
+
+    async def turns(self, id: str) -> dict[tuple[int, int], bytes]:
+        rows = await self._database.fetch("SELECT choice, turn, body FROM journal WHERE run_id = ?1", id)
+        return {(choice, turn): body for choice, turn, body in rows}
+
+    async def calls(self, id: str) -> dict[str, StoredCall]:
+        rows = await self._database.fetch("SELECT id, state, writes, outcome FROM calls WHERE run_id = ?1", id)
+        return {key: StoredCall(RunState(state), bool(writes), outcome) for key, state, writes, outcome in rows}
+
+    async def claim(self, run: StoredRun, entry: LedgerEntry) -> bool:
+        """Whether this call may begin now: it stands in the ledger, and has not begun before. Raises `Fenced`."""
+        if await self._database.fetch(_CLAIM, run.id, run.epoch, *self._call_values(entry)):
+            return True
+        await self.check(run)
+        return False
+
+    async def end_call(
+        self,
+        run: StoredRun,
+        entry: LedgerEntry,
+        state: RunState,
+        note: str,
+        result: str | None,
+        outcome: bytes,
+        *,
+        began: bool,
+    ) -> None:
+        """Keep what came of a call. Raises `Fenced` where the call was told to be unknown meanwhile."""
+        if began:
+            done = await self._database.fetch(
+                _END_CALL, run.id, run.epoch, entry.id, state.value, note, writable(result), outcome
+            )
+        else:
+            values = (*self._call_values(entry), state.value, note, writable(result), outcome)
+            done = await self._database.fetch(_NEVER_BEGUN_CALL, run.id, run.epoch, *values)
+        if not done:
+            await self.check(run)
+
+    async def check(self, run: StoredRun) -> None:
+        """Raises `Fenced` where the run is not ours any more."""
+        if not await self._database.fetch(
+            "SELECT id FROM runs WHERE id = ?1 AND epoch = ?2 AND state = 'running'", run.id, run.epoch
+        ):
+            raise Fenced
+
+    async def finish(self, run: StoredRun, state: str, answer: bytes) -> None:
+        """The end of a run, and what it answered. Raises `Fenced`."""
+        if not await self._database.fetch(
+            "UPDATE runs SET state = ?3, answer = ?4, ended_at = {now} WHERE id = ?1 AND epoch = ?2"
+            " AND (state = 'running' OR answer = ?4) RETURNING id",
+            run.id,
+            run.epoch,
+            state,
+            answer,
+        ):
+            raise Fenced
+
+    async def forget(self, run: StoredRun) -> None:
+        """Nothing of it is worth keeping: its key is free again."""
+        await self._database.fetch("DELETE FROM runs WHERE id = ?1 AND epoch = ?2 RETURNING id", run.id, run.epoch)
+        await self._database.fetch("DELETE FROM journal WHERE run_id = ?1 RETURNING turn", run.id)
+
+    async def release(self, run: StoredRun) -> None:
+        """Give a run to whoever takes it."""
+        await self._database.fetch(
+            "UPDATE runs SET owner = NULL WHERE id = ?1 AND epoch = ?2 AND state = 'running' RETURNING id",
+            run.id,
+            run.epoch,
+        )
+
+    async def take_over(self) -> Sequence[StoredRun]:
+        """Runs whose process is gone, which are ours from now on."""
+        return [_run(row) for row in await self._database.fetch(_TAKE, self._dead_after, self.process, MOST_TAKEN)]
+
+    async def settle_calls(self, run: StoredRun) -> None:
+        """Calls that earlier owners had under way: nobody will see their ends."""
+        await self._database.fetch(_MARK_CALLS, run.id, run.epoch)
+
+    async def cancel(self, id: str) -> None:
+        await self._database.fetch("UPDATE runs SET cancel = 1 WHERE id = ?1 AND state = 'running' RETURNING id", id)
+
+    async def cancelled(self, ids: Sequence[str]) -> set[str]:
+        """Those of our runs that somebody wants stopped."""
+        if not ids:
+            return set()
+        rows = await self._database.fetch(
+            "SELECT id FROM runs WHERE cancel = 1 AND owner = ?1 AND state = 'running'", self.process
+        )
+        return {id for [id] in rows} & set(ids)
+
+    async def prune(self, kept: float) -> None:
+        """Forget runs that ended longer ago than that."""
+        old = "SELECT id FROM runs WHERE ended_at < {now} - CAST(?1 AS {real})"
+        await self._database.fetch(f"DELETE FROM journal WHERE run_id IN ({old}) RETURNING turn", kept)
+        await self._database.fetch("DELETE FROM runs WHERE ended_at < {now} - CAST(?1 AS {real}) RETURNING id", kept)
+
+    def _call_values(self, entry: LedgerEntry) -> tuple[Any, ...]:
+        """From `?3` on."""
+        return (
+            entry.id,
+            self.process,
+            entry.turn,
+            writable(entry.call_id),
+            entry.tool,
+            entry.arguments_hash,
+            entry.key_name,
+            int(entry.writes),
+            entry.started_at,
+            writable(entry.arguments),
+        )
+
+
+def _run(row: Sequence[Any]) -> StoredRun:
+    id, caller, digest, face, request, state, background, owner, epoch, cancel, created_at, answer = row
+    return StoredRun(
+        id, caller, digest, face, request, state, bool(background), owner, epoch, bool(cancel), created_at, answer
+    )

@@ -1,0 +1,274 @@
+"""One run that outlives its process, as its chats see it: their turns and what came of their calls are kept.
+
+A chat is carried on by being played again from what is kept. What a call came to is not run for again; a call of which
+nobody saw the end is told to the model to be unknown where it may write, and runs again where it only reads.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import msgspec
+import structlog
+from msgspec.structs import replace
+
+from callgate.calls.offer import Offer
+from callgate.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
+from callgate.calls.states import Call, ReadyCall
+from callgate.conversation.errors import ChatError
+from callgate.conversation.ports import Plan, Report, Toolbox, TurnModel
+from callgate.conversation.replay import KeptModel, KeptTurn
+from callgate.ledger.database import DatabaseAway
+from callgate.ledger.entry import Ledger, LedgerEntry, NotRecorded, RunState
+from callgate.ledger.runs import Fenced, RunLedger, StoredCall, StoredRun
+
+AGAIN_SECONDS: Final = 0.25
+"""Between two tries to write what a run cannot go on without."""
+UNKNOWN: Final = (
+    "The server that ran this was lost before it answered: what it should do may or may not have happened. It is not run again."
+    " Look whether it happened before you call it again."
+)
+BEGUN_BEFORE: Final = "this call has begun before"
+
+log = structlog.get_logger("callgate.runs")
+T = TypeVar("T")
+
+
+class TakenOver(ChatError):
+    """This process was taken for dead, and another carries the run on: nothing is answered here."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            503,
+            "Another process carries this run on. Ask again with the same Idempotency-Key.",
+            type="server_error",
+            code="run_taken_over",
+            retry_after=1,
+        )
+
+
+class DurableRun:
+    """A run of ours, with what was kept of it so far."""
+
+    def __init__(
+        self,
+        ledger: RunLedger,
+        calls: Ledger,
+        stored: StoredRun,
+        turns: Mapping[tuple[int, int], bytes] | None = None,
+        known: Mapping[str, StoredCall] | None = None,
+    ) -> None:
+        self.stored = stored
+        self.is_lost = False
+        """Another process has it."""
+        self.whole_body: bytes | None = None
+        """The answer in one piece, where it is streamed."""
+        self._ledger, self._calls = ledger, calls
+        self._turns, self._known = turns or {}, known or {}
+
+    @classmethod
+    async def taken_over(cls, ledger: RunLedger, calls: Ledger, stored: StoredRun) -> "DurableRun":
+        await ledger.settle_calls(stored)
+        return cls(ledger, calls, stored, await ledger.turns(stored.id), await ledger.calls(stored.id))
+
+    @property
+    def id(self) -> str:
+        return self.stored.id
+
+    @property
+    def has_written(self) -> bool:
+        """Whether a call that may write was begun before we had it."""
+        return any(call.writes and call.state not in _HARMLESS for call in self._known.values())
+
+    def choice(self, number: int) -> "DurableChoice":
+        """The chat of one choice."""
+        turns: list[KeptTurn] = []
+        while (body := self._turns.get((number, len(turns)))) is not None:
+            turns.append(KeptTurn.decode(body))
+        return DurableChoice(self, number, turns)
+
+    def known(self, key: str) -> Outcome | None:
+        """What came of a call before we had the run; None where it is to be run."""
+        call = self._known.get(key)
+        if call is None:
+            return None
+        if call.outcome is not None:
+            return _decode(call.outcome)
+        if call.state is RunState.UNKNOWN and call.writes:
+            return Failed(UNKNOWN, FailureKind.UNKNOWN)
+        return None
+
+    async def keep_turn(self, choice: int, turn: int, kept: KeptTurn) -> None:
+        body = kept.encode()
+        await self.insist(lambda: self._ledger.append(self.stored, choice, turn, body))
+
+    async def claim(self, entry: LedgerEntry) -> None:
+        """Raises `NotRecorded` where the call must not begin."""
+        try:
+            begun = await self._ledger.claim(self.stored, entry)
+        except DatabaseAway as away:
+            raise NotRecorded(str(away)) from away
+        except Fenced:
+            raise self._lost() from None
+        if not begun:
+            raise NotRecorded(BEGUN_BEFORE)
+
+    async def end_call(self, entry: LedgerEntry, end: "CallEnd", outcome: Outcome) -> None:
+        kept = _encode(outcome)
+        await self.insist(
+            lambda: self._ledger.end_call(self.stored, entry, end.state, end.note, end.result, kept, began=end.began)
+        )
+
+    async def insist(self, write: Callable[[], Awaitable[T]]) -> T:
+        """Write what the run cannot go on without, as soon as the ledger can be asked."""
+        while True:
+            try:
+                return await write()
+            except Fenced:
+                raise self._lost() from None
+            except DatabaseAway as away:
+                log.warning("run_waits_for_ledger", run_id=self.id, error=str(away))
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    def wait_for(self, entry: LedgerEntry) -> None:
+        self._calls.wait(entry)
+
+    def abandon_call(self, entry: LedgerEntry, end: "CallEnd") -> None:
+        """It was cut off. Where the run is not ours any more, what becomes of its calls is another's to say."""
+        if not self.is_lost:
+            self._calls.end(entry, end.state, end.note, end.result)
+
+    def _lost(self) -> TakenOver:
+        self.is_lost = True
+        return TakenOver()
+
+
+_HARMLESS: Final = frozenset({RunState.WAITING, RunState.WITHDRAWN})
+
+
+class CallEnd(msgspec.Struct, frozen=True):
+    """How the record of a call was ended."""
+
+    state: RunState
+    note: str
+    result: str | None
+    began: bool
+
+
+class DurableChoice:
+    """What one chat of a run is given: a model that remembers, a toolbox that remembers, and a ledger between them."""
+
+    def __init__(self, run: DurableRun, number: int, turns: Sequence[KeptTurn]) -> None:
+        self._run, self._number, self._turns = run, number, turns
+        self.ledger = DurableLedger(run, number)
+
+    def chat(self, model: TurnModel, toolbox: Toolbox) -> tuple[TurnModel, Toolbox]:
+        async def keep(turn: int, kept: KeptTurn) -> None:
+            await self._run.keep_turn(self._number, turn, kept)
+
+        remembering = KeptModel(model, self._turns, keep)
+        return remembering, DurableToolbox(toolbox, self._run, self.ledger, remembering.keep)
+
+
+class DurableLedger:
+    """Calls of one chat, under keys that another process makes alike: the run, its choice, the turn, the place in the turn."""
+
+    def __init__(self, run: DurableRun, choice: int) -> None:
+        self.process = ""
+        self._run, self._choice = run, choice
+        self._places: dict[str, int] = {}
+        self._begun: set[str] = set()
+        self._ends: dict[str, tuple[LedgerEntry, CallEnd]] = {}
+
+    def number(self, calls: Sequence[Call]) -> None:
+        """The calls of the turn that is about to be run. Not known by their ids: one that the provider gave none has another
+        each time it is played."""
+        self._places = {call.id: place for place, call in enumerate(calls)}
+
+    def key(self, turn: int, call_id: str) -> str:
+        return f"{self._run.id}/{self._choice}/{turn}/{self._places[call_id]}"
+
+    def ended(self, key: str) -> tuple[LedgerEntry, CallEnd] | None:
+        return self._ends.pop(key, None)
+
+    def wait(self, entry: LedgerEntry) -> None:
+        self._run.wait_for(self._keyed(entry))
+
+    async def start(self, entry: LedgerEntry) -> None:
+        entry = self._keyed(entry)
+        await self._run.claim(entry)
+        self._begun.add(entry.id)
+
+    def end(self, entry: LedgerEntry, state: RunState, note: str = "", result: str | None = None) -> None:
+        entry = self._keyed(entry)
+        self._ends[entry.id] = entry, CallEnd(state, note, result, entry.id in self._begun)
+
+    async def close(self) -> None:
+        """It belongs to one chat."""
+
+    def _keyed(self, entry: LedgerEntry) -> LedgerEntry:
+        if entry.call_id not in self._places:  # of before the first turn: made again, as it only reads
+            return entry
+        return replace(entry, id=self.key(entry.turn, entry.call_id), epoch=self._run.stored.epoch)
+
+
+class DurableToolbox:
+    """Around another toolbox: a call whose end is kept is not run for."""
+
+    def __init__(
+        self, inner: Toolbox, run: DurableRun, ledger: DurableLedger, keep_turn: Callable[[], Awaitable[None]]
+    ) -> None:
+        """`keep_turn` returns when the turn is kept whose calls are to be run."""
+        self._inner, self._run, self._ledger, self._keep_turn = inner, run, ledger, keep_turn
+        self._turn = -1
+
+    @property
+    def offer(self) -> Offer:
+        return self._inner.offer
+
+    @property
+    def schemas(self) -> Sequence[msgspec.Raw]:
+        return self._inner.schemas
+
+    def plan(self, calls: Sequence[Call]) -> Plan:
+        self._turn += 1
+        self._ledger.number(calls)
+        return self._inner.plan(calls)
+
+    def is_clients(self, name: str | None) -> bool:
+        return self._inner.is_clients(name)
+
+    def writes(self, call: ReadyCall) -> bool:
+        return self._inner.writes(call)
+
+    async def run(self, call: ReadyCall, report: Report) -> Outcome:
+        key = self._ledger.key(self._turn, call.id)
+        known = self._run.known(key)
+        if known is not None:
+            return known
+        await self._keep_turn()
+        try:
+            outcome = await self._inner.run(call, report)
+        except BaseException:
+            if (ended := self._ledger.ended(key)) is not None:
+                self._run.abandon_call(*ended)
+            raise
+        if (ended := self._ledger.ended(key)) is not None:
+            await self._run.end_call(*ended, outcome)
+        return outcome
+
+
+def _encode(outcome: Outcome) -> bytes:
+    kept: dict[str, Any] = {"text": outcome.text.encode(errors="replace").decode()}
+    if isinstance(outcome, Failed):
+        kept["kind"] = str(outcome.kind)
+    else:
+        kept |= {"images": [[image.data, image.mime_type] for image in outcome.images], "cut": outcome.cut_bytes}
+    return msgspec.msgpack.encode(kept)
+
+
+def _decode(body: bytes) -> Outcome:
+    kept = msgspec.msgpack.decode(body)
+    if "kind" in kept:
+        return Failed(kept["text"], FailureKind(kept["kind"]))
+    return Returned(kept["text"], tuple(Image(data, mime) for data, mime in kept["images"]), kept["cut"])

@@ -1,0 +1,283 @@
+"""Runs that outlive their process, with two real processes on one ledger: in SQLite's file, and in Postgres."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from callgate.application import create_app
+from callgate.config.load import load
+from tests.chaos import tools
+from tests.harness.clients import openai_client
+from tests.harness.configs import as_yaml, config_dict
+from tests.harness.needs import needs
+from tests.harness.process import Child, serving
+from tests.harness.server import serve
+from tests.harness.wire import RawAnswer, raw_connection, raw_post
+from tests.scripted_upstream import Call, Hold, Pace, Reply, Upstream
+
+pytestmark = pytest.mark.anyio
+
+BOTH = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+KEY = {"idempotency-key": "order-7"}
+ASKING = [{"role": "user", "content": "hello"}]
+DEAD_AFTER = 1.0
+TOLD_WITHIN = DEAD_AFTER + 6
+
+
+class Pair:
+    """What two processes share."""
+
+    def __init__(self, folder: Path, upstream: Upstream, ledger: dict[str, Any]) -> None:
+        self.upstream, self.marks, self.is_sqlite = upstream, folder / "marks", "data_dir" in ledger
+        self.marks.touch()
+        listed = [
+            {"kind": "python", "function": f"{tools.__name__}:{name}", "safety": safety, "name": f"{name}_{safety}"}
+            for name in ("count", "hang")
+            for safety in ("write", "read_only")
+        ]
+        self.file = folder / "config.yaml"
+        self.file.write_text(
+            as_yaml(
+                config_dict(
+                    upstream.url,
+                    tools=listed,
+                    runs={"dead_after_seconds": DEAD_AFTER},
+                    server={"drain_seconds": 0.5},
+                    **ledger,
+                )
+            )
+        )
+
+    @contextlib.asynccontextmanager
+    async def app(self) -> AsyncIterator[str]:
+        """One that is not to be killed: in the process of the tests."""
+        async with serve(create_app(load(self.file).config)) as url:
+            yield url
+
+    def process(self) -> "contextlib.AbstractAsyncContextManager[Child]":
+        return serving(self.file, environment={tools.MARKS: str(self.marks)})
+
+    def ran(self) -> list[str]:
+        return self.marks.read_text().splitlines()
+
+    async def until_ran(self, *labels: str) -> None:
+        async with asyncio.timeout(10):
+            while self.ran() != list(labels):  # noqa: ASYNC110 - another process leaves them
+                await asyncio.sleep(0.01)
+
+    def let_go(self) -> None:
+        Path(f"{self.marks}.go").touch()
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=needs("postgres", "module:asyncpg"))])
+async def pair(request: Any, tmp_path: Path, schema: str, upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> Pair:
+    monkeypatch.setenv(tools.MARKS, str(tmp_path / "marks"))
+    if request.param == "sqlite":
+        return Pair(tmp_path, upstream, {"data_dir": str(tmp_path / "data")})
+    from callgate.ledger.postgres import migrate
+
+    url = request.getfixturevalue("postgres").url
+    await migrate(url, schema)
+    return Pair(tmp_path, upstream, {"ledger": {"url": url, "namespace": schema}})
+
+
+async def ask(url: str, stream: bool = False, headers: Any = KEY, **more: Any) -> RawAnswer:
+    return await raw_post(url, {"model": "m", "messages": ASKING, "stream": stream, **more}, headers=headers)
+
+
+async def get(url: str, path: str) -> RawAnswer:
+    async with raw_connection(url) as connection:
+        await connection.send(f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode())
+        return await connection.answer()
+
+
+async def killed(child: Child, asking: "asyncio.Task[RawAnswer]") -> None:
+    child.signal(signal.SIGKILL)
+    await child.ended()
+    with contextlib.suppress(Exception):
+        await asking
+
+
+def said(answer: RawAnswer) -> str:
+    """What an answer says, streamed or whole."""
+    assert answer.status == 200, answer.body
+    if answer.headers["content-type"].startswith("text/event-stream"):
+        assert answer.data[-1] == "[DONE]"
+        return "".join(
+            choice["delta"].get("content") or "" for chunk in answer.chunks for choice in chunk.get("choices", ())
+        )
+    return str(json.loads(answer.body)["choices"][0]["message"]["content"])
+
+
+async def test_a_run_whose_process_was_killed_is_carried_on_by_the_other(pair: Pair) -> None:
+    stream = pair.is_sqlite  # as both ways are the same to it
+    gate = asyncio.Event()
+    count = Call("count_write", {"label": "a"})
+    pair.upstream.script(
+        "m", [Reply(calls=[count]), Reply(text="never", pace=Pace(hold=Hold(gate, after=0))), Reply(text="Done.")]
+    )
+    async with pair.process() as one, pair.process() as other:
+        first = asyncio.create_task(ask(one.url, stream))
+        await pair.upstream.requests.wait(2)
+        await killed(one, first)
+        began = time.monotonic()
+        answers = [await ask(other.url, stream) for _ in range(2)]
+        assert time.monotonic() - began < TOLD_WITHIN
+    assert [said(answer) for answer in answers] == ["Done.", "Done."]
+    assert answers[0].body == answers[1].body
+    assert pair.ran() == ["a"]
+    assert len(pair.upstream.requests) == 3, "the turn that was under way is asked again, and no other"
+    results = [m["content"] for m in pair.upstream.requests[2].messages if m["role"] == "tool"]
+    assert results == ["counted a"]
+
+
+async def test_a_call_that_may_write_and_whose_end_nobody_saw_is_said_to_be_unknown_and_not_run_again(
+    pair: Pair,
+) -> None:
+    pair.upstream.script("m", [Reply(calls=[Call("hang_write", {"label": "a"})]), Reply(text="I see.")])
+    async with pair.process() as one, pair.process() as other:
+        first = asyncio.create_task(ask(one.url))
+        await pair.until_ran("a")
+        await killed(one, first)
+        began = time.monotonic()
+        await pair.upstream.requests.wait(2)
+        assert time.monotonic() - began < DEAD_AFTER + 2
+        assert said(await ask(other.url)) == "I see."
+    [result] = [m["content"] for m in pair.upstream.requests[1].messages if m["role"] == "tool"]
+    assert "may or may not have happened" in result
+    assert pair.ran() == ["a"]
+
+
+async def test_a_call_that_only_reads_is_run_again(pair: Pair) -> None:
+    pair.upstream.script("m", [Reply(calls=[Call("hang_read_only", {"label": "a"})]), Reply(text="I see.")])
+    async with pair.process() as one, pair.process() as other:
+        first = asyncio.create_task(ask(one.url))
+        await pair.until_ran("a")
+        await killed(one, first)
+        pair.let_go()
+        assert said(await ask(other.url)) == "I see."
+    assert pair.ran() == ["a", "a"]
+    [result] = [m["content"] for m in pair.upstream.requests[1].messages if m["role"] == "tool"]
+    assert result == "let go a"
+
+
+@BOTH
+async def test_a_key_in_flight_at_another_process_is_followed(pair: Pair, stream: bool) -> None:
+    gate = asyncio.Event()
+    pair.upstream.script("m", [Reply(text="one two three", pace=Pace(hold=Hold(gate, after=0)))])
+    async with pair.app() as one, pair.app() as other:
+        first = asyncio.create_task(ask(one, stream))
+        await pair.upstream.requests.wait(1)
+        second = asyncio.create_task(ask(other, stream))
+        third = await ask(other, stream, messages=[{"role": "user", "content": "another"}])
+        gate.set()
+        answers = await asyncio.gather(first, second)
+    assert third.status == 400
+    assert answers[0].body == answers[1].body
+    assert said(answers[1]) == "one two three"
+    assert len(pair.upstream.requests) == 1
+
+
+async def test_in_the_background_an_answer_is_fetched_from_anywhere(pair: Pair) -> None:
+    gate = asyncio.Event()
+    pair.upstream.script("m", [Reply(text="At last.", pace=Pace(hold=Hold(gate, after=0)))])
+    async with pair.app() as one, pair.app() as other, openai_client(other) as client:
+        accepted = await ask(one, headers={"x-callgate-background": "true"})
+        assert accepted.status == 202
+        id = json.loads(accepted.body)["id"]
+        running = await client.chat.completions.retrieve(id)
+        assert running.choices == []
+        gate.set()
+        async with asyncio.timeout(10):
+            while not (found := await client.chat.completions.retrieve(id)).choices:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+    assert found.id == id
+    assert found.choices[0].message.content == "At last."
+
+
+async def test_what_was_streamed_is_fetched_in_one_piece(pair: Pair) -> None:
+    pair.upstream.script("m", [Reply(text="At last.")])
+    async with pair.app() as one:
+        answer = await ask(one, stream=True)
+        found = json.loads((await get(one, f"/v1/chat/completions/{answer.chunks[0]['id']}")).body)
+    assert found["object"] == "chat.completion"
+    assert found["id"] == answer.chunks[0]["id"]
+    assert found["choices"][0]["message"]["content"] == "At last."
+
+
+async def test_a_background_run_goes_on_when_its_client_leaves_and_another_with_a_key_is_stopped(pair: Pair) -> None:
+    hang = Call("hang_write", {"label": "a"})
+    pair.upstream.script("m", [Reply(calls=[hang]), Reply(text="Done.")])
+    async with pair.app() as one:
+        body = {"model": "m", "messages": ASKING, "stream": True}
+        async with raw_connection(one) as connection:
+            await connection.post("/v1/chat/completions", body, {**KEY, "x-callgate-background": "true"})
+            await pair.until_ran("a")
+        pair.let_go()
+        assert said(await ask(one, stream=True)) == "Done."
+
+
+async def test_a_run_is_cancelled_from_another_process(pair: Pair) -> None:
+    pair.upstream.script("m", [Reply(calls=[Call("hang_write", {"label": "a"})])])
+    async with pair.app() as one, pair.app() as other:
+        first = asyncio.create_task(ask(one, headers={**KEY, "x-callgate-background": "true"}))
+        await pair.until_ran("a")
+        id = json.loads((await first).body)["x_callgate"]["run"]
+        assert (await raw_post(other, {}, path=f"/v1/runs/{id}/cancel")).status == 200
+        async with asyncio.timeout(10):
+            while (answer := await get(other, f"/v1/chat/completions/{id}")).status == 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        again = await ask(other)
+    for each in (answer, again):
+        assert (each.status, json.loads(each.body)["error"]["code"]) == (409, "run_cancelled")
+
+
+async def test_a_process_that_drains_hands_its_runs_over(pair: Pair) -> None:
+    gate = asyncio.Event()
+    count = Call("count_write", {"label": "a"})
+    pair.upstream.script(
+        "m", [Reply(calls=[count]), Reply(text="never", pace=Pace(hold=Hold(gate, after=0))), Reply(text="Done.")]
+    )
+    async with pair.process() as one, pair.process() as other:
+        first = asyncio.create_task(ask(one.url))
+        await pair.upstream.requests.wait(2)
+        one.signal(signal.SIGTERM)
+        await pair.upstream.requests.wait(3)
+        assert said(await ask(other.url)) == "Done."
+        await one.ended()
+        with contextlib.suppress(Exception):
+            await first
+    assert pair.ran() == ["a"]
+
+
+@needs("postgres", "module:asyncpg")
+async def test_a_process_that_slept_too_long_answers_nothing_of_a_run_that_was_taken_over(
+    tmp_path: Path, schema: str, upstream: Upstream, request: Any
+) -> None:
+    from callgate.ledger.postgres import migrate
+
+    postgres = request.getfixturevalue("postgres")
+    await migrate(postgres.url, schema)
+    pair = Pair(tmp_path, upstream, {"ledger": {"url": postgres.url, "namespace": schema}})
+    hang = Call("hang_write", {"label": "a"})
+    upstream.script("m", [Reply(calls=[hang]), Reply(text="I see.")])
+    async with pair.process() as one, pair.process() as other:
+        first = asyncio.create_task(ask(one.url))
+        await pair.until_ran("a")
+        one.signal(signal.SIGSTOP)
+        try:
+            answer = await ask(other.url)
+            pair.let_go()
+        finally:
+            one.signal(signal.SIGCONT)
+        fenced = await first
+    assert said(answer) == "I see."
+    assert (fenced.status, json.loads(fenced.body)["error"]["code"]) == (503, "run_taken_over")
+    assert len(upstream.requests) == 2, "whoever woke up asked nothing more"
