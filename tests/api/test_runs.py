@@ -93,6 +93,27 @@ async def test_pages_follow_one_another(upstream: Upstream) -> None:
     assert seen == runs[::-1]
 
 
+async def test_runs_are_found_by_the_tool_they_called_and_by_what_was_noticed(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(upstream) as client:
+        added = [await ask(client, upstream) for _ in range(2)]
+        upstream.script("m", [Reply(calls=[Call("get_time", {})], finish="stop"), Reply(text="noon")])
+        other = (await client.post("/v1/chat/completions", json=QUESTION)).headers["x-callgate-run"]
+        by_tool = (await client.get("/v1/runs", params={"tool": "add"})).json()
+        by_finding = (await client.get("/v1/runs", params={"finding": "tool_calls_with_stop"})).json()
+        by_both = (await client.get("/v1/runs", params={"tool": "add", "finding": "tool_calls_with_stop"})).json()
+        monkeypatch.setattr("callgate.recorder.recorder.SLICE", 1)
+        monkeypatch.setattr("callgate.recorder.recorder.LOOKED_AT", 1)
+        first = (await client.get("/v1/runs", params={"tool": "add"})).json()
+        second = (await client.get("/v1/runs", params={"tool": "add", "after": first["next"]})).json()
+
+    assert [row["id"] for row in by_tool["data"]] == added[::-1]
+    assert [row["id"] for row in by_finding["data"]] == [other]
+    assert (by_both["data"], by_tool["next"]) == ([], None)
+    assert (first["data"], [row["id"] for row in second["data"]]) == ([], [added[1]])
+
+
 @pytest.mark.parametrize(
     ("query", "param"), [({"limit": "many"}, "limit"), ({"since": "nan"}, "since"), ({"after": "x"}, "after")]
 )

@@ -23,7 +23,7 @@ def store(tmp_path):
 
 
 def test_a_run_is_found_as_it_was_written(store):
-    row = RunRow("run_1", 12.5, "gpt", findings=["tool_calls_with_stop"], cost=0.25, kept=Kept.CONTENT)
+    row = RunRow("run_1", 12.5, "gpt", findings=["x"], tools=["add"], cost=0.25, kept=Kept.CONTENT)
     events = [RunEvent(0.1, "turn_started", 0, 0), RunEvent(0.2, "call_ended", 1, 0, {"id": "c", "bytes": 3})]
     written = Recording(row, events, {"request": "{}", "call.c.arguments": "x" * 10_000})
 

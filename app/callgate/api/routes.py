@@ -22,7 +22,6 @@ from callgate.api.errors import (
     in_path,
 )
 from callgate.api.face_routes import add_faces
-from callgate.api.feed import feed_routes
 from callgate.api.messages.described import messages_operation
 from callgate.api.messages.models import model_card, models_page
 from callgate.api.middleware import context_of
@@ -55,7 +54,6 @@ def add_routes(
     app.include_router(admin_routes(manager))
     app.include_router(run_routes(manager))
     app.router.routes.append(Route(REPLAY_PATH, ReplayEndpoint(manager), methods=["POST"], name="replay_run"))
-    app.include_router(feed_routes(manager))
     app.include_router(usage_routes(manager))
     if page:
         app.router.routes.extend(page_routes())

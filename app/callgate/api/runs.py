@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from callgate.api.errors import encode, envelope_schema, in_path
-from callgate.api.feed import followed
+from callgate.api.feed import feed_routes, followed
 from callgate.api.rights import caller_of, check_sees_all, seen_by
 from callgate.api.run_facts import facts_of, found_run, no_such_run, not_replayable, read_runs
 from callgate.conversation.errors import ChatError
@@ -52,6 +52,8 @@ def run_routes(manager: RuntimeManager) -> APIRouter:
             model="Only runs of this model.",
             key="Only runs of this key.",
             state="Only runs in this state.",
+            tool="Only runs that called this tool.",
+            finding="Only runs with this finding.",
             odd="`1`: only runs that did not simply answer.",
             since="Only runs that began at this moment (seconds since 1970) or later.",
             until="Only runs that began before this moment.",
@@ -66,15 +68,21 @@ def run_routes(manager: RuntimeManager) -> APIRouter:
             key=only or query.get("key"),
             state=query.get("state"),
             odd=query.get("odd") in YES,
+            tool=query.get("tool"),
+            finding=query.get("finding"),
             since=_number(query.get("since"), "since"),
             until=_number(query.get("until"), "until"),
             **_after(query.get("after")),
         )
         if only is not None and query.get("key") not in (None, only):
             return _json({"object": "list", "data": [], "next": None})
-        count = min(int(_number(query.get("limit"), "limit") or 50), MOST)
-        rows = await read_runs(recorder.page, wanted, max(count, 1))
-        cursor = f"{rows[-1].began!r}~{rows[-1].id}" if len(rows) == count else None
+        count = max(min(int(_number(query.get("limit"), "limit") or 50), MOST), 1)
+        if wanted.tool is None and wanted.finding is None:
+            rows = await read_runs(recorder.page, wanted, count)
+            last = rows[-1] if len(rows) == count else None
+        else:
+            rows, last = await read_runs(recorder.matching, wanted, count)
+        cursor = None if last is None else f"{last.began!r}~{last.id}"
         return _json({"object": "list", "data": [facts_of(row) for row in rows], "next": cursor})
 
     @router.get(
@@ -146,6 +154,7 @@ def run_routes(manager: RuntimeManager) -> APIRouter:
         audit.info("run_deleted", by=caller.name, run=found.row.id)
         return Response(status_code=204)
 
+    router.include_router(feed_routes(manager))
     return router
 
 

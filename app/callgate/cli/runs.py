@@ -73,6 +73,10 @@ def show(id: Id, config: ConfigOption = None, content: ContentOption = False, as
     row = found.row
     typer.echo(_line(row))
     typer.echo(f"  {row.route}, key {row.key or '-'}, {row.request_id}, content {row.kept}")
+    replays = _read(config, lambda store: store.replays_of(row.id))
+    for word, ids in (("asks again", [row.replay_of]), ("asked again by", [replay.id for replay in replays])):
+        if any(ids):
+            typer.echo(f"  {word} {', '.join(ids)}")
     if row.findings:
         typer.echo(f"  findings: {', '.join(row.findings)}")
     for event in found.events:

@@ -40,6 +40,8 @@ def no_price(by: Responder) -> Price | None:
 
 WIRE: Final = "wire."
 """What the names of bodies of providers' answers begin with. They are there for people: nothing is done again from them."""
+NAME_CHARACTERS: Final = 64
+"""Of a tool's name: none on offer is longer, and a model may make up others."""
 PREVIEW_CHARACTERS: Final = 200
 """Of what a tool says while it runs: a word for a person, not a result."""
 
@@ -62,6 +64,7 @@ class RunReader:
         self.content: dict[str, str] = {}
         self._cut: list[str] = []
         self._findings: dict[str, None] = {}
+        self._tools: dict[str, None] = {}
         self._attempts: dict[tuple[int, int], int] = {}
         self._at = 0.0
 
@@ -90,7 +93,7 @@ class RunReader:
 
     def finish(self) -> Recording:
         row = self._row
-        row.findings = list(self._findings)
+        row.findings, row.tools = list(self._findings), list(self._tools)
         if self._most is not None:
             row.kept = Kept.CUT if any(not part.startswith(WIRE) for part in self._cut) else Kept.CONTENT
         if self._cut:
@@ -118,6 +121,7 @@ class RunReader:
             *(self._call(call, None, choice) for call in answer.broken),
         ]
         self._findings |= dict.fromkeys(map(str, answer.findings))
+        self._tools |= dict.fromkeys(call["name"][:NAME_CHARACTERS] for call in calls if call["name"])
         facts: dict[str, Any] = {
             "seconds": round(answer.seconds, 6),
             "finish_reasons": list(answer.reasons),

@@ -50,6 +50,9 @@ BACKLOG_BYTES: Final = 64 * 1024 * 1024
 PRUNE_SECONDS: Final = 3600.0
 COUNT_SECONDS: Final = 5.0
 """How long what was used may wait where no run ends."""
+SLICE: Final = 500
+LOOKED_AT: Final = 10_000
+"""Runs that are looked at for one page of a filter that no index knows."""
 WATCHERS: Final = 20
 FEED_BACKLOG: Final = 1000
 """What a watcher that does not read may be behind; more is left out: it asks for the list again."""
@@ -322,6 +325,24 @@ class Recorder:
         for row in self._stored(lambda store: store.page(wanted, count)) or ():
             found.setdefault(row.id, row)
         return sorted(found.values(), key=lambda row: (row.began, row.id), reverse=True)[:count]
+
+    def matching(self, wanted: RunFilter, count: int) -> tuple[list[RunRow], RunRow | None]:
+        """The newest runs of a filter that names a tool or a finding, and the last that was looked at if there may be more: a
+        tool that is rarely called must not have the whole file read at once."""
+        found: list[RunRow] = []
+        for _ in range(LOOKED_AT // SLICE):
+            rows = self.page(wanted, SLICE)
+            for row in rows:
+                if (wanted.tool is None or wanted.tool in row.tools) and (
+                    wanted.finding is None or wanted.finding in row.findings
+                ):
+                    found.append(row)
+                    if len(found) == count:
+                        return found, row
+            if len(rows) < SLICE:
+                return found, None
+            wanted = msgspec.structs.replace(wanted, before=rows[-1].began, before_id=rows[-1].id)
+        return found, rows[-1]
 
     def get(self, id: str) -> Recording | None:
         recording = self._under_way.get(id) or self._waiting.get(id)

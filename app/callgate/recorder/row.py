@@ -56,6 +56,8 @@ class RunRow(msgspec.Struct, omit_defaults=False):
     broken_calls: int = 0
     attempts: int = 0
     findings: Sequence[str] = ()
+    tools: Sequence[str] = ()
+    """Those that were called, whole or broken, each once."""
     tokens_in: int = 0
     tokens_out: int = 0
     tokens_cached: int = 0

@@ -89,6 +89,9 @@ class RunFilter(msgspec.Struct, frozen=True):
     key: str | None = None
     state: str | None = None
     odd: bool = False
+    tool: str | None = None
+    finding: str | None = None
+    """These two are in no index: `Recorder.matching` looks for them row by row."""
     before: float | None = None
     """Only runs that began earlier, and, of those that began with it, those whose id sorts before `before_id`."""
     before_id: str = ""
