@@ -40,14 +40,28 @@ async def test_its_chat_checks_run_clean(served: Served) -> None:
     assert [result["status"] for result in report["results"]] == ["passed"] * 9
 
 
+async def test_its_checks_of_responses_pass(served: Served) -> None:
+    async with served.free() as provider:
+        provider.script(MODEL, _answer_with_tools)
+        report = await _checked(served.url, "open-responses")
+    assert [result["status"] for result in report["results"]] == ["passed"] * 13
+    assert {result["id"] for result in report["results"] if result.get("warnings")} <= {"compact-response"}
+
+
+def _answer_with_tools(request: RequestRecord) -> Reply:
+    if request.body.get("tools"):
+        return Reply(calls=[Call("get_weather", {"location": "San Francisco"})], usage=USAGE)
+    return Reply(text="One, two, three.", reasoning="They want it short.", usage=USAGE)
+
+
 def _answer(request: RequestRecord) -> Reply:
     if request.body.get("tool_choice") == "required":
         return Reply(calls=[Call("get_weather", {"location": "San Francisco"})], usage=USAGE)
     return Reply(text="One, two, three.", reasoning="They want it short.", usage=USAGE)
 
 
-async def _checked(url: str) -> Any:
-    options = ["--base-url", f"{url}/v1", "--api-key", KEY, "--model", MODEL, "--format", "openai-chat", "--json"]
+async def _checked(url: str, api: str = "openai-chat") -> Any:
+    options = ["--base-url", f"{url}/v1", "--api-key", KEY, "--model", MODEL, "--format", api, "--json"]
     process = await asyncio.create_subprocess_exec(
         str(Environment("llm-comply").interpreter),
         "-m",
