@@ -15,7 +15,7 @@ from callgate.api.answers import BodyWriter, ClientLeft, EventStream, Pulse, Who
 from callgate.api.conversation import BeforeTools, Conversation
 from callgate.api.durable_runs import DurableRuns, RunRequest
 from callgate.api.errors import encode
-from callgate.api.faces import Exchange, Face
+from callgate.api.faces import AnsweredElsewhere, Exchange, Face
 from callgate.api.followed_run import WELL, Ended
 from callgate.api.idempotency import Idempotency, not_durable
 from callgate.api.middleware import RequestContext, context_of
@@ -46,7 +46,11 @@ class FaceEndpoint:
         config = self._manager.current.config
         check_body(context.headers, config.limits.body_bytes)
         body = await read_body(receive, config.limits.body_bytes)
-        exchange = await self._face.read(body, context, config)
+        try:
+            exchange = await self._face.read(body, context, config)
+        except AnsweredElsewhere as elsewhere:
+            await elsewhere.app(scope, receive, send)
+            return
 
         key = context.headers.get("idempotency-key")
         background, runs = exchange.request.background, self._runs

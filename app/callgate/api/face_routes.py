@@ -14,6 +14,7 @@ from callgate.api.durable_runs import DurableRuns
 from callgate.api.endpoint import FaceEndpoint
 from callgate.api.errors import MESSAGES
 from callgate.api.messages.face import MessagesFace
+from callgate.api.responses.background import BackgroundRuns
 from callgate.api.responses.face import ResponsesFace
 from callgate.api.responses.kept import KeptResponses
 from callgate.api.responses.routes import response_routes
@@ -34,12 +35,14 @@ def add_faces(app: FastAPI, manager: RuntimeManager, runs: DurableRuns) -> Mappi
     messages = FaceEndpoint(manager, MessagesFace(), runs)
     app.router.routes.append(Route(MESSAGES, messages, methods=["POST"], name="create_message"))
     kept = KeptResponses(manager.responses)
-    responses = FaceEndpoint(manager, ResponsesFace(manager, kept), runs)
+    background = BackgroundRuns(app, kept, manager.claims.processes)
+    manager.closers.append(background.close)
+    responses = FaceEndpoint(manager, ResponsesFace(manager, kept, background), runs)
     socket = ResponsesSocket(manager)
     for path in RESPONSES_PATHS:
         app.router.routes.append(Route(path, socket, methods=["GET"], name="responses_socket"))
         app.router.routes.append(Route(path, responses, methods=["POST"], name="create_response"))
-        app.router.routes.extend(response_routes(path, kept))
+        app.router.routes.extend(response_routes(path, kept, background))
     app.include_router(durable_routes(manager, runs))
     faces = dict.fromkeys(CHAT_PATHS, chat) | dict.fromkeys(RESPONSES_PATHS, responses) | {MESSAGES: messages}
     return {("POST", path): face for path, face in faces.items()}

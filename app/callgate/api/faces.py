@@ -3,12 +3,22 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from starlette.types import ASGIApp
+
 from callgate.api.answers import BodyWriter, StreamWriter, Work
 from callgate.api.conversation import Conversation
 from callgate.api.middleware import RequestContext
 from callgate.api.requests import ChatRequest
 from callgate.config.schema import Config
 from callgate.conversation.diagnosis import Diagnosis
+
+
+class AnsweredElsewhere(Exception):
+    """A request is in order, and is answered by something else than a conversation here."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        super().__init__("answered elsewhere")
+        self.app = app
 
 
 class Exchange(Protocol):

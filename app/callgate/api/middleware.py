@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from callgate.api.answers import encoded, send_whole, start_message
 from callgate.api.cors import METHODS, cors_headers, preflight_headers
 from callgate.api.errors import as_chat_error, error_body, is_anthropics, shutting_down, status_at
+from callgate.auth.admission import Place
 from callgate.auth.keys import Caller
 from callgate.conversation.errors import ChatError
 from callgate.conversation.ids import new_id
@@ -40,6 +41,9 @@ LIGHT_PATHS = ("/v1/approvals", "/admin/")
 MAX_LENGTH_DIGITS = 18
 """Of a Content-Length. With more of them it is no number that a body could have."""
 
+HAS_PLACE = "callgate.has_place"
+"""In the scope of a request that is made here for another one, and has its place."""
+
 CLIENT_CLOSED = 499
 """What the log says of a request whose client left before it was answered; nobody is sent this."""
 
@@ -58,6 +62,7 @@ class RequestContext:
         "model",
         "notes",
         "path",
+        "place",
         "request_id",
         "route",
         "started",
@@ -80,6 +85,8 @@ class RequestContext:
         """What the request is counted under; never what the client wrote."""
         self.model = ""
         self.status = 0
+        self.place: Place | None = None
+        """Among those that are answered at once."""
         self.wrote = False
         """A tool that may change the world has been started, so a client must not repeat the request by itself."""
         self.started = time.perf_counter()
@@ -144,10 +151,10 @@ class Middleware:
             straight = self._straight.get((method, path))
             inner = straight or self._app
             caller = context.caller = runtime.admit(context.headers) if straight else _caller(runtime, path, context)
-            if caller is None or (straight is None and _is_light(method, path)):
+            if caller is None or HAS_PLACE in scope or (straight is None and _is_light(method, path)):
                 await inner(scope, receive, send_marked)
             else:
-                with await runtime.place(caller):
+                with await runtime.place(caller) as context.place:
                     await inner(scope, receive, send_marked)
         except Exception as failure:  # noqa: BLE001 - the last place where a failure can still become an answer
             await self._refuse(as_chat_error(failure), context, send_marked)

@@ -90,6 +90,11 @@ class Place:
     def __init__(self, *held: CapacityLimiter) -> None:
         self._held = held
 
+    def handed_on(self) -> "Place":
+        """The same place for something that outlives this block."""
+        held, self._held = self._held, ()
+        return Place(*held)
+
     def __enter__(self) -> Self:
         return self
 

@@ -7,6 +7,7 @@ opened first, and if that fails the old one simply stays.
 import asyncio
 import contextlib
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any, Self
 
 import structlog
@@ -56,6 +57,8 @@ class RuntimeManager:
         self.claims = claims_of(config, self.store, lambda: self.shared.ledger.process)
         self.conversations = Conversations(self.store, config.store.conversation_seconds, new_call_id)
         self.responses = responses_of(config, self.store)
+        self.closers: list[Callable[[], Awaitable[None]]] = []
+        """Awaited at the end, before anything else is closed."""
         self._open: OpenRuntime | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -91,6 +94,8 @@ class RuntimeManager:
 
     async def __aexit__(self, *_: object) -> None:
         self._is_open = False
+        for close in self.closers:
+            await close()
         if self._siblings is not None:
             await self._siblings.close()
         for task in self._tasks:

@@ -139,6 +139,11 @@ class Claims:
         """Whether a claim is there after this process has ended, and is not pushed out by others."""
         self._store, self._processes, self._own_store = store, processes, own_store
 
+    @property
+    def processes(self) -> Processes:
+        """Those that share the store."""
+        return self._processes
+
     async def claim(self, key: str, digest: bytes, seconds: float) -> Claim:
         """A claim of ours, or the one that is there: another request's, or one that is done.
 

@@ -7,6 +7,9 @@ import msgspec
 
 from callgate.stores.store import Store
 
+CANCEL_SECONDS = 60.0
+"""How long a word to cancel waits; it is looked for every second."""
+
 
 class StoredResponse(msgspec.Struct):
     """One response, and all that a chat needs to go on from it. Nothing in it refers to another response, so that each
@@ -17,6 +20,10 @@ class StoredResponse(msgspec.Struct):
     """The items that it answered, each with an id."""
     history: list[Any]
     """The messages of the chat, our rounds, reasoning and signatures in it; without its instructions."""
+    events: list[bytes] = []
+    """Of a response that was made in the background: what is streamed again."""
+    process: str = ""
+    """The process that makes it, while it is made."""
     after: list[Any] = []
     """Messages that follow the client's answers to the calls it was given: images, which no answer can hold."""
 
@@ -42,6 +49,13 @@ class Responses:
         await self._store.delete(key)
         return found
 
+    async def ask_to_cancel(self, owner: str, id: str) -> None:
+        """Leave word for the process that makes a response."""
+        await self._store.put(_key(owner, id, "cancel:"), b"1", CANCEL_SECONDS)
+
+    async def is_to_cancel(self, owner: str, id: str) -> bool:
+        return await self._store.get(_key(owner, id, "cancel:")) is not None
+
     async def close(self) -> None:
         if self._own_store:
             await self._store.close()
@@ -51,5 +65,5 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(StoredResponse).decode
 
 
-def _key(owner: str, id: str) -> str:
-    return "response:" + hashlib.sha256(f"{owner}\0{id}".encode(errors="surrogatepass")).hexdigest()
+def _key(owner: str, id: str, kind: str = "response:") -> str:
+    return kind + hashlib.sha256(f"{owner}\0{id}".encode(errors="surrogatepass")).hexdigest()

@@ -9,9 +9,11 @@ import structlog
 
 from callgate.api.answers import BodyWriter, StreamWriter, Work
 from callgate.api.conversation import Conversation
+from callgate.api.faces import AnsweredElsewhere
 from callgate.api.middleware import RequestContext
 from callgate.api.request_schema import wrong
 from callgate.api.requests import ChatRequest, read_chat_request
+from callgate.api.responses.background import BACKGROUND, BackgroundRuns
 from callgate.api.responses.input_items import messages_of
 from callgate.api.responses.kept import CONNECTION, KeptResponses, kept_of, numbered
 from callgate.api.responses.offered import OWN_LABEL, Offered, offered_tools
@@ -37,8 +39,8 @@ class ResponsesFace:
 
     route = "responses"
 
-    def __init__(self, manager: RuntimeManager, kept: KeptResponses) -> None:
-        self._manager, self._kept = manager, kept
+    def __init__(self, manager: RuntimeManager, kept: KeptResponses, background: BackgroundRuns) -> None:
+        self._manager, self._kept, self._background = manager, kept, background
 
     async def read(self, body: bytes, context: RequestContext, config: Config) -> "ResponsesExchange":
         assert context.caller is not None, "the middleware lets nobody in without a caller"
@@ -54,6 +56,8 @@ class ResponsesFace:
             raise wrong("input", "Missing required parameter: 'input'.", "missing_required_parameter")
         offered = offered_tools(asked.tools or (), config.responses.hosted_tools, runtime.labels())
         request = self._request(asked, fields, offered, items, parent, context, config)
+        if asked.background and BACKGROUND.get() is None:
+            raise AnsweredElsewhere(partial(self._background.start, body, bool(asked.stream)))
         return ResponsesExchange(asked, request, offered, items, self._kept, context, owner)
 
     def _request(
@@ -111,6 +115,9 @@ class ResponsesExchange:
     def streamed(self, conversation: Conversation, began: int, diagnoses: Sequence[Diagnosis] | None) -> StreamWriter:
         writer = ResponseWriter(self._head(conversation, began), diagnoses[0] if diagnoses else None)
         self._items = writer
+        if (run := BACKGROUND.get()) is not None:
+            writer.begins_at_once = True
+            run.begin(writer)
         return writer
 
     def work(self, conversation: Conversation) -> Work:

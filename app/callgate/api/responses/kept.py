@@ -62,6 +62,18 @@ class KeptResponses:
             raise not_found(id)
         return found
 
+    async def find(self, owner: str, id: str) -> StoredResponse | None:
+        return await self._found(owner, id)
+
+    async def ask_to_cancel(self, owner: str, id: str) -> None:
+        try:
+            await self._responses.ask_to_cancel(owner, id)
+        except StoreError as error:
+            raise _unreachable() from error
+
+    async def is_to_cancel(self, owner: str, id: str) -> bool:
+        return await self._responses.is_to_cancel(owner, id)
+
     async def delete(self, owner: str, id: str) -> None:
         try:
             found = await self._responses.delete(owner, id)
@@ -79,6 +91,13 @@ class KeptResponses:
                 f"Previous response with id '{id[:80]}' not found.",
                 param="previous_response_id",
                 code="previous_response_not_found",
+            )
+        if not found.history:
+            raise ChatError(
+                400,
+                f"Previous response with id '{id[:80]}' has not ended, or came to nothing.",
+                param="previous_response_id",
+                code="previous_response_not_ready",
             )
         return found
 

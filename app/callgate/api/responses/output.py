@@ -429,6 +429,8 @@ class ResponseWriter(ResponseItems):
 
     def __init__(self, head: ResponseHead, diagnosis: Diagnosis | None) -> None:
         super().__init__(head, diagnosis)
+        self.begins_at_once = False
+        """Nobody waits for the status."""
         self._number = 0
         self._written: list[bytes] = []
 
@@ -440,7 +442,7 @@ class ResponseWriter(ResponseItems):
         elif type(event) is CallProgress:
             return self.heartbeat()
         else:
-            if not self._number and type(event) in _BEGINNINGS:
+            if not self._number and (self.begins_at_once or type(event) in _BEGINNINGS):
                 self._begin()
             self.take(event)
         return self._taken()

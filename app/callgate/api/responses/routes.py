@@ -1,15 +1,21 @@
 """`/v1/responses/{id}` and what lies under it: responses that were given, asked for again."""
 
+import contextlib
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
+from callgate.api.answers import ClientLeft
 from callgate.api.errors import encode
 from callgate.api.middleware import context_of
 from callgate.api.request_schema import wrong
+from callgate.api.responses.background import BackgroundRuns, check_after
 from callgate.api.responses.kept import KeptResponses
 from callgate.auth.keys import owner_name
 from callgate.conversation.errors import ChatError
@@ -18,9 +24,9 @@ MOST_ITEMS: Final = 100
 USUAL_ITEMS: Final = 20
 
 
-def response_routes(path: str, kept: KeptResponses) -> list[Route]:
+def response_routes(path: str, kept: KeptResponses, background: BackgroundRuns) -> list[Route]:
     """The routes under a path."""
-    one = _Kept(kept)
+    one = _Kept(kept, background)
     by_id = path + "/{id}"
     return [
         Route(path + "/compact", _nothing_here, methods=["POST"]),
@@ -39,15 +45,17 @@ async def _nothing_here(request: Request) -> Response:
 class _Kept:
     """Answers for responses that are kept."""
 
-    def __init__(self, kept: KeptResponses) -> None:
-        self._kept = kept
+    def __init__(self, kept: KeptResponses, background: BackgroundRuns) -> None:
+        self._kept, self._background = kept, background
 
     async def retrieve(self, request: Request) -> Response:
         owner, id = _asked(request)
-        found = await self._kept.get(owner, id)
-        if request.query_params.get("stream") == "true":
-            raise wrong("stream", "Only a response that was made in the background can be streamed again.")
-        return _json(found.response)
+        query = request.query_params
+        if query.get("stream") == "true":
+            return _Streamed(partial(self._background.stream_again, owner, id, check_after(query)))
+        if "starting_after" in query:
+            raise wrong("starting_after", "'starting_after' is for a stream: 'stream=true'.")
+        return _json(await self._background.found(owner, id))
 
     async def delete(self, request: Request) -> Response:
         owner, id = _asked(request)
@@ -56,10 +64,7 @@ class _Kept:
 
     async def cancel(self, request: Request) -> Response:
         owner, id = _asked(request)
-        await self._kept.get(owner, id)
-        raise ChatError(
-            400, "Only a response that is made in the background can be cancelled.", param="id", code="invalid_value"
-        )
+        return _json(await self._background.cancel(owner, id))
 
     async def input_items(self, request: Request) -> Response:
         owner, id = _asked(request)
@@ -80,6 +85,18 @@ class _Kept:
             {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {"first_id": None, "last_id": None}
         )
         return _json({"object": "list", "data": shown, **ends, "has_more": len(items) > len(shown)})
+
+
+class _Streamed(Response):
+    """What is sent by somebody else."""
+
+    def __init__(self, stream: Callable[[Receive, Send], Awaitable[None]]) -> None:
+        super().__init__()
+        self._stream = stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with contextlib.suppress(ClientLeft):
+            await self._stream(receive, send)
 
 
 def _asked(request: Request) -> tuple[str, str]:

@@ -1,0 +1,311 @@
+"""Background mode: a response that is made though nobody waits for it, looked at, followed and cancelled by its id.
+
+It is made by a request through the whole application, as any other; only that what it sends is gathered here. While it is made
+this process knows its events, and the store knows that it is being made, and by which process: where that one is gone the
+response has failed, and is not in progress for ever.
+"""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from typing import Any, Final
+
+import msgspec
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from callgate.api.answers import STREAM_HEADERS, send_whole, start_message, unless_left
+from callgate.api.middleware import HAS_PLACE, context_of
+from callgate.api.request_schema import wrong
+from callgate.api.responses.kept import KeptResponses
+from callgate.api.responses.output import ResponseWriter
+from callgate.auth.keys import owner_name
+from callgate.conversation.errors import ChatError
+from callgate.stores.claims import Processes
+from callgate.stores.responses import StoredResponse
+from callgate.stores.store import StoreError
+
+LOOK_SECONDS: Final = 1.0
+"""How often it is looked whether another process was asked to cancel, or has ended what is followed here."""
+UNFINISHED: Final = frozenset({"queued", "in_progress"})
+GONE: Final = {"code": "server_error", "message": "The process that made this response is gone; ask again."}
+_NUMBER: Final = re.compile(rb'"sequence_number":(\d+)')
+
+log = structlog.get_logger("callgate.responses")
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.decode
+
+
+class BackgroundRun:
+    """One response in the making."""
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+        self.writer: ResponseWriter | None = None
+        self.begun = asyncio.Event()
+        """It has an id, or was refused."""
+        self.refusal: tuple[int, bytes] | None = None
+        self.events: list[bytes] = []
+        self.final: dict[str, Any] | None = None
+        """The response, once it is over."""
+        self.task: asyncio.Task[None]
+        self.stopped = ""
+        """The status that it was stopped with before it was over."""
+        self._news = asyncio.Event()
+        self._status = 0
+        self._body = b""
+
+    @property
+    def id(self) -> str:
+        assert self.writer is not None, "a run that has begun has a writer"
+        return self.writer.head.id
+
+    def begin(self, writer: ResponseWriter) -> None:
+        self.writer = writer
+        self.begun.set()
+
+    def resource(self) -> dict[str, Any]:
+        """The response as it is now."""
+        if self.final is not None:
+            return self.final
+        assert self.writer is not None, "a run that has begun has a writer"
+        return self.writer.resource("in_progress" if self.events else "queued")
+
+    def add(self, data: bytes) -> None:
+        self.events += [event + b"\n\n" for event in data.split(b"\n\n") if event.startswith(b"event: ")]
+        self.notify()
+
+    def stop(self, status: str) -> None:
+        """What the application still has to say of it is no part of it."""
+        if not self.stopped:
+            self.stopped = status
+            self.task.cancel()
+
+    def notify(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def follow(self, after: int) -> AsyncIterator[bytes]:
+        """The events behind one of them, those to come as well."""
+        at = 0
+        while True:
+            news = self._news
+            for event in self.events[at:]:
+                at += 1
+                if number_of(event) > after:
+                    yield event
+            if self.final is not None and at == len(self.events):
+                return
+            await news.wait()
+
+    async def send(self, message: Message) -> None:
+        """What the application answers."""
+        if self.stopped:
+            return
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+        elif self._status == 200:
+            self.add(message.get("body", b""))
+        else:
+            self._body += message.get("body", b"")
+            if not message.get("more_body"):
+                self.refusal = self._status, self._body
+                self.begun.set()
+
+
+BACKGROUND: Final[ContextVar[BackgroundRun | None]] = ContextVar("background_run", default=None)
+"""The run that a request is made for."""
+
+
+class BackgroundRuns:
+    """The responses that this process makes in the background."""
+
+    def __init__(self, app: ASGIApp, kept: KeptResponses, processes: Processes) -> None:
+        self._app, self._kept, self._processes = app, kept, processes
+        self._runs: dict[tuple[str, str], BackgroundRun] = {}
+
+    async def start(self, body: bytes, stream: bool, scope: Scope, receive: Receive, send: Send) -> None:
+        """Begin a response, and answer with what it is by now, or with its events."""
+        context = context_of(scope)
+        assert context.caller is not None, "the middleware lets nobody in without a caller"
+        if "idempotency-key" in context.headers:
+            raise wrong("background", "Background mode is not to be had together with an 'Idempotency-Key'.")
+        run = BackgroundRun(owner_name(context.caller))
+        place = context.place.handed_on() if context.place is not None else contextlib.nullcontext()
+        run.task = asyncio.create_task(self._make(run, place, scope, body), name="a response in the background")
+        await run.begun.wait()
+        if run.refusal is not None and run.writer is None:
+            status, refusal = run.refusal
+            await send_whole(send, status, refusal, {})
+        elif stream:
+            await self._stream(run.follow(-1), receive, send)
+        else:
+            await send_whole(send, 200, _encode(run.resource()), {})
+
+    async def found(self, owner: str, id: str) -> dict[str, Any]:
+        """A response as it is now, whoever makes it."""
+        run = self._runs.get((owner, id))
+        if run is not None:
+            return run.resource()
+        response, _ = await self._settled(owner, id)
+        return response
+
+    async def cancel(self, owner: str, id: str) -> dict[str, Any]:
+        """Stop a response, and return it as it is then. One that is over stays as it is."""
+        run = self._runs.get((owner, id))
+        if run is None:
+            response, _ = await self._settled(owner, id)
+            if not response.get("background"):
+                raise ChatError(
+                    400,
+                    "Only a response that is made in the background can be cancelled.",
+                    param="id",
+                    code="invalid_value",
+                )
+            if response["status"] in UNFINISHED:
+                await self._kept.ask_to_cancel(owner, id)
+                while response["status"] in UNFINISHED:
+                    await asyncio.sleep(LOOK_SECONDS / 4)
+                    response, _ = await self._settled(owner, id)
+            return response
+        run.stop("cancelled")
+        await asyncio.wait({run.task})
+        return run.resource()
+
+    async def stream_again(self, owner: str, id: str, after: int, receive: Receive, send: Send) -> None:
+        """The events of a response behind one of them. Of one that another process makes, once it is over."""
+        run = self._runs.get((owner, id))
+        if run is not None:
+            await self._stream(run.follow(after), receive, send)
+            return
+        response, kept = await self._settled(owner, id)
+        if not response.get("background"):
+            raise wrong("stream", "Only a response that was made in the background can be streamed again.")
+        while response["status"] in UNFINISHED:
+            await asyncio.sleep(LOOK_SECONDS)
+            response, kept = await self._settled(owner, id)
+
+        async def events() -> AsyncIterator[bytes]:
+            for event in kept.events:
+                if number_of(event) > after:
+                    yield event
+
+        await self._stream(events(), receive, send)
+
+    async def close(self) -> None:
+        """Stop what is still being made; it has failed then."""
+        running = list(self._runs.values())
+        for run in running:
+            run.stop("failed")
+        if running:
+            await asyncio.wait({run.task for run in running})
+
+    # -- making one
+
+    async def _make(self, run: BackgroundRun, place: AbstractContextManager[object], scope: Scope, body: bytes) -> None:
+        BACKGROUND.set(run)
+        asked: dict[str, Any] = _decode(body, type=dict[str, msgspec.Raw])
+        sent = [_encode({**asked, "stream": True})]
+        over = asyncio.Event()
+
+        async def receive() -> Message:
+            if sent:
+                return {"type": "http.request", "body": sent.pop(), "more_body": False}
+            await over.wait()
+            return {"type": "http.disconnect"}
+
+        inner = {name: value for name, value in scope.items() if name not in ("context", "endpoint", "extensions")}
+        inner[HAS_PLACE] = True
+        watching = asyncio.create_task(self._watch(run), name="watches a response in the background")
+        error = None
+        try:
+            with place:
+                await self._app(inner, receive, run.send)
+            if run.writer is not None and run.refusal is not None:
+                refused = _decode(run.refusal[1])["error"]
+                error = ChatError(run.refusal[0], refused["message"], code=refused["code"], type=refused["type"])
+        finally:
+            watching.cancel()
+            if run.writer is not None:
+                await self._end(run, run.writer, error)
+            run.begun.set()
+
+    async def _watch(self, run: BackgroundRun) -> None:
+        """Say that it is being made, then look whether it is to be cancelled."""
+        await run.begun.wait()
+        if run.writer is None:
+            return
+        key = (run.owner, run.id)
+        self._runs[key] = run
+        with contextlib.suppress(StoreError):
+            await self._processes.announce()
+            await self._kept.put(*key, self._record(run))
+            while True:
+                await asyncio.sleep(LOOK_SECONDS)
+                if await self._kept.is_to_cancel(*key):
+                    run.stop("cancelled")
+                    return
+
+    async def _end(self, run: BackgroundRun, writer: ResponseWriter, error: ChatError | None) -> None:
+        """Keep what became of it, with its events."""
+        if run.stopped == "failed":
+            error = ChatError(503, "The server was shut down.", type="server_error")
+        if error is not None:
+            run.add(writer.error(error))
+            run.final = writer.failed(error)
+        elif run.stopped:
+            run.final = writer.resource("cancelled")
+        else:
+            run.final = _decode(run.events[-1].partition(b"\ndata: ")[2])["response"]
+        key = (run.owner, run.id)
+        try:
+            kept = await self._kept.find(*key)
+            if kept is None or run.final["status"] not in ("completed", "incomplete"):
+                kept = self._record(run)
+            kept.response, kept.events, kept.process = msgspec.Raw(_encode(run.final)), run.events, ""
+            await self._kept.put(*key, kept)
+        except (StoreError, ChatError) as failure:
+            log.warning("response_not_kept", response=run.id, error=str(failure))
+        self._runs.pop(key, None)
+        run.notify()
+
+    def _record(self, run: BackgroundRun) -> StoredResponse:
+        return StoredResponse(msgspec.Raw(_encode(run.resource())), [], [], process=self._processes.own)
+
+    # -- those that others make
+
+    async def _settled(self, owner: str, id: str) -> tuple[dict[str, Any], StoredResponse]:
+        kept = await self._kept.get(owner, id)
+        response: dict[str, Any] = _decode(kept.response)
+        if response["status"] in UNFINISHED and not await self._is_made(kept.process):
+            response |= {"status": "failed", "error": GONE}
+        return response, kept
+
+    async def _is_made(self, process: str) -> bool:
+        return process != self._processes.own and await self._processes.is_alive(process)
+
+    async def _stream(self, events: AsyncIterator[bytes], receive: Receive, send: Send) -> None:
+        await send(start_message(200, STREAM_HEADERS))
+
+        async def send_all() -> None:
+            async for event in events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+
+        await unless_left(send_all(), receive)
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+
+
+def number_of(event: bytes) -> int:
+    found = _NUMBER.search(event)
+    return int(found[1]) if found else -1
+
+
+def check_after(given: Mapping[str, str]) -> int:
+    """Where a stream is to go on."""
+    after = given.get("starting_after", "-1")
+    if after != "-1" and not (after.isdecimal() and len(after) < 10):
+        raise wrong("starting_after", "Invalid 'starting_after': expected the number of an event.")
+    return int(after)

@@ -1,0 +1,197 @@
+"""Background mode: responses that are made though nobody waits, followed from any event, cancelled, kept."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from callgate.application import create_app
+from callgate.auth.keys import hash_key
+from tests.harness import toolshed
+from tests.harness.clients import http_client, openai_client
+from tests.harness.configs import make_config
+from tests.harness.needs import needs
+from tests.harness.redis import redis_server
+from tests.harness.responses import check_events
+from tests.harness.server import serve
+from tests.scripted_upstream import Call, Hold, Pace, Reply, Upstream
+
+pytestmark = pytest.mark.anyio
+
+GATE = "tests.harness.toolshed:wait_for_gate"
+
+
+async def ended(client: Any, id: str) -> Any:
+    """The response once it is over; followed, so that nothing is polled."""
+    async with await client.responses.retrieve(id, stream=True) as events:
+        seen = [event.to_dict(warnings=False) async for event in events]
+    check_events(seen)
+    return await client.responses.retrieve(id)
+
+
+async def test_a_response_is_queued_then_made_and_can_be_gone_on_from(upstream: Upstream) -> None:
+    upstream.script("m", lambda request: Reply(text=f"answer {request.turn}"))
+    async with serve(create_app(make_config(upstream.url))) as url:
+        client: Any
+        async with openai_client(url) as client:
+            begun = await client.responses.create(model="m", input="one", background=True)
+            assert (begun.status, begun.background, begun.output) in (("queued", True, []), ("in_progress", True, []))
+            response = await ended(client, begun.id)
+            assert (response.id, response.status, response.output_text) == (begun.id, "completed", "answer 0")
+            assert response.to_dict()["background"] is True
+            await client.responses.create(model="m", input="two", previous_response_id=begun.id)
+    assert [each["content"] for each in upstream.requests[-1].body["messages"]] == ["one", "answer 0", "two"]
+
+
+async def test_a_client_that_leaves_changes_nothing_and_comes_back_where_it_was(upstream: Upstream) -> None:
+    gate = asyncio.Event()
+    upstream.script("m", [Reply(text="one two three four five six", pace=Pace(hold=Hold(gate, after=2)))])
+    async with serve(create_app(make_config(upstream.url))) as url:
+        client: Any
+        async with openai_client(url) as client:
+            seen: list[Any] = []
+            async with await client.responses.create(model="m", input="go", background=True, stream=True) as events:
+                async for event in events:
+                    seen.append(event.to_dict(warnings=False))
+                    if event.type == "response.output_text.delta":
+                        break
+            id = seen[0]["response"]["id"]
+            assert (await client.responses.retrieve(id)).status == "in_progress"
+            with pytest.raises(openai.BadRequestError) as caught:
+                await client.responses.create(model="m", input="two", previous_response_id=id)
+            gate.set()
+            last = seen[-1]["sequence_number"]
+            async with await client.responses.retrieve(id, stream=True, starting_after=last) as events:
+                seen += [event.to_dict(warnings=False) async for event in events]
+            # and once more, now that it is over
+            async with await client.responses.retrieve(id, stream=True, starting_after=last) as events:
+                again = [event.to_dict(warnings=False) async for event in events]
+    check_events(seen)
+    assert caught.value.param == "previous_response_id"
+    assert again == seen[last + 1 :]
+    assert seen[-1]["response"]["output"][0]["content"][0]["text"] == "one two three four five six"
+
+
+async def test_a_response_is_cancelled_with_the_tools_that_it_runs(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(text="Wait.", calls=[Call("wait_for_gate")])])
+    tool = {"kind": "python", "function": GATE, "safety": "read_only"}
+    async with toolshed.held() as running, serve(create_app(make_config(upstream.url, tools=[tool]))) as url:
+        client: Any
+        async with openai_client(url) as client:
+            begun = await client.responses.create(model="m", input="go", background=True)
+            async with asyncio.timeout(5):
+                await running.started.wait()
+            cancelled = await client.responses.cancel(begun.id)
+            assert (cancelled.id, cancelled.status) == (begun.id, "cancelled")
+            async with asyncio.timeout(1):
+                await running.cancelled.wait()
+            assert (await client.responses.cancel(begun.id)).status == "cancelled"
+            assert (await client.responses.retrieve(begun.id)).status == "cancelled"
+
+
+async def test_one_that_fails_says_so_when_it_is_asked_for(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(status=400, body={"error": {"message": "too hot", "code": "bad_temperature"}})])
+    async with serve(create_app(make_config(upstream.url))) as url:
+        client: Any
+        async with openai_client(url) as client:
+            begun = await client.responses.create(model="m", input="go", background=True)
+            response = await ended(client, begun.id)
+    assert response.status == "failed"
+    assert "too hot" in response.error.message
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_key_with_one_request_at_a_time_has_one_in_the_background(upstream: Upstream, stream: bool) -> None:
+    gate = asyncio.Event()
+    upstream.script("m", [Reply(text="done", pace=Pace(hold=Hold(gate, after=0))), Reply(text="next")])
+    keys = [{"name": name, "hash": hash_key(f"cg-{name}"), "parallel": 1} for name in ("alice", "bob")]
+    config = make_config(upstream.url, auth="keys", keys=keys)
+    async with serve(create_app(config)) as url, http_client(url) as stranger:
+        client: Any
+        async with openai_client(url, api_key="cg-alice") as client:
+            begun = await client.responses.create(model="m", input="go", background=True)
+            with pytest.raises(openai.RateLimitError):
+                await client.responses.create(model="m", input="more", background=stream, stream=stream)
+            for method, path in (("GET", ""), ("GET", "?stream=true"), ("POST", "/cancel")):
+                bob = {"authorization": "Bearer cg-bob"}
+                refused = await stranger.request(method, f"/v1/responses/{begun.id}{path}", headers=bob)
+                assert (refused.status_code, refused.json()["error"]["code"]) == (404, "response_not_found")
+            gate.set()
+            assert (await ended(client, begun.id)).output_text == "done"
+            assert (await client.responses.create(model="m", input="more")).output_text == "next"
+
+
+async def test_what_is_refused_is_refused_at_once(upstream: Upstream) -> None:
+    async with serve(create_app(make_config(upstream.url))) as url, http_client(url) as client:
+        for body, headers, param in (
+            ({"input": "x", "store": False}, {}, "background"),
+            ({"input": "x", "temperature": "hot"}, {}, "temperature"),
+            ({"input": "x"}, {"idempotency-key": "k"}, "background"),
+        ):
+            answer = await client.post(
+                "/v1/responses", json={"model": "m", "background": True, **body}, headers=headers
+            )
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+        unknown = await client.post("/v1/responses", json={"model": "nobody", "input": "x", "background": True})
+        assert unknown.status_code == 404
+
+
+async def test_only_what_was_made_in_the_background_is_streamed_again_or_cancelled(upstream: Upstream) -> None:
+    upstream.script("m", lambda request: Reply(text="ok"))
+    async with serve(create_app(make_config(upstream.url))) as url, http_client(url) as client:
+        id = (await client.post("/v1/responses", json={"model": "m", "input": "x"})).json()["id"]
+        answers = [
+            await client.get(f"/v1/responses/{id}?stream=true"),
+            await client.get(f"/v1/responses/{id}?starting_after=3"),
+            await client.post(f"/v1/responses/{id}/cancel"),
+        ]
+    assert [answer.status_code for answer in answers] == [400, 400, 400]
+
+
+@pytest.mark.parametrize("where", ["disk", pytest.param("redis", marks=needs("redis-server", "module:redis"))])
+async def test_one_that_was_cut_off_with_its_process_has_failed(upstream: Upstream, tmp_path: Path, where: str) -> None:
+    gate = asyncio.Event()
+    upstream.script("m", [Reply(text="never", pace=Pace(hold=Hold(gate, after=1)))])
+    async with redis_server(tmp_path) as redis:
+        options: dict[str, Any] = {"data_dir": str(tmp_path)} if where == "disk" else {"store": {"redis_url": redis}}
+        client: Any
+        async with serve(create_app(make_config(upstream.url, **options))) as url, openai_client(url) as client:
+            begun = await client.responses.create(model="m", input="go", background=True)
+            async with await client.responses.retrieve(begun.id, stream=True) as events:
+                async for event in events:
+                    if event.type == "response.in_progress":
+                        break
+        async with serve(create_app(make_config(upstream.url, **options))) as url, openai_client(url) as client:
+            response = await client.responses.retrieve(begun.id)
+            assert (response.id, response.status) == (begun.id, "failed")
+
+
+@needs("redis-server", "module:redis")
+async def test_another_process_shows_follows_and_cancels_it(upstream: Upstream, tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    upstream.script(
+        "m", [Reply(text="one two", pace=Pace(hold=Hold(gate, after=1))), Reply(calls=[Call("wait_for_gate")])]
+    )
+    tool = {"kind": "python", "function": GATE, "safety": "read_only"}
+    async with redis_server(tmp_path) as redis, toolshed.held() as running:
+        config = make_config(upstream.url, tools=[tool], store={"redis_url": redis})
+        async with serve(create_app(config)) as here, serve(create_app(config)) as there:
+            one: Any
+            other: Any
+            async with openai_client(here) as one, openai_client(there) as other:
+                begun = await one.responses.create(model="m", input="go", background=True)
+                async with await one.responses.retrieve(begun.id, stream=True) as events:
+                    async for event in events:
+                        if event.type == "response.in_progress":
+                            break
+                assert (await other.responses.retrieve(begun.id)).status in ("queued", "in_progress")
+                gate.set()
+                assert (await ended(other, begun.id)).output_text == "one two"
+                second = await one.responses.create(model="m", input="go", background=True)
+                async with asyncio.timeout(5):
+                    await running.started.wait()
+                assert (await other.responses.cancel(second.id)).status == "cancelled"
+                async with asyncio.timeout(1):
+                    await running.cancelled.wait()
