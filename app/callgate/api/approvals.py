@@ -38,7 +38,7 @@ def approval_routes(manager: RuntimeManager) -> APIRouter:
     @router.get("/v1/approvals", summary="The calls that wait for approval", responses={403: wrong[403]})
     async def list_waiting(request: Request) -> Response:
         check_decider(caller_of(request, "approvals"))
-        return _json({"object": "list", "data": [asked.facts() for asked in manager.shared.approvals.waiting()]})
+        return _json({"object": "list", "data": await manager.shared.decisions.waiting()})
 
     @router.post(
         "/v1/approvals/{id}",  # noqa: FAST003 - read from the request, see `in_path`
@@ -51,7 +51,7 @@ def approval_routes(manager: RuntimeManager) -> APIRouter:
         check_decider(caller)
         body = await read_body(request.receive, BODY_BYTES)
         given = read_json_body(body, Decision, EXAMPLE)
-        settled = manager.shared.approvals.decide(
+        decided = await manager.shared.decisions.decide(
             request.path_params["id"],
             approve=given.decision == "approve",
             by=caller.name,
@@ -59,7 +59,7 @@ def approval_routes(manager: RuntimeManager) -> APIRouter:
             hash=given.hash,
             demand_hash=manager.current.config.approvals.demand_hash,
         )
-        return _json({**settled.asked.facts(), "decision": str(settled.decision), "by": settled.by})
+        return _json(decided)
 
     return router
 

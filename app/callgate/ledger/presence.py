@@ -29,7 +29,7 @@ class Presence:
     ) -> None:
         """`on_lost` is called with the number of calls that were found to be unknown, if any."""
         self._database, self.process, self._kind, self._version = database, process, kind, version
-        self._dead_after = dead_after
+        self.dead_after = dead_after
         self._on_lost = on_lost
         self._task: asyncio.Task[None] | None = None
         self._is_away = False
@@ -51,7 +51,7 @@ class Presence:
 
     async def _keep_looking(self) -> None:
         while True:
-            await asyncio.sleep(self._dead_after / BEATS)
+            await asyncio.sleep(self.dead_after / BEATS)
             try:
                 await self._look()
                 self._is_away = False
@@ -63,7 +63,7 @@ class Presence:
     async def _look(self) -> None:
         if not await self._database.beat(self.process, self._kind, self._version):
             return
-        lost = await self._database.fetch(MARK_LOST, self._dead_after)
+        lost = await self._database.fetch(MARK_LOST, self.dead_after)
         unknown = [state for [state] in lost].count("unknown")
         if unknown:
             self._on_lost(unknown)

@@ -82,7 +82,6 @@ CREATE TABLE IF NOT EXISTS journal (
     """
 CREATE TABLE IF NOT EXISTS approvals (
   id TEXT PRIMARY KEY,
-  call_key TEXT NOT NULL UNIQUE,
   process TEXT NOT NULL,
   facts TEXT NOT NULL,
   hash TEXT NOT NULL,

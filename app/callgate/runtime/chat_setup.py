@@ -44,7 +44,7 @@ class Toolboxes:
         self._result_bytes = config.limits.tool_result_bytes
         self._rules = config.approvals
         self._log_content = config.logging.content
-        self._approvals = shared.approvals
+        self._approvals, self._decisions = shared.approvals, shared.decisions
         self._ledger = shared.ledger
         self._kept_results = shared.kept_results
         self._catalogue = catalogue
@@ -118,6 +118,7 @@ class Toolboxes:
                 caller=caller.name,
                 seconds=rules.timeout_seconds,
                 max_waiting=rules.max_waiting,
+                grace=self._decisions.grace,
             )
 
         return approve

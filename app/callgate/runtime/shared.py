@@ -15,10 +15,11 @@ from callgate.runtime.approval_notices import ApprovalNotices
 from callgate.runtime.builders.access import admission_of, key_store_of, limiter_of
 from callgate.runtime.builders.limits import processes_of, threads_of
 from callgate.runtime.builders.stores import ledger_of, pins_of
+from callgate.runtime.shared_approvals import SharedApprovals
 from callgate.telemetry import logs
 from callgate.telemetry.metrics import Metrics
 from callgate.telemetry.tool_servers import ToolServers
-from callgate.tools.approvals import ApprovalQueue
+from callgate.tools.approvals import ApprovalQueue, PendingApproval, SettledApproval
 from callgate.tools.listing import source_facts
 from callgate.tools.read_more import KeptResults
 from callgate.tools.source_pool import SourcePool
@@ -48,7 +49,8 @@ class SharedResources:
         folder = None if config.data_dir is None else Path(config.data_dir)
         self.recorder = Recorder(logs.masked, folder, self.metrics.runs_dropped.inc, self.metrics.used)
         self.approval_notices = ApprovalNotices(self.metrics, self.recorder, self.web)
-        self.approvals = ApprovalQueue(self.approval_notices.settled, on_waiting=self.approval_notices.waiting)
+        self.approvals = ApprovalQueue(self._approval_settled, on_waiting=self._approval_waits)
+        self.decisions = SharedApprovals(self.approvals)
         self._web: Web | None = None
         self.threads = threads_of(config)
         self.processes = processes_of(config)
@@ -67,12 +69,14 @@ class SharedResources:
         self.shared_ledger = shared = await ledger_of(self._config, _warn_of_lost)
         if shared is not None:
             self.ledger = shared.calls
+        self.decisions.use(shared)
         self.recorder.open()
         self.limiter = limiter_of(self._config, None if shared is None else shared.calls)
         self.keys = key_store_of(self._config)
 
     async def close(self) -> None:
         await self.approval_notices.close()
+        await self.decisions.close()
         if self._web is not None:
             await self._web.close()
         await self.processes.close()
@@ -83,6 +87,14 @@ class SharedResources:
             await self.shared_ledger.close()
         if self.keys is not None:
             self.keys.close()
+
+    def _approval_waits(self, asked: PendingApproval) -> None:
+        self.approval_notices.waiting(asked)
+        self.decisions.began(asked)
+
+    def _approval_settled(self, settled: SettledApproval) -> None:
+        self.approval_notices.settled(settled)
+        self.decisions.ended(settled)
 
     def _report_source(self, status: SourceStatus) -> None:
         match status.state:

@@ -112,8 +112,10 @@ class ApprovalQueue:
         caller: str,
         seconds: float,
         max_waiting: int,
+        grace: float = 0.0,
     ) -> Failed | None:
-        """Wait for a decision about this call. None when it may run; else why not, for the model."""
+        """Wait for a decision about this call. None when it may run; else why not, for the model. `grace`: how long a
+        decision may be on its way here."""
         if len(self._waiting) >= max_waiting:
             return Failed("Not run: too many calls wait for approval already. Try again later.", FailureKind.REFUSED)
         asked = self._asked(tool, call, run_id, caller, seconds)
@@ -124,7 +126,7 @@ class ApprovalQueue:
         try:
             self._on_waiting(asked)
             await report(APPROVAL_WANTED + asked.id)
-            await asyncio.wait([answer], timeout=seconds)
+            await asyncio.wait([answer], timeout=seconds + grace)
             settled = answer.result() if answer.done() else SettledApproval(asked, ApprovalOutcome.EXPIRED)
         finally:
             if answer.done():
@@ -137,14 +139,7 @@ class ApprovalQueue:
     ) -> SettledApproval:
         """Let a waiting call run, or not. Raises `ChatError` where there is nothing to decide."""
         asked, answer = self._found(id)
-        if hash is None and demand_hash:
-            raise ChatError(
-                400, "A decision must name the `hash` that it is about.", param="hash", code="hash_required"
-            )
-        if hash is not None and not hmac.compare_digest(hash.encode(), asked.hash.encode()):
-            raise ChatError(
-                409, "The call that waits has other arguments than this hash is of.", param="hash", code="hash_mismatch"
-            )
+        check_hash(hash, asked.hash, demanded=demand_hash)
         decision = ApprovalOutcome.APPROVED if approve else ApprovalOutcome.DENIED
         settled = SettledApproval(asked, decision, by, reason.strip()[:MAX_REASON])
         answer.set_result(settled)
@@ -171,10 +166,10 @@ class ApprovalQueue:
         if id in self._waiting and not self._waiting[id][1].done():
             return self._waiting[id]
         if id in self._waiting:
-            raise _too_late(self._waiting[id][1].result().decision)
+            raise too_late(self._waiting[id][1].result().decision)
         if id in self._settled:
-            raise _too_late(self._settled[id])
-        raise ChatError(404, "No call waits under this id.", param="id", code="approval_not_found")
+            raise too_late(self._settled[id])
+        raise not_found()
 
     def _end(self, settled: SettledApproval) -> None:
         del self._waiting[settled.asked.id]
@@ -208,7 +203,21 @@ def hash_of(call: ReadyCall) -> str:
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def _too_late(decision: ApprovalOutcome) -> ChatError:
+def check_hash(given: str | None, of: str, *, demanded: bool) -> None:
+    """Refuse a decision that is about other arguments, or does not say about which."""
+    if given is None and demanded:
+        raise ChatError(400, "A decision must name the `hash` that it is about.", param="hash", code="hash_required")
+    if given is not None and not hmac.compare_digest(given.encode(), of.encode()):
+        raise ChatError(
+            409, "The call that waits has other arguments than this hash is of.", param="hash", code="hash_mismatch"
+        )
+
+
+def not_found() -> ChatError:
+    return ChatError(404, "No call waits under this id.", param="id", code="approval_not_found")
+
+
+def too_late(decision: ApprovalOutcome) -> ChatError:
     return ChatError(
         409, f"This call was {decision} already; a decision counts once.", param="id", code=f"approval_{decision}"
     )

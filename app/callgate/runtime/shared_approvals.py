@@ -1,0 +1,176 @@
+"""Calls that wait for approval at any of the processes that share a ledger, and deciding about them from any of them.
+
+The row decides: one `UPDATE … WHERE state = 'waiting'` succeeds, whoever tries. The process where the call waits looks for
+that as long as something waits. Without a ledger there is one process, and its queue is all there is.
+"""
+
+import asyncio
+import contextlib
+import json
+from typing import Any, Final
+
+import structlog
+
+from callgate.conversation.errors import ChatError
+from callgate.ledger.database import Database, DatabaseAway
+from callgate.ledger.shared import SharedLedger
+from callgate.tools.approvals import (
+    MAX_REASON,
+    ApprovalOutcome,
+    ApprovalQueue,
+    PendingApproval,
+    SettledApproval,
+    check_hash,
+    not_found,
+    too_late,
+)
+
+LOOK_SECONDS: Final = 0.5
+GRACE_SECONDS: Final = 2.0
+"""How long a call waits on after its time, for a decision that was given in its last moment elsewhere."""
+KEPT_SECONDS: Final = 86_400.0
+
+_INSERT: Final = (
+    "INSERT INTO approvals (id, process, facts, hash, since, expires, state) VALUES (?1, ?2, ?3, ?4, {now},"
+    " {now} + CAST(?5 AS {real}), 'waiting') ON CONFLICT (id) DO NOTHING RETURNING id"
+)
+_WAITING: Final = (
+    "SELECT facts FROM approvals WHERE state = 'waiting' AND expires > {now}"
+    " AND process IN (SELECT name FROM processes WHERE seen_at > {now} - CAST(?1 AS {real})) ORDER BY since, id"
+)
+_DECIDE: Final = (
+    "UPDATE approvals SET state = ?2, decided_by = ?3, reason = ?4 WHERE id = ?1 AND state = 'waiting' AND expires > {now}"
+    " RETURNING id"
+)
+_END: Final = "UPDATE approvals SET state = ?2 WHERE id = ?1 AND state = 'waiting' RETURNING id"
+_DECIDED: Final = (
+    "SELECT id, state, decided_by, reason FROM approvals WHERE process = ?1 AND state IN ('approved', 'denied')"
+    " AND expires > {now} - CAST(?2 AS {real})"
+)
+_PRUNE: Final = "DELETE FROM approvals WHERE expires < {now} - CAST(?1 AS {real}) RETURNING id"
+
+log = structlog.get_logger("callgate.approvals")
+
+
+class SharedApprovals:
+    """The calls that wait at this process, in the ledger for the others; and those of the others."""
+
+    def __init__(self, queue: ApprovalQueue) -> None:
+        self._queue = queue
+        self._database: Database | None = None
+        self._process, self._dead_after = "", 0.0
+        self._written: dict[str, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._looking: asyncio.Task[None] | None = None
+
+    def use(self, ledger: SharedLedger | None) -> None:
+        """From now on, with all that share this ledger."""
+        if ledger is not None:
+            self._database, self._process = ledger.database, ledger.calls.process
+            self._dead_after = ledger.presence.dead_after
+
+    @property
+    def grace(self) -> float:
+        return 0.0 if self._database is None else GRACE_SECONDS
+
+    async def waiting(self) -> list[dict[str, Any]]:
+        """What waits anywhere, as people are shown it; those who waited longest first."""
+        if self._database is None:
+            return [asked.facts() for asked in self._queue.waiting()]
+        rows = await self._fetch(_WAITING, self._dead_after)
+        return [json.loads(facts) for [facts] in rows]
+
+    async def decide(
+        self, id: str, *, approve: bool, by: str, reason: str = "", hash: str | None = None, demand_hash: bool = False
+    ) -> dict[str, Any]:
+        """Let a waiting call run, or not, wherever it waits. Raises `ChatError` where there is nothing to decide."""
+        if self._database is None:
+            settled = self._queue.decide(id, approve=approve, by=by, reason=reason, hash=hash, demand_hash=demand_hash)
+            return {**settled.asked.facts(), "decision": str(settled.decision), "by": settled.by}
+        if (written := self._written.get(id)) is not None:
+            await asyncio.wait({written})
+        found = await self._fetch("SELECT facts, hash, state FROM approvals WHERE id = ?1", id)
+        if not found:
+            raise not_found()
+        facts, of, state = found[0]
+        check_hash(hash, of, demanded=demand_hash)
+        decision = ApprovalOutcome.APPROVED if approve else ApprovalOutcome.DENIED
+        reason = reason.strip()[:MAX_REASON]
+        if state != "waiting" or not await self._fetch(_DECIDE, id, decision.value, by, reason):
+            [[state]] = await self._fetch("SELECT state FROM approvals WHERE id = ?1", id)
+            raise too_late(ApprovalOutcome.EXPIRED if state == "waiting" else ApprovalOutcome(state))
+        self._apply(id, approve=approve, by=by, reason=reason)
+        return {**json.loads(facts), "decision": str(decision), "by": by}
+
+    # -- from the queue of this process
+
+    def began(self, asked: PendingApproval) -> None:
+        """A call waits here."""
+        if self._database is None:
+            return
+        task = asyncio.create_task(self._write(self._database, asked), name="an approval")
+        self._written[asked.id] = task
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look(self._database), name="looking for decisions")
+
+    def ended(self, settled: SettledApproval) -> None:
+        """It waits no more."""
+        written = self._written.pop(settled.asked.id, None)
+        if self._database is None or written is None:
+            return
+        task = asyncio.create_task(self._end(self._database, settled, written), name="end of an approval")
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def close(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait({self._looking})
+        if waiting := {*self._ending, *self._written.values()}:
+            await asyncio.wait(waiting)
+
+    async def _write(self, database: Database, asked: PendingApproval) -> None:
+        """Until it is written nobody can decide about it, and silence is a no."""
+        facts = json.dumps(asked.facts())
+        while True:
+            try:
+                left = asked.expires - asked.since
+                await database.fetch(_INSERT, asked.id, self._process, facts, asked.hash, left)
+            except DatabaseAway as error:
+                log.warning("approval_not_shared", approval=asked.id, error=str(error))
+                await asyncio.sleep(LOOK_SECONDS)
+                if asked.id in self._written:
+                    continue
+            return
+
+    async def _end(self, database: Database, settled: SettledApproval, written: "asyncio.Task[None]") -> None:
+        await asyncio.wait({written})
+        if settled.decision in {ApprovalOutcome.EXPIRED, ApprovalOutcome.WITHDRAWN}:
+            with contextlib.suppress(DatabaseAway):  # its time is over, so that nobody can decide about it
+                await database.fetch(_END, settled.asked.id, settled.decision.value)
+                await database.fetch(_PRUNE, KEPT_SECONDS)
+
+    async def _look(self, database: Database) -> None:
+        """For decisions that were given elsewhere, as long as anything waits."""
+        while self._written:
+            await asyncio.sleep(LOOK_SECONDS)
+            with contextlib.suppress(DatabaseAway):  # said by whoever says that we live
+                for id, state, by, reason in await database.fetch(_DECIDED, self._process, KEPT_SECONDS):
+                    self._apply(id, approve=state == "approved", by=by, reason=reason)
+
+    def _apply(self, id: str, *, approve: bool, by: str, reason: str) -> None:
+        if any(asked.id == id for asked in self._queue.waiting()):
+            self._queue.decide(id, approve=approve, by=by, reason=reason)
+
+    async def _fetch(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        assert self._database is not None, "asked where there is one"
+        try:
+            return await self._database.fetch(statement, *values)
+        except DatabaseAway as away:
+            raise ChatError(
+                503,
+                "Calls that wait for approval cannot be looked at or decided at the moment. Try again in a moment.",
+                type="server_error",
+                code="approvals_unavailable",
+                retry_after=1,
+            ) from away
