@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from callgate.conversation.events import CallWritten, ModelEvent
+from callgate.conversation.events import CallWritten, ModelEvent, TextDelta
 from callgate.conversation.finish import FinishClass, classify
 from callgate.text_calls.families import known_format, known_formats
 from callgate.text_calls.reader import reader_for
@@ -66,3 +66,13 @@ def test_the_same_runs_wherever_the_text_is_cut(model):
 
 def test_each_familys_format_is_among_them():
     assert known_formats() - {known_format(model) for model in OUTPUTS} <= {"inkling", "muse"}
+
+
+def test_thinking_behind_calls_is_not_shown_as_text_too():
+    call = '<function=delete_all>{"path": "/srv/data"}</function>'
+    broken = '<function=delete_all>{"path": /srv/data"<function=get_weather>}</function>'
+    text = f"a\n</think>\n{call}I could\n{broken}\nbut <think>I won't.\n</think>\nNo."
+    output = {"model": "meetkai/functionary-medium-v3.1", "finish_reason": "stop"}
+    for at in range(1, len(text)):
+        events = read(output, [text[:at], text[at:]], streams=True)
+        assert "I won't" not in "".join(event.text for event in events if isinstance(event, TextDelta)), at

@@ -695,8 +695,9 @@ def read_channel(out: EventSink, ends: tuple[str, ...], mark: str = "") -> Steps
     found = marks.search(cursor.text, cursor.at)
     if found and found.group() in ends:
         # All of it is here.
-        if found.start() > cursor.at:
-            out.add_reasoning(cursor.text[cursor.at : found.start()])
+        start, cursor.at = cursor.at, found.start()
+        if found.start() > start:
+            out.add_reasoning(cursor.text[start : found.start()])
         cursor.at = found.end()
         out.drop(found.group())
         return
