@@ -1,5 +1,6 @@
 """Every failure in the shape that the clients of its route expect, with the status their SDKs expect."""
 
+import difflib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -21,6 +22,8 @@ ErrorShape: TypeAlias = Callable[[ChatError, str], Any]
 """Makes the body of an error, given the id of the request."""
 MESSAGES, MODELS, VERSION = "/v1/messages", "/v1/models", "anthropic-version"
 OVERLOADED = 529
+MAX_NEAR_PATH = 100
+"""Characters of a path that no route has, for which a near one is looked for."""
 NO_HEADERS: Mapping[str, str] = {}
 SHAPES: Mapping[str, ErrorShape] = {MESSAGES: anthropics.error_shape}
 """How errors look under paths that begin so; everywhere else as OpenAI's."""
@@ -98,7 +101,10 @@ async def answer_http_exception(request: Request, failure: Exception) -> Respons
     assert isinstance(failure, HTTPException)
     target = f"{request.method} {request.url.path}"
     if failure.status_code == 404:
-        error = ChatError(404, f"Unknown request URL: {target}.", code="unknown_url")
+        known = [path for each in request.app.routes if "{" not in (path := getattr(each, "path", "{"))]
+        near = difflib.get_close_matches(request.url.path[:MAX_NEAR_PATH], known, n=1, cutoff=0.75)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        error = ChatError(404, f"Unknown request URL: {target}.{hint}", code="unknown_url")
     elif failure.status_code == 405:
         error = ChatError(405, f"Not allowed to {target}.", code="method_not_supported")
     else:

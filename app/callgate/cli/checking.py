@@ -8,6 +8,7 @@ import typer
 from callgate.cli.shared import WRONG, ConfigOption, check_exposure, read_config
 
 if TYPE_CHECKING:
+    from callgate.config.load import Loaded
     from callgate.tools.registry import RegisteredTool
     from callgate.upstream.resolve import ModelEntry
 
@@ -32,7 +33,7 @@ def check(config: ConfigOption = None) -> None:
     names = len({entry.model_name for entry in models})
     counts = f"{names} model(s), {len(tools)} tool(s), {len(sources)} source(s) of tools that were not asked"
     typer.echo(f"{loaded.path or 'the built-in config'}: {'fine' if not broken else 'not fine'}; {counts}")
-    for warning in (*registry.clashes(), *hiding(loaded.folder)):
+    for warning in (*registry.clashes(), *hiding(loaded.folder), *_programs_not_there(loaded)):
         typer.echo(f"warning: {warning}", err=True)
     unknown = " among the tools of the config, and its sources were not asked" if sources else ""
     for problem in pattern_problems(loaded.config, registry):
@@ -41,6 +42,18 @@ def check(config: ConfigOption = None) -> None:
         typer.echo(note)
     if broken:
         raise typer.Exit(WRONG)
+
+
+def _programs_not_there(loaded: "Loaded") -> Iterator[str]:
+    """MCP servers that could not be started: their tools would be missing, and everything else would work."""
+    for name, server in loaded.config.mcp_servers.items():
+        if server.disabled or server.command is None:
+            continue
+        from callgate.runtime.builders.policies import in_clear
+        from callgate.tools.mcp_process import StdioSpec, why_not_there
+
+        if why := why_not_there(StdioSpec(server.command, server.args, in_clear(server.env), server.cwd)):
+            yield f"mcp_servers.{name}: {why}, so that its tools will not be there"
 
 
 def _losses(models: "Iterable[ModelEntry]", tools: "Iterable[RegisteredTool]") -> Iterator[str]:

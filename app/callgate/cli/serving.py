@@ -26,7 +26,9 @@ HEALTH_SECONDS = 5.0
 def serve(
     config: ConfigOption = None,
     host: Annotated[str | None, typer.Option(help="The address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="The port to listen on; 0 lets the system choose.")] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", "-p", help="The port to listen on; 0 lets the system choose.")
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     workers: Annotated[
         int | None, typer.Option(help="How many processes serve. Several need `store.redis_url`.")

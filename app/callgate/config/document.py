@@ -55,7 +55,8 @@ def read_document(text: str, source: str, references: References) -> Document:
         mark = error.problem_mark or error.context_mark
         spot = Spot(source) if mark is None else Spot(source, mark.line + 1, mark.column + 1)
         said = ", ".join(part for part in (error.problem, error.context) if part)
-        raise ConfigError([Problem(spot, "", f"not readable as YAML: {said}")]) from None
+        language = "JSON" if source.endswith(".json") else "YAML"
+        raise ConfigError([Problem(spot, "", f"not readable as {language}: {said}{_advice(said)}")]) from None
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
         line = before.count("\n") + 1
@@ -66,6 +67,25 @@ def read_document(text: str, source: str, references: References) -> Document:
     except RecursionError:
         raise ConfigError([Problem(Spot(source), "", "nested too deeply")]) from None
     return reading.document
+
+
+_ADVICE = {
+    "'\\t'": "a tab cannot indent: use spaces",
+    "expected <block end>": "this line does not begin below those it belongs to: look at its spaces",
+    "mapping values are not allowed": "look at the spaces of this line, and put a text that has `: ` in it into quotes",
+    "expected ',' or": "a comma or a bracket is missing before this",
+    "found character '@'": "put a text that begins with it into quotes",
+    "found character '%'": "put a text that begins with it into quotes",
+    "found character '`'": "put a text that begins with it into quotes",
+    "found undefined alias": "put a text that begins with `*` into quotes",
+    "while scanning an alias": "put a text that begins with `*` into quotes",
+    "unexpected end of stream": "a quote is opened and never closed",
+}
+"""What the parser's words mean to whoever wrote the file."""
+
+
+def _advice(said: str) -> str:
+    return next((f" ({advice})" for words, advice in _ADVICE.items() if words in said), "")
 
 
 class _Loader(yaml.SafeLoader):

@@ -186,7 +186,8 @@ def _text_of(file: Path) -> str:
     try:
         return file.read_text("utf-8-sig")
     except OSError as error:
-        raise ConfigError([Problem(Spot(str(file)), "", f"cannot be read: {error.strerror}")]) from None
+        hint = "; `callgate init` writes one" if isinstance(error, FileNotFoundError) else ""
+        raise ConfigError([Problem(Spot(str(file)), "", f"cannot be read: {error.strerror}{hint}")]) from None
     except UnicodeDecodeError:
         raise ConfigError([Problem(Spot(str(file)), "", "is not UTF-8 text")]) from None
 

@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 
 from callgate.config.document import Document, Path, dotted
 from callgate.config.problems import Problem, Spot, near
-from callgate.config.schema import SHAPES, Config, LitellmParams
+from callgate.config.schema import SHAPES, Config, LitellmParams, ModelEntry
 
 
 def problems_of(document: Document, error: ValidationError) -> Iterator[Problem]:
@@ -81,6 +81,8 @@ def _message(document: Document, path: Path, value: Any, details: ErrorDetails) 
                 return f"`{key}` is no setting any more: {_REMOVED[path]}"
             if len(path) == 1 and key in _OF_LITELLM_PROXY:
                 return f"unknown key `{key}`; of a litellm proxy's file only `model_list` is read"
+            if len(path) == 1 and key in ModelEntry.model_fields:
+                return f"unknown key `{key}`; it belongs into an entry of `model_list`"
             known = _known_keys(Config, details["loc"][:-1])
             hint = near(key, known)
             if not hint and len(path) == 3 and path[0] == "model_list":

@@ -17,6 +17,9 @@ _VARIABLE = re.compile(r"\$\$\{|\$\{(?P<inside>[^{}]*)\}|(?P<open>\$\{)")
 _INSIDE = re.compile(r"(?:env:)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<rest>:-(?P<default>.*))?\Z", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
+_SHELLS = re.compile(r"(?P<literal>\$)?\$(?P<name>[A-Z][A-Z0-9_]{2,})")
+"""A variable as a shell would have it: a whole text that nobody means as it is."""
+
 _MAX_SECRET_BYTES = 1 << 20
 """A secret larger than this is a wrong path."""
 
@@ -53,6 +56,12 @@ class References:
         if found := _FILE.match(text):
             value = self._read(found["path"])
             return Resolved(value, (value,), referred=True)
+        if found := _SHELLS.fullmatch(text):
+            if found["literal"]:
+                return Resolved(text[1:])
+            raise BadReference(
+                f"`{text}` would be taken as it is: write `${{{found['name']}}}`, or `$${found['name']}` for the text"
+            )
         if "${" in text:
             return self._filled_in(text)
         return Resolved(text)

@@ -235,6 +235,14 @@ def environment(configured: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in ours.items() if not value.startswith("()")} | dict(configured)
 
 
+def why_not_there(spec: StdioSpec) -> str:
+    """Why a server could not be started, as far as that shows without starting it; empty where nothing speaks against it."""
+    own = Path(spec.cwd or ".", spec.command)
+    if _program(spec, environment(spec.env)) is None or ("/" in spec.command and not own.is_file()):
+        return _missing(spec)
+    return ""
+
+
 def _program(spec: StdioSpec, env: Mapping[str, str]) -> str | None:
     """Where it is; None if it, or its folder, is not there."""
     if spec.cwd is not None and not Path(spec.cwd).is_dir():

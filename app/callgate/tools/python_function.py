@@ -73,7 +73,11 @@ def functions_at(path: str) -> tuple[Callable[..., Any], ...]:
     module = _module(module_name)
     marked = [each for each in vars(module).values() if callable(each) and mark_of(each) is not None]
     if not marked:
-        raise NotATool(f"{module_name} has no function marked with @tool")
+        own = [
+            name for name, each in vars(module).items() if inspect.isfunction(each) and each.__module__ == module_name
+        ]
+        hint = f": mark it, or name one function as `function: {module_name}:{own[0]}`" if own else ""
+        raise NotATool(f"{module_name} has no function marked with @tool{hint}")
     return tuple(dict.fromkeys(marked))
 
 
@@ -337,7 +341,9 @@ def _is_cancelled() -> bool:
 
 def raised_at(error: BaseException) -> str:
     """The line of a tool where something went wrong: the innermost one that is neither a library's nor ours."""
-    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith("<frozen ")]
     theirs = [each for each in frames if not each.filename.startswith(_NOT_THEIRS)]
     if not frames:
         return ""
@@ -346,7 +352,7 @@ def raised_at(error: BaseException) -> str:
 
 
 _LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
-_NOT_THEIRS = ("<frozen importlib", *map(sysconfig.get_path, _LIBRARIES), str(Path(__file__).resolve().parents[1]))
+_NOT_THEIRS = (*map(sysconfig.get_path, _LIBRARIES), str(Path(__file__).resolve().parents[1]))
 
 
 def _said(error: BaseException) -> str:

@@ -293,6 +293,8 @@ def why_not_translated(entry: ModelEntry) -> str | None:
     provider, model = split_provider(params)
     if provider in OPENAI_SHAPED or provider in OLLAMAS:
         return why_not_direct(entry) or "it is reached directly"
+    if provider is None and "/" not in str(params.get("model", "")):
+        return f"its name says no provider (as `openai/{model}` does)"
     if provider not in TRANSLATED:
         return "its provider is none that is read here"
     if provider == "bedrock" and _NOT_CONVERSE.match(model):

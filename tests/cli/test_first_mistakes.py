@@ -1,0 +1,79 @@
+"""What a newcomer does wrong, and the words that come back: clear in one reading, with the place and what to do."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from callgate.__main__ import app
+
+MODEL = "model_list:\n- model_name: gpt\n  litellm_params: {model: openai/gpt-5, api_key: sk-1}\n  tools: ['*']\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (MODEL.replace("sk-1", "$OPENAI_API_KEY"), "`$OPENAI_API_KEY` would be taken as it is: write `${OPENAI_API_KEY}`"),
+        ("model_list:\n\t- model_name: gpt\n", "a tab cannot indent: use spaces"),
+        ("model_list:\n  - model_name: gpt\n   litellm_params: {}\n", "config.yaml:3:4: not readable as YAML"),
+        ("model_list:\n  - model_name: gpt\n   litellm_params: {}\n", "look at its spaces"),
+        ("model_list: *\n", "put a text that begins with `*` into quotes"),
+        ("server: {port: 1\n", "a comma or a bracket is missing before this"),
+        (MODEL + "tool_calling: native\n", "unknown key `tool_calling`; it belongs into an entry of `model_list`"),
+        (MODEL + "mcp_config: ./mcp.json\n", "mcp.json:1:34: not readable as JSON: "),
+        (MODEL + "mcp_servers: {files: {command: npxx}}\n", "warning: mcp_servers.files: there is no program npxx"),
+        (MODEL + "mcp_servers: {files: {command: ./gone}}\n", "warning: mcp_servers.files: there is no program ./gone"),
+        (MODEL + "tools: [{kind: python, module: bad}]\n", "bad cannot be imported: SyntaxError"),
+        (MODEL + "tools: [{kind: python, module: bad}]\n", "bad.py:2)"),
+        (MODEL + "tools: [{kind: python, module: plain}]\n", "mark it, or name one function as `function: plain:lookup`"),
+        (MODEL + "tools: [{kind: python, module: wants}]\n", "wants.py:1): install it for the Python that runs Callgate"),
+        (MODEL.replace("openai/gpt-5", "gtp-5"), "its name says no provider (as `openai/gtp-5` does)"),
+        (MODEL + "tools: [{name: x}]\n", "tools.0: needs a `kind`: `python`, `http`, `openapi` or `command`"),
+        (MODEL + "keys: [{name: me, hash: sk-mine}]\n", "the key itself does not belong here"),
+        (MODEL + "server: {host: 0.0.0.0}\n", "`callgate keys create NAME` makes one"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_the_file_is_clear_in_one_reading(text: str, said: str, folder: Path) -> None:
+    (folder / "config.yaml").write_text(text)
+    (folder / "mcp.json").write_text('{"mcpServers": {"a": {"url": "x" "b": 1}}}')
+    (folder / "bad.py").write_text("\ndef f(:\n")
+    (folder / "plain.py").write_text("def lookup(word: str) -> str:\n    return word\n")
+    (folder / "wants.py").write_text("import no_such_package\n")
+    result = CliRunner().invoke(app, ["check"])
+    assert said in result.output, result.output
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["sreve"], "Did you mean 'serve'?"),
+        (
+            ["serve", "--config", "nope.yaml"],
+            "nope.yaml: cannot be read: No such file or directory; `callgate init` writes one",
+        ),
+        (["serve", "--model", "gpt-5", "--config", "x.yaml"], "leave out one or the other"),
+        (["tools", "call", "clokc"], '"did_you_mean":["clock"]'),
+        (["runs", "list"], "the config has no `data_dir`"),
+        (["health", "--url", "http://127.0.0.1:1"], "Connection refused"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_clear_in_one_reading(command: list[str], said: str) -> None:
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code != 0
+    assert said in result.output, result.output
+
+
+def test_a_text_that_looks_like_a_variable_can_still_be_written(folder: Path) -> None:
+    from callgate.config.load import load
+
+    (folder / "config.yaml").write_text(MODEL.replace("sk-1", "$$OPENAI_API_KEY"))
+    assert load("config.yaml").config.model_list[0].litellm_params.reveal()["api_key"] == "$OPENAI_API_KEY"
