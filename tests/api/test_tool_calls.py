@@ -119,6 +119,14 @@ async def test_a_body_that_says_something_else_is_refused(upstream: Upstream, bo
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_body")
 
 
+async def test_a_call_that_was_to_be_made_once_is_refused_and_not_made_twice(upstream: Upstream) -> None:
+    async with serving(upstream) as client:
+        answer = await client.post("/v1/tools/add/call", json={}, headers={"idempotency-key": "k"})
+        runs = (await client.get("/v1/runs")).json()["data"]
+
+    assert (answer.status_code, answer.json()["error"]["param"], runs) == (400, "Idempotency-Key", [])
+
+
 async def test_the_servers_of_tools_are_listed_for_an_operator(upstream: Upstream) -> None:
     user, user_hash = mint_key()
     boss, boss_hash = mint_key()

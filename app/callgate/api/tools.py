@@ -85,6 +85,9 @@ def tool_routes(manager: RuntimeManager) -> APIRouter:
         context = context_of(request.scope)
         with manager.lease() as runtime:
             check_admin(runtime, caller)
+            if "idempotency-key" in context.headers:
+                message = "A call of a tool takes no Idempotency-Key. Look into the ledger (`callgate calls`) before you repeat one."
+                raise ChatError(400, message, param="Idempotency-Key", code="unsupported_parameter")
             check_body(context.headers, runtime.limits.body_bytes)
             sent = await read_body(request.receive, runtime.limits.body_bytes)
             body = read_json_body(sent, CallBody, '{"arguments": {…}}')
