@@ -1,4 +1,4 @@
-"""`llm-comply` checks answers against OpenAI's own specification. Its chat checks run clean, without a warning."""
+"""`llm-comply` checks answers against OpenAI's and Anthropic's own specifications. They run clean, without a warning."""
 
 import asyncio
 import json
@@ -6,16 +6,19 @@ from typing import Any
 
 import pytest
 
+from callgate.application import create_app
 from tests.clients.behaviours import KEY
 from tests.clients.served import Served
+from tests.harness.configs import make_config
 from tests.harness.environment import Environment
 from tests.harness.needs import needs
-from tests.scripted_upstream import Call, Reply
+from tests.harness.server import serve
+from tests.scripted_upstream import Call, Reply, Upstream
 from tests.scripted_upstream.records import RequestRecord
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, needs("environment:llm-comply")]
 
-MODEL = "gpt-5"
+MODEL, CLAUDE = "gpt-5", "claude-sonnet-4-5"
 """It checks reasoning only where the name promises some."""
 USAGE = {
     "prompt_tokens": 9,
@@ -30,7 +33,7 @@ PATIENCE = 30.0
 async def test_its_chat_checks_run_clean(served: Served) -> None:
     async with served.free() as provider:
         provider.script(MODEL, _answer)
-        report = await _checked(served.url)
+        report = await _checked(served.url, MODEL, "openai-chat")
     notes = {
         f"{result['name']}: {note}"
         for result in report["results"]
@@ -60,8 +63,13 @@ def _answer(request: RequestRecord) -> Reply:
     return Reply(text="One, two, three.", reasoning="They want it short.", usage=USAGE)
 
 
+<<<<<<< HEAD
 async def _checked(url: str, api: str = "openai-chat") -> Any:
     options = ["--base-url", f"{url}/v1", "--api-key", KEY, "--model", MODEL, "--format", api, "--json"]
+=======
+async def _checked(url: str, model: str, format: str) -> Any:
+    options = ["--base-url", f"{url}/v1", "--api-key", KEY, "--model", model, "--format", format, "--json"]
+>>>>>>> 4cabb7d (Count the tokens of a Messages request; write every field of a message)
     process = await asyncio.create_subprocess_exec(
         str(Environment("llm-comply").interpreter),
         "-m",
@@ -79,3 +87,20 @@ async def _checked(url: str, api: str = "openai-chat") -> Any:
             await process.wait()
     assert said.strip(), log.decode(errors="replace")
     return json.loads(said)
+
+
+async def test_its_messages_checks_run_clean(upstream: Upstream) -> None:
+    upstream.script(CLAUDE, _calling)
+    config = make_config(upstream.url, models=[CLAUDE], tools=["add"])
+    async with serve(create_app(config)) as url:
+        report = await _checked(url, CLAUDE, "anthropic")
+    assert [
+        (result["name"], result.get("errors")) for result in report["results"] if result["status"] != "passed"
+    ] == []
+    assert len(report["results"]) == 9
+
+
+def _calling(request: RequestRecord) -> Reply:
+    if "get_weather" in request.tool_names:
+        return Reply(calls=[Call("get_weather", {"location": "San Francisco"})])
+    return Reply(text="One, two, three.", reasoning="They want it short.")

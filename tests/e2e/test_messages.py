@@ -356,3 +356,15 @@ async def test_a_model_of_chats_is_asked_to_think_in_the_words_it_has(
     body = upstream.requests[-1].body
     assert body.get("reasoning_effort") == sent
     assert "thinking" not in body
+
+
+async def test_tokens_are_estimated_with_our_tools_among_them(upstream: Upstream) -> None:
+    async with serving(upstream) as client:
+        body = {"model": "m", "messages": [QUESTION], "tools": [OWN_TOOL]}
+        counted = await client.http.post("/v1/messages/count_tokens", json=body)
+        alone = await client.http.post("/v1/messages/count_tokens", json=body, headers={"x-callgate-tools": "none"})
+        wrong = await client.http.post("/v1/messages/count_tokens", json={"model": "m"})
+    assert counted.headers["x-callgate-token-count"] == "estimate"
+    assert counted.json()["input_tokens"] > alone.json()["input_tokens"] > 0
+    assert (wrong.status_code, wrong.json()["error"]["message"]) == (400, "messages: Field required")
+    assert not upstream.requests

@@ -188,3 +188,17 @@ async def test_a_chat_model_is_not_asked_what_a_chat_cannot_say(upstream: Upstre
     assert document.json()["error"]["message"].startswith("messages.0.content.0: ")
     assert tool.json()["error"]["message"].startswith("tools.0: ")
     assert not upstream.requests
+
+
+async def test_tokens_are_counted_by_the_provider_with_our_tools_among_them() -> None:
+    async def answer(request: Request, wire: Wire) -> None:
+        await wire.whole('{"input_tokens": 42}')
+
+    async with serving(answer) as provider, in_front_of(provider.url, "get_weather") as client:
+        body = {"model": MODEL, "messages": [QUESTION], "system": "Be kind.", "tools": [OWN_TOOL]}
+        counted = await client.http.post("/v1/messages/count_tokens", json=body)
+    assert (counted.json(), counted.headers["x-callgate-token-count"]) == ({"input_tokens": 42}, "exact")
+    [asked] = provider.requests
+    assert asked.target == "/v1/messages/count_tokens"
+    assert asked.body.keys() == {"model", "system", "messages", "tools"}
+    assert [tool["name"] for tool in asked.body["tools"]] == ["lookup", "get_weather"]

@@ -51,7 +51,7 @@ class _Gathering:
         assert not self.message
         self.message = message = event["message"]
         assert (message["content"], message["stop_reason"], message["stop_sequence"]) == ([], None, None)
-        assert message["usage"].keys() == USAGE
+        assert message["usage"].keys() >= USAGE
 
     def content_block_start(self, event: Json) -> None:
         assert self._open is None
@@ -82,7 +82,7 @@ class _Gathering:
         assert self.message["stop_reason"] is None, "one message_delta"
         self.message |= event["delta"]
         assert event["usage"].keys() == USAGE
-        self.message["usage"] = event["usage"]
+        self.message["usage"] |= event["usage"]
         if "x_callgate" in event:
             self.message["x_callgate"] = event["x_callgate"]
 

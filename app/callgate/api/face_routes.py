@@ -13,6 +13,7 @@ from callgate.api.durable_routes import durable_routes
 from callgate.api.durable_runs import DurableRuns
 from callgate.api.endpoint import FaceEndpoint
 from callgate.api.errors import MESSAGES
+from callgate.api.messages.counting import CountEndpoint
 from callgate.api.messages.face import MessagesFace
 from callgate.api.responses.background import BackgroundRuns
 from callgate.api.responses.face import ResponsesFace
@@ -34,6 +35,8 @@ def add_faces(app: FastAPI, manager: RuntimeManager, runs: DurableRuns) -> Mappi
     app.router.routes.append(Route(AZURE_PATH, azure, methods=["POST"], name="create_chat_completion_azure"))
     messages = FaceEndpoint(manager, MessagesFace(), runs)
     app.router.routes.append(Route(MESSAGES, messages, methods=["POST"], name="create_message"))
+    counting = CountEndpoint(manager)
+    app.router.routes.append(Route(f"{MESSAGES}/count_tokens", counting, methods=["POST"], name="count_tokens"))
     kept = KeptResponses(manager.responses)
     background = BackgroundRuns(app, kept, manager.claims.processes)
     manager.closers.append(background.close)

@@ -1,12 +1,12 @@
 """The models of one config, each asked in the way that its provider understands."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeAlias
 
 import structlog
 
 from callgate.config.schema import Config
-from callgate.conversation.ports import Model
+from callgate.conversation.ports import Model, ModelRequest
 from callgate.runtime.builders.models import model_client, model_entries, retry_policy_of
 from callgate.schemas.adapted_model import AdaptedModel
 from callgate.schemas.dialects import Dialect, dialect_of
@@ -15,7 +15,11 @@ from callgate.text_calls.calling_detection import CallingMode
 from callgate.tools.adapted_schemas import AdaptedSchemas
 from callgate.upstream.catalogue import Catalogue, is_demo
 from callgate.upstream.resolve import ModelEntry, lane_of, why_not_translated
+from callgate.upstream.token_counts import count_tokens
 from callgate.upstream.tool_calling import ToolCalling
+
+TokenCounter: TypeAlias = Callable[[ModelRequest], Awaitable[tuple[int, bool]]]
+"""Says how many tokens a question has, and whether that is an estimate."""
 
 audit = structlog.get_logger("callgate.audit")
 
@@ -56,6 +60,10 @@ class Models:
                 each["host"] = by.host
             shown.append(each)
         return shown
+
+    def count_tokens(self, entry: ModelEntry, ask: ModelRequest) -> Awaitable[tuple[int, bool]]:
+        """How many tokens a question has, and whether that is an estimate."""
+        return count_tokens(entry, ask, self.client)
 
     def _wrapped(self, model: Model, entry: ModelEntry) -> Model:
         """A deployment with schemas that its provider takes, asked for calls as it can write them."""

@@ -1,6 +1,11 @@
 """Everything that was built from one reading of the config."""
 
+<<<<<<< HEAD
 from collections.abc import Awaitable, Mapping
+=======
+from collections.abc import Awaitable, Mapping, Sequence
+from functools import partial
+>>>>>>> 4cabb7d (Count the tokens of a Messages request; write every field of a message)
 from typing import Any
 
 import msgspec
@@ -20,8 +25,13 @@ from callgate.runtime.builders.limits import rules_of
 from callgate.runtime.builders.models import concurrency_of
 from callgate.runtime.builders.stores import record_policy_of
 from callgate.runtime.builders.tools import registry_of
+<<<<<<< HEAD
 from callgate.runtime.chat_setup import Toolboxes
 from callgate.runtime.models import Models
+=======
+from callgate.runtime.chat_setup import ChatSetup, Toolboxes
+from callgate.runtime.models import Models, TokenCounter
+>>>>>>> 4cabb7d (Count the tokens of a Messages request; write every field of a message)
 from callgate.runtime.offered_tools import OfferedTools
 from callgate.runtime.prices import Prices
 from callgate.runtime.route import Route
@@ -179,6 +189,9 @@ class Runtime:
     def check_model(self, name: str, caller: Caller) -> ModelEntry:
         """Refuse a model that is not there or not for this caller. A model one may not ask does not exist for one."""
         return self._entry(name, caller)
+
+    def token_counter(self, route: Route) -> TokenCounter:
+        return partial(self._models.count_tokens, route.entry)
 
     async def passage(self, model: str) -> Passage | None:
         """The way to a model's provider for what is no chat, or None when there is none."""

@@ -7,6 +7,7 @@ the provider's own.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
@@ -49,6 +50,8 @@ OF_MESSAGES: Final = frozenset(
     "max_tokens temperature top_p top_k stop_sequences thinking output_config metadata service_tier".split()
 )
 """Settings of an entry that are called so in this API too."""
+COUNTED: Final = frozenset({"system", "tool_choice", "thinking", "output_config"})
+"""Fields that say how many tokens there are, beside messages and tools."""
 NOT_FORWARDED: Final = ("mcp-client-", "message-threads-", "files-api-")
 """How betas begin that are answered here, or not at all."""
 PLACEHOLDER: Final = {"name": "none", "description": "Not to be called.", "input_schema": {"type": "object"}}
@@ -92,13 +95,15 @@ def _worded(
     original: Original,
     body: dict[str, Any],
     *,
-    stream: bool,
+    stream: bool | None = None,
     as_events: Any,
     as_message: Any,
     may_pause: bool = False,
 ) -> Question:
     url, model, headers, secrets = claude.address(litellm, settings)
-    body["model"], body["stream"] = model, stream
+    body["model"] = model
+    if stream is not None:
+        body["stream"] = stream
     betas = [beta for beta in original.betas if _BETA.fullmatch(beta) and not beta.startswith(NOT_FORWARDED)]
     if betas:
         known = next((name for name in headers if name.lower() == "anthropic-beta"), "anthropic-beta")
@@ -115,12 +120,16 @@ def _worded(
     )
 
 
-def count_body(settings: LiteLLMSettings, original: Original) -> bytes:
-    """What is asked to have tokens counted."""
+def count_question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, original: Original) -> Question:
+    """How many tokens a turn has, as a question."""
     _check(original)
-    counted = ("system", "messages", "tools", "tool_choice", "thinking")
-    body: dict[str, Any] = {name: original.fields[name] for name in counted if name in original.fields}
-    return encode({**body, "model": str(settings.arguments["model"]).partition("/")[2] or settings.arguments["model"]})
+    body: dict[str, Any] = {name: value for name, value in original.fields.items() if name in COUNTED}
+    body["messages"] = _messages(ask.messages, original)
+    own_tools = {raw_json.read(tool).get("name"): tool for tool in _tools_of(original)}
+    if ask.tools:
+        body["tools"] = [*_tools(ask.tools, own_tools), *_hosted(original)]
+    asked = _worded(litellm, settings, original, body, as_events=_Events, as_message=_Message)
+    return replace(asked, url=asked.url + "/count_tokens")
 
 
 # What is sent ----------------------------------------------------------------------------------------------------------

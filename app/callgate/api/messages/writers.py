@@ -43,6 +43,13 @@ encode = msgspec.json.Encoder().encode
 _object = msgspec.json.Decoder(dict[str, Any])
 
 
+NOT_COUNTED: Final = dict.fromkeys(
+    ("cache_creation", "inference_geo", "output_tokens_details", "server_tool_use", "service_tier")
+)
+"""What of a usage only Anthropic has."""
+NOT_STOPPED: Final = {"stop_reason": None, "stop_sequence": None, "stop_details": None}
+
+
 class MessageHead(msgspec.Struct, frozen=True, gc=False):
     """What an answer carries, and what of it its client is shown."""
 
@@ -63,8 +70,9 @@ class MessageHead(msgspec.Struct, frozen=True, gc=False):
             "role": "assistant",
             "model": self.model,
             "content": content,
+            "container": None,
             **more,
-            "usage": usage,
+            "usage": {**NOT_COUNTED, **usage},
         }
 
 
@@ -157,7 +165,7 @@ class _Blocks:
             if (arguments := _arguments(call)) is None:
                 continue
             self._has_calls = True
-            block = {"type": "tool_use", "id": call.id, "name": call.name or ""}
+            block = {"type": "tool_use", "id": call.id, "name": call.name or "", "caller": {"type": "direct"}}
             written.append(self._with_input(block, arguments))
         return b"".join(written)
 
@@ -170,7 +178,7 @@ class _Blocks:
             reason = "max_tokens"  # what it called came broken, and is no answer either
         if reason == "end_turn" and (self._is_last_reason_sequence or self._is_refused):
             reason = "refusal" if self._is_refused else STOP_SEQUENCE
-        return written + self._close(), {"stop_reason": reason, "stop_sequence": None}
+        return written + self._close(), {**NOT_STOPPED, "stop_reason": reason}
 
     # -- blocks
 
@@ -181,7 +189,9 @@ class _Blocks:
         written = self._close()
         self._open = block
         self._index += 1
-        start = {"type": "text", "text": ""} if block == "text" else {"type": block, "thinking": "", "signature": ""}
+        start: dict[str, Any] = {"type": "text", "text": "", "citations": None}
+        if block == "thinking":
+            start = {"type": block, "thinking": "", "signature": ""}
         return written + self._sink.start(self._index, start) + self._sink.delta(self._index, kind, field, value)
 
     def _think(self, text: str) -> bytes:
@@ -319,12 +329,13 @@ class MessageStreamWriter:
         if self._opened:
             return b""
         self._opened = True
-        message = self._head.message((), {"stop_reason": None, "stop_sequence": None}, usage_counts(None))
+        message = self._head.message((), NOT_STOPPED, usage_counts(None))
         return event_of({"type": "message_start", "message": message}) + PING
 
     def _end(self, ended: ChatEnded) -> bytes:
         written, why = self._blocks.finish(ended)
-        last = {"type": "message_delta", "delta": why, "usage": usage_counts(ended.usage)}
+        last: dict[str, Any] = {"type": "message_delta", "delta": {**why, "container": None}}
+        last["usage"] = usage_counts(ended.usage)
         if self._diagnosis is not None:
             last["x_callgate"] = self._diagnosis.report()
         return written + event_of(last) + STOP

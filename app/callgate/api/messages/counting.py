@@ -1,0 +1,41 @@
+"""`POST /v1/messages/count_tokens`."""
+
+from msgspec.structs import replace
+from starlette.types import Receive, Scope, Send
+
+from callgate.api.answers import send_whole
+from callgate.api.errors import encode
+from callgate.api.messages.requests import read_messages_request
+from callgate.api.middleware import context_of
+from callgate.api.requests import check_body, read_body
+from callgate.runtime.manager import RuntimeManager
+
+HEADER = "x-callgate-token-count"
+
+
+class CountEndpoint:
+    """Counts the tokens of a request as it would go to the model, our tools included."""
+
+    def __init__(self, manager: RuntimeManager) -> None:
+        self._manager = manager
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        context = context_of(scope)
+        context.route = "count_tokens"
+        caller = context.caller
+        assert caller is not None, "the middleware lets nobody in without a caller"
+        limits = self._manager.current.config.limits
+        check_body(context.headers, limits.body_bytes)
+        body = await read_body(receive, limits.body_bytes)
+        read = read_messages_request(body, context.headers, limits.messages, limits.json_depth, counts_only=True)
+        request = read.request
+        with self._manager.lease() as runtime:
+            route = runtime.choose(
+                request.model, caller, wanted_tools=request.tool_filter, tool_choice=request.tool_choice
+            )
+            context.model = route.name
+            setup = runtime.engage(route, caller, run_id="", client_tools=request.tools)
+            ask = replace(request.read(), tools=setup.toolbox.schemas)
+            count, is_estimate = await runtime.token_counter(route)(ask)
+        headers = {HEADER: "estimate" if is_estimate else "exact"}
+        await send_whole(send, 200, encode({"input_tokens": count}), headers)
