@@ -33,7 +33,7 @@ PATIENCE = 30.0
 async def test_its_chat_checks_run_clean(served: Served) -> None:
     async with served.free() as provider:
         provider.script(MODEL, _answer)
-        report = await _checked(served.url, MODEL, "openai-chat")
+        report = await _checked(served.url)
     notes = {
         f"{result['name']}: {note}"
         for result in report["results"]
@@ -63,13 +63,8 @@ def _answer(request: RequestRecord) -> Reply:
     return Reply(text="One, two, three.", reasoning="They want it short.", usage=USAGE)
 
 
-<<<<<<< HEAD
-async def _checked(url: str, api: str = "openai-chat") -> Any:
-    options = ["--base-url", f"{url}/v1", "--api-key", KEY, "--model", MODEL, "--format", api, "--json"]
-=======
-async def _checked(url: str, model: str, format: str) -> Any:
-    options = ["--base-url", f"{url}/v1", "--api-key", KEY, "--model", model, "--format", format, "--json"]
->>>>>>> 4cabb7d (Count the tokens of a Messages request; write every field of a message)
+async def _checked(url: str, api: str = "openai-chat", model: str = MODEL) -> Any:
+    options = ["--base-url", f"{url}/v1", "--api-key", KEY, "--model", model, "--format", api, "--json"]
     process = await asyncio.create_subprocess_exec(
         str(Environment("llm-comply").interpreter),
         "-m",
@@ -93,7 +88,7 @@ async def test_its_messages_checks_run_clean(upstream: Upstream) -> None:
     upstream.script(CLAUDE, _calling)
     config = make_config(upstream.url, models=[CLAUDE], tools=["add"])
     async with serve(create_app(config)) as url:
-        report = await _checked(url, CLAUDE, "anthropic")
+        report = await _checked(url, "anthropic", CLAUDE)
     assert [
         (result["name"], result.get("errors")) for result in report["results"] if result["status"] != "passed"
     ] == []

@@ -1,11 +1,7 @@
 """Everything that was built from one reading of the config."""
 
-<<<<<<< HEAD
 from collections.abc import Awaitable, Mapping
-=======
-from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
->>>>>>> 4cabb7d (Count the tokens of a Messages request; write every field of a message)
 from typing import Any
 
 import msgspec
@@ -25,13 +21,8 @@ from callgate.runtime.builders.limits import rules_of
 from callgate.runtime.builders.models import concurrency_of
 from callgate.runtime.builders.stores import record_policy_of
 from callgate.runtime.builders.tools import registry_of
-<<<<<<< HEAD
 from callgate.runtime.chat_setup import Toolboxes
-from callgate.runtime.models import Models
-=======
-from callgate.runtime.chat_setup import ChatSetup, Toolboxes
 from callgate.runtime.models import Models, TokenCounter
->>>>>>> 4cabb7d (Count the tokens of a Messages request; write every field of a message)
 from callgate.runtime.offered_tools import OfferedTools
 from callgate.runtime.prices import Prices
 from callgate.runtime.route import Route

@@ -34,7 +34,7 @@ class CountEndpoint:
                 request.model, caller, wanted_tools=request.tool_filter, tool_choice=request.tool_choice
             )
             context.model = route.name
-            setup = runtime.engage(route, caller, run_id="", client_tools=request.tools)
+            setup = runtime.toolboxes.engage(route, caller, "", request.tools, None)
             ask = replace(request.read(), tools=setup.toolbox.schemas)
             count, is_estimate = await runtime.token_counter(route)(ask)
         headers = {HEADER: "estimate" if is_estimate else "exact"}
