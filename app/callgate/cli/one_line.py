@@ -74,18 +74,13 @@ def python_tool(said: str) -> dict[str, str]:
         if not file.is_file():
             raise typer.BadParameter(f"--tool {said}: there is no file {file}")
         if not file.stem.isidentifier():
-            raise typer.BadParameter(
-                f"--tool {said}: {file.stem!r} cannot be imported; call the file {_legal(file.stem)}.py"
-            )
+            legal = re.sub(r"^(?=\d)|\W", "_", file.stem)
+            raise typer.BadParameter(f"--tool {said}: {file.stem!r} cannot be imported; call the file {legal}.py")
         folder = str(file.resolve().parent)
         if folder not in sys.path:
             sys.path.insert(0, folder)
         place = file.stem
     return {"function": f"{place}:{function}"} if colon else {"module": place}
-
-
-def _legal(stem: str) -> str:
-    return re.sub(r"^(?=\d)|\W", "_", stem)
 
 
 def _name_of(command: str, arguments: Sequence[str]) -> str:

@@ -76,8 +76,11 @@ def serve(
     from callgate.cli.making import made
     from callgate.config.load import load
     from callgate.server.serve import serve as run_server
+    from callgate.tools.own_modules import hiding
 
     made(loaded)
+    for warning in hiding(loaded.folder):
+        typer.echo(f"warning: {warning}", err=True)
     raise typer.Exit(run_server(loaded, lambda: load(config, flags=flags, text=text)))
 
 

@@ -1,7 +1,6 @@
 """What the command says when it begins to serve: where, with which models and tools, and who may ask."""
 
 import socket
-from collections.abc import Iterable
 from pathlib import Path
 
 from callgate import __version__
@@ -47,7 +46,7 @@ def tools_banner(registry: Registry) -> str:
     for status in registry.sources():
         parts.append(_state(status, [tool.name for tool in tools if tool.source == status.name]))
     parts += [f"{broken.name} cannot be used: {broken.reason}" for broken in registry.quarantined()[:MOST_NAMES]]
-    return "\n".join(f"  {'tools' if first else '':<5}   {part}" for first, part in _firsts(parts or ["none"]))
+    return "  tools   " + "\n          ".join(parts or ["none"])
 
 
 def _source(loaded: Loaded) -> str:
@@ -72,7 +71,3 @@ def _state(status: SourceStatus, names: list[str]) -> str:
 def _listed(names: list[str]) -> str:
     rest = len(names) - MOST_NAMES
     return ", ".join(names[:MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def _firsts(parts: Iterable[str]) -> Iterable[tuple[bool, str]]:
-    return ((index == 0, part) for index, part in enumerate(parts))
