@@ -20,6 +20,13 @@ def count_in_thread(label: str) -> str:
     return f"counted {label}"
 
 
+async def count_slowly(label: str) -> str:
+    """Leaves a mark, and takes its time to say so."""
+    _leave(label)
+    await asyncio.sleep(0.2)
+    return f"counted {label}"
+
+
 async def block() -> str:
     """Leaves a mark and keeps the event loop to itself."""
     _leave("blocking")

@@ -1,0 +1,187 @@
+"""kill -9 of proxies that share one Postgres: every run ends, no call runs twice, and the ledger is true."""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import random
+import signal
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.chaos import tools
+from tests.chaos.load import asking, shoot
+from tests.chaos.scale import report, scaled
+from tests.harness.configs import as_yaml, config_dict
+from tests.harness.needs import needs
+from tests.harness.postgres import PostgresServer
+from tests.harness.process import Child, serving
+from tests.scripted_upstream import Call, Reply, Upstream
+from tests.scripted_upstream.records import RequestRecord
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+    needs("postgres", "module:asyncpg"),
+]
+
+KILLS = scaled(2, 50)
+AT_ONCE = scaled(6, 12)
+DEAD_AFTER = scaled(2.0, 5.0)
+TOLD_WITHIN = DEAD_AFTER + 1
+TURNS = 2
+
+
+def answers(record: RequestRecord) -> Reply:
+    """Two turns of calls, each call with a label of its own, then an answer."""
+    label = next(str(message["content"]) for message in record.messages if message["role"] == "user")
+    if record.turn >= TURNS:
+        return Reply(text=f"done {label}")
+    calls = [
+        Call(name, {"label": f"{label}/{record.turn}/{name}"}, id=f"{label}/{record.turn}/{name}")
+        for name in ("count", "count_in_thread", "count_slowly")
+    ]
+    return Reply(calls=calls)
+
+
+@dataclass
+class Pair:
+    """Two proxies, one of which is now and then killed and begun anew."""
+
+    config: Path
+    marks: Path
+    stack: contextlib.AsyncExitStack
+    children: list[Child] = field(default_factory=list)
+
+    async def begin(self, place: int | None = None) -> None:
+        context = serving(self.config, environment={tools.MARKS: str(self.marks)})
+        child = await self.stack.enter_async_context(context)
+        if place is None:
+            self.children.append(child)
+        else:
+            self.children[place] = child
+
+    async def kill(self, place: int) -> float:
+        self.children[place].signal(signal.SIGKILL)
+        await self.children[place].ended()
+        return time.time()
+
+
+async def test_every_run_ends_and_no_call_runs_twice_however_often_a_proxy_is_killed(
+    postgres: PostgresServer, schema: str, tmp_path: Path, upstream: Upstream
+) -> None:
+    from callgate.ledger.postgres import PostgresDatabase, migrate
+
+    await migrate(postgres.url, schema)
+    upstream.script("m", answers)
+    marks = tmp_path / "marks"
+    marks.touch()
+    listed = [
+        {"kind": "python", "function": f"{tools.__name__}:{name}", "safety": "write"}
+        for name in ("count", "count_in_thread", "count_slowly")
+    ]
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        as_yaml(
+            config_dict(
+                upstream.url,
+                tools=listed,
+                ledger={"url": postgres.url, "namespace": schema},
+                runs={"dead_after_seconds": DEAD_AFTER},
+                logging={"level": "error"},
+            )
+        )
+    )
+    chance = random.Random(7)
+    numbers = itertools.count()
+    first_answers: dict[str, bytes] = {}
+    killed_at: list[float] = []
+    over = asyncio.Event()
+    async with contextlib.AsyncExitStack() as stack:
+        pair = Pair(config, marks, stack)
+        await asyncio.gather(pair.begin(), pair.begin())
+
+        async def client() -> None:
+            while not over.is_set():
+                label = f"r{next(numbers)}"
+                first_answers[label] = await _until_answered(pair, chance, label)
+
+        clients = [asyncio.create_task(client()) for _ in range(AT_ONCE)]
+        for _ in range(KILLS):
+            await asyncio.sleep(chance.uniform(0.5, 1.5))
+            place = chance.randrange(2)
+            killed_at.append(await pair.kill(place))
+            await pair.begin(place)
+        over.set()
+        await asyncio.gather(*clients)
+        repeated = await asyncio.gather(*(_ask(child.url, label) for label in first_answers for child in pair.children))
+        database = PostgresDatabase(postgres.url, schema)
+        await database.open()
+        calls = await database.fetch("SELECT call_id, state, ended_at, note FROM calls")
+        runs = await database.fetch("SELECT state, epoch FROM runs")
+        await database.close()
+    ran = Counter(marks.read_text().splitlines())
+    states = {call: state for call, state, *_ in calls}
+    odds = [
+        call
+        for call, state in states.items()
+        if (state == "done" and call not in ran) or (state == "withdrawn" and call in ran)
+    ]
+    odds += [label for label in ran if states.get(label) not in {"done", "unknown"}]
+    told = [
+        min((ended_at - at for at in killed_at if ended_at >= at - 0.5), default=0.0)
+        for _, state, ended_at, _ in calls
+        if state == "unknown"
+    ]
+    twice = [label for label, times in ran.items() if times > 1]
+    other_bytes = [
+        each
+        for label, each in zip((label for label in first_answers for _ in pair.children), repeated, strict=True)
+        if each != first_answers[label]
+    ]
+    report(
+        "kill -9 of proxies, one Postgres",
+        kills=len(killed_at),
+        runs=len(runs),
+        taken_over=sum(epoch - 1 for _, epoch in runs),
+        calls=len(calls),
+        executed_twice=len(twice),
+        rows_at_odds=len(odds),
+        states=dict(Counter(states.values())),
+        slowest_told_seconds=round(max(told, default=0.0), 2),
+        answers_of_other_bytes=len(other_bytes),
+    )
+    assert twice == []
+    assert odds == []
+    assert {state for state, _ in runs} == {"done"}, "all of them have ended"
+    assert len(calls) == len(states), "no call stands in it twice"
+    assert max(told, default=0.0) <= TOLD_WITHIN + 0.5
+    assert other_bytes == []
+    assert sum(epoch - 1 for _, epoch in runs), "some were taken over"
+
+
+async def _until_answered(pair: Pair, chance: random.Random, label: str) -> bytes:
+    """Asked under a key of the label's own, at any of the proxies, until it is answered."""
+    async with asyncio.timeout(120):
+        while True:
+            answer = await _ask(chance.choice(pair.children).url, label)
+            if answer is not None:
+                return answer
+            await asyncio.sleep(0.05)
+
+
+async def _ask(url: str, label: str) -> bytes | None:
+    shot = await shoot(url, asking(label), headers={"idempotency-key": f"key-{label}"})
+    if not shot.status or shot.status == 503:
+        return None
+    assert shot.status == 200, shot.body
+    try:
+        json.loads(shot.body)
+    except ValueError:
+        return None  # cut off
+    return shot.body
