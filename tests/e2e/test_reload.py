@@ -19,8 +19,11 @@ from callgate.runtime.reload import ConfigSource
 from tests.harness.clients import http_client
 from tests.harness.configs import as_yaml, config_dict
 from tests.harness.leftovers import children
+from tests.harness.needs import needs
 from tests.harness.process import serving
+from tests.harness.redis import redis_server
 from tests.harness.server import serve
+from tests.harness.wire import raw_post
 from tests.scripted_upstream import Call, Reply, Upstream
 from tests.tools.kinds import RAW_MCP
 
@@ -242,3 +245,25 @@ async def test_a_new_secret_never_stands_in_the_log(upstream: Upstream, tmp_path
         child.signal(signal.SIGHUP)
         await child.line("config_(not_)?reloaded")
         assert "second-secret-value" not in child.log
+
+
+@needs("redis-server", "module:redis")
+async def test_asked_over_http_all_processes_of_one_redis_read_their_config_again(tmp_path: Path) -> None:
+    def write(models: list[str]) -> None:
+        file.write_text(
+            as_yaml(
+                config_dict("http://127.0.0.1:1", models=models, store={"redis_url": redis}, reload={"watch": False})
+            )
+        )
+
+    file = tmp_path / "config.yaml"
+    async with redis_server(tmp_path) as redis:
+        write(["m"])
+        async with serving(file) as one, serving(file) as other:
+            write(["m", "n"])
+            answer = await raw_post(one.url, {}, path="/admin/reload")
+            assert answer.status == 200
+            await other.line("config_reloaded")
+            async with http_client(other.url) as client:
+                listed = [each["id"] for each in (await client.get("/v1/models")).json()["data"]]
+    assert listed == ["m", "n"]

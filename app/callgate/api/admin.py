@@ -31,6 +31,7 @@ def admin_routes(manager: RuntimeManager) -> APIRouter:
             moved = await manager.reload()
         except ConfigError as mistakes:
             raise ChatError(422, f"Nothing has changed. {mistakes}", code="config_invalid") from None
+        await manager.have_others_reload()
         return Response(encode({"object": "reload", **moved.facts()}), media_type="application/json")
 
     @router.get(

@@ -7,7 +7,7 @@ somebody who has just left goes on to the next.
 import asyncio
 from collections import deque
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Protocol, Self
 
 from callgate.conversation.errors import ChatError
 
@@ -82,12 +82,28 @@ class CapacityLimiter:
             self._queue.remove(turn)
 
 
+class Held(Protocol):
+    """A place that somebody has."""
+
+    def leave(self) -> None: ...
+
+
+class SharedPlaces(Protocol):
+    """The places of keys, counted for several processes."""
+
+    async def enter(self, key: str, places: int, wait_seconds: float) -> "Held | bool":
+        """A place; False where there was none in time; True where this process is to count alone."""
+        ...
+
+    async def close(self) -> None: ...
+
+
 class Place:
     """A place in some limiters, given back when the block ends."""
 
     __slots__ = ("_held",)
 
-    def __init__(self, *held: CapacityLimiter) -> None:
+    def __init__(self, *held: "Held") -> None:
         self._held = held
 
     def handed_on(self) -> "Place":
@@ -109,8 +125,9 @@ class Place:
 class Admission:
     """The limiters of the process. They outlive a change of the config, whose numbers of places count from then on."""
 
-    def __init__(self, places: int, wait_seconds: float) -> None:
-        self._wait_seconds = wait_seconds
+    def __init__(self, places: int, wait_seconds: float, shared: SharedPlaces | None = None) -> None:
+        """`shared` counts for several processes how many requests of a key are under way."""
+        self._wait_seconds, self._shared = wait_seconds, shared
         self.all = CapacityLimiter(places)
         self._keys: dict[str, CapacityLimiter] = {}
         self._models: dict[str, CapacityLimiter] = {}
@@ -125,8 +142,8 @@ class Admission:
             if not self.all.enter_now() and not await self.all.enter(self._wait_seconds):
                 raise _over_capacity()
             return Place(self.all)
-        own = _sized(self._keys, key, parallel)
-        if not await own.enter(self._wait_seconds):
+        own = await self._of_key(key, parallel)
+        if own is None:
             raise ChatError(
                 429,
                 f"This key may have {parallel} request(s) running at once. Wait for one of them to end.",
@@ -143,6 +160,21 @@ class Admission:
             own.leave()
             raise _over_capacity()
         return Place(own, self.all)
+
+    async def _of_key(self, key: str, parallel: int) -> Held | None:
+        found: Held | bool = True
+        if self._shared is not None:
+            found = await self._shared.enter(key, parallel, self._wait_seconds)
+        if not isinstance(found, bool):
+            return found
+        if not found:
+            return None
+        alone = _sized(self._keys, key, parallel)
+        return alone if await alone.enter(self._wait_seconds) else None
+
+    async def close(self) -> None:
+        if self._shared is not None:
+            await self._shared.close()
 
     async def model(self, name: str, places: int | None) -> Place:
         """A place for one chat with this model, or a `ChatError` 503."""

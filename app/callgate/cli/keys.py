@@ -39,7 +39,7 @@ def create(
     tools: Annotated[list[str] | None, typer.Option("--tool", help="A tool it may use, or a glob; repeat.")] = None,
     requests_per_minute: Annotated[int | None, typer.Option(min=1)] = None,
     tokens_per_minute: Annotated[int | None, typer.Option(min=1)] = None,
-    parallel: Annotated[int | None, typer.Option(min=1, help="Requests under way at once, in each process.")] = None,
+    parallel: Annotated[int | None, typer.Option(min=1, help="Requests under way at once.")] = None,
     budget_per_day: Annotated[float | None, typer.Option(min=0, help="US dollars.")] = None,
     budget_per_month: Annotated[float | None, typer.Option(min=0, help="US dollars.")] = None,
     approve: Annotated[

@@ -18,7 +18,7 @@ from callgate.config.schema import Config
 from callgate.config.watch import changes
 from callgate.conversation.ids import new_id
 from callgate.runtime.builders.errors import BadEntry
-from callgate.runtime.builders.stores import claims_of, responses_of, store_of
+from callgate.runtime.builders.stores import claims_of, news_of, responses_of, store_of
 from callgate.runtime.builders.tools import import_tools
 from callgate.runtime.lease import Lease, OpenRuntime
 from callgate.runtime.reload import ConfigSource, ReloadResult, changed_blocks, needs_restart, reads_otherwise
@@ -26,8 +26,11 @@ from callgate.runtime.runtime import Runtime
 from callgate.runtime.shared import SharedResources
 from callgate.runtime.siblings import Siblings
 from callgate.stores.conversations import Conversations
+from callgate.stores.redis_news import LISTENING
 from callgate.telemetry.metrics import added_up
 from callgate.upstream import litellm_model
+
+RELOAD = "reload"
 
 audit = structlog.get_logger("callgate.audit")
 
@@ -57,6 +60,7 @@ class RuntimeManager:
         self.claims = claims_of(config, self.store, lambda: self.shared.ledger.process)
         self.conversations = Conversations(self.store, config.store.conversation_seconds, new_call_id)
         self.responses = responses_of(config, self.store)
+        self._news = news_of(config, self._on_news)
         self.closers: list[Callable[[], Awaitable[None]]] = []
         """Awaited at the end, before anything else is closed."""
         self._open: OpenRuntime | None = None
@@ -89,6 +93,8 @@ class RuntimeManager:
                 self._tasks.append(asyncio.create_task(self._watch(self._source), name="watching the config"))
         if self._siblings is not None:
             await self._siblings.open(lambda: self.metrics.exposition()[0])
+        if self._news is not None:
+            self._news.open()
         self._is_open = True
         return self
 
@@ -98,6 +104,8 @@ class RuntimeManager:
             await close()
         if self._siblings is not None:
             await self._siblings.close()
+        if self._news is not None:
+            await self._news.close()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -140,6 +148,22 @@ class RuntimeManager:
         self._background.add(task)
         task.add_done_callback(self._is_done)
         return await asyncio.shield(task)
+
+    async def have_others_reload(self) -> bool:
+        """Have all processes that share a Redis with this one read their config again; whether they were told so."""
+        return self._news is not None and await self._news.say(RELOAD)
+
+    def _on_news(self, what: str) -> None:
+        if what == RELOAD:
+            self._asked_to_reload.set()
+        elif what == LISTENING and self._source is not None:
+            task = asyncio.create_task(self._reload_if_changed(self._source), name="missed news")
+            self._background.add(task)
+            task.add_done_callback(self._is_done)
+
+    async def _reload_if_changed(self, source: ConfigSource) -> None:
+        if await asyncio.to_thread(reads_otherwise, source, self._config):
+            self._asked_to_reload.set()
 
     async def apply(self, config: Config) -> ReloadResult:
         """Use another config from now on. What was leased before stays as it was until it is given back.
@@ -212,8 +236,7 @@ class RuntimeManager:
 
     async def _watch(self, source: ConfigSource) -> None:
         try:
-            if await asyncio.to_thread(reads_otherwise, source, self._config):
-                self._asked_to_reload.set()  # it changed while we were starting
+            await self._reload_if_changed(source)  # it may have changed while we were starting
             async for _ in changes(source.files):
                 if self._config.reload.watch:
                     self._asked_to_reload.set()

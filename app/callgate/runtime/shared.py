@@ -83,6 +83,7 @@ class SharedResources:
         self.threads.close()
         await self.recorder.close()
         await self.limiter.close()
+        await self.admission.close()
         if self.shared_ledger is not None:
             await self.shared_ledger.close()
         if self.keys is not None:

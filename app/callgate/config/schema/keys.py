@@ -50,7 +50,7 @@ class Key(Section):
     tokens_per_minute: Count | None = None
     """How many tokens, of questions and answers, it may use in any minute."""
     parallel: Count | None = None
-    """How many of its requests may be under way at once, in each process."""
+    """How many of its requests may be under way at once: in each process, or in all together with `store.redis_url`."""
     budget_per_day: Money | None = None
     """US dollars it may spend in a day (UTC), by litellm's prices or those in `model_info`."""
     budget_per_month: Money | None = None

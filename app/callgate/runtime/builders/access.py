@@ -1,5 +1,6 @@
 """Who may ask, and how much: keys, limits, admission, and which Host and Origin headers are accepted."""
 
+import contextlib
 from pathlib import Path
 
 from callgate.auth.admission import Admission
@@ -8,6 +9,7 @@ from callgate.auth.keys import KeyEntry, Keyring, KeySource
 from callgate.auth.limits import Allowance, Limiter, MemoryLimiter
 from callgate.auth.origin_guard import OriginGuard, origin_guard
 from callgate.auth.redis_limits import RedisLimiter
+from callgate.auth.redis_places import RedisPlaces
 from callgate.config.schema import Config, Key
 from callgate.config.schema.values import moment_of
 from callgate.ledger.shared import SpendingLedger
@@ -50,7 +52,13 @@ def key_store_of(config: Config) -> KeyStore | None:
 
 
 def admission_of(config: Config) -> Admission:
-    return Admission(config.limits.concurrent_requests, config.limits.queue_seconds)
+    store = config.store
+    shared = None
+    if store.redis_url is not None:
+        url, down = store.redis_url.get_secret_value(), config.limits.redis_down
+        with contextlib.suppress(ModuleNotFoundError, ValueError):  # said where the store is made, which needs the same
+            shared = RedisPlaces(url, down=down, prefix=store.prefix)
+    return Admission(config.limits.concurrent_requests, config.limits.queue_seconds, shared)
 
 
 def limiter_of(config: Config, ledger: SpendingLedger | None) -> Limiter:

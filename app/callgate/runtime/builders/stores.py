@@ -15,6 +15,7 @@ from callgate.stores.claims import Claims, LockedProcesses, OneProcess, PulsingP
 from callgate.stores.disk import DiskStore
 from callgate.stores.memory import MemoryStore
 from callgate.stores.redis import RedisStore
+from callgate.stores.redis_news import RedisNews
 from callgate.stores.responses import Responses
 from callgate.stores.store import Store
 from callgate.telemetry.tool_servers import ToolServers
@@ -35,6 +36,14 @@ def store_of(config: Config) -> Store:
         except ValueError:  # its text repeats the address, which may hold a password
             raise BadEntry(("store", "redis_url"), None, "is no address that Redis can be reached at") from None
     return MemoryStore(section.entries, section.bytes)
+
+
+def news_of(config: Config, on_news: Callable[[str], None]) -> RedisNews | None:
+    """What processes say to each other, where they share a Redis."""
+    section = config.store
+    return (
+        None if section.redis_url is None else RedisNews(section.redis_url.get_secret_value(), section.prefix, on_news)
+    )
 
 
 def claims_of(config: Config, store: Store, process: Callable[[], str]) -> Claims:

@@ -1,0 +1,165 @@
+"""How many requests of a key run at once, counted in Redis for all processes that serve as one.
+
+Each request holds a slot for half a minute, renewed while it runs: those of a process that died come free by themselves.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Coroutine
+from math import inf
+from typing import Any, Final, Literal
+
+import structlog
+
+from callgate.conversation.errors import ChatError
+
+PATIENCE: Final = 0.25
+"""Seconds for Redis to answer. A request waits for it."""
+AWAY_SECONDS: Final = 1.0
+"""After a failure Redis is not asked for so long."""
+LEASE_SECONDS: Final = 30.0
+RENEW_SECONDS: Final = 10.0
+LOOK_SECONDS: Final = 0.05
+"""Between two tries of a request that may wait for a slot."""
+
+TAKE: Final = """
+local clock = redis.call('TIME')
+local now = tonumber(clock[1]) + tonumber(clock[2]) / 1000000
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
+if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[1]) then return 0 end
+redis.call('ZADD', KEYS[1], now + tonumber(ARGV[3]), ARGV[2])
+redis.call('PEXPIRE', KEYS[1], math.ceil(tonumber(ARGV[3]) * 1000))
+return 1
+"""
+RENEW: Final = """
+local clock = redis.call('TIME')
+local now = tonumber(clock[1]) + tonumber(clock[2]) / 1000000
+for i = 2, #ARGV do redis.call('ZADD', KEYS[1], now + tonumber(ARGV[1]), ARGV[i]) end
+redis.call('PEXPIRE', KEYS[1], math.ceil(tonumber(ARGV[1]) * 1000))
+return 1
+"""
+
+log = structlog.get_logger("callgate.limits")
+
+
+class RedisSlot:
+    """The slot of one request."""
+
+    __slots__ = ("_places", "id", "key")
+
+    def __init__(self, places: "RedisPlaces", key: str) -> None:
+        self._places, self.key, self.id = places, key, secrets.token_hex(8)
+
+    def leave(self) -> None:
+        """Given back in the background: the answer is out already."""
+        self._places.give_back(self)
+
+
+class RedisPlaces:
+    """The slots of all keys. While Redis is away: `open` has each process count alone, `closed` refuses."""
+
+    def __init__(self, url: str, *, down: Literal["open", "closed"], prefix: str = "callgate:") -> None:
+        import redis.asyncio
+        from redis.asyncio.retry import Retry
+        from redis.backoff import NoBackoff
+
+        self._client = redis.asyncio.Redis.from_url(
+            url,
+            socket_timeout=PATIENCE,
+            socket_connect_timeout=PATIENCE,
+            retry=Retry(NoBackoff(), 0),
+            health_check_interval=15,
+        )
+        self._take, self._renew = self._client.register_script(TAKE), self._client.register_script(RENEW)
+        self._down, self._prefix = down, prefix
+        self._held: dict[str, dict[str, RedisSlot]] = {}
+        self._away_until = -inf
+        self._work: set[asyncio.Task[Any]] = set()
+        self._renewing: asyncio.Task[None] | None = None
+
+    async def enter(self, key: str, places: int, wait_seconds: float) -> "RedisSlot | bool":
+        """A slot; False where there was none in time; True where Redis is away and this process is to count alone."""
+        until = time.monotonic() + wait_seconds
+        slot = RedisSlot(self, key)
+        asking = asyncio.get_running_loop().create_task(self._taken(slot, places, until))
+        try:
+            found = await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            self._keep(self._undo(asking, slot))  # Redis may have given it already
+            raise
+        if found is None:
+            if self._down == "closed":
+                raise ChatError(
+                    503,
+                    "The limits of this key cannot be checked right now. Try again in a moment.",
+                    type="server_error",
+                    code="limits_unavailable",
+                    retry_after=AWAY_SECONDS,
+                )
+            return True
+        if not found:
+            return False
+        self._held.setdefault(key, {})[slot.id] = slot
+        if self._renewing is None or self._renewing.done():
+            self._renewing = asyncio.get_running_loop().create_task(self._keep_renewing(), name="slots in Redis")
+        return slot
+
+    def give_back(self, slot: RedisSlot) -> None:
+        held = self._held.get(slot.key, {})
+        held.pop(slot.id, None)
+        if not held:
+            self._held.pop(slot.key, None)
+        self._keep(self._ask(self._client.zrem(self._name(slot.key), slot.id)))
+
+    async def close(self) -> None:
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.wait({self._renewing})
+        if self._work:
+            await asyncio.wait(self._work, timeout=4 * PATIENCE)
+        await self._client.aclose()
+
+    async def _taken(self, slot: RedisSlot, places: int, until: float) -> bool | None:
+        while True:
+            given = await self._ask(self._take(keys=[self._name(slot.key)], args=[places, slot.id, LEASE_SECONDS]))
+            if given or given is None:
+                return None if given is None else True
+            if time.monotonic() + LOOK_SECONDS > until:
+                return False
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _undo(self, asking: "asyncio.Task[bool | None]", slot: RedisSlot) -> None:
+        if await asking:
+            await self._ask(self._client.zrem(self._name(slot.key), slot.id))
+
+    async def _keep_renewing(self) -> None:
+        while self._held:
+            await asyncio.sleep(RENEW_SECONDS)
+            for key, slots in list(self._held.items()):
+                await self._ask(self._renew(keys=[self._name(key)], args=[LEASE_SECONDS, *slots]))
+
+    async def _ask(self, asking: Any) -> Any:
+        """What Redis says, or None when it is away."""
+        import redis
+
+        if time.monotonic() < self._away_until:
+            asking.close()
+            return None
+        try:
+            async with asyncio.timeout(2 * PATIENCE):  # a connection and an answer
+                return await asking
+        except (redis.RedisError, OSError, TimeoutError) as failure:
+            if time.monotonic() >= self._away_until:
+                counting = "alone" if self._down == "open" else "refused"
+                log.error("redis_unavailable", error=type(failure).__name__, counting=counting)  # noqa: TRY400 - as in redis_limits
+            self._away_until = time.monotonic() + AWAY_SECONDS
+            return None
+
+    def _keep(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(work, name="giving back a slot")
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+
+    def _name(self, key: str) -> str:
+        return f"{self._prefix}slots:{{{key}}}"
