@@ -102,8 +102,10 @@ class Conversation:
         self._is_replay = False
         self._recorded_tools: Toolbox | None = None
         self.recording: RunRecording | None = None
-        sees, price = runtime.may_see(caller), runtime.prices.at_hand
-        self.diagnoses = [Diagnosis(run_id, route.warnings, sees=sees, price=price) for _ in range(request.n)]
+        sees, price = partial(runtime.may_see, caller), runtime.prices.at_hand
+        self.diagnoses = [Diagnosis(run_id, route.warnings, sees=sees, price=price)]
+        if request.n > 1:
+            self.diagnoses += [Diagnosis(run_id, route.warnings, sees=sees, price=price) for _ in range(request.n - 1)]
 
     def replay(self, tools: Toolbox | None) -> None:
         """Have a recorded run asked again: with the tools of the recording, or, without them, with ours, where a person is

@@ -34,16 +34,17 @@ class Diagnosis(Listener):
         run_id: str,
         warnings: Sequence[str] = (),
         *,
-        sees: bool = False,
+        sees: Callable[[], bool] = lambda: False,
         price: Callable[[Responder], Price | None] = lambda by: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`sees`: whether the report is for somebody who may see runs. `price`: what who answers costs, if that is known."""
+        """`sees`: whether the report is for somebody who may see runs; asked when it is made. `price`: what who answers costs, if that is known."""
         self.run_id = run_id
         self._price = price
         self._clock = clock
         self._began = clock()
-        self._sees = sees
+        self._may_see = sees
+        self._sees = False
         self._warnings = warnings
         self._events: list[TurnEnded | ChatEnded] = []
         self._attempts: list[Attempt] = []
@@ -77,6 +78,7 @@ class Diagnosis(Listener):
     }
 
     def report(self) -> dict[str, Any]:
+        self._sees = self._may_see()
         turns: list[dict[str, Any]] = []
         report: dict[str, Any] = {"run": self.run_id, "turns": turns}
         if self._warnings:

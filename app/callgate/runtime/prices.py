@@ -1,6 +1,7 @@
 """The prices of a runtime's models."""
 
 import asyncio
+import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -27,6 +28,7 @@ class Prices:
         self._catalogue = catalogue
         self._infos = infos
         self._known: dict[tuple[str, str], Price | None] = {}
+        self._not_at_hand: dict[tuple[str, str], bool] = {}
 
     async def of(self, model: str) -> Price | None:
         """The price of a model, looked up in a thread; None where nobody knows, or where there is no such model."""
@@ -44,14 +46,20 @@ class Prices:
     def at_hand(self, by: Responder) -> Price | None:
         """The price of who answered, without waiting and without loading anything. From any thread."""
         place = (by.model, by.deployment)
-        if (price := self._known.get(place)) is not None:
-            return price
-        entry = self._entry(by.model, by.deployment)
-        if entry is None:
+        if place in self._known:
+            return self._known[place]
+        # What is not at hand is not looked for again, until there is a list to look in.
+        if self._not_at_hand.get(place) is (has_list := "litellm" in sys.modules):
             return None
-        price = price_at_hand(entry.litellm_params, self._infos.get(entry.configured_name, {}))
+        entry = self._entry(by.model, by.deployment)
+        infos = self._infos
+        price = None if entry is None else price_at_hand(entry.litellm_params, infos.get(entry.configured_name, {}))
         if price is not None:
             self._remember(place, price)
+        else:
+            if len(self._not_at_hand) >= REMEMBERED:
+                self._not_at_hand.clear()
+            self._not_at_hand[place] = has_list
         return price
 
     def _entry(self, model: str, deployment: str) -> ModelEntry | None:

@@ -1,7 +1,7 @@
 """Listeners of a chat: what it does becomes log lines and counts. Cheap, synchronous, one pair for each chat."""
 
 import logging
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from callgate.calls.outcome import Failed, Outcome, Returned
@@ -127,12 +127,13 @@ class LogListener(Listener):
 class MetricsListener(Listener):
     """Counts. `model` is the configured name; of tools only those in `tools`, our own, are counted by name."""
 
-    __slots__ = ("_metrics", "_model", "_of_model", "_tools")
+    __slots__ = ("_metrics", "_model", "_of_model", "_tools", "_usages")
 
     def __init__(self, metrics: Metrics, model: str, tools: Container[str] = (), key: str = "") -> None:
         self._metrics = metrics
         self._model = model
         self._of_model = metrics.model(model, key)
+        self._usages: list[Mapping[str, Any] | None] = []
         self._tools = tools
 
     def _call_ended(self, event: CallEnded) -> None:
@@ -151,15 +152,19 @@ class MetricsListener(Listener):
     def _chat_ended(self, event: ChatEnded) -> None:
         counted = self._of_model
         counted.ended(str(event.ending.kind), event.ending.finish_reason)
+        if event.usage:
+            counted.spent(event.usage)
 
     def _chat_failed(self, event: ChatFailed) -> None:
+        for usage in self._usages:
+            if usage:
+                self._of_model.spent(usage)
         self._metrics.chats.of(self._model, "cancelled" if event.reason == CANCELLED else "failed", "").inc()
 
     def _turn_ended(self, event: TurnEnded) -> None:
         answer = event.answer
         self._of_model.turn(answer.seconds)
-        if answer.usage:
-            self._of_model.spent(answer.usage)
+        self._usages.append(answer.usage)
         if answer.by is not NOBODY:
             self._of_model.answered_by(answer.by)
         if not (answer.findings or answer.broken or answer.prompted):
