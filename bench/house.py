@@ -18,7 +18,7 @@ START_SECONDS = 60.0
 
 CONFIG = """
 server: {{port: {port}}}
-keys: [{{name: bench, hash: "sha256:{hash}"}}]
+keys: [{{name: bench, hash: "sha256:{hash}", see: all}}]
 tools: [{{kind: python, function: "bench_tool:echo"}}]
 logging: {{format: json}}
 data_dir: {data}

@@ -1,11 +1,13 @@
 """The file of recorded runs: what is written is found again, pages do not overlap, and it keeps to its size."""
 
+import itertools
 import sqlite3
 import threading
 import time
 
 import pytest
 
+from callgate.recorder.recorder import is_wanted
 from callgate.recorder.row import Kept, Recording, RunEvent, RunRow, Usage
 from callgate.recorder.store import FILE, RunFilter, RunStore, StoreUnusable
 
@@ -178,3 +180,40 @@ def test_what_was_used_adds_up_by_day_key_and_model(store):
 
     assert store.usage("2026-11-17")[0] == Usage("2026-11-17", "alice", "gpt", 2, 1, 2, 11, 6)
     assert [each.key for each in store.usage("2026-11-18")] == ["bob"]
+
+
+def test_the_file_chooses_by_state_key_and_model_as_memory_does(tmp_path):
+    store = RunStore(tmp_path)
+    states = ("answered", "handed_back", "failed", "client_left", "turn_limit")
+    rows = [
+        RunRow(
+            f"run_{number}",
+            float(number),
+            ("gpt", "other")[number % 2],
+            key=("alice", "bob", "")[number % 3],
+            state=state,
+        )
+        for number, state in enumerate(states * 12)
+    ]
+    store.add([Recording(row) for row in rows])
+    for model, key, state, odd in itertools.product(
+        (None, "gpt"), (None, "bob"), (None, *states, "nosuch"), (False, True)
+    ):
+        wanted = RunFilter(model, key, state, odd)
+        expected = [row.id for row in reversed(rows) if is_wanted(row, wanted)]
+        assert [row.id for row in store.page(wanted, 100)] == expected, wanted
+    store.close()
+
+
+def test_a_run_that_is_there_already_stays_as_it_is_beside_new_ones(tmp_path):
+    store = RunStore(tmp_path)
+    events = [RunEvent(0.0, "ended")]
+    store.add([Recording(RunRow("run_1", 1.0, "gpt"), events, {"request": "first"})])
+    again = Recording(RunRow("run_1", 2.0, "other"), [], {"request": "second"})
+    store.add([again, Recording(RunRow("run_2", 3.0, "gpt"), events, {"request": "new"})])
+    first, new = store.get("run_1"), store.get("run_2")
+    assert first is not None
+    assert new is not None
+    assert (first.row.model, first.content, len(first.events)) == ("gpt", {"request": "first"}, 1)
+    assert (new.content, len(new.events)) == ({"request": "new"}, 1)
+    store.close()

@@ -29,7 +29,7 @@ from callgate.conversation.events import (
     TurnStarted,
 )
 from callgate.conversation.hidden_history import without_repeats
-from callgate.conversation.ids import new_id
+from callgate.conversation.ids import new_id, new_run_id
 from callgate.conversation.listeners import Handlers, Listener, handlers_of
 from callgate.conversation.loop import Rules, converse
 from callgate.conversation.ports import Emit, Message, ModelRequest, Toolbox, TurnModel
@@ -93,7 +93,7 @@ class Conversation:
         durable: DurableRun | None = None,
     ) -> None:
         """`before_tools` is awaited before a tool is started. `durable`: what keeps the run, where it outlives its process."""
-        self.run_id = run_id = context.ids["run_id"] = new_id("run") if durable is None else durable.id
+        self.run_id = run_id = context.ids["run_id"] = new_run_id() if durable is None else durable.id
         self._runtime, self._route, self._conversations = runtime, route, conversations
         self._context, self._request, self._caller = context, request, caller
         self._before_tools, self._durable = before_tools, durable

@@ -18,7 +18,7 @@ from callgate.api.errors import ErrorBody, as_chat_error, in_openais_shape
 from callgate.api.followed_run import Ended, FollowedRun, check_key, interrupted, other_request
 from callgate.auth.keys import Caller
 from callgate.conversation.errors import ChatError
-from callgate.conversation.ids import new_id
+from callgate.conversation.ids import new_run_id
 from callgate.ledger.database import DatabaseAway
 from callgate.ledger.runs import RunLedger, StoredRun
 from callgate.runtime.durable_run import DurableRun, TakenOver
@@ -141,7 +141,7 @@ class DurableRuns:
                 code="background_not_available",
             )
         digest = hashlib.sha256(request.body).digest()
-        id = new_id("run")
+        id = new_run_id()
         key_digest = None
         if key is not None:
             check_key(key)

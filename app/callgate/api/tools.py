@@ -20,7 +20,7 @@ from callgate.calls.states import Call
 from callgate.conversation import feedback
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import CallEnded, CallStarted, CallWritten, ChatEvent, Finished, ModelEvent, TurnEnded
-from callgate.conversation.ids import new_id
+from callgate.conversation.ids import new_run_id
 from callgate.conversation.listeners import Handlers, Listener
 from callgate.conversation.loop import converse
 from callgate.conversation.ports import ModelRequest
@@ -103,7 +103,7 @@ class _Calling:
     def __init__(
         self, runtime: Runtime, context: RequestContext, caller: Caller, name: str, arguments: dict[str, Any] | str
     ) -> None:
-        self._run_id = context.ids["run_id"] = new_id("run")
+        self._run_id = context.ids["run_id"] = new_run_id()
         self._context = context
         self._runtime = runtime
         self._caller = caller

@@ -27,7 +27,7 @@ class Price(msgspec.Struct, frozen=True, gc=False):
 
     def of_usage(self, usage: Mapping[str, Any]) -> int:
         """What it costs as the provider counted, in nanodollars."""
-        cached = counted(usage.get("prompt_tokens_details"), "cached_tokens")
+        cached = 0 if self.cached is None else counted(usage.get("prompt_tokens_details"), "cached_tokens")
         return self.of(counted(usage, "prompt_tokens"), counted(usage, "completion_tokens"), cached)
 
 
@@ -36,5 +36,7 @@ FREE: Final = Price()
 
 def counted(usage: Any, name: str) -> int:
     """A count of a provider's, as far as it can be one."""
-    value = usage.get(name) if isinstance(usage, Mapping) else None
-    return min(value, MOST_TOKENS) if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+    if type(usage) is not dict and not isinstance(usage, Mapping):  # asking for an abstract class takes long
+        return 0
+    value = usage.get(name)
+    return min(value, MOST_TOKENS) if type(value) is int and value > 0 else 0

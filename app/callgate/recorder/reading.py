@@ -74,7 +74,7 @@ class RunReader:
             if read is not None:
                 self._at = at
                 kind, turn, facts = read(self, event, choice)
-                self._events.append(RunEvent(round(at, 6), kind, choice, turn, facts))
+                self._events.append(RunEvent(at, kind, choice, turn, facts))
 
     def say(self, part: str, text: str) -> None:
         """Keep a text, masked, if texts are kept."""
@@ -112,26 +112,30 @@ class RunReader:
         self._count_attempts(choice, event.turn, answer.attempts)
         row.deployment = answer.by.deployment
         if row.first_seconds is None:
-            row.first_seconds = round(max(self._at - answer.seconds, 0.0) + answer.first_seconds, 6)
+            row.first_seconds = max(self._at - answer.seconds, 0.0) + answer.first_seconds
         row.calls += len(answer.run) + len(answer.handed_back)
         row.broken_calls += len(answer.broken)
-        calls = [
-            *(self._call(call, "server", choice) for call in answer.run),
-            *(self._call(call, "client", choice) for call in answer.handed_back),
-            *(self._call(call, None, choice) for call in answer.broken),
-        ]
-        self._findings |= dict.fromkeys(map(str, answer.findings))
-        self._tools |= dict.fromkeys(call["name"][:NAME_CHARACTERS] for call in calls if call["name"])
+        calls = [self._call(call, "server", choice) for call in answer.run]
+        if answer.handed_back or answer.broken:
+            calls += [self._call(call, "client", choice) for call in answer.handed_back]
+            calls += [self._call(call, None, choice) for call in answer.broken]
+        findings = list(map(str, answer.findings))
+        if findings:
+            self._findings |= dict.fromkeys(findings)
+        if calls:
+            self._tools |= dict.fromkeys(call["name"][:NAME_CHARACTERS] for call in calls if call["name"])
         facts: dict[str, Any] = {
-            "seconds": round(answer.seconds, 6),
+            "seconds": answer.seconds,
             "finish_reasons": list(answer.reasons),
-            "findings": [str(finding) for finding in answer.findings],
+            "findings": findings,
             "calls": calls,
             "usage": dict(answer.usage) if answer.usage else None,
             "lane": answer.lane,
             "attempts": answer.attempts,
-            "first_seconds": round(answer.first_seconds, 6),
-            **_by(answer.by),
+            "first_seconds": answer.first_seconds,
+            "model": answer.by.model,
+            "deployment": answer.by.deployment,
+            "host": answer.by.host,
         }
         if answer.usage:
             facts |= self._spend(answer)
@@ -149,7 +153,8 @@ class RunReader:
             facts["verdict"] = "ready"
             if call.findings:
                 facts["repairs"] = [str(finding) for finding in call.findings]
-        self.say(part_of(choice, f"call.{call.id}.arguments"), call.text)
+        if self._most is not None:
+            self.say(part_of(choice, f"call.{call.id}.arguments"), call.text)
         return facts
 
     def _call_started(self, event: CallStarted, choice: int) -> tuple[str, int, Mapping[str, Any]]:
@@ -166,7 +171,7 @@ class RunReader:
         facts: dict[str, Any] = {
             "id": event.call.id,
             "name": event.call.name,
-            "seconds": round(event.seconds, 6),
+            "seconds": event.seconds,
             "outcome": str(outcome.kind) if isinstance(outcome, Failed) else "returned",
             "bytes": len(outcome.text.encode(errors="replace")),
         }
@@ -174,19 +179,22 @@ class RunReader:
             facts["cut_bytes"] = outcome.cut_bytes
         if isinstance(outcome, Failed):
             self._row.failed_calls += 1
-        self.say(part_of(choice, f"call.{event.call.id}.result"), outcome.text)
+        if self._most is not None:
+            self.say(part_of(choice, f"call.{event.call.id}.result"), outcome.text)
         return "call_ended", event.turn, facts
 
     def _attempt(self, event: Attempt, choice: int) -> tuple[str, int, Mapping[str, Any]]:
         self._count_attempts(choice, event.turn, event.number)
         facts: dict[str, Any] = {
             "number": event.number,
-            **_by(event.by),
-            "seconds": round(event.seconds, 6),
+            "model": event.by.model,
+            "deployment": event.by.deployment,
+            "host": event.by.host,
+            "seconds": event.seconds,
             "status": event.status,
         }
         if event.wait:
-            facts["wait"] = round(event.wait, 6)
+            facts["wait"] = event.wait
         if event.reason:
             facts |= {"reason": event.reason, "detail": self._mask(event.detail)}
         if event.anyway:
@@ -197,8 +205,10 @@ class RunReader:
         row, usage = self._row, answer.usage or {}
         row.tokens_in += counted(usage, "prompt_tokens")
         row.tokens_out += counted(usage, "completion_tokens")
-        row.tokens_cached += counted(usage.get("prompt_tokens_details"), "cached_tokens")
-        row.tokens_reasoning += counted(usage.get("completion_tokens_details"), "reasoning_tokens")
+        if details := usage.get("prompt_tokens_details"):
+            row.tokens_cached += counted(details, "cached_tokens")
+        if details := usage.get("completion_tokens_details"):
+            row.tokens_reasoning += counted(details, "reasoning_tokens")
         price = self._price(answer.by)
         nano = None if price is None else price.of_usage(usage)
         self._nano = None if nano is None or self._nano is None else self._nano + nano
@@ -237,10 +247,6 @@ _READERS: Final[Mapping[type, Callable[[RunReader, Any, int], tuple[str, int | N
 def part_of(choice: int, part: str) -> str:
     """The name of a text: the choice is said only where there are several."""
     return f"choice.{choice}.{part}" if choice else part
-
-
-def _by(by: Responder) -> dict[str, Any]:
-    return {"model": by.model, "deployment": by.deployment, "host": by.host}
 
 
 def recorded(

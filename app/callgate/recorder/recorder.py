@@ -217,6 +217,7 @@ class Recorder:
         self._lock = threading.Lock()
         """For what the thread changes and others read: the newest runs, which of them are removed, and what was used."""
         self._ended: queue.SimpleQueue[RunRecording | None] = queue.SimpleQueue()
+        self._closing = threading.Event()
         self._feeds: list[Feed] = []
         self._watchers = 0
         self._feeds_ended = False
@@ -258,6 +259,11 @@ class Recorder:
             self._start()
         self._ended.put(recording)
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a run that ended was not written yet."""
+        return bool(self._waiting)
+
     def open(self) -> None:
         """Begin to write down what is used."""
         if self._thread is None:
@@ -271,8 +277,10 @@ class Recorder:
         """Write what waits. Whoever watches gets its end."""
         self.end_feeds()
         if self._thread is not None:
+            self._closing.set()
             self._ended.put(None)
             await asyncio.to_thread(self._thread.join)
+            self._closing.clear()
             self._thread = None
 
     def take_watcher(self) -> bool:
@@ -477,7 +485,7 @@ class Recorder:
                 removed = {ended.row.id for ended in batch if ended.is_deleted}
             for id in removed:  # while it was read or written
                 self.delete(id)
-            for read in kept:
+            for read in kept if self._feeds else ():
                 if read.row.id not in removed:
                     self.publish("run", read.row)
             if store is not None and time.monotonic() - pruned > PRUNE_SECONDS:
@@ -489,7 +497,7 @@ class Recorder:
     def _remember(self, kept: Sequence[Recording]) -> None:
         """Keep the newest runs. Fewer of them where their texts are long."""
         with self._lock:
-            for read in kept:
+            for read in kept[-IN_MEMORY:]:
                 if len(self._newest) == IN_MEMORY:
                     self._newest_bytes -= _size(self._newest.popleft())
                 self._newest.append(read)
@@ -521,15 +529,13 @@ class Recorder:
             return [], True
         if first is None:
             return [], False
-        batch, ends = [first], time.monotonic() + BATCH_SECONDS
-        while (left := ends - time.monotonic()) > 0 or not self._ended.empty():
-            try:
-                following = self._ended.get(timeout=max(left, 0.001))
-            except queue.Empty:
-                break
-            if following is None:
-                return batch, False
-            batch.append(following)
+        # Not one by one as they come: to wake up for each would take more than all that is done with it.
+        self._closing.wait(BATCH_SECONDS)
+        batch = [first]
+        with contextlib.suppress(queue.Empty):
+            while (following := self._ended.get_nowait()) is not None:
+                batch.append(following)
+            return batch, False
         return batch, True
 
     def _write(self, store: RunStore | None, kept: Sequence[Recording]) -> RunStore | None:

@@ -10,6 +10,8 @@ from callgate.conversation.prices import NANO, Price
 
 UNDER_WAY: Final = "under_way"
 """The state of a run that has not ended."""
+USUAL_STATES: Final = frozenset({"answered", "handed_back", UNDER_WAY})
+"""A run in any other is odd."""
 
 
 class Kept(StrEnum):
@@ -72,10 +74,7 @@ class RunRow(msgspec.Struct, omit_defaults=False):
     def is_odd(self) -> bool:
         """Whether somebody may want to look at it: it did not simply answer."""
         return bool(
-            self.state not in {"answered", "handed_back", UNDER_WAY}
-            or self.broken_calls
-            or self.failed_calls
-            or self.attempts > self.turns
+            self.state not in USUAL_STATES or self.broken_calls or self.failed_calls or self.attempts > self.turns
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from callgate.recorder.row import Kept, Recording, RunEvent, RunRow, Usage
+from callgate.recorder.row import USUAL_STATES, Kept, Recording, RunEvent, RunRow, Usage
 
 FILE: Final = "runs.sqlite3"
 VERSION: Final = 1
@@ -45,6 +45,8 @@ CREATE INDEX IF NOT EXISTS runs_by_model ON runs (model, began);
 CREATE INDEX IF NOT EXISTS runs_by_key ON runs (key, began);
 CREATE INDEX IF NOT EXISTS runs_by_state ON runs (state, began);
 CREATE INDEX IF NOT EXISTS runs_odd ON runs (began) WHERE odd;
+CREATE INDEX IF NOT EXISTS runs_odd_by_key ON runs (key, state, began) WHERE odd;
+CREATE INDEX IF NOT EXISTS runs_odd_by_model ON runs (model, state, began) WHERE odd;
 CREATE TABLE IF NOT EXISTS events (
   seq INTEGER PRIMARY KEY REFERENCES runs (seq) ON DELETE CASCADE,
   body BLOB NOT NULL
@@ -147,27 +149,37 @@ class RunStore:
                 self._add(recordings[at : at + ROWS])
 
     def _add(self, recordings: Sequence[Recording]) -> None:
+        # Each step of a statement gives the interpreter's lock away and takes it back: one statement for all rows.
+        [last] = self._database.execute("SELECT max(seq) FROM runs").fetchone()
         rows, events, contents, grown = [], [], [], 0
-        for recording in recordings:
+        for seq, recording in enumerate(recordings, (last or 0) + 1):
             row, body = recording.row, _encode(recording.row)
             happened = _packed(_encode(recording.events))
             said = _packed(_encode(recording.content)) if recording.content else b""
             size = len(body) + len(happened) + len(said)
             grown += size
-            rows.append((row.id, row.began, row.model, row.key, row.state, row.is_odd, size, body))
-            events.append((happened, row.id))
+            rows.append((seq, row.id, row.began, row.model, row.key, row.state, row.is_odd, size, body))
+            events.append((seq, happened))
             if said:
-                contents.append((said, row.id))
-        marks = ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?)"] * len(rows))
-        self._database.execute(
-            f"INSERT OR IGNORE INTO runs (id, began, model, key, state, odd, bytes, row) VALUES {marks}",  # noqa: S608
-            [value for row in rows for value in row],
-        )
-        self._database.executemany("INSERT OR IGNORE INTO events SELECT seq, ? FROM runs WHERE id = ?", events)
-        self._database.executemany("INSERT OR IGNORE INTO content SELECT seq, ? FROM runs WHERE id = ?", contents)
+                contents.append((seq, said))
+        added = self._insert("OR IGNORE INTO runs (seq, id, began, model, key, state, odd, bytes, row)", rows)
+        if added < len(rows):  # some were there already
+            known = {seq for [seq] in self._database.execute("SELECT seq FROM runs WHERE seq > ?", (last or 0,))}
+            events = [event for event in events if event[0] in known]
+            contents = [content for content in contents if content[0] in known]
+            grown = sum(row[7] for row in rows if row[0] in known)
+        self._insert("INTO events", events)
+        self._insert("INTO content", contents)
         replays = [(recording.row.replay_of, recording.row.id) for recording in recordings if recording.row.replay_of]
         self._database.executemany("INSERT OR IGNORE INTO replays SELECT ?, seq FROM runs WHERE id = ?", replays)
         self._grow(grown)
+
+    def _insert(self, into: str, rows: Sequence[tuple[Any, ...]]) -> int:
+        if not rows:
+            return 0
+        marks = ", ".join([f"({', '.join('?' * len(rows[0]))})"] * len(rows))
+        values = [value for row in rows for value in row]
+        return self._database.execute(f"INSERT {into} VALUES {marks}", values).rowcount  # noqa: S608 - our own words
 
     def count(self, used: Iterable[Usage]) -> None:
         """Add to what was used. Several processes may add to the same."""
@@ -320,6 +332,10 @@ def _where(wanted: RunFilter) -> tuple[str, list[Any]]:
     parts, values = [f"{name} = ?" for name in said], list[Any](said.values())
     if wanted.odd:
         parts.append("odd")
+    if wanted.state is not None and (wanted.key is not None or wanted.model is not None):
+        # SQLite would look through all runs of a state for those of a key. A state that is always odd has indexes for that; of
+        # the usual ones a key has enough to fill a page soon.
+        parts[parts.index("state = ?")] = "+state = ?" if wanted.state in USUAL_STATES else "odd AND state = ?"
     for mark, moment in ((">=", wanted.since), ("<", wanted.until)):
         if moment is not None:
             parts.append(f"began {mark} ?")

@@ -14,7 +14,7 @@ from callgate.config.schema import Config
 from callgate.conversation.errors import ChatError
 from callgate.conversation.listeners import Listener
 from callgate.conversation.prices import FREE
-from callgate.recorder.recorder import RunRecording
+from callgate.recorder.recorder import RecordPolicy, RunRecording
 from callgate.recorder.row import RunRow
 from callgate.runtime.builders.access import keyring_of, origin_guard_of
 from callgate.runtime.builders.limits import rules_of
@@ -135,6 +135,11 @@ class Runtime:
         """Whether runs are recorded from their beginning, or only when they fail."""
         policy = self._record_policy
         return policy.runs != "off" and (with_tools or policy.passed == "all")
+
+    def record_as(self, policy: RecordPolicy) -> None:
+        """Record otherwise from now on."""
+        self._record_policy = policy
+        self._routes.clear()
 
     @property
     def records_errors(self) -> bool:
