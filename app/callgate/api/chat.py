@@ -1,5 +1,6 @@
 """The face of Chat Completions."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -25,6 +26,8 @@ from callgate.recorder.row import RunRow
 from callgate.telemetry.logs import masked
 
 YES = frozenset({"true", "on", "1"})
+LARGE_BODY = 262_144
+"""From here on a body is read in a thread: one of ten megabytes can be built so that it takes half a second."""
 
 
 class ChatFace:
@@ -34,7 +37,11 @@ class ChatFace:
 
     async def read(self, body: bytes, context: RequestContext, config: Config) -> "ChatExchange":
         limits = config.limits
-        request = read_chat_request(body, context.headers, limits.messages, limits.json_depth)
+        given = (body, context.headers, limits.messages, limits.json_depth)
+        if len(body) <= LARGE_BODY:
+            request = read_chat_request(*given)
+        else:
+            request = await asyncio.to_thread(read_chat_request, *given)
         if context.headers.get("x-callgate-background", "") in YES:
             request.background = partial(in_progress, request.model)
         return ChatExchange(request)

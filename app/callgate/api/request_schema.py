@@ -7,6 +7,7 @@ be too deep. Whatever else comes is checked and read as a whole; there, what is 
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from threading import Lock
 from typing import Any, Final, Literal, get_type_hints
 
 import msgspec
@@ -199,18 +200,22 @@ class _SeenTools:
     def __init__(self) -> None:
         self._seen: OrderedDict[tuple[int, bytes, int], tuple[bytes, list[Tool] | None]] = OrderedDict()
         self._size = 0
+        self._lock = Lock()
+        """Large bodies are read in threads."""
 
     def read(self, raw: msgspec.Raw, max_depth: int) -> list[Tool] | None:
         text = bytes(raw)
         # Found by length and ending, and then compared: to hash all of it would take ten times as long.
         key = len(text), text[-64:], max_depth
-        seen = self._seen.get(key)
-        if seen is not None and seen[0] == text:
-            self._seen.move_to_end(key)
-            return seen[1]
+        with self._lock:
+            seen = self._seen.get(key)
+            if seen is not None and seen[0] == text:
+                self._seen.move_to_end(key)
+                return seen[1]
         tools = _right_tools(text, max_depth)
         if len(text) <= ONE_TOOLS_BYTES:
-            self._keep(key, text, tools)
+            with self._lock:
+                self._keep(key, text, tools)
         return tools
 
     def _keep(self, key: tuple[int, bytes, int], text: bytes, tools: list[Tool] | None) -> None:

@@ -4,6 +4,7 @@ what one of them sees and another does not is a way around a check; so a body th
 
 import json
 import re
+from itertools import accumulate
 
 import msgspec
 
@@ -14,6 +15,9 @@ Fields = dict[str, msgspec.Raw]
 _STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _KEY = re.compile(rb'[ \t\r\n,]*"([^"\\]*)"[ \t\r\n]*:[ \t\r\n]*')
 _ROUND = bytes.maketrans(b"[{]}", b"(())")
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_MANY = 65_536
+"""Brackets from which on they are not taken away in rounds, of which there may be as many as levels."""
 _NOT_MARKS = bytes(set(range(256)) - set(b'[]{}"'))
 _SPACE = b" \t\r\n"
 _AROUND = len('"":,')
@@ -109,16 +113,30 @@ def _check_depth(body: bytes, limit: int) -> None:
     # and two quotes without a bracket between them do not either.
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
     marks = plain.translate(None, _NOT_MARKS).replace(b'""', b"")
-    brackets = b"".join(marks.split(b'"')[::2]).translate(_ROUND)
-    # Each round takes away the innermost brackets, wherever they are.
-    for _ in range(limit):
-        if not brackets:
-            return
-        brackets = brackets.replace(b"()", b"")
-    if brackets:
+    brackets = b"".join(marks.split(b'"')[::2])
+    if not _is_within(brackets, limit):
         raise ChatError(
             400, f"The JSON body of your request is nested deeper than {limit} levels.", code="json_too_deep"
         )
+
+
+def _is_within(brackets: bytes, limit: int) -> bool:
+    if len(brackets) > _MANY:
+        # In time that does not grow with the depth, and in pieces, between which another thread may go on.
+        steps, depth = memoryview(brackets.translate(_STEPS)).cast("b"), 0
+        for start in range(0, len(steps), _MANY):
+            piece = steps[start : start + _MANY]
+            if max(accumulate(piece, initial=depth)) > limit:
+                return False
+            depth += sum(piece)
+        return depth <= 0
+    # Each round takes away the innermost brackets, wherever they are.
+    brackets = brackets.translate(_ROUND)
+    for _ in range(limit):
+        if not brackets:
+            return True
+        brackets = brackets.replace(b"()", b"")
+    return not brackets
 
 
 def _has_few_brackets(body: bytes, limit: int) -> bool:
