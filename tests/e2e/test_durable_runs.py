@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from callgate.application import create_app
 from callgate.config.load import load
@@ -18,6 +19,7 @@ from tests.harness.clients import openai_client
 from tests.harness.configs import as_yaml, config_dict
 from tests.harness.needs import needs
 from tests.harness.process import Child, serving
+from tests.harness.redis import redis_server
 from tests.harness.server import serve
 from tests.harness.wire import RawAnswer, raw_connection, raw_post
 from tests.scripted_upstream import Call, Hold, Pace, Reply, Upstream
@@ -281,3 +283,48 @@ async def test_a_process_that_slept_too_long_answers_nothing_of_a_run_that_was_t
     assert said(answer) == "I see."
     assert (fenced.status, json.loads(fenced.body)["error"]["code"]) == (503, "run_taken_over")
     assert len(upstream.requests) == 2, "whoever woke up asked nothing more"
+
+
+@needs("redis-server", "module:redis")
+async def test_with_redis_a_stream_is_followed_elsewhere_while_it_is_answered(pair: Pair, tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    pair.upstream.script("m", [Reply(text="one two three four", pace=Pace(hold=Hold(gate, after=2)))])
+    body = {"model": "m", "messages": ASKING, "stream": True}
+    async with redis_server(tmp_path) as redis:
+        config = yaml.safe_load(pair.file.read_text())
+        pair.file.write_text(as_yaml({**config, "store": {"redis_url": redis}}))
+        async with pair.app() as one, pair.app() as other:
+            first = asyncio.create_task(ask(one, stream=True))
+            await pair.upstream.requests.wait(1)
+            async with raw_connection(other) as following:
+                await following.post("/v1/chat/completions", body, KEY)
+                assert b"one" in await following.until(b"one")
+                assert not first.done()
+                gate.set()
+                followed = await following.answer()
+            answer = await first
+    assert followed.body == answer.body
+    assert said(followed) == "one two three four"
+
+
+@needs("redis-server", "module:redis")
+async def test_whoever_follows_a_stream_whose_process_dies_gets_an_error_and_comes_back_with_the_key(
+    tmp_path: Path, upstream: Upstream
+) -> None:
+    gate = asyncio.Event()
+    held = Reply(text="one two three four", pace=Pace(hold=Hold(gate, after=2)))
+    upstream.script("m", [held, Reply(text="Done.")])
+    body = {"model": "m", "messages": ASKING, "stream": True}
+    async with redis_server(tmp_path) as redis:
+        pair = Pair(tmp_path, upstream, {"data_dir": str(tmp_path / "data"), "store": {"redis_url": redis}})
+        async with pair.process() as one, pair.app() as other:
+            first = asyncio.create_task(ask(one.url, stream=True))
+            await upstream.requests.wait(1)
+            async with raw_connection(other) as following:
+                await following.post("/v1/chat/completions", body, KEY)
+                await following.until(b"one")
+                await killed(one, first)
+                cut = await following.answer()
+            again = await ask(other, stream=True)
+    assert cut.chunks[-1]["error"]["code"] == "run_taken_over"
+    assert said(again) == "Done."

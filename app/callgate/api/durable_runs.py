@@ -16,6 +16,7 @@ from starlette.types import Message, Receive, Send
 
 from callgate.api.errors import ErrorBody, as_chat_error, in_openais_shape
 from callgate.api.followed_run import Ended, FollowedRun, check_key, interrupted, other_request
+from callgate.api.run_publisher import AnswerPiece, RunPublisher, decode_piece
 from callgate.auth.keys import Caller
 from callgate.conversation.errors import ChatError
 from callgate.conversation.ids import new_run_id
@@ -223,7 +224,7 @@ class DurableRuns:
                     return
                 # It was forgotten, as nothing of it was worth keeping: it is ours to run.
         except ChatError as refusal:
-            run.fail(refusal)
+            run.cut(refusal)
         finally:
             self._followed.pop(place, None)
             run.end()
@@ -235,13 +236,11 @@ class DurableRuns:
         stored = durable.stored
         self._ours[stored.id] = carried
 
-        async def receive() -> Message:
-            await carried.unwanted(ledger)
-            return {"type": "http.disconnect"}
-
+        streams = self._manager.run_streams
+        publisher = None if streams is None else RunPublisher(streams, stored.id, stored.epoch)
         try:
             try:
-                ended = await begin(durable, receive, run.record)
+                ended = await begin(durable, carried.receiver(ledger), carried.recorder(publisher))
             except TakenOver:
                 raise
             except Exception as failure:  # noqa: BLE001 - sent to all who follow; nobody awaits this task for its result
@@ -280,6 +279,8 @@ class DurableRuns:
             run.fail(TakenOver())
         finally:
             self._ours.pop(stored.id, None)
+            if publisher is not None:
+                await publisher.close()
 
     async def _follow(self, ledger: RunLedger, stored: StoredRun, run: FollowedRun) -> bool:
         """Give a run of another process; whether there was an end of it."""
@@ -288,6 +289,7 @@ class DurableRuns:
             return True
         said_at = -FOLLOWED_SECONDS
         loop = asyncio.get_running_loop()
+        epoch, last, length = stored.epoch, "0", 0
         while stored.answer is None:
             if run.left.is_set():
                 return True
@@ -296,16 +298,38 @@ class DurableRuns:
                     said_at = loop.time()
                     await ledger.follow(stored.id)
                 found = await ledger.find(stored.id)
-            if found is None:
-                return False
+            if found is None or found.epoch != epoch:
+                if not run.status:
+                    return False  # from the beginning, with whoever has it now
+                raise TakenOver
             stored = found
             if stored.answer is None:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(POLL_SECONDS):
-                        await run.left.wait()
+                last, pieces = await self._next_pieces(stored, run, last)
+                for piece in pieces:
+                    if not run.status:
+                        await run.record(
+                            {"type": "http.response.start", "status": piece.status, "headers": piece.headers}
+                        )
+                    await run.record({"type": "http.response.body", "body": piece.body})
+                    length += len(piece.body)
+        assert stored.answer is not None, "the loop ends with it"
         answer = decode_answer(stored.answer)
-        run.replay(answer.status, answer.headers, answer.body)
+        if run.status:
+            await run.record({"type": "http.response.body", "body": answer.body[length:]})
+        else:
+            run.replay(answer.status, answer.headers, answer.body)
         return True
+
+    async def _next_pieces(self, stored: StoredRun, run: FollowedRun, last: str) -> tuple[str, list[AnswerPiece]]:
+        """What its process has answered since, after a moment."""
+        if (streams := self._manager.run_streams) is not None:
+            with contextlib.suppress(StoreError):  # the whole answer is in the ledger when it has ended
+                last, pieces = await streams.read(stored.id, stored.epoch, last, POLL_SECONDS)
+                return last, [decode_piece(each) for each in pieces]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(POLL_SECONDS):
+                await run.left.wait()
+        return last, []
 
     async def _check_home(self, key_digest: str | None) -> None:
         """Where Redis is shared and the ledger is a file, a key belongs to the ledger that it came to first: another one,
@@ -391,6 +415,26 @@ class _Carried:
 
     def stop(self) -> None:
         self._stopped.set()
+
+    def receiver(self, ledger: RunLedger) -> Receive:
+        """Where the run learns that nobody wants it any more."""
+
+        async def receive() -> Message:
+            await self.unwanted(ledger)
+            return {"type": "http.disconnect"}
+
+        return receive
+
+    def recorder(self, publisher: RunPublisher | None) -> Send:
+        """Where the run answers."""
+        if publisher is None:
+            return self.followed.record
+
+        async def record(message: Message) -> None:
+            await self.followed.record(message)
+            publisher.feed(message)
+
+        return record
 
     def hand_over(self) -> None:
         """From now on nothing of it is written here."""

@@ -92,6 +92,12 @@ class FollowedRun:
             self.status, self.headers = error.status, start["headers"]
             self.parts = [self._error_body(error)]
 
+    def cut(self, error: ChatError) -> None:
+        """An answer that was on its way from elsewhere will not come to its end."""
+        if self.status:
+            self.parts.append(b"data: " + self._error_body(error) + b"\n\n")
+        self.fail(error)
+
     def end(self) -> None:
         self._ended = True
         self._notify()

@@ -18,7 +18,7 @@ from callgate.config.schema import Config
 from callgate.config.watch import changes
 from callgate.conversation.ids import new_id
 from callgate.runtime.builders.errors import BadEntry
-from callgate.runtime.builders.stores import claims_of, news_of, responses_of, store_of
+from callgate.runtime.builders.stores import claims_of, news_of, responses_of, run_streams_of, store_of
 from callgate.runtime.builders.tools import import_tools
 from callgate.runtime.lease import Lease, OpenRuntime
 from callgate.runtime.reload import ConfigSource, ReloadResult, changed_blocks, needs_restart, reads_otherwise
@@ -61,6 +61,8 @@ class RuntimeManager:
         self.conversations = Conversations(self.store, config.store.conversation_seconds, new_call_id)
         self.responses = responses_of(config, self.store)
         self._news = news_of(config, self._on_news)
+        self.run_streams = run_streams_of(config)
+        """Where runs are followed from elsewhere while they run."""
         self.closers: list[Callable[[], Awaitable[None]]] = []
         """Awaited at the end, before anything else is closed."""
         self._open: OpenRuntime | None = None
@@ -115,6 +117,8 @@ class RuntimeManager:
         if self._background:
             await asyncio.wait(self._background)
         await self.claims.close()
+        if self.run_streams is not None:
+            await self.run_streams.close()
         await self.responses.close()
         await self.shared.close()
         await self.store.close()

@@ -17,6 +17,7 @@ from callgate.stores.memory import MemoryStore
 from callgate.stores.redis import RedisStore
 from callgate.stores.redis_news import RedisNews
 from callgate.stores.responses import Responses
+from callgate.stores.run_streams import RunStreams
 from callgate.stores.store import Store
 from callgate.telemetry.tool_servers import ToolServers
 from callgate.tools.mcp_descriptors import DamagedPins, Pins
@@ -44,6 +45,11 @@ def news_of(config: Config, on_news: Callable[[str], None]) -> RedisNews | None:
     return (
         None if section.redis_url is None else RedisNews(section.redis_url.get_secret_value(), section.prefix, on_news)
     )
+
+
+def run_streams_of(config: Config) -> RunStreams | None:
+    section = config.store
+    return None if section.redis_url is None else RunStreams(section.redis_url.get_secret_value(), section.prefix)
 
 
 def claims_of(config: Config, store: Store, process: Callable[[], str]) -> Claims:

@@ -1,0 +1,68 @@
+"""The answer of a run on its way to those who follow it at other processes."""
+
+import asyncio
+from typing import Final
+
+import msgspec
+import structlog
+from starlette.types import Message
+
+from callgate.stores.run_streams import MOST_BYTES, RunStreams
+from callgate.stores.store import StoreError
+
+BATCH_SECONDS: Final = 0.1
+
+log = structlog.get_logger("callgate.runs")
+
+
+class AnswerPiece(msgspec.Struct, frozen=True):
+    """What is sent on at once: the head with the first."""
+
+    body: bytes
+    status: int = 0
+    headers: list[tuple[bytes, bytes]] = []
+
+
+class RunPublisher:
+    """Gathers what is answered for a moment, and sends it on. Only streams: whole answers come in one piece with the end."""
+
+    def __init__(self, streams: RunStreams, id: str, epoch: int) -> None:
+        self._streams, self._id, self._epoch = streams, id, epoch
+        self._head: tuple[int, list[tuple[bytes, bytes]]] | None = None
+        self._is_streamed = False
+        self._parts: list[bytes] = []
+        self._sent = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def feed(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._head = message["status"], list(message["headers"])
+            self._is_streamed = any(value.startswith(b"text/event-stream") for _, value in self._head[1])
+        elif self._is_streamed and (body := message.get("body")) and self._sent < MOST_BYTES:
+            self._parts.append(body)
+            if self._task is None or self._task.done():
+                self._task = asyncio.create_task(self._send(), name="stream of a run")
+
+    async def close(self) -> None:
+        """What has not gone out yet comes with the end."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    async def _send(self) -> None:
+        while self._parts and self._sent < MOST_BYTES:
+            parts, self._parts = self._parts, []
+            piece = AnswerPiece(b"".join(parts), *(self._head or ()))
+            self._head = None
+            try:
+                await self._streams.add(self._id, self._epoch, _encode(piece))
+            except StoreError as error:
+                log.warning("run_not_streamed", run_id=self._id, error=str(error))
+                self._sent = MOST_BYTES
+                return
+            self._sent += len(piece.body)
+            await asyncio.sleep(BATCH_SECONDS)
+
+
+_encode = msgspec.msgpack.Encoder().encode
+decode_piece = msgspec.msgpack.Decoder(AnswerPiece).decode

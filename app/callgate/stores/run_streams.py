@@ -1,0 +1,58 @@
+"""What runs answer while they run, in Redis Streams, for those who follow them at other processes.
+
+A stream may end early or be gone: the ledger has the whole answer in the end, and what was read of a stream is its beginning.
+"""
+
+from typing import Any, Final
+
+from callgate.stores.store import StoreError
+
+PATIENCE: Final = 2.0
+KEPT_SECONDS: Final = 3600
+MOST_BYTES: Final = 4 * 1024 * 1024
+"""Of one answer; whoever follows gets the rest when it has ended."""
+MOST_READ: Final = 100
+
+
+class RunStreams:
+    """One stream for each time that a run is carried."""
+
+    def __init__(self, url: str, prefix: str) -> None:
+        import redis.asyncio
+
+        self._prefix = prefix
+        self._client = redis.asyncio.Redis.from_url(url, socket_timeout=2 * PATIENCE, socket_connect_timeout=PATIENCE)
+
+    async def add(self, id: str, epoch: int, data: bytes) -> None:
+        """Raises `StoreError`."""
+        import redis
+
+        name = self._name(id, epoch)
+        try:
+            async with self._client.pipeline(transaction=False) as exchange:
+                exchange.xadd(name, {"d": data})  # type: ignore[unused-awaitable]  # sent with the rest
+                exchange.expire(name, KEPT_SECONDS)  # type: ignore[unused-awaitable]
+                await exchange.execute()
+        except (redis.RedisError, OSError) as error:
+            raise StoreError(f"Redis: {type(error).__name__}") from error
+
+    async def read(self, id: str, epoch: int, after: str, wait: float) -> tuple[str, list[bytes]]:
+        """What came after an entry, and the last of them. Waits for the first for so many seconds. Raises `StoreError`."""
+        import redis
+
+        try:
+            found: Any = await self._client.xread(
+                {self._name(id, epoch): after}, count=MOST_READ, block=max(1, int(wait * 1000))
+            )
+        except (redis.RedisError, OSError) as error:
+            raise StoreError(f"Redis: {type(error).__name__}") from error
+        if not found:
+            return after, []
+        entries = found[0][1]
+        return bytes(entries[-1][0]).decode(), [bytes(fields[b"d"]) for _, fields in entries]
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    def _name(self, id: str, epoch: int) -> str:
+        return f"{self._prefix}stream:{id}:{epoch}"
