@@ -71,7 +71,6 @@ def serve(loaded: Loaded, read: Callable[[], Loaded] | None = None) -> int:
         return 1
     if config.server.workers == 1:
         with listening:
-            print(banner(loaded, listening), file=sys.stderr, flush=True)
             return _serve_on(listening, loaded, read, redactor)
     if config.store.redis_url is None:
         listening.close()
@@ -116,6 +115,8 @@ def _serve_on(
         app.state.manager.begin_draining()
         factory.draining = True
 
+    if siblings is None:  # no earlier: whoever reads that it serves may send a signal
+        print(banner(loaded, listening), file=sys.stderr, flush=True)
     first = siblings is None or siblings.place == 0
     server = DrainingServer(
         uvicorn.Config(
