@@ -148,6 +148,28 @@ async def test_a_stream_that_outlives_the_drain_ends_with_an_error_event(
         assert await child.ended() == CUT_OFF
 
 
+async def test_a_message_meets_the_end_of_the_server_in_anthropics_words(upstream: Upstream, tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    upstream.script("m", lambda _: Reply(text="one two three", pace=Pace(hold=Hold(gate, after=2))))
+    body = ASK | {"max_tokens": 9}
+    async with started(upstream, tmp_path, server={"drain_seconds": 0.5}) as (child, client):
+        async with client.stream("POST", "/v1/messages", json=body) as answer:
+            lines = answer.aiter_lines()
+            while "content_block_delta" not in await anext(lines):
+                pass
+            child.signal(signal.SIGTERM)
+            async with asyncio.timeout(5):
+                while (await client.get("/health/ready")).status_code == 200:
+                    pass
+            late = await client.post("/v1/messages", json=body)
+            rest = [line async for line in lines if line]
+        assert (late.status_code, late.json()["error"]["type"]) == (529, "overloaded_error")
+        assert late.json()["error"]["details"] == {"error_code": "shutting_down"}
+        assert rest[-2] == "event: error"
+        assert '"error_code":"shutting_down"' in rest[-1]
+        assert await child.ended() == CUT_OFF
+
+
 async def test_a_whole_answer_cut_off_after_a_tool_that_writes_does_not_invite_a_repetition(
     upstream: Upstream, tmp_path: Path
 ) -> None:

@@ -302,14 +302,15 @@ class MessageStreamWriter:
     def write(self, event: ChatEvent) -> bytes:
         if isinstance(event, ModelOutput):
             written = self._blocks.said(event.turn, event.events)
-            return written if self._opened else self._opening() + written
+            # Until there is something to show, an error can still be a status.
+            return written if self._opened or not written else self._opening() + written
         match event:
             case Passed():
                 self._opened = self._passed = True
                 return event.data
-            case CallStarted():
+            case CallStarted() if self._head.shows_calls:
                 return self._opening() + self._blocks.call_started(event)
-            case CallEnded():
+            case CallEnded() if self._head.shows_calls:
                 return self._opening() + self._blocks.call_ended(event)
             case CallsHandedBack():
                 return self._opening() + self._blocks.handed_back(event.calls)
