@@ -368,3 +368,47 @@ async def test_tokens_are_estimated_with_our_tools_among_them(upstream: Upstream
     assert counted.json()["input_tokens"] > alone.json()["input_tokens"] > 0
     assert (wrong.status_code, wrong.json()["error"]["message"]) == (400, "messages: Field required")
     assert not upstream.requests
+
+
+@BOTH
+async def test_a_thread_is_gone_on_with_by_its_own_key_alone(upstream: Upstream, stream: bool) -> None:
+    replies = [
+        Reply(text="Let me see.", calls=[WEATHER]),
+        Reply(calls=[LOOKUP]),
+        Reply(text="A bird."),
+        Reply(text="Yes."),
+    ]
+    upstream.script("m", replies)
+    keys = [{"name": name, "hash": hash_key(f"key-of-{name}")} for name in ("ada", "bob")]
+    ada, bob = ({"x-api-key": f"key-of-{name}"} for name in ("ada", "bob"))
+    async with serving(upstream, auth="keys", keys=keys) as client:
+
+        async def go_on(id: str, *content: Any, headers: Any = ada) -> dict[str, Any]:
+            thread = {"type": "continue", "previous_message_id": id}
+            messages = [{"role": "user", "content": list(content)}]
+            return await client.ask(stream=stream, headers=headers, thread=thread, messages=messages)
+
+        first = await client.ask(
+            stream=stream,
+            headers=ada,
+            thread={"type": "create"},
+            system="Be kind.",
+            messages=[QUESTION],
+            tools=[OWN_TOOL],
+        )
+        [call] = calls_of(first)
+        second = await go_on(first["id"], result(call))
+        last = await go_on(second["id"], {"type": "text", "text": "Sure?"})
+        refused = [
+            await go_on(second["id"], {"type": "text", "text": "Sure?"}, headers=bob),
+            await go_on("msg_none", {"type": "text", "text": "Sure?"}),
+        ]
+    assert (text_of(second), text_of(last)) == ("A bird.", "Yes.")
+    asked = upstream.requests[-1].body
+    roles = ["system", "user", "assistant", "tool", "assistant", "tool", "assistant", "user"]
+    assert [message["role"] for message in asked["messages"]] == roles
+    assert (asked["messages"][0]["content"], asked["messages"][-1]["content"]) == ("Be kind.", "Sure?")
+    assert asked["tools"][0]["function"]["name"] == "lookup"
+    for error in refused:
+        assert error["error"]["type"] == "not_found_error"
+        assert error["error"]["details"] == {"error_code": "thread_not_found"}

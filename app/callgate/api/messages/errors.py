@@ -18,12 +18,5 @@ def error_shape(error: ChatError, request_id: str) -> dict[str, Any]:
     """The body of an error. `details` names what exactly it is, for programs."""
     said: dict[str, Any] = {"type": kind_of(error.status), "message": error.message}
     if error.code is not None:
-        details: dict[str, Any] = {"error_code": error.code}
-        if error.code in UNSUPPORTED:
-            details["unsupported"] = UNSUPPORTED[error.code]
-        said["details"] = details
+        said["details"] = {"error_code": error.code}
     return {"type": "error", "error": said, "request_id": request_id}
-
-
-UNSUPPORTED: Final[Mapping[str, list[str]]] = {"thread_unsupported_request": ["thread"]}
-"""What an error of a code lists as not supported: SDKs go on without it."""

@@ -1,18 +1,21 @@
 """The face of Anthropic's Messages API."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from callgate.api.answers import BodyWriter, StreamWriter, Work
 from callgate.api.conversation import Conversation
 from callgate.api.messages.requests import MessagesRequest, asked_to_think, read_messages_request
+from callgate.api.messages.threads import Threads
 from callgate.api.messages.writers import MessageHead, MessageStreamWriter, MessageWriter
 from callgate.api.middleware import RequestContext
 from callgate.api.requests import ChatRequest
+from callgate.auth.keys import owner_name
 from callgate.config.schema import Config
 from callgate.conversation.diagnosis import Diagnosis
-from callgate.conversation.errors import ChatError
-
-NO_THREADS = "thread: conversations are not kept here; send all messages with each request"
+from callgate.conversation.events import ChatEnded, ChatEvent
+from callgate.conversation.ports import Emit
+from callgate.stores.responses import Responses
 
 
 class MessagesFace:
@@ -20,27 +23,43 @@ class MessagesFace:
 
     route = "messages"
 
+    def __init__(self, kept: Responses) -> None:
+        self._threads = Threads(kept)
+
     async def read(self, body: bytes, context: RequestContext, config: Config) -> "MessagesExchange":
         limits = config.limits
-        read = read_messages_request(body, context.headers, limits.messages, limits.json_depth)
-        if read.thread is not None:
-            raise ChatError(400, NO_THREADS, param="thread", code="thread_unsupported_request")
-        return MessagesExchange(read, context.request_id)
+        assert context.caller is not None, "the middleware lets nobody in without a caller"
+        owner = owner_name(context.caller)
+        earlier = await self._threads.earlier(owner, body)
+        read = read_messages_request(body, context.headers, limits.messages, limits.json_depth, earlier=earlier)
+        return MessagesExchange(read, context.request_id, owner, self._threads)
 
 
 class MessagesExchange:
     """A Messages request, and the writers of its answer."""
 
-    __slots__ = ("_read", "_request_id", "request")
+    __slots__ = ("_owner", "_read", "_request_id", "_threads", "request")
 
-    def __init__(self, read: MessagesRequest, request_id: str) -> None:
-        self._read, self._request_id = read, request_id
+    def __init__(self, read: MessagesRequest, request_id: str, owner: str, threads: Threads) -> None:
+        self._read, self._request_id, self._owner, self._threads = read, request_id, owner, threads
         self.request: ChatRequest = read.request
 
     def work(self, conversation: Conversation) -> Work:
         if self._read.thinks:
             self.request.words = asked_to_think(self.request.words, conversation.thinking)
-        return conversation.work
+        return conversation.work if self._read.thread is None else partial(self._in_thread, conversation)
+
+    async def _in_thread(self, conversation: Conversation, emit: Emit) -> None:
+        """Keep the conversation before the client can go on from its last message."""
+        gathered = MessageWriter(self._head(conversation), None)
+
+        async def emit_and_keep(event: ChatEvent) -> None:
+            gathered.write(event)
+            if isinstance(event, ChatEnded):
+                await self._threads.keep(self._owner, gathered.body(), self.request.fields)
+            await emit(event)
+
+        await conversation.work(emit_and_keep)
 
     def whole(self, conversation: Conversation, began: int, diagnoses: Sequence[Diagnosis] | None) -> BodyWriter:
         return MessageWriter(self._head(conversation), diagnoses[0] if diagnoses else None)

@@ -10,6 +10,7 @@ from callgate.api import request_schema as chat_schema
 from callgate.api.messages.history import History, as_chat
 from callgate.api.messages.original import OriginalMessages
 from callgate.api.messages.request_schema import Choice, McpServer, Outline, Thinking, Thread, Tool, outline_of, wrong
+from callgate.api.messages.threads import NOTHING_EARLIER, Earlier
 from callgate.api.requests import DIALECTS, ChatRequest
 from callgate.api.strict_json import Fields, check_text, split
 from callgate.conversation.errors import ChatError
@@ -47,16 +48,16 @@ def read_messages_request(
     max_depth: int = 100,
     *,
     counts_only: bool = False,
-    earlier: Sequence[msgspec.Raw] = (),
+    earlier: Earlier = NOTHING_EARLIER,
 ) -> MessagesRequest:
     """The request, or a `ChatError` that names the field that is wrong.
 
-    `earlier`: the messages of the thread that it continues.
+    `earlier`: what the thread holds that it continues.
     """
     fields = split(body, max_depth)
     check_text(body, max_depth)
-    if earlier:
-        fields = {**fields, "messages": _joined(earlier, fields)}
+    if earlier.messages:
+        fields = {**earlier.fields, **fields, "messages": _joined(earlier.messages, fields)}
         body = _encode(fields)
     outline = outline_of(body, counts_only=counts_only)
     if len(outline.messages) > max_messages:

@@ -1,0 +1,85 @@
+"""Threads: conversations of which a client sends only what is new, and names the message that it goes on from.
+
+What is kept is what the client would otherwise send again: its fields, and all messages as it has them. It is kept with the
+responses of the other API, under its key alone.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from callgate.api.messages.request_schema import Thread, from_validation
+from callgate.conversation.errors import ChatError
+from callgate.stores.responses import Responses, StoredResponse
+from callgate.stores.store import StoreError
+
+NOT_KEPT: Final = frozenset({"model", "messages", "max_tokens", "stream", "thread"})
+"""Fields that come with every request."""
+
+log = structlog.get_logger("callgate.conversations")
+
+_encode = msgspec.json.Encoder().encode
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class Earlier(msgspec.Struct, frozen=True):
+    """What a thread holds that is gone on with."""
+
+    fields: Mapping[str, msgspec.Raw] = {}
+    messages: list[msgspec.Raw] = []
+
+
+NOTHING_EARLIER: Final = Earlier()
+
+
+class _Asked(msgspec.Struct):
+    thread: Thread | None = None
+
+
+_asked = msgspec.json.Decoder(_Asked)
+
+
+class Threads:
+    def __init__(self, kept: Responses) -> None:
+        self._kept = kept
+
+    async def earlier(self, owner: str, body: bytes) -> Earlier:
+        """What the thread holds that a body goes on with."""
+        if b'"thread"' not in body:
+            return NOTHING_EARLIER
+        try:
+            thread = _asked.decode(body).thread
+        except msgspec.ValidationError as error:
+            raise from_validation(str(error)) from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return NOTHING_EARLIER  # who reads all of it says what is wrong
+        if thread is None or thread.type == "create" or not thread.previous_message_id:
+            return NOTHING_EARLIER
+        try:
+            found = await self._kept.get(owner, _id(thread.previous_message_id))
+        except StoreError as error:
+            log.warning("thread_unreachable", error=str(error))
+            found = None
+        if found is None:
+            message = f"thread.previous_message_id: no thread has the message '{thread.previous_message_id[:80]}'"
+            raise ChatError(404, message, param="thread.previous_message_id", code="thread_not_found")
+        return Earlier(_fields.decode(found.response), found.input)
+
+    async def keep(self, owner: str, message: Mapping[str, Any], fields: Mapping[str, msgspec.Raw]) -> None:
+        """Keep a conversation under its last message. Without it the client sends all of it again."""
+        messages = msgspec.json.decode(fields["messages"], type=list[msgspec.Raw])
+        if message["content"]:
+            answer = {"role": "assistant", "content": message["content"]}
+            messages.append(msgspec.Raw(_encode(answer)))
+        held = {name: value for name, value in fields.items() if name not in NOT_KEPT}
+        try:
+            await self._kept.put(owner, _id(message["id"]), StoredResponse(msgspec.Raw(_encode(held)), messages, []))
+        except StoreError as error:
+            log.warning("thread_not_kept", message=message["id"], error=str(error))
+
+
+def _id(message_id: str) -> str:
+    """No id of a response looks like it."""
+    return f"thread\0{message_id}"
