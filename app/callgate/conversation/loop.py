@@ -208,7 +208,7 @@ class _Conversation(msgspec.Struct):
         plan = self.toolbox.plan(turn.calls) if turn.calls else NO_PLAN
         await emit(TurnEnded(index, _account(turn, plan, self.clock() - began, first, raw, lane, attempts)))
         if failure is not None:
-            raise failure
+            raise _broke_off(turn)  # made anew: one that is raised out of its own frame keeps that frame alive
         return turn, plan
 
     def _was_shown(self, turn: Turn) -> bool:

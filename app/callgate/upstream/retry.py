@@ -116,10 +116,10 @@ class _Asking:
     entered once more where the answer breaks off and nothing of it was passed on."""
 
     __slots__ = (
+        "_announce",
         "_anyway",
         "_ask",
         "_asked_at",
-        "_attempts",
         "_began",
         "_deployment",
         "_model",
@@ -127,6 +127,7 @@ class _Asking:
         "_open",
         "_order",
         "_queue",
+        "_turn",
         "_wait",
         "_waited",
         "number",
@@ -135,7 +136,8 @@ class _Asking:
     def __init__(self, model: RetryingModel, ask: ModelRequest | Passthrough, attempts: Attempts) -> None:
         self._model = model
         self._ask = ask
-        self._attempts = attempts
+        # Not the attempts themselves: they hold this, and the two would be garbage that only a collector finds.
+        self._turn, self._announce = attempts.turn, attempts.emit
         self.number = 0
         self._queue: _Queue | None = None
         self._anyway = self._on_trial = False
@@ -216,20 +218,9 @@ class _Asking:
 
     async def _emit(self, status: int, reason: str = "", detail: str = "", is_refusal: bool = False) -> None:
         seconds = self._model.circumstances.clock() - self._asked_at
-        attempts = self._attempts
-        await attempts.emit(
-            Attempt(
-                attempts.turn,
-                self.number,
-                self.by,
-                seconds,
-                self._wait,
-                status,
-                reason,
-                detail,
-                is_refusal,
-                self._anyway,
-            )
+        number, by = self.number, self.by
+        await self._announce(
+            Attempt(self._turn, number, by, seconds, self._wait, status, reason, detail, is_refusal, self._anyway)
         )
 
     async def go_on(self, failure: ChatError) -> None:
