@@ -1,7 +1,11 @@
 """Which module imports how many others. Who may import whom at all is import-linter's, in `pyproject.toml`."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
+
+from tests.harness.process import child_environment
 
 APP = Path(__file__).parent.parent / "app"
 MOST = 25
@@ -30,3 +34,14 @@ def imported(file: Path) -> set[str]:
 def is_module(name: str) -> bool:
     path = APP.joinpath(*name.split("."))
     return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
+def test_serving_without_redis_and_postgres_loads_no_driver_of_either():
+    script = (
+        "import sys; from callgate.application import create_app; from callgate.config.load import load; "
+        "create_app(load(None).config); print(sorted(sys.modules.keys() & {'asyncpg', 'redis', 'celery', 'psycopg'}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=child_environment(), check=True
+    )
+    assert done.stdout == "[]\n"

@@ -1,5 +1,6 @@
 import json
 import re
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -168,12 +169,40 @@ async def test_another_conversation_of_the_same_caller_reads_only_what_its_histo
     _, arguments = pointer_in(first)
     later = ResultPages(kept_results, "ann", "run_2")
     assert isinstance(later.page(str(arguments["id"]), 0, PAGE), Failed)
-    later.recall([{"role": "tool", "content": first.text}, msgspec.Raw(b'{"role":"user","content":"go on"}')])
+    await later.recall([{"role": "tool", "content": first.text}, msgspec.Raw(b'{"role":"user","content":"go on"}')])
     assert isinstance(later.page(str(arguments["id"]), 0, PAGE), Returned)
     strangers = ResultPages(kept_results, "bob", "run_3")
-    strangers.recall([{"role": "tool", "content": first.text}])
+    await strangers.recall([{"role": "tool", "content": first.text}])
     assert not strangers
     assert isinstance(strangers.page(str(arguments["id"]), 0, PAGE), Failed)
+
+
+class Shared:
+    """A store of several processes."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, bytes] = {}
+
+    async def put(self, id: str, kept: bytes, seconds: float) -> None:
+        self.kept[id] = kept
+
+    async def get(self, ids: Sequence[str], seconds: float) -> list[bytes | None]:
+        return [self.kept.get(id) for id in ids]
+
+
+async def test_another_process_reads_on_in_what_its_history_names_and_is_the_callers():
+    one, other = KeptResults(), KeptResults()
+    one.shared = other.shared = Shared()
+    box, _ = paged("y" * 5000 + "end", kept_results=one)
+    first = await box.run(ready("long"), silent)
+    _, arguments = pointer_in(first)
+    later, strangers = ResultPages(other, "ann", "run_2"), ResultPages(other, "bob", "run_3")
+    for pages in (strangers, later):
+        await pages.recall([{"role": "tool", "content": first.text}])
+    assert not strangers
+    page = later.page(str(arguments["id"]), 5000, PAGE)
+    assert isinstance(page, Returned)
+    assert page.text.startswith("end")
 
 
 async def test_what_was_kept_is_forgotten_after_a_while():
@@ -203,7 +232,7 @@ def test_any_page_of_any_text_is_whole_letters(text, offset, size):
     kept_results = KeptResults()
     pages = ResultPages(kept_results, "ann", "r")
     id = kept_results.keep("ann", "r", text, 0)
-    pages.recall([{"role": "tool", "content": id}])
+    pages.ids.add(id)
     page = pages.page(id, offset, size)
     if isinstance(page, Returned):
         assert page.text.rpartition("\n[Bytes ")[0] in text.encode("utf-8", "replace").decode()

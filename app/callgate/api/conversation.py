@@ -274,7 +274,7 @@ class Conversation:
                 )
             if request.shown:
                 messages = without_repeats(messages, request.shown)
-            setup.recall(messages)
+            await setup.recall(messages)
         if route.server_tools and request.mode is not None:
             tool_choice = request.mode  # the tools are cut down to the allowed ones already
         return await converse(

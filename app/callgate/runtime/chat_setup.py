@@ -1,6 +1,6 @@
 """What one chat is given: its model, and a toolbox around the tools on offer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -31,7 +31,7 @@ class ChatSetup:
     model: Model
     toolbox: Toolbox
     sees_images: bool
-    recall: Callable[[Sequence[Message]], None]
+    recall: Callable[[Sequence[Message]], Awaitable[None]]
     """To be called with the history that was put back, which may name results that are kept."""
     format_with_tools: bool = True
 

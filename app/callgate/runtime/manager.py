@@ -25,6 +25,7 @@ from callgate.runtime.reload import ConfigSource, ReloadResult, changed_blocks, 
 from callgate.runtime.runtime import Runtime
 from callgate.runtime.shared import SharedResources
 from callgate.runtime.siblings import Siblings
+from callgate.runtime.stored_results import StoredResults
 from callgate.stores.conversations import Conversations
 from callgate.stores.redis_news import LISTENING
 from callgate.telemetry.metrics import added_up
@@ -57,6 +58,8 @@ class RuntimeManager:
         self.draining = asyncio.Event()
         """Set when no further request is wanted: what would never end by itself ends."""
         self.store = store_of(config)
+        if config.store.redis_url is not None:
+            self.shared.kept_results.shared = StoredResults(self.store)
         self.claims = claims_of(config, self.store, lambda: self.shared.ledger.process)
         self.conversations = Conversations(self.store, config.store.conversation_seconds, new_call_id)
         self.responses = responses_of(config, self.store)

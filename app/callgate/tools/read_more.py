@@ -8,9 +8,9 @@ import hashlib
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -30,6 +30,8 @@ SECONDS = 900.0
 MAX_BYTES = 64 * 1024 * 1024
 MAX_KEPT = 1000
 MAX_BYTES_OF_ONE = 4 * 1024 * 1024
+MAX_NAMED = 64
+"""Results that one history can have taken over from another process: a client may make up any number of ids."""
 _ID = re.compile(rb"kept_[0-9a-f]{24}")
 _NOTE_ROOM = 200
 """Bytes of a page that are left for the line about what comes after it."""
@@ -56,10 +58,20 @@ class KeptResult:
     until: float
 
 
+class SharedResults(Protocol):
+    """Where processes that serve as one find each other's. Nothing here fails: what cannot be had is not there."""
+
+    async def put(self, id: str, kept: bytes, seconds: float) -> None: ...
+
+    async def get(self, ids: Sequence[str], seconds: float) -> Sequence[bytes | None]: ...
+
+
 class KeptResults:
     """What is kept, the oldest given up first when there is too much of it."""
 
     def __init__(self, *, max_bytes: int = MAX_BYTES, now: Callable[[], float] = time.monotonic) -> None:
+        self.shared: SharedResults | None = None
+        """Set where other processes may be asked to read on."""
         self._max_bytes = max_bytes
         self._now = now
         self._kept: OrderedDict[str, KeptResult] = OrderedDict()
@@ -73,11 +85,27 @@ class KeptResults:
             data = data[:MAX_BYTES_OF_ONE].decode("utf-8", "ignore").encode()
         owned_by = f"{owner}\0{run_id}\0".encode("utf-8", "replace")
         id = f"kept_{hashlib.sha256(owned_by + data).hexdigest()[:24]}"
-        self._drop(id)
-        self._kept[id] = KeptResult(owner, data, unread, self._now() + SECONDS)
-        self._bytes += len(data)
-        self._tidy()
+        self._put(id, KeptResult(owner, data, unread, self._now() + SECONDS))
         return id
+
+    async def save(self, ids: Iterable[str]) -> None:
+        """Let other processes have these, before anybody is given their ids."""
+        if self.shared is None:
+            return
+        for id in ids:
+            if (kept := self._kept.get(id)) is not None:
+                await self.shared.put(id, _encode((kept.owner, kept.unread, kept.data)), SECONDS)
+
+    async def fetch(self, owner: str, ids: Sequence[str]) -> None:
+        """Take over what other processes kept for this owner."""
+        missing = [id for id in ids if id not in self._kept]
+        if self.shared is None or not missing:
+            return
+        for id, found in zip(missing, await self.shared.get(missing, SECONDS), strict=True):
+            if found is not None:
+                theirs, unread, data = _decode(found)
+                if theirs == owner:
+                    self._put(id, KeptResult(owner, data, unread, self._now() + SECONDS))
 
     def find(self, owner: str, id: str) -> KeptResult | None:
         self._tidy()
@@ -87,6 +115,12 @@ class KeptResults:
     @property
     def count(self) -> int:
         return len(self._kept)
+
+    def _put(self, id: str, kept: KeptResult) -> None:
+        self._drop(id)
+        self._kept[id] = kept
+        self._bytes += len(kept.data)
+        self._tidy()
 
     def _tidy(self) -> None:
         while self._kept:
@@ -99,6 +133,10 @@ class KeptResults:
         kept = self._kept.pop(id, None)
         if kept is not None:
             self._bytes -= len(kept.data)
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(tuple[str, int, bytes]).decode
 
 
 class ResultPages:
@@ -122,19 +160,25 @@ class ResultPages:
         pointer = _pointer(self.name, id, size_of(_shared_start(whole.text, short)))
         return replace(whole, text=_sayable(short) + pointer, cut_bytes=missing)
 
-    def recall(self, messages: Sequence[Message]) -> None:
-        """Take back what an earlier request of the same conversation kept, going by what its history names."""
-        if not self._kept_results.count:
+    async def save(self) -> None:
+        await self._kept_results.save(self.ids)
+
+    async def recall(self, messages: Sequence[Message]) -> None:
+        """Take back what an earlier request of the same conversation kept, here or at another process, going by what its
+        history names."""
+        if not self._kept_results.count and self._kept_results.shared is None:
             return
+        named: dict[str, None] = {}
         for message in messages:
             text = (
                 bytes(message)
                 if isinstance(message, msgspec.Raw)
                 else str(message.get("content")).encode("utf-8", "replace")
             )
-            for id in map(bytes.decode, _ID.findall(text)):
-                if self._kept_results.find(self._owner, id) is not None:
-                    self.ids.add(id)
+            named |= dict.fromkeys(map(bytes.decode, _ID.findall(text)))
+        if named:
+            await self._kept_results.fetch(self._owner, list(named)[:MAX_NAMED])
+        self.ids.update(id for id in named if self._kept_results.find(self._owner, id) is not None)
 
     def __bool__(self) -> bool:
         return any(self._kept_results.find(self._owner, id) is not None for id in self.ids)
@@ -189,7 +233,10 @@ class PagedToolbox:
 
     async def run(self, call: ReadyCall, report: Report) -> Outcome:
         if not self._is_own(call.name):
+            before = len(self._pages.ids)
             outcome = await self._inner.run(call, report)
+            if len(self._pages.ids) != before:
+                await self._pages.save()
             self._tool()  # what it kept may be gone before anybody asks for it
             return outcome
         return self._pages.page(call.arguments["id"], call.arguments.get("offset", 0), self._page_bytes)

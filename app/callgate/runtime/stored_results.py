@@ -1,0 +1,29 @@
+"""The rest of results that were too long, in the store that several processes share."""
+
+from collections.abc import Sequence
+
+import structlog
+
+from callgate.stores.store import Store, StoreError
+
+log = structlog.get_logger("callgate.tools")
+
+
+class StoredResults:
+    """Where the store cannot be asked, a result is there in the process that ran the tool, and gone for the others."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def put(self, id: str, kept: bytes, seconds: float) -> None:
+        try:
+            await self._store.put(f"rest:{id}", kept, seconds)
+        except StoreError as error:
+            log.warning("result_not_shared", result=id, error=str(error))
+
+    async def get(self, ids: Sequence[str], seconds: float) -> Sequence[bytes | None]:
+        try:
+            return await self._store.get_all([f"rest:{id}" for id in ids], renew=seconds)
+        except StoreError as error:
+            log.warning("result_not_found", results=list(ids), error=str(error))
+            return [None] * len(ids)
