@@ -359,3 +359,37 @@ async def test_what_a_key_has_spent_of_its_budgets_can_be_asked(limiter: Limiter
     await settled(limiter, await limiter.reserve("alice", allowance, Amount(nano=5)), Amount(nano=7))
 
     assert (before, await limiter.spent("alice"), await limiter.spent("bob")) == ((0, 0), (7, 7), (0, 0))
+
+
+@needs("redis-server", "module:redis")
+@pytest.mark.anyio
+async def test_what_redis_has_forgotten_of_a_budget_is_asked_of_whoever_was_told(tmp_path: Path) -> None:
+    told: Counter[tuple[str, str]] = Counter()
+
+    def remember(key: str, period: str, nano: int) -> None:
+        told[key, period] += nano
+
+    async def recall(key: str, day: str, month: str) -> tuple[int, int] | None:
+        return told[key, day], told[key, month]
+
+    async def away(key: str, day: str, month: str) -> None:
+        return None
+
+    allowance = Allowance(budget_per_day=1.0)
+    for _ in range(2):  # the second Redis knows nothing of the first
+        async with redis_server(tmp_path) as url:
+            limiter = RedisLimiter(url, down="closed", remember=remember, recall=recall)
+            reservation = await limiter.reserve("alice", allowance, Amount(nano=NANO // 2))
+            await settled(limiter, reservation, Amount(nano=NANO // 2))
+            unknowing = RedisLimiter(url, down="closed", remember=remember, recall=away)
+            with pytest.raises(ChatError) as refused:
+                await unknowing.reserve("bob", allowance, NOTHING)
+            assert refused.value.code == "limits_unavailable"
+            await limiter.close()
+            await unknowing.close()
+    async with redis_server(tmp_path) as url:
+        limiter = RedisLimiter(url, down="closed", remember=remember, recall=recall)
+        with pytest.raises(OverLimit):
+            await limiter.reserve("alice", allowance, NOTHING)
+        await limiter.close()
+    assert set(told.values()) == {NANO}

@@ -8,7 +8,7 @@ process counts by itself until Redis is back.
 import asyncio
 import secrets
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from math import inf
 from typing import Any, Final, Literal
 
@@ -20,8 +20,11 @@ from callgate.auth.limits import (
     Limiter,
     MemoryLimiter,
     OverLimit,
+    Remember,
     Reservation,
     Standing,
+    day_of,
+    forget,
     headers_of,
     month_of,
     refusal,
@@ -37,6 +40,11 @@ SLOT_SECONDS: Final = 3600
 """A chat that was never settled, because its process died, counts as under way for so long at most."""
 KEPT_SECONDS: Final = 40 * 86_400
 """How long a key that nobody uses is remembered: longer than a month, which is the longest period counted."""
+
+UNKNOWN_SPENDING: Final = 2
+"""What the script answers where it has to be told first what a key has spent."""
+Recall = Callable[[str, str, str], Awaitable[tuple[int, int] | None]]
+"""What a key has spent in a day and a month, in nanodollars; None where that cannot be found out at the moment."""
 
 log = structlog.get_logger("callgate.limits")
 
@@ -72,6 +80,18 @@ local rpm, tpm = tonumber(ARGV[1]), tonumber(ARGV[2])
 local day_budget, month_budget = tonumber(ARGV[3]), tonumber(ARGV[4])
 local tokens, nano = tonumber(ARGV[5]), tonumber(ARGV[6])
 local slot, slot_seconds, kept, window = ARGV[7], tonumber(ARGV[8]), tonumber(ARGV[9]), 60
+local spent_day, spent_month = ARGV[10], ARGV[11]
+
+-- what was spent is known elsewhere, and Redis has forgotten it, or never knew
+if (day_budget >= 0 or month_budget >= 0) and spent_day ~= '' then
+  local known_day = redis.call('HEXISTS', account, 'd:' .. day_of(now)) == 1
+  local known_month = redis.call('HEXISTS', account, 'm:' .. month_of(now)) == 1
+  if not (known_day and known_month) then
+    if spent_day == '?' then return {2, second} end
+    redis.call('HSETNX', account, 'd:' .. day_of(now), spent_day)
+    redis.call('HSETNX', account, 'm:' .. month_of(now), spent_month)
+  end
+end
 
 redis.call('ZREMRANGEBYSCORE', slots, '-inf', now)
 local running = redis.call('ZCARD', slots)
@@ -164,7 +184,16 @@ return 1
 class RedisLimiter:
     """Counts in Redis. While Redis is away: `open` counts in this process, `closed` refuses whoever is metered."""
 
-    def __init__(self, url: str, *, down: Literal["open", "closed"], prefix: str = "callgate:") -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        down: Literal["open", "closed"],
+        prefix: str = "callgate:",
+        remember: Remember = forget,
+        recall: Recall | None = None,
+    ) -> None:
+        """What is spent is passed to `remember`, and asked of `recall` where Redis does not know it."""
         import redis.asyncio
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
@@ -179,6 +208,7 @@ class RedisLimiter:
         self._reserve = self._client.register_script(RESERVE)
         self._settle = self._client.register_script(SETTLE)
         self._prefix = prefix
+        self._remember, self._recall = remember, recall
         self._stands_in: Limiter | None = MemoryLimiter() if down == "open" else None
         self._away_until = -inf
         self._settling: set[asyncio.Task[None]] = set()
@@ -196,7 +226,7 @@ class RedisLimiter:
             SLOT_SECONDS,
             KEPT_SECONDS,
         ]
-        asking = asyncio.get_running_loop().create_task(self._ask(self._reserve, key, arguments))
+        asking = asyncio.get_running_loop().create_task(self._reserved(key, arguments))
         try:
             found = await asyncio.shield(asking)
         except asyncio.CancelledError:
@@ -209,8 +239,23 @@ class RedisLimiter:
         if refused:
             # The script refused what the rules would have let through: money it counted between two roundings.
             raise refusal(allowance, standing, estimate) or OverLimit("requests", "Rate limit reached.", 1.0, {})
+        self._spend(key, estimate.nano, second)
         after = _after(standing, estimate)
         return Reservation(key, estimate, second, headers_of(allowance, after), slot)
+
+    async def _reserved(self, key: str, arguments: list[Any]) -> Any:
+        """What the script says, once it knows what the key has spent; None when that cannot be found out."""
+        found = await self._ask(self._reserve, key, [*arguments, "" if self._recall is None else "?", ""])
+        if found is None or found[0] != UNKNOWN_SPENDING or self._recall is None:
+            return found
+        now = float(found[1])
+        spent = await self._recall(key, day_of(now), month_of(now))
+        return None if spent is None else await self._ask(self._reserve, key, [*arguments, *spent])
+
+    def _spend(self, key: str, nano: int, at: float) -> None:
+        if nano:
+            self._remember(key, day_of(at), nano)
+            self._remember(key, month_of(at), nano)
 
     def settle(self, reservation: Reservation, used: Amount) -> None:
         """In the background: the answer is out already, and a slow Redis is no reason to hold it back."""
@@ -245,7 +290,9 @@ class RedisLimiter:
 
     async def _settle_later(self, reservation: Reservation, used: Amount) -> None:
         tokens, nano = used.tokens - reservation.amount.tokens, used.nano - reservation.amount.nano
-        await self._ask(self._settle, reservation.key, [reservation.slot, reservation.second, tokens, nano])
+        arguments = [reservation.slot, reservation.second, tokens, nano]
+        if await self._ask(self._settle, reservation.key, arguments):
+            self._spend(reservation.key, nano, reservation.second)
 
     async def _ask(self, script: Any, key: str, arguments: list[Any]) -> Any:
         """What the script says, or None when Redis is away."""

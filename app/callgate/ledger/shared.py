@@ -5,11 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from callgate.ledger.database import Database
+import structlog
+
+from callgate.ledger.database import Database, DatabaseAway
 from callgate.ledger.entry import Ledger
 from callgate.ledger.presence import Presence
 from callgate.ledger.sqlite import SqliteLedger
 from callgate.ledger.sqlite_database import SqliteDatabase
+
+log = structlog.get_logger("callgate.ledger")
 
 
 class SpendingLedger(Ledger, Protocol):
@@ -30,6 +34,18 @@ class SharedLedger:
     calls: SpendingLedger
     database: Database
     presence: Presence
+
+    async def spent_by(self, key_name: str, day: str, month: str) -> tuple[int, int] | None:
+        """What a key has spent in these, in nanodollars; None where the ledger cannot be asked."""
+        try:
+            rows = await self.database.fetch(
+                "SELECT period, nano FROM spending WHERE key_name = ?1 AND period IN (?2, ?3)", key_name, day, month
+            )
+        except DatabaseAway as error:
+            log.error("spending_unknown", key=key_name, error=str(error))  # noqa: TRY400 - the reason is all there is to say
+            return None
+        spent: dict[str, int] = dict(rows)
+        return spent.get(day, 0), spent.get(month, 0)
 
     async def close(self) -> None:
         await self.calls.close()

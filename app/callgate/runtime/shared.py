@@ -15,6 +15,7 @@ from callgate.runtime.approval_notices import ApprovalNotices
 from callgate.runtime.builders.access import admission_of, key_store_of, limiter_of
 from callgate.runtime.builders.limits import processes_of, threads_of
 from callgate.runtime.builders.stores import ledger_of, pins_of
+from callgate.runtime.ledger_pins import LedgerPins
 from callgate.runtime.shared_approvals import SharedApprovals
 from callgate.telemetry import logs
 from callgate.telemetry.metrics import Metrics
@@ -44,6 +45,7 @@ class SharedResources:
         self.limiter: Limiter = MemoryLimiter()
         self.servers = ToolServers(self.metrics)
         self.pins = pins_of(config, self.servers)
+        self._ledger_pins: LedgerPins | None = None
         self.sources = SourcePool(self._report_source)
         self.kept_results = KeptResults()
         folder = None if config.data_dir is None else Path(config.data_dir)
@@ -70,8 +72,11 @@ class SharedResources:
         if shared is not None:
             self.ledger = shared.calls
         self.decisions.use(shared)
+        if shared is not None and self._config.ledger.url is not None:
+            self._ledger_pins = LedgerPins(shared.database, self.pins)
+            await self._ledger_pins.open()
         self.recorder.open()
-        self.limiter = limiter_of(self._config, None if shared is None else shared.calls)
+        self.limiter = limiter_of(self._config, shared)
         self.keys = key_store_of(self._config)
 
     async def close(self) -> None:
@@ -84,6 +89,8 @@ class SharedResources:
         await self.recorder.close()
         await self.limiter.close()
         await self.admission.close()
+        if self._ledger_pins is not None:
+            await self._ledger_pins.close()
         if self.shared_ledger is not None:
             await self.shared_ledger.close()
         if self.keys is not None:

@@ -70,8 +70,14 @@ class Pins:
         self._changed = changed
         self._file = file
         self._seen: dict[str, Pin | str] = {} if file is None else _read(file)
+        self._keep: Callable[[str, Pin], None] | None = None
         self._unwritten = False
         self._failure = ""
+
+    def keep_in(self, seen: Mapping[str, Pin], keep: Callable[[str, Pin], None]) -> None:
+        """From now on with what was seen elsewhere, and each change kept there."""
+        self._seen = {**seen}
+        self._file, self._keep = None, keep
 
     def look(self, server: str, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
         """Remember what is new, report what has changed, and hold each tool to the strictest class it ever had.
@@ -95,6 +101,8 @@ class Pins:
             pin = Pin(each.digest, safety)
             if pin != known:
                 self._seen[key] = pin
+                if self._keep is not None:
+                    self._keep(key, pin)
                 self._unwritten = True
                 if known is not None and not _is_same(known, each) and self._changed is not None:
                     self._changed(server, each.name)

@@ -12,7 +12,7 @@ from callgate.auth.redis_limits import RedisLimiter
 from callgate.auth.redis_places import RedisPlaces
 from callgate.config.schema import Config, Key
 from callgate.config.schema.values import moment_of
-from callgate.ledger.shared import SpendingLedger
+from callgate.ledger.shared import SharedLedger
 
 
 def keyring_of(config: Config, source: KeySource | None = None) -> Keyring:
@@ -61,14 +61,19 @@ def admission_of(config: Config) -> Admission:
     return Admission(config.limits.concurrent_requests, config.limits.queue_seconds, shared)
 
 
-def limiter_of(config: Config, ledger: SpendingLedger | None) -> Limiter:
+def limiter_of(config: Config, ledger: SharedLedger | None) -> Limiter:
     """Redis counts for all processes where there is one; else this process does, and the ledger remembers the money."""
     store = config.store
     if store.redis_url is not None:
-        return RedisLimiter(store.redis_url.get_secret_value(), down=config.limits.redis_down, prefix=store.prefix)
+        url, down = store.redis_url.get_secret_value(), config.limits.redis_down
+        if ledger is None:
+            return RedisLimiter(url, down=down, prefix=store.prefix)
+        return RedisLimiter(
+            url, down=down, prefix=store.prefix, remember=ledger.calls.remember_spending, recall=ledger.spent_by
+        )
     if ledger is None:
         return MemoryLimiter()
-    return MemoryLimiter(ledger.spent, ledger.remember_spending)
+    return MemoryLimiter(ledger.calls.spent, ledger.calls.remember_spending)
 
 
 def origin_guard_of(config: Config, keyring: Keyring) -> OriginGuard:
