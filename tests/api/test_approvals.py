@@ -115,11 +115,12 @@ async def test_a_client_that_asked_for_progress_is_told_what_is_waited_for(upstr
                 if "phase" not in event.get("x_callgate", {}):
                     continue
                 told.append(event["x_callgate"])
-                if told[-1]["phase"] == "progress":
+                if "approval" in told[-1]:
                     [asked] = await waiting(client)
                     assert told[-1]["message"] == f"waiting for approval {asked['id']}"
                     await client.post(f"/v1/approvals/{asked['id']}", json={"decision": "approve"})
-    assert [event["phase"] for event in told] == ["start", "progress", "error"]
+    assert [event["phase"] for event in told] == ["start", "progress", "progress", "error"]
+    assert told[2]["message"] == "approved"
 
 
 async def test_the_log_the_metrics_and_whoever_watches_know_that_a_call_waits(

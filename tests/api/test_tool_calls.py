@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import sqlite3
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -141,5 +142,7 @@ async def test_the_servers_of_tools_are_listed_for_an_operator(upstream: Upstrea
     [away] = lists["boss"]["servers"]
     assert (away["name"], away["kind"], away["state"]) == ("away", "mcp", "down")
     assert away["error"]
+    assert away["failures"] >= 1
+    assert abs(away["since"] - time.time()) < 60
     assert "servers" not in plain
     assert json.dumps(lists["user"]).count("away") == 0

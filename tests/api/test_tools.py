@@ -2,8 +2,9 @@ import pytest
 
 from callgate.application import create_app
 from callgate.auth.keys import mint_key
+from callgate.config.schema import Config
 from tests.harness.clients import http_client
-from tests.harness.configs import make_config
+from tests.harness.configs import config_dict, make_config
 from tests.harness.server import serve
 from tests.scripted_upstream import Upstream
 
@@ -58,3 +59,33 @@ async def test_a_key_sees_the_tools_it_may_use_and_an_operator_what_is_wrong_wit
         ]
         assert "never fetched" in all_of_it[2]["reason"]
         assert (await client.get("/v1/tools")).status_code == 401
+
+
+async def test_a_tool_is_shown_as_a_model_gets_it(upstream: Upstream) -> None:
+    union = {"anyOf": [{"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}]}
+    web = {"kind": "http", "name": "web", "description": "d", "url": "http://127.0.0.1:1/", "parameters": union}
+    settings = config_dict(upstream.url, models=["m", "other"], tools=[web])
+    settings["model_list"][1]["schema_dialect"] = "gemini"
+    async with serve(create_app(Config.model_validate(settings))) as url, http_client(url) as client:
+        plain = (await client.get("/v1/tools/web")).json()
+        full = (await client.get("/v1/tools/web", params={"model": "m"})).json()["sent"]
+        gemini = (await client.get("/v1/tools/web", params={"model": "other"})).json()["sent"]
+        no_tool = await client.get("/v1/tools/nothing")
+        no_model = await client.get("/v1/tools/web", params={"model": "nothing"})
+
+    assert (plain["name"], "sent" in plain) == ("web", False)
+    assert full == {"model": "m", "dialect": "full", "parameters": plain["parameters"], "losses": []}
+    assert (gemini["dialect"], gemini["parameters"] == plain["parameters"]) == ("gemini", False)
+    assert (no_tool.status_code, no_tool.json()["error"]["code"]) == (404, "tool_not_found")
+    assert no_model.status_code == 404
+
+
+async def test_what_a_model_costs_is_said_when_it_is_asked_for(upstream: Upstream) -> None:
+    costs = {"input_cost_per_token": 2e-6, "output_cost_per_token": 8e-6}
+    config = make_config(upstream.url, entry={"model_info": costs})
+    async with serve(create_app(config)) as url, http_client(url) as client:
+        plain = (await client.get("/v1/models/m")).json()["x_callgate"]
+        priced = (await client.get("/v1/models/m", params={"price": 1})).json()["x_callgate"]
+
+    assert "price" not in plain
+    assert priced["price"] == {"prompt": 2.0, "completion": 8.0, "cached": None}

@@ -7,9 +7,10 @@ import time
 import pytest
 
 from callgate.calls.outcome import Returned
-from callgate.calls.states import BrokenCall, Flaw, ReadyCall
+from callgate.calls.states import BrokenCall, Finding, Flaw, ReadyCall
 from callgate.conversation.events import (
     CallEnded,
+    CallProgress,
     CallStarted,
     ChatEnded,
     Ending,
@@ -18,6 +19,7 @@ from callgate.conversation.events import (
     TurnEnded,
     TurnStarted,
 )
+from callgate.conversation.ports import APPROVAL_GIVEN, APPROVAL_WANTED
 from callgate.recorder.recorder import (
     BACKLOG_BYTES,
     FEED_BACKLOG,
@@ -119,6 +121,35 @@ async def test_with_content_every_text_is_kept_masked(recorder, tmp_path):
         "call.call_1.result": "it is noon, ***",
     }
     assert all(b"planted-secret" not in file.read_bytes() for file in tmp_path.glob(f"{FILE}*"))
+
+
+async def test_of_a_call_that_was_repaired_both_what_was_written_and_what_was_read_is_kept(recorder):
+    call = ReadyCall(
+        "call_3", "clock", {"zone": "planted-secret"}, "{zone: planted-secret}", (Finding.ARGUMENTS_REPAIRED,)
+    )
+    recording = recorder.begin(RunRow("run_1", time.time(), "gpt"), RecordPolicy(content_bytes=1000))
+    recording.listener(0).handle(TurnEnded(0, TurnAccount(("stop",), (), (call,), (), (), None, 0.25)))
+    recorder.end(recording)
+    found = await written(recorder)
+
+    assert found.content == {
+        "call.call_3.arguments": "{zone: ***}",
+        "call.call_3.read": '{"zone":"***"}',
+    }
+
+
+async def test_it_is_kept_without_content_when_a_person_was_waited_for(recorder):
+    recording = recorder.begin(RunRow("run_1", time.time(), "gpt"), EVERYTHING)
+    for message in (APPROVAL_WANTED + "apr_1", APPROVAL_GIVEN, "half of it is done"):
+        recording.listener(0).handle(CallProgress(0, CALL, message))
+    recorder.end(recording)
+    found = await written(recorder)
+
+    assert [{name: event.facts[name] for name in event.facts.keys() - {"id"}} for event in found.events] == [
+        {"fraction": None, "approval": "apr_1"},
+        {"fraction": None, "approved": True},
+        {"fraction": None},
+    ]
 
 
 async def test_a_long_text_is_cut_and_the_run_says_so(recorder):

@@ -156,7 +156,7 @@ async def test_the_wait_is_reported():
     asked = await office.one()
     office.approvals.decide(asked.id, approve=True, by="eve")
     await asking
-    assert said == [f"waiting for approval {asked.id}"]
+    assert said == [f"waiting for approval {asked.id}", "approved"]
 
 
 async def test_a_report_that_fails_leaves_nothing_waiting():

@@ -86,9 +86,14 @@ def _models(manager: RuntimeManager) -> APIRouter:
 
     @router.get(
         "/v1/models/{model:path}",  # noqa: FAST003 - read from the request, see `in_path`
-        summary="One model",
+        summary="One model; with `price=1` also what a million of its tokens costs",
         responses=wrong,
-        openapi_extra=in_path("model"),
+        openapi_extra={
+            "parameters": [
+                *in_path("model")["parameters"],
+                {"name": "price", "in": "query", "schema": {"enum": ["1"]}, "description": "Looks it up, if need be."},
+            ]
+        },
     )
     @router.get("/models/{model:path}", include_in_schema=False)
     async def get_model(request: Request) -> Response:
@@ -99,7 +104,10 @@ def _models(manager: RuntimeManager) -> APIRouter:
         manager.current.check_model(model, caller)
         if VERSION in request.headers:
             return _json(model_card(model, manager.opened_at))
-        return _json(_model(manager, model) | _how_it_is_asked(manager.current, model, caller))
+        shown = _model(manager, model) | _how_it_is_asked(manager.current, model, caller)
+        if "x_callgate" in shown and request.query_params.get("price") in {"1", "true", "on"}:
+            shown["x_callgate"]["price"] = await manager.current.price_of(model)
+        return _json(shown)
 
     return router
 

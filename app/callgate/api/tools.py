@@ -52,6 +52,24 @@ def tool_routes(manager: RuntimeManager) -> APIRouter:
             listed["servers"] = runtime.server_list(caller)
         return Response(encode(listed), media_type="application/json")
 
+    @router.get(
+        "/v1/tools/{name}",  # noqa: FAST003 - read from the request, see `in_path`
+        summary="One tool; with `model` also its schema as that model gets it, and what its provider cannot express",
+        responses={404: {"description": "No such tool, or not for this key.", **error}},
+        openapi_extra={
+            "parameters": [
+                *in_path("name")["parameters"],
+                {"name": "model", "in": "query", "schema": {"type": "string"}},
+            ]
+        },
+    )
+    async def get_tool(request: Request) -> Response:
+        name, caller = request.path_params["name"], caller_of(request, "tools")
+        found = manager.current.tool_for(name, request.query_params.get("model"), caller)
+        if found is None:
+            raise _no_such_tool(name)
+        return Response(encode(found), media_type="application/json")
+
     @router.post(
         "/v1/tools/{name}/call",  # noqa: FAST003 - read from the request, see `in_path`
         summary="Call one tool: through the gate, its policy, approval and the ledger, as a model's call",
@@ -109,7 +127,7 @@ class _Calling:
         self._caller = caller
         self._toolbox = runtime.toolboxes.of_server(runtime.offered.of_key(caller.tools), caller, self._run_id)
         if name not in self._toolbox.offer:
-            raise ChatError(404, f"No tool `{name[:64]}`, or not for this key.", param="name", code="tool_not_found")
+            raise _no_such_tool(name)
         self._name = name
         self._arguments = arguments
 
@@ -196,6 +214,10 @@ class _Seen(Listener):
         self.outcome, self.seconds = event.outcome, event.seconds
 
     handlers: ClassVar[Handlers] = {TurnEnded: _turn_ended, CallStarted: _call_started, CallEnded: _call_ended}
+
+
+def _no_such_tool(name: str) -> ChatError:
+    return ChatError(404, f"No tool `{name[:64]}`, or not for this key.", param="name", code="tool_not_found")
 
 
 async def _emit_nothing(event: ChatEvent) -> None:

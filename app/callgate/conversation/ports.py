@@ -184,6 +184,8 @@ class Toolbox(Protocol):
 
 APPROVAL_WANTED = "waiting for approval "
 """What a tool's report begins with while a person is asked; the id of the question follows."""
+APPROVAL_GIVEN = "approved"
+"""What it says once the call may run. Who said so stays with the operator."""
 
 
 class Report(Protocol):

@@ -23,6 +23,7 @@ from callgate.conversation.events import (
     TurnEnded,
     TurnStarted,
 )
+from callgate.conversation.ports import APPROVAL_GIVEN, APPROVAL_WANTED
 from callgate.conversation.prices import NANO, Price, counted
 from callgate.recorder.row import Kept, Recording, RunEvent, RunRow
 
@@ -155,6 +156,8 @@ class RunReader:
                 facts["repairs"] = [str(finding) for finding in call.findings]
         if self._most is not None:
             self.say(part_of(choice, f"call.{call.id}.arguments"), call.text)
+            if facts.get("repairs") and isinstance(call, ReadyCall):
+                self.say(part_of(choice, f"call.{call.id}.read"), msgspec.json.encode(call.arguments).decode())
         return facts
 
     def _call_started(self, event: CallStarted, choice: int) -> tuple[str, int, Mapping[str, Any]]:
@@ -162,7 +165,11 @@ class RunReader:
 
     def _call_progress(self, event: CallProgress, choice: int) -> tuple[str, int, Mapping[str, Any]]:
         facts: dict[str, Any] = {"id": event.call.id, "fraction": event.fraction}
-        if self._most is not None:  # what a tool says is content
+        if event.message.startswith(APPROVAL_WANTED):
+            facts["approval"] = event.message.removeprefix(APPROVAL_WANTED)
+        elif event.message == APPROVAL_GIVEN:
+            facts["approved"] = True
+        elif self._most is not None:  # what a tool says is content
             facts["message"] = self._mask(event.message[:MASKED_BEYOND])[:PREVIEW_CHARACTERS]
         return "call_progress", event.turn, facts
 

@@ -1,6 +1,6 @@
 """The models of one config, each asked in the way that its provider understands."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import structlog
@@ -9,7 +9,7 @@ from callgate.config.schema import Config
 from callgate.conversation.ports import Model, ModelRequest
 from callgate.runtime.builders.models import model_client, model_entries, retry_policy_of
 from callgate.schemas.adapted_model import AdaptedModel
-from callgate.schemas.dialects import Dialect, dialect_of
+from callgate.schemas.dialects import Dialect, dialect_of, portable
 from callgate.telemetry.models import write_choice, write_cooldown
 from callgate.text_calls.calling_detection import CallingMode
 from callgate.tools.adapted_schemas import AdaptedSchemas
@@ -60,6 +60,12 @@ class Models:
                 each["host"] = by.host
             shown.append(each)
         return shown
+
+    def schema_for(self, name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+        """The schema of a tool as a model gets it: in the dialect of its provider, and what that cannot express."""
+        dialect = dialect_for(self.catalogue.entry(name))
+        sent = portable(schema, dialect)
+        return {"dialect": dialect, "parameters": sent.schema, "losses": list(sent.losses)}
 
     def count_tokens(self, entry: ModelEntry, ask: ModelRequest) -> Awaitable[tuple[int, bool]]:
         """How many tokens a question has, and whether that is an estimate."""

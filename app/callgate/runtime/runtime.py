@@ -186,6 +186,14 @@ class Runtime:
         """Refuse a model that is not there or not for this caller. A model one may not ask does not exist for one."""
         return self._entry(name, caller)
 
+    async def price_of(self, model: str) -> dict[str, float | None] | None:
+        """US dollars for a million tokens of a model, for people; None where nobody knows."""
+        price = await self.prices.of(model)
+        if price is None:
+            return None
+        each = {"prompt": price.prompt, "completion": price.completion, "cached": price.cached}
+        return {name: None if value is None else round(value * 1_000_000, 6) for name, value in each.items()}
+
     def token_counter(self, route: Route) -> TokenCounter:
         return partial(self._models.count_tokens, route.entry)
 
@@ -203,6 +211,14 @@ class Runtime:
     def tool_list(self, caller: Caller) -> list[dict[str, Any]]:
         """The tools a caller may use, for people; an operator also sees those that cannot be used, and why."""
         return self.offered.listed(caller.tools, with_quarantined=self.may_administer(caller))
+
+    def tool_for(self, name: str, model: str | None, caller: Caller) -> dict[str, Any] | None:
+        """One tool of the list; with a model also how it is sent to that. None where there is no such tool."""
+        found = next((each for each in self.tool_list(caller) if each["name"] == name), None)
+        if found is None or model is None or "parameters" not in found:
+            return found
+        self.check_model(model, caller)
+        return {**found, "sent": {"model": model, **self._models.schema_for(model, found["parameters"])}}
 
     def server_list(self, caller: Caller) -> list[dict[str, Any]]:
         """The servers that tools come from. Only an operator is told how they do."""

@@ -20,7 +20,7 @@ from typing import Any
 from callgate.calls.outcome import Failed, FailureKind
 from callgate.calls.states import ReadyCall
 from callgate.conversation.errors import ChatError
-from callgate.conversation.ports import APPROVAL_WANTED, Report
+from callgate.conversation.ports import APPROVAL_GIVEN, APPROVAL_WANTED, Report
 from callgate.tools.executor import Tool
 
 KEPT_SETTLED = 1000
@@ -132,7 +132,10 @@ class ApprovalQueue:
             if answer.done():
                 settled = answer.result()  # decided, though perhaps nobody waits for it any more
             self._end(settled)
-        return self._refusal(settled, call, seconds)
+        refusal = self._refusal(settled, call, seconds)
+        if refusal is None:
+            await report(APPROVAL_GIVEN)
+        return refusal
 
     def decide(
         self, id: str, *, approve: bool, by: str, reason: str = "", hash: str | None = None, demand_hash: bool = False

@@ -52,6 +52,8 @@ def source_facts(status: SourceStatus) -> dict[str, Any]:
         "kind": status.kind,
         "state": str(status.state),
         "error": status.error or None,
+        "since": round(status.since, 3) or None,
+        "failures": status.failures,
         "open_ms": None if status.seconds is None else round(status.seconds * 1000, 1),
     }
 

@@ -5,6 +5,7 @@ An event ends it; it is cancelled only while opening, or when it does not end in
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -43,6 +44,8 @@ class SourceStatus:
     """Failed tries since it was last well."""
     seconds: float | None = None
     """How long opening it took, the last time it could be opened."""
+    since: float = 0.0
+    """Since when it has been ready, or has not, in seconds since 1970."""
 
 
 @runtime_checkable
@@ -164,7 +167,9 @@ class SourceSupervisor:
             return None
         if clock() - began >= STEADY_SECONDS:
             self.status = replace(self.status, failures=0)
-        self.status = replace(self.status, state=SourceState.DOWN)  # its tools are not offered while it closes
+        self.status = replace(
+            self.status, state=SourceState.DOWN, since=time.time()
+        )  # its tools are not offered while it closes
         trouble = await self._closed()
         if lost is None:
             self.status = replace(self.status, error=trouble or "")
@@ -207,6 +212,8 @@ class SourceSupervisor:
             return
 
     def _say(self, state: SourceState, error: str = "") -> None:
+        if (state is SourceState.READY) is not (self.status.state is SourceState.READY) or not self.status.since:
+            self.status = replace(self.status, since=time.time())
         self.status = replace(self.status, state=state, error=error)
         self._on_status(self.status)
 
