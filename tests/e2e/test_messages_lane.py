@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from callgate.application import create_app
+from callgate.config.schema import Config
 from tests.harness.clients import http_client
-from tests.harness.configs import make_config
+from tests.harness.configs import config_dict, make_config
 from tests.harness.messages import MessagesClient, calls_of, events_in, text_of
 from tests.harness.server import serve
 from tests.scripted_upstream import Call, ErrorEvent, Pace, Reply, Upstream
@@ -202,3 +203,32 @@ async def test_tokens_are_counted_by_the_provider_with_our_tools_among_them() ->
     assert asked.target == "/v1/messages/count_tokens"
     assert asked.body.keys() == {"model", "system", "messages", "tools"}
     assert [tool["name"] for tool in asked.body["tools"]] == ["lookup", "get_weather"]
+
+
+@BOTH
+async def test_a_fallback_to_a_chat_model_reads_a_chat(upstream: Upstream, stream: bool) -> None:
+    upstream.script(MODEL, [Reply(reasoning="I look.", calls=[WEATHER]), *[Reply(status=529, body={})] * 3])
+    upstream.script("m", [Reply(text="It is 4 C.")])
+    config = config_dict(
+        upstream.root,
+        models=[MODEL],
+        provider="anthropic",
+        tools=["get_weather"],
+        lane="auto",
+        entry={"fallbacks": ["m"]},
+    )
+    config["model_list"] += config_dict(upstream.url, models=["m"], tools=["get_weather"])["model_list"]
+    signed = [{"type": "thinking", "thinking": "Hm.", "signature": "c2lnbmVk"}, {"type": "text", "text": "Hello."}]
+    history = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": signed},
+        {"role": "user", "content": "go"},
+    ]
+    async with serve(create_app(Config.model_validate(config))) as url, http_client(url) as http:
+        message = await MessagesClient(http).ask(stream=stream, model=MODEL, messages=history)
+    assert text_of(message) == "It is 4 C."
+    first, last = upstream.requests[0].body["messages"], upstream.requests[-1].body["messages"]
+    assert first[1]["content"] == signed
+    assert [entry["role"] for entry in last] == ["user", "assistant", "user", "assistant", "tool"]
+    assert last[1] == {"role": "assistant", "content": "Hello.", "reasoning_content": "Hm."}
+    assert last[3].keys() == {"role", "content", "reasoning_content", "tool_calls"}

@@ -31,6 +31,9 @@ STOP_SEQUENCE: Final = "stop_sequence"
 BLOCKS: Final = "content_blocks"
 """The field of a chat's assistant message that holds its blocks as Anthropic wrote them. It goes to nobody else."""
 
+SIGNED: Final = "thinking_blocks"
+"""The field that holds thinking with its signatures."""
+
 
 def usage_counts(usage: Mapping[str, Any] | None) -> dict[str, int]:
     """The counts of a chat as Messages has them: what was read from a cache or written into one is no part of the input."""

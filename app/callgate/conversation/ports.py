@@ -13,7 +13,7 @@ from callgate.calls.states import BrokenCall, Call, ReadyCall
 from callgate.conversation.attempts import Attempts
 from callgate.conversation.errors import ChatError, SeparateChoices
 from callgate.conversation.events import ChatEvent, ModelEvent
-from callgate.conversation.messages_api import BLOCKS
+from callgate.conversation.messages_api import BLOCKS, SIGNED
 
 Message: TypeAlias = msgspec.Raw | dict[str, Any]
 """One message of the history: JSON text as the client sent it, or a dict that we made."""
@@ -122,10 +122,11 @@ class TurnModel(Protocol):
         ...
 
 
-def as_read(question: ModelRequest | Passthrough, api: str = "chat") -> ModelRequest:
+def as_read(question: ModelRequest | Passthrough, api: str = "chat", *, signed: bool = True) -> ModelRequest:
     """The question for a model that reads it and answers with one choice. Raises `SeparateChoices` where more are wanted.
 
-    What came by another API than the model's comes as a chat, if a chat can say it.
+    What came by another API than the model's comes as a chat, if a chat can say it. `signed`: whether the model's provider
+    knows thinking with signatures.
     """
     if not isinstance(question, ModelRequest):
         if question.n > 1:
@@ -136,13 +137,19 @@ def as_read(question: ModelRequest | Passthrough, api: str = "chat") -> ModelReq
     for where, kind in question.original.foreign:
         message = f"{where}: only a model behind Anthropic's own API understands `{kind[:64]}`, and this one is not"
         raise ChatError(400, message, param=where, code="unsupported_content")
-    return replace(question, messages=[_without_blocks(message) for message in question.messages], original=None)
+    messages = [_fit_for_chats(message, signed=signed) for message in question.messages]
+    return replace(question, messages=messages, original=None)
 
 
-def _without_blocks(message: Message) -> Message:
-    if isinstance(message, dict) and BLOCKS in message:
-        return {name: value for name, value in message.items() if name != BLOCKS}
-    return message
+def _fit_for_chats(message: Message, *, signed: bool) -> Message:
+    """Without what only Anthropic's API knows. Signatures hold for the model alone that made them."""
+    if isinstance(message, dict):
+        dropped = {BLOCKS, SIGNED} if BLOCKS in message or not signed else {BLOCKS}
+        return {name: value for name, value in message.items() if name not in dropped}
+    if signed or SIGNED.encode() not in bytes(message):
+        return message
+    fields = msgspec.json.decode(message, type=dict[str, msgspec.Raw])
+    return msgspec.Raw(msgspec.json.encode({name: value for name, value in fields.items() if name != SIGNED}))
 
 
 class Plan(msgspec.Struct, frozen=True, gc=False):

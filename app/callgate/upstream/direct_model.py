@@ -79,7 +79,9 @@ class DirectModel:
         self.host = host_in(endpoint.url)
 
     def ask(self, ask: ModelRequest | Passthrough) -> AbstractAsyncContextManager[ModelAnswer]:
-        exchange = self._client.post(self._endpoint.url, self._headers, self._encoded(as_read(ask)), self._deadlines)
+        exchange = self._client.post(
+            self._endpoint.url, self._headers, self._encoded(as_read(ask, signed=False)), self._deadlines
+        )
         return HttpRequest(exchange, self._endpoint, self._answer_bytes)
 
     def _encoded(self, ask: ModelRequest) -> bytes:
