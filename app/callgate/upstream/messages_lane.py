@@ -75,7 +75,14 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, o
         body["tools"] = list(own_tools.values()) or [PLACEHOLDER]
         body["tool_choice"] = {"type": "none"}
     return _worded(
-        litellm, settings, original, body, stream=ask.stream, as_events=_Events, as_message=_Message, may_pause=True
+        litellm,
+        settings,
+        original,
+        body,
+        stream=ask.stream,
+        as_events=EventsReader,
+        as_message=_Message,
+        may_pause=True,
     )
 
 
@@ -85,7 +92,7 @@ async def passed(litellm: Any, settings: LiteLLMSettings, ask: Passthrough, orig
     body = _fields(settings, original)
     body |= {name: original.fields[name] for name in ("messages", "tools", "tool_choice") if name in original.fields}
     # In another shape than was asked for it is read, and written in that one.
-    as_events, as_message = (_PassedEvents, _Message) if ask.stream else (_Events, _PassedBody)
+    as_events, as_message = (PassedEvents, _Message) if ask.stream else (EventsReader, _PassedBody)
     return _worded(litellm, settings, original, body, stream=ask.stream, as_events=as_events, as_message=as_message)
 
 
@@ -128,7 +135,7 @@ def count_question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, o
     own_tools = {raw_json.read(tool).get("name"): tool for tool in _tools_of(original)}
     if ask.tools:
         body["tools"] = [*_tools(ask.tools, own_tools), *_hosted(original)]
-    asked = _worded(litellm, settings, original, body, as_events=_Events, as_message=_Message)
+    asked = _worded(litellm, settings, original, body, as_events=EventsReader, as_message=_Message)
     return replace(asked, url=asked.url + "/count_tokens")
 
 
@@ -274,7 +281,7 @@ _AS_THEY_ARE = SimpleNamespace(
 """What reading an answer needs to know of a question in which litellm has changed nothing."""
 
 
-class _Events(claude.EventsReader):
+class EventsReader(claude.EventsReader):
     """Reads a stream into events, and keeps its blocks as they came."""
 
     def __init__(self, report: Report) -> None:
@@ -418,7 +425,7 @@ class _PassedBody(WholeBody):
         return (Passed(b"".join(self._parts), (reason,) if reason else (), counts),)
 
 
-class _PassedEvents:
+class PassedEvents:
     """Passes the events of a stream on, whole ones only; the first of them when the answer has begun."""
 
     def __init__(self, report: Report) -> None:
