@@ -66,6 +66,13 @@ class Pair:
     def process(self) -> "contextlib.AbstractAsyncContextManager[Child]":
         return serving(self.file, environment={tools.MARKS: str(self.marks)})
 
+    @contextlib.asynccontextmanager
+    async def processes(self) -> AsyncIterator[tuple[Child, Child]]:
+        async with contextlib.AsyncExitStack() as stack:
+            begun = [stack.enter_async_context(self.process()) for _ in range(2)]
+            one, other = await asyncio.gather(*begun)
+            yield one, other
+
     def ran(self) -> list[str]:
         return self.marks.read_text().splitlines()
 
@@ -78,7 +85,13 @@ class Pair:
         Path(f"{self.marks}.go").touch()
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=needs("postgres", "module:asyncpg"))])
+POSTGRES = pytest.param("postgres", marks=needs("postgres", "module:asyncpg"))
+IN_SQLITE = pytest.mark.parametrize("pair", ["sqlite"], indirect=True)
+IN_POSTGRES = pytest.mark.parametrize("pair", [POSTGRES], indirect=True)
+"""Where one of them is enough: what differs is how it is known that a process died."""
+
+
+@pytest.fixture(params=["sqlite", POSTGRES])
 async def pair(request: Any, tmp_path: Path, schema: str, upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> Pair:
     monkeypatch.setenv(tools.MARKS, str(tmp_path / "marks"))
     if request.param == "sqlite":
@@ -125,7 +138,7 @@ async def test_a_run_whose_process_was_killed_is_carried_on_by_the_other(pair: P
     pair.upstream.script(
         "m", [Reply(calls=[count]), Reply(text="never", pace=Pace(hold=Hold(gate, after=0))), Reply(text="Done.")]
     )
-    async with pair.process() as one, pair.process() as other:
+    async with pair.processes() as (one, other):
         first = asyncio.create_task(ask(one.url, stream))
         await pair.upstream.requests.wait(2)
         await killed(one, first)
@@ -140,11 +153,12 @@ async def test_a_run_whose_process_was_killed_is_carried_on_by_the_other(pair: P
     assert results == ["counted a"]
 
 
+@IN_POSTGRES
 async def test_a_call_that_may_write_and_whose_end_nobody_saw_is_said_to_be_unknown_and_not_run_again(
     pair: Pair,
 ) -> None:
     pair.upstream.script("m", [Reply(calls=[Call("hang_write", {"label": "a"})]), Reply(text="I see.")])
-    async with pair.process() as one, pair.process() as other:
+    async with pair.processes() as (one, other):
         first = asyncio.create_task(ask(one.url))
         await pair.until_ran("a")
         await killed(one, first)
@@ -157,9 +171,10 @@ async def test_a_call_that_may_write_and_whose_end_nobody_saw_is_said_to_be_unkn
     assert pair.ran() == ["a"]
 
 
+@IN_SQLITE
 async def test_a_call_that_only_reads_is_run_again(pair: Pair) -> None:
     pair.upstream.script("m", [Reply(calls=[Call("hang_read_only", {"label": "a"})]), Reply(text="I see.")])
-    async with pair.process() as one, pair.process() as other:
+    async with pair.processes() as (one, other):
         first = asyncio.create_task(ask(one.url))
         await pair.until_ran("a")
         await killed(one, first)
@@ -204,6 +219,7 @@ async def test_in_the_background_an_answer_is_fetched_from_anywhere(pair: Pair) 
     assert found.choices[0].message.content == "At last."
 
 
+@IN_SQLITE
 async def test_what_was_streamed_is_fetched_in_one_piece(pair: Pair) -> None:
     pair.upstream.script("m", [Reply(text="At last.")])
     async with pair.app() as one:
@@ -214,6 +230,7 @@ async def test_what_was_streamed_is_fetched_in_one_piece(pair: Pair) -> None:
     assert found["choices"][0]["message"]["content"] == "At last."
 
 
+@IN_SQLITE
 async def test_a_background_run_goes_on_when_its_client_leaves_and_another_with_a_key_is_stopped(pair: Pair) -> None:
     hang = Call("hang_write", {"label": "a"})
     pair.upstream.script("m", [Reply(calls=[hang]), Reply(text="Done.")])
@@ -241,13 +258,14 @@ async def test_a_run_is_cancelled_from_another_process(pair: Pair) -> None:
         assert (each.status, json.loads(each.body)["error"]["code"]) == (409, "run_cancelled")
 
 
+@IN_SQLITE
 async def test_a_process_that_drains_hands_its_runs_over(pair: Pair) -> None:
     gate = asyncio.Event()
     count = Call("count_write", {"label": "a"})
     pair.upstream.script(
         "m", [Reply(calls=[count]), Reply(text="never", pace=Pace(hold=Hold(gate, after=0))), Reply(text="Done.")]
     )
-    async with pair.process() as one, pair.process() as other:
+    async with pair.processes() as (one, other):
         first = asyncio.create_task(ask(one.url))
         await pair.upstream.requests.wait(2)
         one.signal(signal.SIGTERM)
@@ -270,7 +288,7 @@ async def test_a_process_that_slept_too_long_answers_nothing_of_a_run_that_was_t
     pair = Pair(tmp_path, upstream, {"ledger": {"url": postgres.url, "namespace": schema}})
     hang = Call("hang_write", {"label": "a"})
     upstream.script("m", [Reply(calls=[hang]), Reply(text="I see.")])
-    async with pair.process() as one, pair.process() as other:
+    async with pair.processes() as (one, other):
         first = asyncio.create_task(ask(one.url))
         await pair.until_ran("a")
         one.signal(signal.SIGSTOP)
@@ -285,6 +303,7 @@ async def test_a_process_that_slept_too_long_answers_nothing_of_a_run_that_was_t
     assert len(upstream.requests) == 2, "whoever woke up asked nothing more"
 
 
+@IN_POSTGRES
 @needs("redis-server", "module:redis")
 async def test_with_redis_a_stream_is_followed_elsewhere_while_it_is_answered(pair: Pair, tmp_path: Path) -> None:
     gate = asyncio.Event()
