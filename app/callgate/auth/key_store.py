@@ -56,8 +56,9 @@ _LATER: Final = {
     "events": "TEXT",
 }
 """Columns that a file of an earlier version does not have."""
-_COLUMNS: Final = "name, hash, models, tools, allowance, approve, admin, created_at, revoked_at, see, expires_at, old_hash, old_expires_at, events"
-_ALL: Final = f"SELECT {_COLUMNS} FROM keys ORDER BY created_at, name"  # noqa: S608 - constants
+COLUMNS: Final = "name, hash, models, tools, allowance, approve, admin, created_at, revoked_at, see, expires_at, old_hash, old_expires_at, events"
+"""Of a key, wherever it is kept."""
+_ALL: Final = f"SELECT {COLUMNS} FROM keys ORDER BY created_at, name"  # noqa: S608 - constants
 
 
 log = structlog.get_logger("callgate.keys")
@@ -148,27 +149,12 @@ class KeyStore:
 
     def all(self) -> list[StoredKey]:
         """Every key there ever was, the oldest first."""
-        return [_stored(row) for row in self._database.execute(_ALL)]
+        return [stored_key(row) for row in self._database.execute(_ALL)]
 
     def add(self, entry: KeyEntry) -> None:
-        row = (
-            entry.name,
-            entry.hash,
-            json.dumps(entry.models),
-            json.dumps(entry.tools),
-            json.dumps(dataclasses.asdict(entry.allowance)),
-            entry.approve,
-            entry.admin,
-            time.time(),
-            None,
-            entry.see,
-            entry.expires_at,
-            entry.old_hash,
-            entry.old_expires_at,
-            entry.events,
-        )
+        row = row_of(entry)
         try:
-            self._database.execute(f"INSERT INTO keys ({_COLUMNS}) VALUES ({', '.join('?' * len(row))})", row)  # noqa: S608 - constants
+            self._database.execute(f"INSERT INTO keys ({COLUMNS}) VALUES ({', '.join('?' * len(row))})", row)  # noqa: S608 - constants
         except sqlite3.IntegrityError:
             raise NameTaken(entry.name) from None
         self._read()
@@ -189,6 +175,26 @@ class KeyStore:
         ).rowcount
         self._read()
         return bool(changed)
+
+
+def row_of(entry: KeyEntry) -> tuple[Any, ...]:
+    """A key that is made now, in the order of `COLUMNS`."""
+    return (
+        entry.name,
+        entry.hash,
+        json.dumps(entry.models),
+        json.dumps(entry.tools),
+        json.dumps(dataclasses.asdict(entry.allowance)),
+        int(entry.approve),
+        int(entry.admin),
+        time.time(),
+        None,
+        entry.see,
+        entry.expires_at,
+        entry.old_hash,
+        entry.old_expires_at,
+        entry.events,
+    )
 
 
 def key_facts(entry: KeyEntry, stored: StoredKey | None = None) -> dict[str, Any]:
@@ -246,7 +252,7 @@ def stored_keys(folder: Path) -> int:
         store.close()
 
 
-def _stored(row: tuple[Any, ...]) -> StoredKey:
+def stored_key(row: tuple[Any, ...]) -> StoredKey:
     (
         name,
         digest,

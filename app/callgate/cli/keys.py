@@ -19,7 +19,8 @@ from callgate.cli.shared import WRONG, ConfigOption, JsonOption, count_keys, giv
 if TYPE_CHECKING:
     from callgate.auth.key_store import KeyStore
     from callgate.config.load import Loaded
-    from callgate.config.schema import Key
+    from callgate.config.schema import Config, Key
+    from callgate.runtime.ledger_keys import KeysByHand
 
 FIRST_KEY = (
     "This is the first key. From now on a server of this config answers no request without one, also none from this machine:\n"
@@ -96,20 +97,20 @@ def create(
     for note in _names_nothing(whole, key):
         typer.echo(f"note: {note}", err=True)
     shown = f"key (shown this once): {secret}"
-    if loaded.data_dir is not None:
-        _keep(loaded.data_dir, key)
+    if keeps_keys(loaded):
+        _keep(loaded, key)
     if into is not None:
         with os.fdopen(os.open(into, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
             file.write(secret)
         shown = f"key: in {into}"
-    typer.echo(shown if loaded.data_dir is not None else f"{shown}\n\nfor config.yaml:\n\nkeys:\n{_as_yaml(key)}")
+    typer.echo(shown if keeps_keys(loaded) else f"{shown}\n\nfor config.yaml:\n\nkeys:\n{_as_yaml(key)}")
 
 
-def _keep(folder: str, key: "Key") -> None:
+def _keep(config: "Config", key: "Key") -> None:
     from callgate.auth.key_store import NameTaken
     from callgate.runtime.builders.access import key_entry
 
-    store = key_store(folder)
+    store = key_store(config)
     try:
         store.add(key_entry(key))
     except NameTaken:
@@ -126,8 +127,8 @@ def list_keys(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
     loaded = read_config(config, without_variables=True).config
     rows = [key_facts(key_entry(key)) for key in loaded.keys]
-    if loaded.data_dir is not None:
-        store = key_store(loaded.data_dir)
+    if keeps_keys(loaded):
+        store = key_store(loaded)
         rows += [key_facts(stored.entry, stored) for stored in store.all()]
         store.close()
     if as_json:
@@ -159,9 +160,9 @@ def rotate(
         key = mine.model_copy(update={"hash": digest, "old_hash": mine.hash, "old_expires": until})
         typer.echo(f"key (shown this once): {secret}\n\nin config.yaml, in place of its entry:\n\n{_as_yaml(key)}")
         return
-    if loaded.data_dir is None:
+    if not keeps_keys(loaded):
         raise give_up(f"the config has no key called `{name}`, and no `data_dir` with a key store")
-    store = key_store(loaded.data_dir)
+    store = key_store(loaded)
     rotated = store.rotate(name, digest, moment_of(until))
     store.close()
     if not rotated:
@@ -176,9 +177,9 @@ def revoke(name: Names, config: ConfigOption = None) -> None:
     loaded = read_config(config, without_variables=True).config
     if any(key.name == name for key in loaded.keys):
         raise give_up(f"`{name}` stands in the config: take it out there")
-    if loaded.data_dir is None:
+    if not keeps_keys(loaded):
         raise give_up("there is no key store: the config has no `data_dir`")
-    store = key_store(loaded.data_dir)
+    store = key_store(loaded)
     revoked = store.revoke(name)
     store.close()
     if not revoked:
@@ -249,11 +250,25 @@ def _as_yaml(key: "Key") -> str:
     return "".join(f"  {line}\n" for line in text.splitlines()).rstrip("\n")
 
 
-def key_store(folder: str) -> "KeyStore":
-    """The key store, or the end of the command with what is wrong with its file."""
+def keeps_keys(config: "Config") -> bool:
+    return config.data_dir is not None or config.ledger.url is not None
+
+
+def key_store(config: "Config") -> "KeyStore | KeysByHand":
+    """The key store, or the end of the command with what is wrong with it."""
     from callgate.auth.key_store import DamagedStore, KeyStore
 
+    if config.ledger.url is None:
+        assert config.data_dir is not None, "asked for where there is one"
+        try:
+            return KeyStore(Path(config.data_dir))
+        except (OSError, DamagedStore) as error:
+            raise give_up(f"data_dir: {error}") from None
+    from callgate.ledger.database import DatabaseAway
+    from callgate.ledger.postgres import NotMigrated
+    from callgate.runtime.ledger_keys import KeysByHand
+
     try:
-        return KeyStore(Path(folder))
-    except (OSError, DamagedStore) as error:
-        raise give_up(f"data_dir: {error}") from None
+        return KeysByHand(config.ledger.url.get_secret_value(), config.ledger.namespace)
+    except (DatabaseAway, NotMigrated, ModuleNotFoundError) as error:
+        raise give_up(f"ledger.url: {error}") from None

@@ -12,6 +12,7 @@ from callgate.cli.shared import (
     WRONG,
     ConfigOption,
     check_exposure,
+    check_reachable,
     count_keys,
     give_up,
     read_config,
@@ -79,6 +80,7 @@ def serve(
     from callgate.tools.own_modules import hiding
 
     made(loaded)
+    check_reachable(loaded)
     for warning in hiding(loaded.folder):
         typer.echo(f"warning: {warning}", err=True)
     raise typer.Exit(run_server(loaded, lambda: load(config, flags=flags, text=text)))
@@ -86,15 +88,16 @@ def serve(
 
 def _create_first_key(loaded: "Loaded") -> None:
     """Printed and not logged: it is shown once, to whoever started the server."""
-    if loaded.config.data_dir is None:
+    from callgate.cli.keys import keeps_keys, key_store
+
+    if not keeps_keys(loaded.config):
         raise give_up("--create-key keeps the key in the key store, and the config has no `data_dir`")
     if count_keys(loaded.config):
         return
     from callgate.auth.keys import KeyEntry, mint_key
-    from callgate.cli.keys import key_store
 
     key, digest = mint_key()
-    store = key_store(loaded.config.data_dir)
+    store = key_store(loaded.config)
     store.add(KeyEntry("first", digest, approve=True, admin=True))
     store.close()
     typer.echo(f"key (made now, shown this once): {key}", err=True)

@@ -84,6 +84,14 @@ def check_exposure(loaded: "Loaded") -> None:
 
 def count_keys(config: "Config") -> int:
     """How many keys there are, of the config and of the key store."""
+    if config.ledger.url is not None:
+        from callgate.cli.keys import key_store
+
+        store = key_store(config)
+        try:
+            return len(config.keys) + len(store.all())
+        finally:
+            store.close()
     if config.data_dir is None:
         return len(config.keys)
     from callgate.auth.key_store import DamagedStore, stored_keys

@@ -111,7 +111,11 @@ CREATE TABLE IF NOT EXISTS keys (
   admin BIGINT NOT NULL,
   created_at DOUBLE PRECISION NOT NULL,
   revoked_at DOUBLE PRECISION,
-  see TEXT NOT NULL DEFAULT 'none'
+  see TEXT NOT NULL DEFAULT 'none',
+  expires_at DOUBLE PRECISION,
+  old_hash TEXT,
+  old_expires_at DOUBLE PRECISION,
+  events TEXT
 )
 """,
     "CREATE TABLE IF NOT EXISTS pins (tool TEXT PRIMARY KEY, pin TEXT NOT NULL)",

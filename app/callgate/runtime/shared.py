@@ -27,6 +27,7 @@ from callgate.tools.source_pool import SourcePool
 from callgate.tools.source_supervisor import SourceState, SourceStatus
 
 if TYPE_CHECKING:
+    from callgate.runtime.ledger_keys import LedgerKeys
     from callgate.tools.http_client import Web
 
 audit = structlog.get_logger("callgate.audit")
@@ -39,7 +40,7 @@ class SharedResources:
         self.metrics = Metrics()
         self.admission = admission_of(config)
         self.metrics.in_flight.set_function(lambda: self.admission.all.running)
-        self.keys: KeyStore | None = None
+        self.keys: KeyStore | LedgerKeys | None = None
         self.ledger: Ledger = NoLedger()
         self.shared_ledger: SharedLedger | None = None
         self.limiter: Limiter = MemoryLimiter()
@@ -77,9 +78,11 @@ class SharedResources:
             await self._ledger_pins.open()
         self.recorder.open()
         self.limiter = limiter_of(self._config, shared)
-        self.keys = key_store_of(self._config)
+        self.keys = await key_store_of(self._config, shared)
 
     async def close(self) -> None:
+        if self.keys is not None:
+            self.keys.close()
         await self.approval_notices.close()
         await self.decisions.close()
         if self._web is not None:
@@ -93,8 +96,6 @@ class SharedResources:
             await self._ledger_pins.close()
         if self.shared_ledger is not None:
             await self.shared_ledger.close()
-        if self.keys is not None:
-            self.keys.close()
 
     def _approval_waits(self, asked: PendingApproval) -> None:
         self.approval_notices.waiting(asked)

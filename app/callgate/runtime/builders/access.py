@@ -2,6 +2,7 @@
 
 import contextlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from callgate.auth.admission import Admission
 from callgate.auth.key_store import KeyStore
@@ -13,6 +14,9 @@ from callgate.auth.redis_places import RedisPlaces
 from callgate.config.schema import Config, Key
 from callgate.config.schema.values import moment_of
 from callgate.ledger.shared import SharedLedger
+
+if TYPE_CHECKING:
+    from callgate.runtime.ledger_keys import LedgerKeys
 
 
 def keyring_of(config: Config, source: KeySource | None = None) -> Keyring:
@@ -47,7 +51,14 @@ def _moment(text: str | None) -> float | None:
     return None if text is None else moment_of(text)
 
 
-def key_store_of(config: Config) -> KeyStore | None:
+async def key_store_of(config: Config, ledger: SharedLedger | None) -> "KeyStore | LedgerKeys | None":
+    """Keys that are made while the server runs: in the ledger of several machines, or in a file of this one."""
+    if ledger is not None and config.ledger.url is not None:
+        from callgate.runtime.ledger_keys import LedgerKeys
+
+        keys = LedgerKeys(ledger.database)
+        await keys.open()
+        return keys
     return None if config.data_dir is None else KeyStore(Path(config.data_dir))
 
 

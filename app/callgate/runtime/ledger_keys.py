@@ -1,0 +1,122 @@
+"""Clients' keys in the ledger of several machines: a key that one makes is known to all within a second."""
+
+import asyncio
+import time
+from collections.abc import Coroutine, Sequence
+from math import inf
+from typing import Any, Final, TypeVar
+
+import structlog
+
+from callgate.auth.key_store import COLUMNS, NameTaken, StoredKey, row_of, stored_key
+from callgate.auth.keys import KeyEntry
+from callgate.conversation.errors import ChatError
+from callgate.ledger.database import Database, DatabaseAway
+from callgate.ledger.postgres import PostgresDatabase
+
+LOOK_SECONDS: Final = 1.0
+"""The longest that a revoked key still works."""
+STALE_SECONDS: Final = 60.0
+"""How long what was read last still holds while the ledger is away."""
+
+_ALL: Final = f"SELECT {COLUMNS} FROM keys ORDER BY created_at, name"  # noqa: S608 - constants
+_ADD: Final = (
+    f"INSERT INTO keys ({COLUMNS}) VALUES ({', '.join(f'?{at}' for at in range(1, len(COLUMNS.split(',')) + 1))})"  # noqa: S608 - constants
+    " ON CONFLICT DO NOTHING RETURNING name"
+)
+_REVOKE: Final = "UPDATE keys SET revoked_at = {now} WHERE name = ?1 AND revoked_at IS NULL RETURNING name"
+_ROTATE: Final = "UPDATE keys SET old_hash = hash, old_expires_at = ?3, hash = ?2 WHERE name = ?1 AND revoked_at IS NULL RETURNING name"
+
+log = structlog.get_logger("callgate.keys")
+T = TypeVar("T")
+
+
+class LedgerKeys:
+    """Read by a server."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._stored: list[StoredKey] = []
+        self._entries: tuple[KeyEntry, ...] = ()
+        self._read_at = -inf
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Raises `DatabaseAway`."""
+        await self._read()
+        self._task = asyncio.create_task(self._keep_reading(), name="keys in the ledger")
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def entries(self) -> Sequence[KeyEntry]:
+        if time.monotonic() - self._read_at > STALE_SECONDS:
+            raise ChatError(
+                503,
+                "Keys cannot be checked at the moment. Try again in a moment.",
+                type="server_error",
+                code="keys_unavailable",
+                retry_after=LOOK_SECONDS,
+            )
+        return self._entries
+
+    @property
+    def in_use(self) -> bool:
+        return bool(self._stored)
+
+    def all(self) -> list[StoredKey]:
+        """Every key there ever was, the oldest first."""
+        return self._stored
+
+    async def _read(self) -> None:
+        began = time.monotonic()
+        stored = [stored_key(row) for row in await self._database.fetch(_ALL)]
+        if stored != self._stored:
+            self._stored = stored
+            self._entries = tuple(key.entry for key in stored if key.revoked_at is None)
+        self._read_at = began
+
+    async def _keep_reading(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                await self._read()
+            except (DatabaseAway, ValueError, TypeError) as failure:
+                # What was read last still holds for a while: a server that restarts must not turn everyone away.
+                log.exception("key_store_unreadable", error=str(failure))
+
+
+class KeysByHand:
+    """Written by the command line. Raises `DatabaseAway`, and `NotMigrated` when it is made."""
+
+    def __init__(self, url: str, schema: str) -> None:
+        self._runner = asyncio.Runner()
+        self._database = PostgresDatabase(url, schema)
+        try:
+            self._run(self._database.open())
+        except BaseException:
+            self._runner.close()
+            raise
+
+    def all(self) -> list[StoredKey]:
+        return [stored_key(row) for row in self._run(self._database.fetch(_ALL))]
+
+    def add(self, entry: KeyEntry) -> None:
+        if not self._run(self._database.fetch(_ADD, *row_of(entry))):
+            raise NameTaken(entry.name)
+
+    def revoke(self, name: str) -> bool:
+        """Whether there was such a key to revoke."""
+        return bool(self._run(self._database.fetch(_REVOKE, name)))
+
+    def rotate(self, name: str, digest: str, old_expires_at: float) -> bool:
+        """Give a name another key; the one it had is taken as well until that moment. Whether there was such a key."""
+        return bool(self._run(self._database.fetch(_ROTATE, name, digest, old_expires_at)))
+
+    def close(self) -> None:
+        self._run(self._database.close())
+        self._runner.close()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(work)
