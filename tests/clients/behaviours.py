@@ -465,9 +465,13 @@ async def leaving_what_passes_through(scene: Scene) -> None:
 # Errors ---------------------------------------------------------------------------------------------------------------
 
 
-def _check_fault(scene: Scene, said: Said, kind: str, *, message: str, code: str, param: str | None = None) -> None:
+def _check_fault(
+    scene: Scene, said: Said, kind: str, *, message: str, code: str | None, param: str | None = None
+) -> None:
     fault, tells = said.error, scene.driver.client.tells
     assert fault is not None, f"no error was raised: {said}"
+    if kind == "stream":
+        code = scene.driver.client.stream_code
     assert fault.type == scene.driver.client.errors[kind], fault
     assert message in fault.message
     if kind.isdigit() and "status" in tells:

@@ -168,6 +168,11 @@ FIELDS: list[tuple[dict[str, Any], str | None]] = [
     ({"tools": [{"type": "mcp", "server_label": "x", "server_url": "http://evil"}]}, "tools[0].server_url"),
     ({"tools": [{"type": "mcp", "server_label": "callgate", "allowed_tools": "all"}]}, "tools[0].allowed_tools"),
     ({"tools": [{"type": "mcp", "server_label": "callgate", "allowed_tools": ["a,b"]}]}, "tools[0].allowed_tools"),
+    (
+        {"tools": [{"type": "mcp", "server_label": "callgate", "require_approval": "always"}]},
+        "tools[0].require_approval",
+    ),
+    ({"tools": [{"type": "mcp", "server_label": "callgate", "require_approval": {}}]}, "tools[0].require_approval"),
     ({"tool_choice": "sometimes"}, "tool_choice"),
     ({"tool_choice": 7}, "tool_choice"),
     ({"tool_choice": {}}, "tool_choice"),

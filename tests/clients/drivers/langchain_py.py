@@ -16,6 +16,8 @@ def model(asked: Asked, **options: Any) -> ChatOpenAI | ChatAnthropic:
     if asked["flavour"] == "anthropic":
         base_url = asked["base_url"].removesuffix("/v1")
         return ChatAnthropic(base_url=base_url, api_key=asked["key"], model=asked["model"], max_tokens=500, **options)
+    if asked["flavour"] == "responses":
+        options["use_responses_api"] = True
     return ChatOpenAI(
         base_url=asked["base_url"], api_key=asked["key"], model=asked["model"], stream_usage=True, **options
     )
@@ -23,12 +25,25 @@ def model(asked: Asked, **options: Any) -> ChatOpenAI | ChatAnthropic:
 
 def said(message: AIMessage) -> dict[str, Any]:
     usage = message.usage_metadata
+    facts = message.response_metadata
     return {
-        "text": message.text,
-        "finish": message.response_metadata.get("finish_reason") or FINISH[message.response_metadata["stop_reason"]],
+        "text": _text(message),
+        "finish": facts.get("finish_reason") or FINISH.get(facts.get("stop_reason")),
         "usage": [usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]] if usage else None,
         "seen": [call["name"] for call in message.tool_calls],
     }
+
+
+def _text(message: AIMessage) -> str:
+    """A response may hold several messages, a chat one."""
+    if isinstance(message.content, str):
+        return message.text
+    texts: dict[str, str] = {}
+    for place, block in enumerate(message.content):
+        if block["type"] == "text":
+            key = block.get("id") or f"at {place}"
+            texts[key] = texts.get(key, "") + block["text"]
+    return "\n\n".join(texts.values())
 
 
 async def plain(asked: Asked) -> dict[str, Any]:

@@ -1,9 +1,18 @@
-"""The OpenAI Agents SDK on its chat model; by default it would speak the Responses API."""
+"""The OpenAI Agents SDK on its chat model, and on that of the Responses API, which is its default."""
 
 from typing import Any
 
-from agents import Agent, AgentOutputSchema, ModelSettings, OpenAIChatCompletionsModel, Runner, function_tool
-from agents.items import ToolCallItem
+from agents import (
+    Agent,
+    AgentOutputSchema,
+    ItemHelpers,
+    ModelSettings,
+    OpenAIChatCompletionsModel,
+    OpenAIResponsesModel,
+    Runner,
+    function_tool,
+)
+from agents.items import MessageOutputItem, ToolCallItem
 from line import Asked, OwnTool, Person, play
 from openai import AsyncOpenAI
 from openai.types.responses import ResponseTextDeltaEvent
@@ -17,17 +26,26 @@ def agent(asked: Asked, **options: Any) -> Agent[None]:
         max_retries=asked.get("retries", 0),
         timeout=asked.get("patience", 30),
     )
-    model = OpenAIChatCompletionsModel(asked["model"], ai)
+    kind = OpenAIResponsesModel if asked["flavour"] == "responses" else OpenAIChatCompletionsModel
+    model = kind(asked["model"], ai)
     return Agent("tester", model=model, model_settings=ModelSettings(include_usage=True), **options)
 
 
 def said(result: Any) -> dict[str, Any]:
     usage = result.context_wrapper.usage
+    calls = [item for item in result.new_items if isinstance(item, ToolCallItem)]
     return {
-        "text": result.final_output,
+        "text": _last_text(result),
         "usage": [usage.input_tokens, usage.output_tokens, usage.total_tokens],
-        "seen": [item.raw_item.name for item in result.new_items if isinstance(item, ToolCallItem)],
+        "seen": [item.raw_item.name for item in calls if getattr(item.raw_item, "type", "") != "mcp_call"],
     }
+
+
+def _last_text(result: Any) -> str:
+    """What the model said in its last response; a response may have several messages."""
+    last = {item["id"] for item in result.raw_responses[-1].to_input_items() if item["type"] == "message"}
+    items = [item for item in result.new_items if isinstance(item, MessageOutputItem) and item.raw_item.id in last]
+    return "\n\n".join(map(ItemHelpers.text_message_output, items))
 
 
 async def plain(asked: Asked) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Pydantic AI's agent on its chat model (`openai-chat:`) and on its Anthropic model; what it is bare is an agent loop of its own."""
+"""Pydantic AI's agent on its models of chats (`openai-chat:`), of the Responses API and of Anthropic's; what it is bare is an agent loop of its own."""
 
 from typing import Any
 
@@ -6,9 +6,9 @@ from anthropic import AsyncAnthropic
 from line import Asked, OwnTool, Person, play
 from openai import AsyncOpenAI
 from pydantic_ai import Agent, ModelResponse
-from pydantic_ai.messages import ToolCallPart
+from pydantic_ai.messages import TextPart, ToolCallPart
 from pydantic_ai.models.anthropic import AnthropicModel
-from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.usage import RunUsage
@@ -31,13 +31,16 @@ def agent(asked: Asked, **options: Any) -> Agent[None, Any]:
         max_retries=asked.get("retries", 0),
         timeout=asked.get("patience", 30),
     )
-    return Agent(OpenAIChatModel(asked["model"], provider=OpenAIProvider(openai_client=ai)), **options)
+    kind = OpenAIResponsesModel if asked["flavour"] == "responses" else OpenAIChatModel
+    return Agent(kind(asked["model"], provider=OpenAIProvider(openai_client=ai)), **options)
 
 
 def said(messages: list[Any], usage: RunUsage) -> dict[str, Any]:
     answers = [message for message in messages if isinstance(message, ModelResponse)]
+    texts = [part.content for part in answers[-1].parts if isinstance(part, TextPart)]
     calls = [part.tool_name for answer in answers for part in answer.parts if isinstance(part, ToolCallPart)]
     return {
+        "text": "\n\n".join(text.strip("\n") for text in texts),
         "finish": answers[-1].finish_reason,
         "usage": [usage.input_tokens, usage.output_tokens, usage.total_tokens],
         "seen": calls,
@@ -46,13 +49,13 @@ def said(messages: list[Any], usage: RunUsage) -> dict[str, Any]:
 
 async def plain(asked: Asked) -> dict[str, Any]:
     result = await agent(asked).run(asked["prompt"])
-    return {"text": result.output, **said(result.all_messages(), result.usage)}
+    return said(result.all_messages(), result.usage)
 
 
 async def streamed(asked: Asked) -> dict[str, Any]:
     async with agent(asked).run_stream(asked["prompt"]) as result:
         pieces = [piece async for piece in result.stream_text(delta=True, debounce_by=None)]
-        return {"text": "".join(pieces), "pieces": len(pieces), **said(result.all_messages(), result.usage)}
+        return {"pieces": len(pieces), **said(result.all_messages(), result.usage), "text": "".join(pieces)}
 
 
 async def tools(asked: Asked) -> dict[str, Any]:
@@ -60,10 +63,10 @@ async def tools(asked: Asked) -> dict[str, Any]:
     asking = agent(asked, tools=[own.lookup_word])
     if not asked["stream"]:
         result = await asking.run(asked["prompt"])
-        return {"text": result.output, "ran": own.ran, **said(result.all_messages(), result.usage)}
+        return {"ran": own.ran, **said(result.all_messages(), result.usage)}
     async with asking.run_stream(asked["prompt"]) as streaming:
-        text = await streaming.get_output()
-        return {"text": text, "ran": own.ran, **said(streaming.all_messages(), streaming.usage)}
+        await streaming.get_output()
+        return {"ran": own.ran, **said(streaming.all_messages(), streaming.usage)}
 
 
 async def structured(asked: Asked) -> dict[str, Any]:

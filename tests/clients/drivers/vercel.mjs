@@ -1,5 +1,5 @@
 // Vercel's AI SDK with its chat models, those of @ai-sdk/openai (`openai`) and of @ai-sdk/openai-compatible (`compatible`),
-// and with that of @ai-sdk/anthropic (`anthropic`).
+// with that of @ai-sdk/anthropic (`anthropic`), and with what @ai-sdk/openai speaks by itself, the Responses API (`responses`).
 
 import { createAnthropic } from "@ai-sdk/anthropic";
 import { createOpenAI } from "@ai-sdk/openai";
@@ -10,6 +10,7 @@ import { OwnTool, Person, Word, play } from "./line.mjs";
 const flavours = {
   anthropic: (asked) => createAnthropic({ baseURL: asked.base_url, apiKey: asked.key, headers: asked.headers })(asked.model),
   openai: (asked) => createOpenAI({ baseURL: asked.base_url, apiKey: asked.key, headers: asked.headers }).chat(asked.model),
+  responses: (asked) => createOpenAI({ baseURL: asked.base_url, apiKey: asked.key, headers: asked.headers })(asked.model),
   compatible: (asked) =>
     createOpenAICompatible({
       name: "callgate",
@@ -28,11 +29,17 @@ function question(asked) {
 async function said(result) {
   const [steps, usage] = await Promise.all([result.steps, result.totalUsage]);
   return {
-    text: await result.text,
+    text: await lastText(result),
     finish: await result.finishReason,
     usage: [usage.inputTokens, usage.outputTokens, usage.totalTokens],
-    seen: steps.flatMap((step) => step.toolCalls.map((call) => call.toolName)),
+    seen: steps.flatMap((step) => step.toolCalls.filter((call) => !call.providerExecuted).map((call) => call.toolName)),
   };
+}
+
+/** What was said in the last step; a response may have several messages. */
+async function lastText(result) {
+  const texts = (await result.steps).at(-1).content.filter((part) => part.type === "text").map((part) => part.text.trim());
+  return texts.join("\n\n");
 }
 
 /** A stream read to its end. Its errors come as parts and are thrown here, for the caller is to see them. */

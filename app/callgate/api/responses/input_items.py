@@ -138,6 +138,9 @@ class _Reader:
                     self._turn.think(self._thought(item))
                 case "function_call" | "custom_tool_call":
                     self._turn.calls.append(_call(item))
+                case "function_call_output" | "custom_tool_call_output":
+                    # What follows an answer was said when it was known.
+                    yield from self._end_turn()
                 case "mcp_call":
                     if self._turn.calls:
                         yield from self._end_turn()

@@ -197,6 +197,15 @@ def _wanted(tool: Mapping[str, Any], labels: frozenset[str], where: str) -> Iter
     label = tool.get("server_label")
     if label != OWN_LABEL and label not in labels:
         raise wrong(f"{where}.server_label", f"Invalid value for '{where}.server_label': no such server.")
+    if tool.get("require_approval") not in (None, "never"):
+        # Taken and not kept it would run what its client meant to look at first.
+        message = "Calls are approved at /v1/approvals, as the config says, and not by the client that asks."
+        raise ChatError(
+            400,
+            f"{message} '{where}.require_approval' is refused unless it is 'never'.",
+            param=f"{where}.require_approval",
+            code="unsupported_value",
+        )
     source = "config" if label == OWN_LABEL else label
     allowed = tool.get("allowed_tools")
     names = allowed.get("tool_names") if isinstance(allowed, dict) else allowed
