@@ -359,6 +359,23 @@ async def test_thinking_comes_back_sealed_and_goes_to_the_model_that_thought_it(
     assert thoughts[1:] == [[None, "Deep.", None], [None, None, None], [None, None]]
 
 
+async def test_input_tokens_are_counted_with_what_was_kept_and_what_is_on_offer(upstream: Upstream) -> None:
+    upstream.script("m", lambda request: Reply(text="ok"))
+    async with serving(upstream, "add") as client:
+        first = await client.responses.create(model="m", input="a rather long question about nothing at all " * 20)
+        asked = len(upstream.requests)
+        few = await client.responses.input_tokens.count(model="m", input="hi")
+        more = await client.responses.input_tokens.count(model="m", input="hi", previous_response_id=first.id)
+        none = await client.responses.input_tokens.count(
+            model="m", input="hi", extra_headers={"x-callgate-tools": "none"}
+        )
+        with pytest.raises(openai.BadRequestError):
+            await client.responses.input_tokens.count(model="m", input=[{"type": "nonsense"}])
+    assert none.input_tokens < few.input_tokens < more.input_tokens - 100
+    assert few.object == "response.input_tokens"
+    assert len(upstream.requests) == asked
+
+
 # Whose they are ------------------------------------------------------------------------------------------------------
 
 

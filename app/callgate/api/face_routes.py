@@ -17,6 +17,7 @@ from callgate.api.messages.counting import CountEndpoint
 from callgate.api.messages.face import MessagesFace
 from callgate.api.responses.background import BackgroundRuns
 from callgate.api.responses.face import ResponsesFace
+from callgate.api.responses.input_tokens import InputTokens
 from callgate.api.responses.kept import KeptResponses
 from callgate.api.responses.routes import response_routes
 from callgate.api.responses.websocket import ResponsesSocket
@@ -40,11 +41,14 @@ def add_faces(app: FastAPI, manager: RuntimeManager, runs: DurableRuns) -> Mappi
     kept = KeptResponses(manager.responses)
     background = BackgroundRuns(app, kept, manager.claims.processes)
     manager.closers.append(background.close)
-    responses = FaceEndpoint(manager, ResponsesFace(manager, kept, background), runs)
+    face = ResponsesFace(manager, kept, background)
+    responses = FaceEndpoint(manager, face, runs)
+    counting = InputTokens(manager, face)
     socket = ResponsesSocket(manager)
     for path in RESPONSES_PATHS:
         app.router.routes.append(Route(path, socket, methods=["GET"], name="responses_socket"))
         app.router.routes.append(Route(path, responses, methods=["POST"], name="create_response"))
+        app.router.routes.append(Route(path + "/input_tokens", counting, methods=["POST"], name="count_input_tokens"))
         app.router.routes.extend(response_routes(path, kept, background))
     app.include_router(durable_routes(manager, runs))
     faces = dict.fromkeys(CHAT_PATHS, chat) | dict.fromkeys(RESPONSES_PATHS, responses) | {MESSAGES: messages}

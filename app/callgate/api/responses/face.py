@@ -43,6 +43,13 @@ class ResponsesFace:
         self._manager, self._kept, self._background = manager, kept, background
 
     async def read(self, body: bytes, context: RequestContext, config: Config) -> "ResponsesExchange":
+        exchange = await self.read_here(body, context, config)
+        if exchange.asked.background and BACKGROUND.get() is None:
+            raise AnsweredElsewhere(partial(self._background.start, body, exchange.request.stream))
+        return exchange
+
+    async def read_here(self, body: bytes, context: RequestContext, config: Config) -> "ResponsesExchange":
+        """The same for whoever answers it at once."""
         assert context.caller is not None, "the middleware lets nobody in without a caller"
         owner = owner_name(context.caller)
         asked, fields = read_body_of(body, config.limits.json_depth)
@@ -56,8 +63,6 @@ class ResponsesFace:
             raise wrong("input", "Missing required parameter: 'input'.", "missing_required_parameter")
         offered = offered_tools(asked.tools or (), config.responses.hosted_tools, runtime.labels())
         request = self._request(asked, fields, offered, items, parent, context, config)
-        if asked.background and BACKGROUND.get() is None:
-            raise AnsweredElsewhere(partial(self._background.start, body, bool(asked.stream)))
         return ResponsesExchange(asked, request, offered, items, self._kept, context, owner)
 
     def _request(
@@ -103,7 +108,7 @@ class ResponsesExchange:
         owner: str,
     ) -> None:
         self.request = request
-        self._asked, self._offered, self._input = asked, offered, items
+        self.asked, self._offered, self._input = asked, offered, items
         self._kept, self._context, self._owner = kept, context, owner
         self._items: ResponseItems | None = None
         self._handed: CallsHandedBack | None = None
@@ -125,7 +130,7 @@ class ResponsesExchange:
             conversation.warn(
                 f"left out of `tools`, nobody here has them: {', '.join(sorted(set(self._offered.left_out)))}"
             )
-        if self._asked.store is False and CONNECTION.get() is None:
+        if self.asked.store is False and CONNECTION.get() is None:
             return conversation.work
         return partial(self._kept_work, conversation.work)
 
@@ -148,13 +153,13 @@ class ResponsesExchange:
         response = items.end(ended)
         if response["status"] != "failed":
             given = numbered(self._input, items.head)
-            skipped = 1 if self._asked.instructions else 0
+            skipped = 1 if self.asked.instructions else 0
             kept = kept_of(response, given, ended, self._handed, skipped)
             await self._keep(items.head.id, kept, response)
         await emit(ended)
 
     async def _keep(self, id: str, kept: StoredResponse, response: dict[str, Any]) -> None:
-        if self._asked.store is False:
+        if self.asked.store is False:
             if (memory := CONNECTION.get()) is not None:
                 memory.keep(id, kept)
             return
@@ -165,7 +170,7 @@ class ResponsesExchange:
             log.warning("response_not_kept", response=id, error=str(error))
 
     def _head(self, conversation: Conversation, began: int) -> ResponseHead:
-        asked = self._asked
+        asked = self.asked
         shows = self._context.headers.get("x-callgate-events") != "off" and conversation.tools_shown == "mcp_call"
         seal = partial(sealed, asked.model) if asked.includes("reasoning.encrypted_content") else None
         return ResponseHead(

@@ -1,0 +1,43 @@
+"""`POST /v1/responses/input_tokens`: how much a request would ask, our tools on offer included."""
+
+from msgspec.structs import replace
+from starlette.types import Receive, Scope, Send
+
+from callgate.api.answers import send_whole
+from callgate.api.errors import encode
+from callgate.api.messages.counting import HEADER
+from callgate.api.middleware import context_of
+from callgate.api.requests import check_body, read_body
+from callgate.api.responses.face import ResponsesFace
+from callgate.runtime.manager import RuntimeManager
+
+
+class InputTokens:
+    """Counts, and asks no model."""
+
+    def __init__(self, manager: RuntimeManager, face: ResponsesFace) -> None:
+        self._manager, self._face = manager, face
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        context = context_of(scope)
+        context.route = "count_tokens"
+        caller = context.caller
+        assert caller is not None, "the middleware lets nobody in without a caller"
+        with self._manager.lease() as runtime:
+            limit = runtime.config.limits.body_bytes
+            check_body(context.headers, limit)
+            body = await read_body(receive, limit)
+            request = (await self._face.read_here(body, context, runtime.config)).request
+            route = runtime.choose(
+                request.model,
+                caller,
+                wanted_tools=request.tool_filter,
+                tool_choice=request.tool_choice,
+                allowed=request.allowed,
+            )
+            context.model = route.name
+            setup = runtime.toolboxes.engage(route, caller, "", request.tools, request.allowed)
+            ask = replace(request.read(), tools=setup.toolbox.schemas)
+            count, is_estimate = await runtime.token_counter(route)(ask)
+        shown = {"object": "response.input_tokens", "input_tokens": count}
+        await send_whole(send, 200, encode(shown), {HEADER: "estimate" if is_estimate else "exact"})
