@@ -13,6 +13,7 @@ from agents import (
     function_tool,
 )
 from agents.items import MessageOutputItem, ToolCallItem
+from agents.models.fake_id import FAKE_RESPONSES_ID
 from line import Asked, OwnTool, Person, play
 from openai import AsyncOpenAI
 from openai.types.responses import ResponseTextDeltaEvent
@@ -42,7 +43,9 @@ def said(result: Any) -> dict[str, Any]:
 
 
 def _last_text(result: Any) -> str:
-    """What the model said in its last response; a response may have several messages."""
+    """What the model said in its last response; a response may have several messages, and those of a chat have no ids."""
+    if any(item.raw_item.id == FAKE_RESPONSES_ID for item in result.new_items if isinstance(item, MessageOutputItem)):
+        return str(result.final_output)
     last = {item["id"] for item in result.raw_responses[-1].to_input_items() if item["type"] == "message"}
     items = [item for item in result.new_items if isinstance(item, MessageOutputItem) and item.raw_item.id in last]
     return "\n\n".join(map(ItemHelpers.text_message_output, items))
