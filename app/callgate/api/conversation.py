@@ -16,6 +16,7 @@ from callgate.api.openai_writers import ForChoice, function_body
 from callgate.api.requests import ChatRequest, passed_through
 from callgate.auth.keys import Caller, owner_name
 from callgate.auth.meter import Meter
+from callgate.conversation.approved_calls import AskingToolbox, run_approved
 from callgate.conversation.diagnosis import Diagnosis
 from callgate.conversation.errors import ChatError, SeparateChoices
 from callgate.conversation.events import (
@@ -132,11 +133,11 @@ class Conversation:
         """Whether a tool was started that may change something."""
         return self._context.wrote
 
-    def source_of(self, tool: str) -> str:
-        """The MCP server that has a tool of ours; empty for a tool of the config and one under another name."""
+    def source_of(self, tool: str) -> str | None:
+        """The MCP server that has a tool of ours; empty for a tool of the config, None for one under another name."""
         server_tools = self._route.server_tools
         found = server_tools.by_name.get(tool) if server_tools else None
-        return found.source if found is not None else ""
+        return found.source if found is not None else None
 
     @property
     def tools_shown(self) -> str:
@@ -275,6 +276,10 @@ class Conversation:
             if request.shown:
                 messages = without_repeats(messages, request.shown)
             await setup.recall(messages)
+        if (approvals := request.approvals) is not None:
+            toolbox = AskingToolbox(toolbox, lambda name: approvals.asks(self.source_of(name), name))
+            await approvals.claim()
+            messages = await run_approved(messages, approvals.approved, toolbox, emit_to_listeners(listeners, emit))
         if route.server_tools and request.mode is not None:
             tool_choice = request.mode  # the tools are cut down to the allowed ones already
         return await converse(

@@ -15,6 +15,7 @@ from callgate.api.progress import Dialect
 from callgate.api.request_schema import Choice, Outline, Tool, from_validation, outline_of, outline_of_any, wrong
 from callgate.api.responses_compat import as_chat, is_misaddressed
 from callgate.api.strict_json import Fields, check_text, invalid_json, split, split_around_messages
+from callgate.conversation.approved_calls import ClientApprovals
 from callgate.conversation.errors import ChatError
 from callgate.conversation.ports import Message, ModelRequest, Original, Passthrough
 from callgate.conversation.turn_recovery import FIELD, Hint, take_hints
@@ -82,6 +83,8 @@ class ChatRequest(msgspec.Struct):
     """What the client is not shown is kept for it even where no tool of ours is on offer."""
     max_calls: int | None = None
     """How many calls of our tools it allows, all turns together."""
+    approvals: ClientApprovals | None = None
+    """Which calls of our tools the client decides about, if it wants to."""
     kept_history: Sequence[Message] | None = None
     """What the chat begins with, where some of it was kept here. Messages that are dicts are whole: nothing is put back
     into them."""

@@ -24,6 +24,8 @@ class StoredResponse(msgspec.Struct):
     """Of a response that was made in the background: what is streamed again."""
     process: str = ""
     """The process that makes it, while it is made."""
+    approvals: dict[str, str] = {}
+    """The calls that the client has to decide about, by the ids of the items that say so."""
     after: list[Any] = []
     """Messages that follow the client's answers to the calls it was given: images, which no answer can hold."""
 
@@ -48,6 +50,10 @@ class Responses:
         found = await self._store.get(key) is not None
         await self._store.delete(key)
         return found
+
+    async def decide(self, owner: str, id: str) -> bool:
+        """Put down that a decision was taken. False where one was already."""
+        return await self._store.add(_key(owner, id, "decided:"), b"1", self._seconds)
 
     async def ask_to_cancel(self, owner: str, id: str) -> None:
         """Leave word for the process that makes a response."""

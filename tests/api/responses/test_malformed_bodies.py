@@ -63,7 +63,10 @@ FIELDS: list[tuple[dict[str, Any], str | None]] = [
     ({"input": [{"type": "shell_call"}]}, "input[0].type"),
     ({"input": [{"type": "apply_patch_call_output", "call_id": "c", "output": ""}]}, "input[0].type"),
     ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].type"),
-    ({"input": [{"type": "mcp_approval_response", "approval_request_id": "x", "approve": True}]}, "input[0].type"),
+    (
+        {"input": [{"type": "mcp_approval_response", "approval_request_id": "x", "approve": True}]},
+        "input[0].approval_request_id",
+    ),
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id"),
     ({"input": [{"type": "item_reference"}]}, "input[0].id"),
     ({"input": [{"type": "item_reference", "id": 7}]}, "input[0].id"),
@@ -169,9 +172,14 @@ FIELDS: list[tuple[dict[str, Any], str | None]] = [
     ({"tools": [{"type": "mcp", "server_label": "callgate", "allowed_tools": "all"}]}, "tools[0].allowed_tools"),
     ({"tools": [{"type": "mcp", "server_label": "callgate", "allowed_tools": ["a,b"]}]}, "tools[0].allowed_tools"),
     (
-        {"tools": [{"type": "mcp", "server_label": "callgate", "require_approval": "always"}]},
+        {"tools": [{"type": "mcp", "server_label": "callgate", "require_approval": "sometimes"}]},
         "tools[0].require_approval",
     ),
+    (
+        {"tools": [{"type": "mcp", "server_label": "callgate", "require_approval": {"always": ["add"]}}]},
+        "tools[0].require_approval",
+    ),
+    ({"tools": [{"type": "mcp", "server_label": "callgate", "require_approval": "always"}], "store": False}, "store"),
     ({"tools": [{"type": "mcp", "server_label": "callgate", "require_approval": {}}]}, "tools[0].require_approval"),
     ({"tool_choice": "sometimes"}, "tool_choice"),
     ({"tool_choice": 7}, "tool_choice"),

@@ -13,6 +13,7 @@ from callgate.api.faces import AnsweredElsewhere
 from callgate.api.middleware import RequestContext
 from callgate.api.request_schema import wrong
 from callgate.api.requests import ChatRequest, read_chat_request
+from callgate.api.responses.approvals import decisions_of
 from callgate.api.responses.background import BACKGROUND, BackgroundRuns
 from callgate.api.responses.input_items import messages_of
 from callgate.api.responses.kept import CONNECTION, KeptResponses, kept_of, numbered
@@ -22,6 +23,7 @@ from callgate.api.responses.request import ResponsesBody, chat_fields, read_body
 from callgate.api.responses.seal import sealed, unsealed
 from callgate.auth.keys import owner_name
 from callgate.config.schema import Config
+from callgate.conversation.approved_calls import ClientApprovals
 from callgate.conversation.diagnosis import Diagnosis
 from callgate.conversation.events import CallsHandedBack, ChatEnded, ChatEvent
 from callgate.conversation.hidden_history import ShownAgain
@@ -62,7 +64,7 @@ class ResponsesFace:
         if not items and parent is None:
             raise wrong("input", "Missing required parameter: 'input'.", "missing_required_parameter")
         offered = offered_tools(asked.tools or (), config.responses.hosted_tools, runtime.labels())
-        request = self._request(asked, fields, offered, items, parent, context, config)
+        request = self._request(asked, fields, offered, items, parent, context, config, owner)
         return ResponsesExchange(asked, request, offered, items, self._kept, context, owner)
 
     def _request(
@@ -74,10 +76,12 @@ class ResponsesFace:
         parent: StoredResponse | None,
         context: RequestContext,
         config: Config,
+        owner: str,
     ) -> ChatRequest:
         before = [] if parent is None else parent.history
         after = () if parent is None else parent.after
-        messages = messages_of(items, before, partial(unsealed, asked.model), after)
+        decisions = decisions_of(items, parent)
+        messages = messages_of(items, before, partial(unsealed, asked.model), after, decisions.answers)
         instructions = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
         history = [*map(_raw, instructions), *before, *messages]
         chat = chat_fields(asked, fields, offered) | {"messages": history}
@@ -87,6 +91,12 @@ class ResponsesFace:
         request.max_calls = asked.max_tool_calls
         if before or any(isinstance(message, ShownAgain) for message in messages):
             request.kept_history = history
+        if offered.approvals or decisions.ids:
+            if asked.store is False:
+                raise wrong("store", "Calls that wait for approval have to be kept: 'store' must not be false.")
+            take = partial(self._kept.decide, owner, decisions.ids.values())
+            request.approvals = ClientApprovals(offered.asks, decisions.approved, take)
+            offered.decided = decisions.ids
         if offered.filters is not None:
             if request.tool_filter is not None:
                 raise wrong("tools", "Name our tools in 'tools' or in the header and metadata, not in both.")
@@ -154,7 +164,7 @@ class ResponsesExchange:
         if response["status"] != "failed":
             given = numbered(self._input, items.head)
             skipped = 1 if self.asked.instructions else 0
-            kept = kept_of(response, given, ended, self._handed, skipped)
+            kept = kept_of(response, given, ended, self._handed, items.approvals, skipped)
             await self._keep(items.head.id, kept, response)
         await emit(ended)
 
@@ -169,6 +179,13 @@ class ResponsesExchange:
             response["store"] = False
             log.warning("response_not_kept", response=id, error=str(error))
 
+    def _asks(self, conversation: Conversation) -> Callable[[str], bool] | None:
+        offered = self._offered
+        if not offered.approvals:
+            return None
+        clients = {function["function"]["name"] for function in offered.functions}
+        return lambda name: name not in clients and offered.asks(conversation.source_of(name), name)
+
     def _head(self, conversation: Conversation, began: int) -> ResponseHead:
         asked = self.asked
         shows = self._context.headers.get("x-callgate-events") != "off" and conversation.tools_shown == "mcp_call"
@@ -180,6 +197,8 @@ class ResponsesExchange:
             self._offered.clients,
             lambda tool: conversation.source_of(tool) or OWN_LABEL,
             wrote=lambda: conversation.wrote,
+            asks=self._asks(conversation),
+            decided=self._offered.decided,
             shows_calls=shows,
             shows_thinking=asked.shows_thinking,
             seal=seal,

@@ -19,6 +19,7 @@ SKIPPED: Final = frozenset(
     {
         "mcp_list_tools",
         "mcp_approval_request",
+        "mcp_approval_response",
         "web_search_call",
         "file_search_call",
         "code_interpreter_call",
@@ -34,6 +35,8 @@ TEXTS: Final = frozenset({"input_text", "output_text", "text", "summary_text", "
 _NO_OUTPUT: Final = "No tool output found for function call {}."
 _NO_CALL: Final = "No tool call found for function call output with call_id {}."
 
+NOTHING_DECIDED: Final[Mapping[str, dict[str, Any]]] = {}
+
 Item = Mapping[str, Any]
 Unseal = Callable[[str], Mapping[str, Any] | None]
 """Reads what was packed into a reasoning item, if it was packed here and is of the model that is asked."""
@@ -42,18 +45,22 @@ _encode = msgspec.json.Encoder().encode
 
 
 def messages_of(
-    given: str | Sequence[Any], before: Sequence[Message], unseal: Unseal, after: Sequence[Message] = ()
+    given: str | Sequence[Any],
+    before: Sequence[Message],
+    unseal: Unseal,
+    after: Sequence[Message] = (),
+    decided: Mapping[str, dict[str, Any]] = NOTHING_DECIDED,
 ) -> list[Message]:
     """The messages that follow `before`, a history that was kept here. What was shown of our own calls comes as
     `ShownAgain`, everything else as the client would have sent it to a chat. `after`: what follows the answers to the calls
-    that wait in that history."""
+    that wait in that history. `decided`: the answers to those of them that the client had to decide about."""
     waiting = open_calls(before)
     if isinstance(given, str):
         if waiting:
             raise wrong("input", _NO_OUTPUT.format(waiting[0]))
         return [_raw({"role": "user", "content": given})]
     items = [_checked(item, f"input[{place}]") for place, item in enumerate(given)]
-    reader = _Reader(waiting, items, unseal, after)
+    reader = _Reader(waiting, items, unseal, after, decided)
     messages = list(reader.read())
     reader.check_answered()
     return messages
@@ -109,9 +116,16 @@ class _Turn:
 class _Reader:
     """Items in their order, the answers to calls taken out first."""
 
-    def __init__(self, waiting: Sequence[str], items: Sequence[Item], unseal: Unseal, after: Sequence[Message]) -> None:
+    def __init__(
+        self,
+        waiting: Sequence[str],
+        items: Sequence[Item],
+        unseal: Unseal,
+        after: Sequence[Message],
+        decided: Mapping[str, dict[str, Any]],
+    ) -> None:
         self._items, self._unseal = items, unseal
-        self._waiting, self._after = waiting, after
+        self._waiting, self._after, self._decided = waiting, after, decided
         self._outputs: dict[str, deque[tuple[Item, str]]] = {}
         for place, item in enumerate(items):
             if item["type"].endswith("call_output"):
@@ -120,7 +134,8 @@ class _Reader:
 
     def read(self) -> Iterator[Message]:
         for call_id in self._waiting:
-            yield from self._answer(call_id)
+            decided = self._decided.get(call_id)
+            yield from self._answer(call_id) if decided is None else (decided,)
         yield from self._after
         for place, item in enumerate(self._items):
             where = f"input[{place}]"

@@ -2,7 +2,7 @@
 
 import re
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -61,6 +61,21 @@ class KeptResponses:
         if found is None:
             raise not_found(id)
         return found
+
+    async def decide(self, owner: str, ids: Collection[str]) -> None:
+        """Take decisions. Each counts once: what was approved must not run a second time."""
+        for id in ids:
+            try:
+                is_first = await self._responses.decide(owner, id)
+            except StoreError as error:
+                raise _unreachable() from error
+            if not is_first:
+                raise ChatError(
+                    409,
+                    f"About '{id}' was decided already; a decision counts once.",
+                    param="input",
+                    code="approval_decided",
+                )
 
     async def find(self, owner: str, id: str) -> StoredResponse | None:
         return await self._found(owner, id)
@@ -164,6 +179,7 @@ def kept_of(
     given: list[msgspec.Raw],
     ended: ChatEnded,
     handed: CallsHandedBack | None,
+    approvals: Mapping[str, str],
     skipped: int,
 ) -> StoredResponse:
     """What is kept of a chat. `skipped`: how many messages at its beginning are instructions, which end with it."""
@@ -183,7 +199,7 @@ def kept_of(
         history.append({**last, "tool_calls": known} if known else last)
         history += [hidden.results[call["id"]] for call in known if call["id"] in hidden.results]
         after = hidden.after
-    return StoredResponse(msgspec.Raw(_encode(response)), given, history, [*after])
+    return StoredResponse(msgspec.Raw(_encode(response)), given, history, after=[*after], approvals=dict(approvals))
 
 
 def not_found(id: str) -> ChatError:

@@ -35,6 +35,21 @@ class ClientTool(msgspec.Struct, frozen=True, gc=False):
     custom: bool = False
 
 
+class ApprovalWish(msgspec.Struct, frozen=True, gc=False):
+    """Which calls of one server's tools the client wants to look at before they run."""
+
+    source: str
+    """Empty for our tools that no MCP server has."""
+    always: frozenset[str] | None
+    """None for all of them that are not in `never`."""
+    never: frozenset[str] = frozenset()
+
+    def asks(self, source: str, name: str) -> bool:
+        if source != self.source or name in self.never:
+            return False
+        return self.always is None or name in self.always
+
+
 class Offered(msgspec.Struct):
     """The tools of one request."""
 
@@ -46,10 +61,19 @@ class Offered(msgspec.Struct):
     """As they stand in the response."""
     filters: list[str] | None = None
     """Which of our tools are wanted, if the request says so: names with their source."""
+    approvals: list[ApprovalWish] = []
     left_out: list[str] = []
     """The types that nobody here has."""
+    decided: dict[str, str] = {}
+    """The items that asked for the client's word, by the calls that it decided about."""
     mapped: dict[str, str] = {}
     """Types that tools of ours stand for."""
+
+    def asks(self, source: str | None, name: str) -> bool:
+        """Whether calls of a tool wait for the client's word. Of a tool whose source is not known they do, if any do."""
+        if source is None:
+            return bool(self.approvals)
+        return any(wish.asks(source, name) for wish in self.approvals)
 
 
 def offered_tools(given: Sequence[Any], hosted: Mapping[str, str], labels: frozenset[str]) -> Offered:
@@ -74,6 +98,8 @@ def offered_tools(given: Sequence[Any], hosted: Mapping[str, str], labels: froze
                 offered.shown.append(tool)
             case "mcp":
                 offered.filters = [*(offered.filters or ()), *_wanted(tool, labels, where)]
+                if (wish := _approval_wish(tool, where)) is not None:
+                    offered.approvals.append(wish)
                 offered.shown.append({key: value for key, value in tool.items() if key != "authorization"})
             case kind if kind in hosted:
                 offered.mapped[kind] = hosted[kind]
@@ -197,15 +223,6 @@ def _wanted(tool: Mapping[str, Any], labels: frozenset[str], where: str) -> Iter
     label = tool.get("server_label")
     if label != OWN_LABEL and label not in labels:
         raise wrong(f"{where}.server_label", f"Invalid value for '{where}.server_label': no such server.")
-    if tool.get("require_approval") not in (None, "never"):
-        # Taken and not kept it would run what its client meant to look at first.
-        message = "Calls are approved at /v1/approvals, as the config says, and not by the client that asks."
-        raise ChatError(
-            400,
-            f"{message} '{where}.require_approval' is refused unless it is 'never'.",
-            param=f"{where}.require_approval",
-            code="unsupported_value",
-        )
     source = "config" if label == OWN_LABEL else label
     allowed = tool.get("allowed_tools")
     names = allowed.get("tool_names") if isinstance(allowed, dict) else allowed
@@ -216,6 +233,33 @@ def _wanted(tool: Mapping[str, Any], labels: frozenset[str], where: str) -> Iter
         raise wrong(f"{where}.allowed_tools", f"Invalid value for '{where}.allowed_tools': expected names of tools.")
     for name in names:
         yield f"{source}/{name}"
+
+
+def _approval_wish(tool: Mapping[str, Any], where: str) -> ApprovalWish | None:
+    wish, label = tool.get("require_approval"), tool["server_label"]
+    source = "" if label == OWN_LABEL else str(label)
+    if wish in (None, "never"):
+        return None  # the config has rules of its own
+    if wish == "always":
+        return ApprovalWish(source, None)
+    if not isinstance(wish, dict) or not wish or wish.keys() - {"always", "never"}:
+        raise _bad_wish(where)
+    always, never = (_names_in(wish.get(word), where) for word in ("always", "never"))
+    return ApprovalWish(source, always if "always" in wish else None, never or frozenset())
+
+
+def _names_in(given: Any, where: str) -> frozenset[str] | None:
+    if given is None:
+        return None
+    names = given.get("tool_names") if isinstance(given, dict) else None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise _bad_wish(where)
+    return frozenset(names)
+
+
+def _bad_wish(where: str) -> ChatError:
+    where = f"{where}.require_approval"
+    return wrong(where, f"Invalid value for '{where}': expected 'always', 'never' or lists of tool names.")
 
 
 def _as_shown(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -58,6 +58,10 @@ class ResponseHead(msgspec.Struct, frozen=True, gc=False):
     """The label of the server that has a tool of ours."""
     wrote: Callable[[], bool]
     """Whether a tool was started that may change something."""
+    asks: Callable[[str], bool] | None = None
+    """Whether a call of a tool waits for the client's word, if any does."""
+    decided: Mapping[str, str] = {}
+    """The items that asked for the client's word, by the calls that it has approved."""
     shows_calls: bool = True
     """Whether calls of ours are shown."""
     shows_thinking: bool = False
@@ -94,6 +98,8 @@ class ResponseItems:
         self._unfinished = False
         """A call of the client's did not come whole, and is not handed out."""
         self._handed = False
+        self.approvals: dict[str, str] = {}
+        """The calls that wait for the client's word, by the items that say so."""
         self._tier: str | None = None
 
     # -- what the writer of a stream does with it
@@ -208,11 +214,11 @@ class ResponseItems:
     # -- calls
 
     def _call_started(self, event: CallStarted) -> None:
-        if event.turn < 0 or not self.head.shows_calls:
+        if not self._is_shown(event):
             return
         call = event.call
         shown = {"server_label": self.head.label(call.name), "name": call.name, "arguments": ""}
-        none = {"output": None, "error": None, "approval_request_id": None}
+        none = {"output": None, "error": None, "approval_request_id": self.head.decided.get(call.id)}
         opened = self._open("mcp", {"type": "mcp_call", "status": "in_progress", **shown, **none})
         self._running[call.id] = opened.index
         opened.item["arguments"] = call.text or "{}"
@@ -221,7 +227,7 @@ class ResponseItems:
         self.emit("response.mcp_call_arguments.done", {**opened.where, "arguments": opened.item["arguments"]})
 
     def _call_ended(self, event: CallEnded) -> None:
-        if event.turn < 0 or not self.head.shows_calls:
+        if not self._is_shown(event):
             return
         index = self._running.pop(event.call.id)
         item, outcome = self._items[index], event.outcome
@@ -235,12 +241,26 @@ class ResponseItems:
             self.emit("response.mcp_call.completed", where)
         self._done(index)
 
+    def _is_shown(self, event: CallStarted | CallEnded) -> bool:
+        """Calls that run again because their results are gone are nobody's business; approved ones are the client's."""
+        return self.head.shows_calls and (event.turn >= 0 or event.call.id in self.head.decided)
+
     def _handed_back(self, handed: CallsHandedBack) -> None:
         for call in handed.calls:
-            if isinstance(call, ReadyCall) or call.flaw in CAME_WHOLE:
+            if self.head.asks is not None and self.head.asks(call.name or ""):
+                self._ask(call)
+            elif isinstance(call, ReadyCall) or call.flaw in CAME_WHOLE:
                 self._hand_out(call)
             else:
                 self._unfinished = True
+
+    def _ask(self, call: Call) -> None:
+        self._handed = True
+        name = call.name or ""
+        shown = {"server_label": self.head.label(name), "name": name, "arguments": call.text or "{}"}
+        opened = self._open("mcpr", {"type": "mcp_approval_request", **shown})
+        self.approvals[opened.item["id"]] = call.id
+        self._done(opened.index)
 
     def _hand_out(self, call: Call) -> None:
         self._handed = True

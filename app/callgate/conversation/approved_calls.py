@@ -1,0 +1,111 @@
+"""Calls of an earlier turn that were approved since: they run before the model is asked again."""
+
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from callgate.calls.arguments import Fragments
+from callgate.calls.gate import FoundCall, settle
+from callgate.calls.offer import Offer
+from callgate.calls.outcome import Failed, FailureKind, Outcome
+from callgate.calls.states import BrokenCall, Call, ReadyCall
+from callgate.conversation import feedback
+from callgate.conversation.events import BEFORE_ALL_TURNS, CallEnded, CallProgress, CallStarted
+from callgate.conversation.ports import Emit, Message, Plan, Report, Toolbox
+
+
+class ApprovedCall(msgspec.Struct, frozen=True, gc=False):
+    """A call as it was shown to whoever approved it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class ClientApprovals(msgspec.Struct, gc=False):
+    """What a client decides about by itself, and has decided."""
+
+    asks: Callable[[str | None, str], bool]
+    """Whether calls of a source's tool wait for the client. The source is None where it is not known."""
+    approved: Mapping[str, ApprovedCall]
+    claim: Callable[[], Awaitable[None]]
+    """Takes the decisions. Raises where one was taken before."""
+
+
+class AskingToolbox:
+    """Hands calls out that the client wants to decide about, as if they were its own."""
+
+    def __init__(self, inner: Toolbox, asks: Callable[[str], bool]) -> None:
+        self._inner, self._asks = inner, asks
+
+    @property
+    def offer(self) -> Offer:
+        return self._inner.offer
+
+    @property
+    def schemas(self) -> Sequence[msgspec.Raw]:
+        return self._inner.schemas
+
+    def plan(self, calls: Sequence[Call]) -> Plan:
+        plan = self._inner.plan(calls)
+        asked = {call.id for call in plan.ours if self._asks(call.name)}
+        if not asked:
+            return plan
+        theirs = {call.id for call in plan.theirs} | asked
+        return replace(
+            plan,
+            ours=tuple(call for call in plan.ours if call.id not in asked),
+            theirs=tuple(call for call in calls if call.id in theirs),
+        )
+
+    def is_clients(self, name: str | None) -> bool:
+        return self._inner.is_clients(name)
+
+    def writes(self, call: ReadyCall) -> bool:
+        return self._inner.writes(call)
+
+    async def run(self, call: ReadyCall, report: Report) -> Outcome:
+        return await self._inner.run(call, report)
+
+
+async def run_approved(
+    history: Sequence[Message],
+    approved: Mapping[str, ApprovedCall],
+    toolbox: Toolbox,
+    emit: Emit,
+    clock: Callable[[], float] = time.monotonic,
+) -> tuple[Message, ...]:
+    """The history with what came of the approved calls. They pass the gate again: the tools on offer may be others by now."""
+    # An id that was counted may stand in earlier turns too: the last one is meant.
+    places = {
+        message["tool_call_id"]: place
+        for place, message in enumerate(history)
+        if isinstance(message, dict) and message["role"] == "tool" and message["tool_call_id"] in approved
+    }
+    messages = list(history)
+    for id, place in places.items():
+        outcome = await _outcome(approved[id], toolbox, emit, clock)
+        messages[place] = {"role": "tool", "tool_call_id": id, "content": outcome.text}
+    return tuple(messages)
+
+
+async def _outcome(approved: ApprovedCall, toolbox: Toolbox, emit: Emit, clock: Callable[[], float]) -> Outcome:
+    written = Fragments()
+    written.add(approved.arguments)
+    found = FoundCall(approved.id, approved.name, written)
+    [call] = settle([found], toolbox.offer, failure=None, at_length=False, new_id=lambda: approved.id)
+    if isinstance(call, BrokenCall):
+        return Failed(feedback.explain(call, toolbox.offer))
+    if toolbox.is_clients(call.name):
+        return Failed("Not run: a tool of this name is the client's now.", FailureKind.NOT_RUN)
+
+    async def report(message: str, fraction: float | None = None) -> None:
+        await emit(CallProgress(BEFORE_ALL_TURNS, call, message, fraction))
+
+    await emit(CallStarted(BEFORE_ALL_TURNS, call, toolbox.writes(call)))
+    began = clock()
+    outcome = await toolbox.run(call, report)
+    await emit(CallEnded(BEFORE_ALL_TURNS, call, outcome, clock() - began))
+    return outcome

@@ -1,0 +1,153 @@
+"""Calls that the client of a response decides about: asked with `mcp_approval_request`, answered with `mcp_approval_response`."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+
+from callgate.application import create_app
+from tests.harness.clients import openai_client
+from tests.harness.configs import make_config
+from tests.harness.responses import responded
+from tests.harness.server import serve
+from tests.scripted_upstream import Call, Reply, Upstream
+
+pytestmark = pytest.mark.anyio
+
+BOTH = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+ADD, ECHO = Call("add", {"a": 1, "b": 2}), Call("echo", {"text": "hi"})
+LOOK: dict[str, Any] = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+
+
+def tool(wish: Any) -> dict[str, Any]:
+    return {"type": "mcp", "server_label": "callgate", "require_approval": wish}
+
+
+def decision(asked: Any, *, approve: bool, **more: Any) -> dict[str, Any]:
+    return {"type": "mcp_approval_response", "approval_request_id": asked.id, "approve": approve, **more}
+
+
+@contextlib.asynccontextmanager
+async def serving(upstream: Upstream) -> AsyncIterator[Any]:
+    config = make_config(upstream.url, tools=["add", "echo"])
+    async with serve(create_app(config)) as url, openai_client(url) as client:
+        yield client
+
+
+def results(upstream: Upstream) -> list[str]:
+    return [each["content"] for each in upstream.requests[-1].body["messages"] if each["role"] == "tool"]
+
+
+@BOTH
+async def test_a_call_runs_once_its_client_has_approved_it(upstream: Upstream, stream: bool) -> None:
+    upstream.script("m", [Reply(text="May I?", calls=[ADD]), Reply(text="It is 3.")])
+    async with serving(upstream) as client:
+        given: dict[str, Any] = {"model": "m", "stream": stream, "tools": [tool("always")]}
+        first = await responded(client, input="1+2?", **given)
+        assert [item.type for item in first.output] == ["message", "mcp_approval_request"]
+        asked = first.output[1]
+        assert (asked.server_label, asked.name) == ("callgate", "add")
+        assert json.loads(asked.arguments) == {"a": 1, "b": 2}
+        assert first.status == "completed"
+        second = await responded(client, input=[decision(asked, approve=True)], previous_response_id=first.id, **given)
+    assert [item.type for item in second.output] == ["mcp_call", "message"]
+    call = second.output[0]
+    assert (call.name, call.output, call.approval_request_id) == ("add", "3", asked.id)
+    assert second.output_text == "It is 3."
+    assert results(upstream) == ["3"]
+
+
+async def test_a_call_that_is_refused_does_not_run_and_the_model_is_told_why(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(calls=[ADD, ECHO]), Reply(text="As you wish.")])
+    async with serving(upstream) as client:
+        first = await client.responses.create(model="m", input="go", tools=[tool("always")])
+        asked = first.output
+        given = [decision(asked[0], approve=False, reason="Too dear."), decision(asked[1], approve=True)]
+        second = await client.responses.create(
+            model="m", input=given, tools=[tool("always")], previous_response_id=first.id
+        )
+    assert [item.name for item in second.output if item.type == "mcp_call"] == ["echo"]
+    refused, ran = results(upstream)
+    assert "Not run" in refused
+    assert "Too dear." in refused
+    assert ran == "hi"
+
+
+@pytest.mark.parametrize(
+    ("wish", "asks"),
+    [
+        ("never", []),
+        (None, []),
+        ("always", ["add", "echo"]),
+        ({"always": {"tool_names": ["add"]}}, ["add"]),
+        ({"never": {"tool_names": ["add"]}}, ["echo"]),
+        ({"always": {"tool_names": ["add"]}, "never": {"tool_names": ["echo"]}}, ["add"]),
+    ],
+)
+async def test_those_calls_wait_that_the_request_names(upstream: Upstream, wish: Any, asks: list[str]) -> None:
+    upstream.script("m", [Reply(calls=[ADD, ECHO]), Reply(text="Done.")] if not asks else [Reply(calls=[ADD, ECHO])])
+    async with serving(upstream) as client:
+        response = await client.responses.create(model="m", input="go", tools=[tool(wish)])
+    waiting = [item.name for item in response.output if item.type == "mcp_approval_request"]
+    ran = [item.name for item in response.output if item.type == "mcp_call"]
+    assert waiting == asks
+    assert sorted(waiting + ran) == ["add", "echo"]
+
+
+async def test_our_call_and_the_clients_own_are_answered_together(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(calls=[ADD, Call("look", {})]), Reply(text="Done.")])
+    async with serving(upstream) as client:
+        given: dict[str, Any] = {"model": "m", "tools": [tool("always"), LOOK]}
+        first = await client.responses.create(input="go", **given)
+        asked, own = first.output
+        assert (asked.type, own.type) == ("mcp_approval_request", "function_call")
+        answer = {"type": "function_call_output", "call_id": own.call_id, "output": "seen"}
+        for half in ([answer], [decision(asked, approve=True)]):
+            with pytest.raises(openai.BadRequestError):
+                await client.responses.create(input=half, previous_response_id=first.id, **given)
+        assert len(upstream.requests) == 1
+        both = [answer, decision(asked, approve=True)]
+        await client.responses.create(input=both, previous_response_id=first.id, **given)
+    assert results(upstream) == ["3", "seen"]
+
+
+async def test_a_tool_under_another_name_waits_too(upstream: Upstream) -> None:
+    """The client has a tool of the name, so that ours is offered under another."""
+    upstream.script("m", [Reply(calls=[Call("callgate__add", {"a": 1, "b": 2})])])
+    async with serving(upstream) as client:
+        own = {**LOOK, "name": "add"}
+        response = await client.responses.create(model="m", input="go", tools=[tool("always"), own])
+    assert [item.type for item in response.output] == ["mcp_approval_request"]
+
+
+async def test_a_decision_counts_once_and_about_the_response_that_it_goes_on_from(upstream: Upstream) -> None:
+    upstream.script("m", lambda request: Reply(text="Done.") if request.turn else Reply(calls=[ADD]))
+    async with serving(upstream) as client:
+        given: dict[str, Any] = {"model": "m", "tools": [tool("always")]}
+        first, other = [await client.responses.create(input="go", **given) for _ in range(2)]
+        asked, foreign = first.output[0], other.output[0]
+        for items, parent in (
+            ([decision(foreign, approve=True)], first.id),
+            ([decision(asked, approve=True)], None),
+            ([decision(asked, approve=True), decision(asked, approve=False)], first.id),
+            ([decision(asked, approve=True), decision(foreign, approve=True)], first.id),
+            ([decision(asked, approve="yes")], first.id),  # type: ignore[arg-type]
+            ([{"role": "user", "content": "well?"}], first.id),
+        ):
+            with pytest.raises(openai.BadRequestError):
+                await client.responses.create(
+                    input=items, **given, **({"previous_response_id": parent} if parent else {})
+                )
+        assert len(upstream.requests) == 2
+        taken = await asyncio.gather(
+            *(
+                client.responses.create(input=[decision(asked, approve=yes)], previous_response_id=first.id, **given)
+                for yes in (True, True, False)
+            ),
+            return_exceptions=True,
+        )
+    assert sorted(type(each).__name__ for each in taken) == ["ConflictError", "ConflictError", "Response"]
