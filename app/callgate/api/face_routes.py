@@ -43,12 +43,14 @@ def add_faces(app: FastAPI, manager: RuntimeManager, runs: DurableRuns) -> Mappi
     manager.closers.append(background.close)
     face = ResponsesFace(manager, kept, background)
     responses = FaceEndpoint(manager, face, runs)
-    counting = InputTokens(manager, face)
+    input_tokens = InputTokens(manager, face)
     socket = ResponsesSocket(manager)
     for path in RESPONSES_PATHS:
         app.router.routes.append(Route(path, socket, methods=["GET"], name="responses_socket"))
         app.router.routes.append(Route(path, responses, methods=["POST"], name="create_response"))
-        app.router.routes.append(Route(path + "/input_tokens", counting, methods=["POST"], name="count_input_tokens"))
+        app.router.routes.append(
+            Route(path + "/input_tokens", input_tokens, methods=["POST"], name="count_input_tokens")
+        )
         app.router.routes.extend(response_routes(path, kept, background))
     app.include_router(durable_routes(manager, runs))
     faces = dict.fromkeys(CHAT_PATHS, chat) | dict.fromkeys(RESPONSES_PATHS, responses) | {MESSAGES: messages}
