@@ -412,3 +412,27 @@ async def test_a_thread_is_gone_on_with_by_its_own_key_alone(upstream: Upstream,
     for error in refused:
         assert error["error"]["type"] == "not_found_error"
         assert error["error"]["details"] == {"error_code": "thread_not_found"}
+
+
+@pytest.mark.parametrize(
+    ("server", "toolset", "offered"),
+    [
+        ({"name": "callgate"}, {}, ["add", "get_weather"]),
+        ({"name": "callgate", "url": "callgate:callgate"}, {"default_config": {"enabled": False}}, []),
+        (
+            {"name": "callgate"},
+            {"default_config": {"enabled": False}, "configs": {"add": {"enabled": True}}},
+            ["add"],
+        ),
+        ({"name": "callgate", "tool_configuration": {"allowed_tools": ["get_weather"]}}, {}, ["get_weather"]),
+        ({"name": "another"}, {}, []),
+    ],
+)
+async def test_mcp_servers_narrow_what_is_on_offer(
+    upstream: Upstream, server: dict[str, Any], toolset: dict[str, Any], offered: list[str]
+) -> None:
+    upstream.script("m", [Reply(text="Hello.")])
+    tools = [{"type": "mcp_toolset", "mcp_server_name": server["name"], **toolset}] if toolset else []
+    async with serving(upstream, "get_weather", "add") as client:
+        await client.ask(mcp_servers=[{"type": "url", **server}], tools=tools, headers=MCP)
+    assert sorted(upstream.requests[-1].tool_names) == offered

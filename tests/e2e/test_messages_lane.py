@@ -179,6 +179,25 @@ async def test_what_the_operator_keeps_at_the_provider_is_nobody_elses(
     assert not upstream.requests
 
 
+@pytest.mark.parametrize("field", ["container", "fallbacks", "models", "provider", "workspace_id"])
+@pytest.mark.parametrize("tools", [(), ("get_weather",)], ids=["passed", "with ours"])
+async def test_a_request_chooses_nothing_that_is_the_operators(
+    upstream: Upstream, field: str, tools: tuple[str, ...]
+) -> None:
+    chosen: dict[str, Any] = {field: "x"}
+    async with in_front_of(upstream.root, *tools) as client:
+        refused = await client.post(model=MODEL, **chosen)
+    assert (refused.status_code, refused.json()["error"]["message"].partition(":")[0]) == (400, field)
+    assert not upstream.requests
+
+
+async def test_settings_of_the_proxys_own_libraries_do_not_travel(upstream: Upstream) -> None:
+    upstream.script(MODEL, [Reply(text="Hello.")])
+    async with in_front_of(upstream.root) as client:
+        await client.ask(model=MODEL, api_base="http://example.com", mock_response="x", api_key="k", extra_headers={})
+    assert upstream.requests[0].body.keys() == {"model", "max_tokens", "messages", "stream"}
+
+
 async def test_a_chat_model_is_not_asked_what_a_chat_cannot_say(upstream: Upstream) -> None:
     config = make_config(upstream.url, models=["m"])
     async with serve(create_app(config)) as url, http_client(url) as http:

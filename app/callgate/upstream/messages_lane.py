@@ -35,15 +35,15 @@ from callgate.http.event_stream import EventStreamReader, EventTooLarge, looks_l
 from callgate.upstream import claude, errors
 from callgate.upstream.chunks import reason_in
 from callgate.upstream.direct_model import WholeBody, read_json
-from callgate.upstream.params import is_denied
+from callgate.upstream.params import SELECTORS, is_denied
 from callgate.upstream.resolve import LiteLLMSettings, body_settings
 from callgate.upstream.translation import MessageBody, Question, Report, Unanswerable, encode, field_of
 
 LANE: Final = "messages"
-NOT_PASSED: Final = frozenset(
-    "model messages stream tools tool_choice mcp_servers thread container fallbacks user_profile_id workspace_id".split()
-)
-"""Fields that are written here, or that name what is the operator's at the provider."""
+NOT_PASSED: Final = frozenset("model messages stream tools tool_choice mcp_servers thread".split())
+"""Fields that are written here."""
+REFUSED: Final = SELECTORS | {"container", "fallbacks", "user_profile_id", "workspace_id"}
+"""Fields that choose other models, or name what is the operator's at the provider."""
 OPERATORS: Final = frozenset({"file", "container_upload"})
 """What a request names in the operator's account, and so is nobody else's."""
 OF_MESSAGES: Final = frozenset(
@@ -143,6 +143,9 @@ def count_question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, o
 
 
 def _check(original: Original) -> None:
+    for name in REFUSED:
+        if bytes(original.fields.get(name, b"null")) != b"null":
+            raise Unanswerable(f"{name}: it would choose what the operator of this server has at the provider", name)
     for where, kind in original.foreign:
         if kind in OPERATORS:
             raise Unanswerable(f"{where}: `{kind}` names what the operator of this server keeps at the provider", where)

@@ -165,7 +165,11 @@ def outline_of(body: bytes, *, counts_only: bool = False) -> Outline:
             _check_fields(block, f"system.{place}")
     _check_messages(outline.messages, is_continued=outline.thread is not None and outline.thread.type == "continue")
     _check_tools(outline.tools or ())
-    _check_choice(outline)
+    choice, thread = outline.tool_choice, outline.thread
+    if choice is not None and choice.type == "tool" and not choice.name:
+        raise wrong("tool_choice.tool.name", "Field required")
+    if thread is not None and thread.type == "continue" and not thread.previous_message_id:
+        raise wrong("thread.continue.previous_message_id", "Field required")
     return outline
 
 
@@ -245,14 +249,6 @@ def _check_tools(tools: Sequence[Tool]) -> None:
         if tool.name in names:
             raise wrong("tools", "Tool names must be unique.")
         names.add(tool.name)
-
-
-def _check_choice(outline: Outline) -> None:
-    choice = outline.tool_choice
-    if choice is not None and choice.type == "tool" and not choice.name:
-        raise wrong("tool_choice.tool.name", "Field required")
-    if outline.thread is not None and outline.thread.type == "continue" and not outline.thread.previous_message_id:
-        raise wrong("thread.continue.previous_message_id", "Field required")
 
 
 def from_validation(text: str, inside: str = "") -> ChatError:

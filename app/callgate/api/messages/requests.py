@@ -9,11 +9,10 @@ import msgspec
 from callgate.api import request_schema as chat_schema
 from callgate.api.messages.history import History, as_chat
 from callgate.api.messages.original import OriginalMessages
-from callgate.api.messages.request_schema import Choice, McpServer, Outline, Thinking, Thread, Tool, outline_of, wrong
+from callgate.api.messages.request_schema import Choice, McpServer, Outline, Thread, Tool, outline_of, wrong
 from callgate.api.messages.threads import NOTHING_EARLIER, Earlier
 from callgate.api.requests import DIALECTS, ChatRequest
 from callgate.api.strict_json import Fields, check_text, split
-from callgate.conversation.errors import ChatError
 
 MCP_BETA: Final = "mcp-client-"
 """How the beta begins that a client sends which takes `mcp_tool_use` and `mcp_tool_result`."""
@@ -65,8 +64,17 @@ def read_messages_request(
     history = as_chat(outline.system, outline.messages)
     foreign = list(history.foreign)
     tools, narrowing = _tools(outline, foreign)
+    wanted = headers.get("x-callgate-tools")
+    if narrowing is not None:
+        if wanted is not None:
+            raise wrong("mcp_servers", "cannot be given beside the header `x-callgate-tools`")
+        wanted = ",".join(narrowing) or "none"
+    serial = outline.tool_choice is not None and outline.tool_choice.disable_parallel_tool_use
     request = ChatRequest(
-        outline=_chat_outline(outline, tools),
+        # Parameters of tools are objects already, which is all that is looked at from here on.
+        outline=chat_schema.Outline(
+            outline.model, [], [chat_schema.Tool("function")] * len(tools), parallel_tool_calls=not serial
+        ),
         fields=fields,
         words=_words(outline, history, tools),
         model=outline.model,
@@ -74,20 +82,20 @@ def read_messages_request(
         include_usage=True,
         n=1,
         metadata={},
-        tool_filter=_filter(headers.get("x-callgate-tools"), narrowing),
+        tool_filter=wanted,
         tool_events="off",
         tool_choice=_choice(outline.tool_choice),
     )
     request.shown = frozenset(history.shown)
     request.may_pass = not (history.is_altered or outline.mcp_servers or outline.thread)
-    events = headers.get("x-callgate-events")
+    thinking, events = outline.thinking, headers.get("x-callgate-events")
     if events is not None and events not in DIALECTS:
         raise wrong("x-callgate-events", f"unknown tool events {events[:40]!r}; use one of {', '.join(DIALECTS)}")
     betas = [beta.strip() for beta in headers.get("anthropic-beta", "").split(",")]
     request.original = OriginalMessages(request, history.origins, foreign, betas)
     return MessagesRequest(
         request,
-        shows_thinking=_is_shown(outline.thinking),
+        shows_thinking=thinking is not None and thinking.type != "disabled" and thinking.display != "omitted",
         shows_calls=events != "off" and any(beta.startswith(MCP_BETA) for beta in betas),
         thinks="thinking" in request.words or "reasoning_effort" in request.words,
         thread=outline.thread,
@@ -118,15 +126,6 @@ def _joined(earlier: Sequence[msgspec.Raw], fields: Fields) -> msgspec.Raw:
     return msgspec.Raw(_encode([*earlier, *messages]))
 
 
-def _chat_outline(outline: Outline, tools: Sequence[dict[str, Any]]) -> chat_schema.Outline:
-    found = chat_schema.Outline(outline.model, [])
-    # Their parameters are objects already, which is all that is looked at from here on.
-    found.tools = [chat_schema.Tool("function")] * len(tools) or None
-    if outline.tool_choice is not None and outline.tool_choice.disable_parallel_tool_use:
-        found.parallel_tool_calls = False
-    return found
-
-
 def _words(outline: Outline, history: History, tools: Sequence[dict[str, Any]]) -> dict[str, msgspec.Raw]:
     words: dict[str, Any] = {"model": outline.model, "messages": history.messages}
     if outline.max_tokens is not None:
@@ -151,18 +150,9 @@ def _words(outline: Outline, history: History, tools: Sequence[dict[str, Any]]) 
         schema = {"name": form.name or "answer", "schema": form.schema, "strict": True}
         words["response_format"] = {"type": "json_schema", "json_schema": schema}
     if outline.thinking is not None:
-        words["thinking"] = _thinking(outline.thinking)
+        budget = {} if outline.thinking.budget_tokens is None else {"budget_tokens": outline.thinking.budget_tokens}
+        words["thinking"] = {"type": outline.thinking.type, **budget}
     return {name: msgspec.Raw(_encode(value)) for name, value in words.items()}
-
-
-def _thinking(thinking: Thinking) -> dict[str, Any]:
-    if thinking.type == "enabled":
-        return {"type": "enabled", "budget_tokens": thinking.budget_tokens}
-    return {"type": thinking.type}
-
-
-def _is_shown(thinking: Thinking | None) -> bool:
-    return thinking is not None and thinking.type != "disabled" and thinking.display != "omitted"
 
 
 # Tools -----------------------------------------------------------------------------------------------------------------
@@ -232,14 +222,6 @@ def _patterns(server: McpServer, toolset: Tool | None) -> list[str]:
             where, f"tools are switched on one by one here: {', '.join(off)[:200]} cannot be switched off alone"
         )
     return every
-
-
-def _filter(header: str | None, narrowing: list[str] | None) -> str | None:
-    if narrowing is None:
-        return header
-    if header is not None:
-        raise ChatError(400, "mcp_servers: cannot be given beside the header `x-callgate-tools`", param="mcp_servers")
-    return ",".join(narrowing) or "none"
 
 
 def _choice(choice: Choice | None) -> str | dict[str, Any] | None:

@@ -133,7 +133,8 @@ class _Blocks:
                 self._is_refused = True
                 return self._say(turn, refusal)
             case ExtraField(field=messages_api.BLOCKS):
-                return self._as_it_came(event.value)
+                # Those of the provider's own tools, which no chat has words for.
+                return b"".join(self._whole(block) for block in event.value if block.get("type") not in _READ)
         return b""
 
     def call_started(self, event: CallStarted) -> bytes:
@@ -208,10 +209,6 @@ class _Blocks:
         if self._open != "thinking":  # a signature alone: its thinking is kept from us
             written += self._in("thinking", "thinking_delta", "thinking", "")
         return written + self._close(str(signature))
-
-    def _as_it_came(self, blocks: Any) -> bytes:
-        """Blocks of the provider's own tools, which no chat has words for."""
-        return b"".join(self._whole(block) for block in blocks if block.get("type") not in _READ)
 
     def _with_input(self, block: Mapping[str, Any], arguments: Mapping[str, Any]) -> bytes:
         written = self._close()
