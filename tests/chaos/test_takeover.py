@@ -1,4 +1,4 @@
-"""kill -9 of proxies that share one Postgres: every run ends, no call runs twice, and the ledger is true."""
+"""Two proxies that share one Postgres and one Redis, all of which fail: every run ends, no call runs twice, and the ledger is true."""
 
 import asyncio
 import contextlib
@@ -15,11 +15,12 @@ import pytest
 
 from tests.chaos import tools
 from tests.chaos.load import asking, shoot
-from tests.chaos.scale import report, scaled
+from tests.chaos.scale import LONG, report, scaled
 from tests.harness.configs import as_yaml, config_dict
 from tests.harness.needs import needs
-from tests.harness.postgres import PostgresServer
+from tests.harness.postgres import PostgresServer, postgres_server
 from tests.harness.process import Child, serving
+from tests.harness.redis import redis_server
 from tests.scripted_upstream import Call, Reply, Upstream
 from tests.scripted_upstream.records import RequestRecord
 
@@ -27,12 +28,12 @@ pytestmark = [
     pytest.mark.anyio,
     pytest.mark.slow,
     pytest.mark.timeout(1800),
-    needs("postgres", "module:asyncpg"),
+    needs("postgres", "module:asyncpg", "redis-server", "module:redis"),
 ]
 
 KILLS = scaled(2, 50)
-AT_ONCE = scaled(6, 12)
-DEAD_AFTER = scaled(2.0, 5.0)
+AT_ONCE = scaled(4, 12)
+DEAD_AFTER = scaled(1.0, 5.0)
 TOLD_WITHIN = DEAD_AFTER + 1
 TURNS = 2
 
@@ -72,9 +73,24 @@ class Pair:
         return time.time()
 
 
-async def test_every_run_ends_and_no_call_runs_twice_however_often_a_proxy_is_killed(
-    postgres: PostgresServer, schema: str, tmp_path: Path, upstream: Upstream
+FAULTS = [("kill", "postgres", "redis", "sleep"), *([("kill",)] if LONG else [])]
+
+
+@pytest.mark.parametrize("faults", FAULTS, ids=["all", "kill"][: len(FAULTS)])
+async def test_every_run_ends_and_no_call_runs_twice_whatever_fails(
+    schema: str, tmp_path: Path, upstream: Upstream, faults: tuple[str, ...]
 ) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        postgres = stack.enter_context(postgres_server())
+        redis = await stack.enter_async_context(redis_server(tmp_path))
+        await _play(postgres, redis, schema, tmp_path, upstream, faults)
+
+
+async def _play(
+    postgres: PostgresServer, redis_url: str, schema: str, tmp_path: Path, upstream: Upstream, faults: tuple[str, ...]
+) -> None:
+    from redis.asyncio import Redis
+
     from callgate.ledger.postgres import PostgresDatabase, migrate
 
     await migrate(postgres.url, schema)
@@ -92,6 +108,7 @@ async def test_every_run_ends_and_no_call_runs_twice_however_often_a_proxy_is_ki
                 upstream.url,
                 tools=listed,
                 ledger={"url": postgres.url, "namespace": schema},
+                store={"redis_url": redis_url},
                 runs={"dead_after_seconds": DEAD_AFTER},
                 logging={"level": "error"},
             )
@@ -100,7 +117,7 @@ async def test_every_run_ends_and_no_call_runs_twice_however_often_a_proxy_is_ki
     chance = random.Random(7)
     numbers = itertools.count()
     first_answers: dict[str, bytes] = {}
-    killed_at: list[float] = []
+    failed_at: list[tuple[str, float]] = []
     over = asyncio.Event()
     async with contextlib.AsyncExitStack() as stack:
         pair = Pair(config, marks, stack)
@@ -112,11 +129,26 @@ async def test_every_run_ends_and_no_call_runs_twice_however_often_a_proxy_is_ki
                 first_answers[label] = await _until_answered(pair, chance, label)
 
         clients = [asyncio.create_task(client()) for _ in range(AT_ONCE)]
-        for _ in range(KILLS):
+        for number in range(KILLS if len(faults) == 1 else max(KILLS, len(faults))):
             await asyncio.sleep(chance.uniform(0.5, 1.5))
-            place = chance.randrange(2)
-            killed_at.append(await pair.kill(place))
-            await pair.begin(place)
+            place, fault = chance.randrange(2), faults[number % len(faults)]
+            failed_at.append((fault, time.time()))
+            match fault:
+                case "kill":
+                    await pair.kill(place)
+                    await pair.begin(place)
+                case "postgres":
+                    await asyncio.to_thread(postgres.stop)
+                    await asyncio.sleep(0.5)
+                    await asyncio.to_thread(postgres.start, "fsync=off", "max_connections=200")
+                case "redis":
+                    async with Redis.from_url(redis_url) as admin:
+                        await admin.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+                        await admin.flushall()
+                case _:
+                    pair.children[place].signal(signal.SIGSTOP)
+                    await asyncio.sleep(DEAD_AFTER + 1)
+                    pair.children[place].signal(signal.SIGCONT)
         over.set()
         await asyncio.gather(*clients)
         repeated = await asyncio.gather(*(_ask(child.url, label) for label in first_answers for child in pair.children))
@@ -134,7 +166,10 @@ async def test_every_run_ends_and_no_call_runs_twice_however_often_a_proxy_is_ki
     ]
     odds += [label for label in ran if states.get(label) not in {"done", "unknown"}]
     told = [
-        min((ended_at - at for at in killed_at if ended_at >= at - 0.5), default=0.0)
+        min(
+            (ended_at - at for fault, at in failed_at if fault in {"kill", "sleep"} and ended_at >= at - 0.5),
+            default=0.0,
+        )
         for _, state, ended_at, _ in calls
         if state == "unknown"
     ]
@@ -145,8 +180,8 @@ async def test_every_run_ends_and_no_call_runs_twice_however_often_a_proxy_is_ki
         if each != first_answers[label]
     ]
     report(
-        "kill -9 of proxies, one Postgres",
-        kills=len(killed_at),
+        f"two proxies, one Postgres, one Redis: {', '.join(faults)}",
+        faults=dict(Counter(fault for fault, _ in failed_at)),
         runs=len(runs),
         taken_over=sum(epoch - 1 for _, epoch in runs),
         calls=len(calls),
