@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from callgate.ledger.entry import LedgerEntry, RunState
 from callgate.ledger.shared import SharedLedger, open_ledger
+from callgate.ledger.tables import MARK_LOST
 from tests.harness.needs import needs
 from tests.harness.process import child_environment
 
@@ -109,6 +110,20 @@ async def test_an_end_is_the_first_that_was_put_down(place: Place) -> None:
         ledger.calls.end(one, RunState.DONE)
     async with place.opened() as ledger:
         assert await rows(ledger) == {"call_1": "unknown"}
+
+
+async def test_a_process_that_was_taken_for_dead_and_was_not_says_how_its_calls_ended(place: Place) -> None:
+    async with place.opened() as ledger:
+        begun, patient = entry("begun"), entry("patient", writes=False)
+        await ledger.calls.start(begun)
+        ledger.calls.wait(patient)
+        await until(ledger, {"begun": "started", "patient": "waiting"})
+        # what another would do that has not seen this one for long enough
+        await ledger.database.fetch(MARK_LOST.replace("seen_at >", "seen_at > 1e30 *"), 0.0)
+        assert await rows(ledger) == {"begun": "unknown", "patient": "withdrawn"}
+        for each in (begun, patient):
+            ledger.calls.end(each, RunState.DONE)
+        await until(ledger, {"begun": "done", "patient": "done"})
 
 
 async def test_starts_side_by_side_share_a_batch_and_none_is_lost(place: Place) -> None:

@@ -17,6 +17,7 @@ from callgate.ledger.database import DatabaseAway
 from callgate.ledger.tables import (
     CALL_COLUMNS,
     CHANGING,
+    ENDS_ONCE,
     IDENTITY,
     POSTGRES_TABLES,
     POSTGRES_WORDS,
@@ -52,7 +53,7 @@ _ROWS: Final = (
     + ", ".join(f"${at}::{kind}[]" for at, kind in enumerate(_TYPES, 1))
     + ") ON CONFLICT (id) DO UPDATE SET "
     + ", ".join(f"{column} = excluded.{column}" for column in CHANGING)
-    + " WHERE calls.ended_at IS NULL AND calls.epoch = excluded.epoch RETURNING id"
+    + f" WHERE {ENDS_ONCE} RETURNING id"
 )
 
 log = structlog.get_logger("callgate.ledger")

@@ -58,8 +58,10 @@ _NEVER_BEGUN_CALL: Final = (
     " outcome = excluded.outcome, ended_at = excluded.ended_at, epoch = excluded.epoch"
     " WHERE calls.state IN ('waiting', 'withdrawn') RETURNING id"
 )
+_LEFT: Final = f"SELECT id FROM runs WHERE ended_at IS NULL AND (owner IS NULL OR owner NOT IN ({_ALIVE})) LIMIT 1"
+"""Asked first: in SQLite nobody has to wait for a question."""
 _TAKE: Final = (
-    "UPDATE runs SET owner = ?2, epoch = epoch + 1 WHERE id IN (SELECT id FROM runs WHERE state = 'running'"
+    "UPDATE runs SET owner = ?2, epoch = epoch + 1 WHERE id IN (SELECT id FROM runs WHERE ended_at IS NULL"
     f" AND (owner IS NULL OR owner NOT IN ({_ALIVE})) ORDER BY created_at LIMIT ?3 {{skip}}) RETURNING {_COLUMNS}"
 )
 _MARK_CALLS: Final = (
@@ -224,6 +226,8 @@ class RunLedger:
 
     async def take_over(self) -> Sequence[StoredRun]:
         """Runs whose process is gone, which are ours from now on."""
+        if not await self._database.fetch(_LEFT, self._dead_after):
+            return []
         return [_run(row) for row in await self._database.fetch(_TAKE, self._dead_after, self.process, MOST_TAKEN)]
 
     async def settle_calls(self, run: StoredRun) -> None:
@@ -238,7 +242,7 @@ class RunLedger:
         if not ids:
             return set()
         rows = await self._database.fetch(
-            "SELECT id FROM runs WHERE cancel = 1 AND owner = ?1 AND state = 'running'", self.process
+            "SELECT id FROM runs WHERE cancel = 1 AND owner = ?1 AND ended_at IS NULL", self.process
         )
         return {id for [id] in rows} & set(ids)
 

@@ -24,7 +24,7 @@ from typing import Any, Final
 import structlog
 
 from callgate.ledger.batches import BATCH, Batch, BatchedLedger
-from callgate.ledger.tables import CALL_COLUMNS, CHANGING, MARK_LOST, SPENT, SQLITE_WORDS, TABLES, in_words
+from callgate.ledger.tables import CALL_COLUMNS, CHANGING, ENDS_ONCE, MARK_LOST, SPENT, SQLITE_WORDS, TABLES, in_words
 
 FILE: Final = "ledger.sqlite3"
 LOCKED: Final = 1e18
@@ -209,7 +209,7 @@ def _statement(rows: int) -> str:
     ended = ", ".join(f"{column} = excluded.{column}" for column in CHANGING)
     return (
         f"INSERT INTO calls ({', '.join(CALL_COLUMNS)}) VALUES {', '.join([row] * rows)}"
-        f" ON CONFLICT (id) DO UPDATE SET {ended} WHERE calls.ended_at IS NULL AND calls.epoch = excluded.epoch"
+        f" ON CONFLICT (id) DO UPDATE SET {ended} WHERE {ENDS_ONCE}"
     )
 
 

@@ -161,6 +161,13 @@ IDENTITY: Final = (
     "INSERT INTO identity SELECT CAST(?1 AS TEXT) WHERE NOT EXISTS (SELECT id FROM identity)",
     "SELECT min(id) FROM identity",
 )
+ENDS_ONCE: Final = (
+    "(calls.ended_at IS NULL AND calls.epoch = excluded.epoch)"
+    " OR (excluded.ended_at IS NOT NULL AND calls.epoch = 0 AND calls.process = excluded.process"
+    f" AND calls.note IN ('{PROCESS_ENDED_FIRST}', '{NEVER_BEGUN}'))"
+)
+"""A row that has an end keeps it, but for one that others put down: a process that was taken for dead and was not knows better,
+where nobody has gone on in its place."""
 MARK_LOST: Final = (
     "UPDATE calls SET state = CASE state WHEN 'waiting' THEN 'withdrawn' ELSE 'unknown' END, ended_at = {now},"
     f" note = CASE state WHEN 'waiting' THEN '{NEVER_BEGUN}' ELSE '{PROCESS_ENDED_FIRST}' END"

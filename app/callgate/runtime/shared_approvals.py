@@ -145,10 +145,10 @@ class SharedApprovals:
 
     async def _end(self, database: Database, settled: SettledApproval, written: "asyncio.Task[None]") -> None:
         await asyncio.wait({written})
-        if settled.decision in {ApprovalOutcome.EXPIRED, ApprovalOutcome.WITHDRAWN}:
-            with contextlib.suppress(DatabaseAway):  # its time is over, so that nobody can decide about it
+        with contextlib.suppress(DatabaseAway):  # its time is over, so that nobody can decide about it
+            if settled.decision in {ApprovalOutcome.EXPIRED, ApprovalOutcome.WITHDRAWN}:
                 await database.fetch(_END, settled.asked.id, settled.decision.value)
-                await database.fetch(_PRUNE, KEPT_SECONDS)
+            await database.fetch(_PRUNE, KEPT_SECONDS)
 
     async def _look(self, database: Database) -> None:
         """For decisions that were given elsewhere, as long as anything waits."""
