@@ -151,7 +151,13 @@ async def _play(
                     pair.children[place].signal(signal.SIGCONT)
         over.set()
         await asyncio.gather(*clients)
-        repeated = await asyncio.gather(*(_ask(child.url, label) for label in first_answers for child in pair.children))
+        places = asyncio.Semaphore(50)
+
+        async def again(child: Child, label: str) -> bytes | None:
+            async with places:
+                return await _ask(child.url, label)
+
+        repeated = await asyncio.gather(*(again(child, label) for label in first_answers for child in pair.children))
         database = PostgresDatabase(postgres.url, schema)
         await database.open()
         calls = await database.fetch("SELECT call_id, state, ended_at, note FROM calls")
