@@ -76,9 +76,7 @@ def test_a_stream_put_together_is_the_whole_message(
     back = [CallsHandedBack(handed)] if handed else []
     ended = ChatEnded(Ending(EndingKind.ANSWERED, reason), {"prompt_tokens": 9, "completion_tokens": 4})
     streamed, whole = both(head, [*events, *back, ended])
-    as_sent = [
-        {**block, "input": {"a": 1}} if block.get("input") else block for block in whole["content"]
-    ]
+    as_sent = [{**block, "input": {"a": 1}} if block.get("input") else block for block in whole["content"]]
     assert streamed == {**whole, "content": as_sent}
     kinds = [block["type"] for block in streamed["content"]]
     assert kinds.count("tool_use") == (CALL in handed)
