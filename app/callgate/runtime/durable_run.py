@@ -159,14 +159,14 @@ class DurableChoice:
     """What one chat of a run is given: a model that remembers, a toolbox that remembers, and a ledger between them."""
 
     def __init__(self, run: DurableRun, number: int, turns: Sequence[KeptTurn]) -> None:
-        self._run, self._number, self._turns = run, number, turns
+        self._run, self._number, self.kept = run, number, turns
         self.ledger = DurableLedger(run, number)
 
     def chat(self, model: TurnModel, toolbox: Toolbox) -> tuple[TurnModel, Toolbox]:
         async def keep(turn: int, kept: KeptTurn) -> None:
             await self._run.keep_turn(self._number, turn, kept)
 
-        remembering = KeptModel(model, self._turns, keep)
+        remembering = KeptModel(model, self.kept, keep)
         return remembering, DurableToolbox(toolbox, self._run, self.ledger, remembering.keep)
 
 
