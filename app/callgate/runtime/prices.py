@@ -17,6 +17,9 @@ from callgate.upstream.resolve import ModelEntry
 REMEMBERED: Final = 1024
 """Deployments whose prices are kept; a wildcard lets clients make up names."""
 
+LONGEST: Final = 200
+"""Characters of a name. What is longer, which only a client makes up, is looked up each time."""
+
 audit = structlog.get_logger("callgate.audit")
 
 
@@ -56,7 +59,7 @@ class Prices:
         price = None if entry is None else price_at_hand(entry.litellm_params, infos.get(entry.configured_name, {}))
         if price is not None:
             self._remember(place, price)
-        else:
+        elif _is_short(place):
             if len(self._not_at_hand) >= REMEMBERED:
                 self._not_at_hand.clear()
             self._not_at_hand[place] = has_list
@@ -70,6 +73,12 @@ class Prices:
         return next((entry for entry in entries if entry.litellm_params["model"] == deployment), entries[0])
 
     def _remember(self, place: tuple[str, str], price: Price | None) -> None:
+        if not _is_short(place):
+            return
         if len(self._known) >= REMEMBERED:
             self._known.clear()
         self._known[place] = price
+
+
+def _is_short(place: tuple[str, str]) -> bool:
+    return sum(map(len, place)) <= 2 * LONGEST

@@ -29,7 +29,11 @@ def way_of(entry: ModelEntry) -> Way:
     known = litellm_model.listed(name, "supports_reasoning")
     if provider in resolve.TRANSLATED:
         return "none" if known is False else "thinking"
-    return "effort" if (by_family(model) if known is None else known) else "none"
+    return "effort" if (by_family(model[-LONGEST:]) if known is None else known) else "none"
+
+
+LONGEST = 200
+"""Characters of a name that are looked at: a client may make one up, and it is remembered."""
 
 
 @lru_cache(maxsize=1024)
