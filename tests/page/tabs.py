@@ -54,5 +54,5 @@ class Tabs:
         page.on("request", ask)
 
     async def close(self) -> None:
-        for context in self._contexts:
-            await context.close()
+        while self._contexts:
+            await self._contexts.pop().close()

@@ -1,22 +1,230 @@
-"""The shell: what it loads, the key, and what is shown to whom."""
+"""The shell: what it loads, whom it lets in, and that other pages get nothing through it."""
+
+import asyncio
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from callgate.application import create_app
-from tests.harness.configs import make_config
+from tests.harness.clients import http_client
+from tests.harness.configs import as_yaml, config_dict
 from tests.harness.needs import needs
-from tests.harness.server import serve
+from tests.harness.process import serving as serving_process
+from tests.page.served import IMG, ask, keyring, serving
 from tests.page.tabs import Tabs
-from tests.scripted_upstream import Upstream
+from tests.scripted_upstream import Call, Reply, Upstream
 
 pytestmark = [pytest.mark.anyio, needs("environment:page", "chromium-headless-shell")]
 
+PAGES = ("playground", "runs", "approvals", "tools", "models", "usage")
+
 
 async def test_it_opens_without_a_word_in_the_console_or_a_request_elsewhere(upstream: Upstream, tabs: Tabs) -> None:
-    async with serve(create_app(make_config(upstream.url))) as url:
+    async with serving(upstream, tabs) as url:
         page = await tabs.open(url)
         await page.get_by_text("● live").wait_for()
+        for name in PAGES:
+            await page.goto(f"{url}/#/{name}")
+            await page.locator("main > *").first.wait_for()
 
-        assert await page.title() == "Playground · Callgate"
+        assert await page.title() == "Keys & usage · Callgate"
         assert all(each.startswith((url, "data:")) for each in tabs.requests)
+
+
+async def test_without_a_key_there_is_the_shell_alone_and_a_wrong_key_is_not_kept(
+    upstream: Upstream, tabs: Tabs
+) -> None:
+    keys, auth = keyring(alice={"see": "all"})
+    async with serving(upstream, tabs, **auth) as url:
+        page = await tabs.open(url)
+        dialog = page.get_by_role("dialog")
+        await dialog.get_by_text("This server asks for a key.").wait_for()
+        await dialog.get_by_label("Key").fill("cg-wrong")
+        await dialog.get_by_label("keep it").check()
+        await dialog.get_by_role("button", name="Use it").click()
+        await page.wait_for_function(
+            "() => document.querySelector('dialog [role=alert]').textContent.includes('API key')"
+        )
+        kept = await page.evaluate("() => JSON.stringify([{ ...sessionStorage }, { ...localStorage }])")
+        await dialog.get_by_label("Key").fill(keys["alice"])
+        await dialog.get_by_role("button", name="Use it").click()
+        await page.get_by_text("● live").wait_for()
+
+    assert kept == "[{},{}]"
+
+
+async def test_the_key_is_in_no_url_cookie_store_log_or_export(
+    upstream: Upstream, tabs: Tabs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    keys, auth = keyring(alice={"see": "all"})
+    upstream.script("m", [Reply(calls=[Call("add", {"a": 1, "b": 2})]), Reply(text="3")])
+    async with serving(upstream, tabs, record={"content": True}, **auth) as url, http_client(url) as client:
+        page = await tabs.open(url, key=keys["alice"])
+        await ask(page)
+        address = page.url
+        stored = await page.evaluate(
+            "() => document.cookie + JSON.stringify([{ ...localStorage }, { ...sessionStorage }])"
+        )
+        shown = await page.content()
+        run = (await page.get_by_text("Open run_").inner_text()).removeprefix("Open ")
+        head = {"authorization": f"Bearer {keys['alice']}"}
+        exports = [
+            (await client.get(f"/v1/runs/{run}/export?as={form}", headers=head)).text for form in ("json", "curl")
+        ]
+
+    text = "".join([address, stored, shown, *exports, *tabs.requests, *capfd.readouterr()])
+    assert run.startswith("run_")
+    assert keys["alice"] not in text
+    assert stored == "[{},{}]"
+
+
+async def test_nothing_can_write_markup_into_it(upstream: Upstream, tabs: Tabs) -> None:
+    async with serving(upstream, tabs) as url:
+        page = await tabs.open(url)
+        said = await page.evaluate(
+            """(text) => { try { document.body.innerHTML = text; return "written"; } catch (e) { return e.name; } }""",
+            IMG,
+        )
+
+    assert said == "TypeError"
+    assert any("TrustedHTML" in each for each in tabs.complaints)
+    tabs.complaints.clear()
+
+
+EVIL = """<!doctype html><title>evil</title><form id=f method=post enctype=text/plain target=hidden></form>
+<iframe name=hidden></iframe><iframe id=frame></iframe>"""
+ATTACK = """async (url) => {
+  const found = {};
+  const json = (path, body) => [path, { method: "POST", body, headers: { "content-type": "application/json" } }];
+  const tries = {
+    approve: json("/v1/approvals/ID", '{"decision":"approve"}'),
+    call: json("/v1/tools/send_mail/call", '{"arguments":{"to":"bob@example.com","subject":"s","body":"b"}}'),
+    plain: ["/v1/tools/send_mail/call", { method: "POST", body: '{"arguments":{}}', headers: { "content-type": "text/plain" } }],
+    opaque: ["/v1/tools/send_mail/call", { method: "POST", body: '{"arguments":{}}', mode: "no-cors" }],
+    runs: ["/v1/runs", {}],
+    feed: ["/v1/feed", {}],
+  };
+  for (const [name, [path, options]] of Object.entries(tries))
+    try {
+      const answer = await fetch(url + path, options);
+      found[name] = answer.type === "opaque" ? "opaque" : answer.status + (await answer.text()).slice(0, 40);
+    } catch (failure) {
+      found[name] = "refused";
+    }
+  const form = document.getElementById("f");
+  form.action = url + "/v1/tools/send_mail/call";
+  const field = document.createElement("input");
+  field.name = '{"arguments":{"to":"bob@example.com","subject":"s","body":"';
+  field.value = '"}}';
+  form.append(field);
+  form.submit();
+  found.script = await new Promise((done) => {
+    const script = document.createElement("script");
+    script.onload = () => done("loaded");
+    script.onerror = () => done("refused");
+    script.src = url + "/v1/runs";
+    document.head.append(script);
+  });
+  const frame = document.getElementById("frame");
+  await new Promise((done) => { frame.onload = done; frame.src = url + "/"; });
+  try { found.frame = frame.contentDocument ? "read" : "closed"; } catch { found.frame = "closed"; }
+  return found;
+}"""
+
+
+async def test_a_page_on_another_port_gets_nothing_from_a_server_without_keys(upstream: Upstream, tabs: Tabs) -> None:
+    async def evil(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = f"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: {len(EVIL)}\r\nconnection: close\r\n\r\n"
+        writer.write(head.encode() + EVIL.encode())
+        await writer.drain()
+        writer.close()
+
+    other = await asyncio.start_server(evil, "127.0.0.1", 0)
+    async with other, serving(upstream, tabs) as url, http_client(url) as client:
+        page = await tabs.open(f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}/")
+        found = await page.evaluate(ATTACK, url)
+        runs = (await client.get("/v1/runs")).json()["data"]
+        tabs.complaints.clear()  # it asked another origin, which was the point
+
+    assert {name: said for name, said in found.items() if said not in {"refused", "closed", "opaque"}} == {}
+    assert runs == []
+
+
+async def test_a_server_that_ends_sends_five_tabs_away_at_once_and_they_find_the_next(
+    upstream: Upstream, tabs: Tabs, tmp_path: Path
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(as_yaml(config_dict(upstream.url)), encoding="utf-8")
+    async with serving_process(config) as child:
+        url = child.url
+        pages = [await tabs.open(f"{url}/#/runs") for _ in range(5)]
+        for page in pages:
+            await page.get_by_text("● live").wait_for()
+        began = time.monotonic()
+        child.signal(signal.SIGTERM)
+        code = await child.ended()
+        took = time.monotonic() - began
+        for page in pages:
+            await page.get_by_text("○ restarting").wait_for()
+        lines = child.log
+    async with serving_process(config, "--port", url.rpartition(":")[2]) as again:
+        await pages[0].get_by_text("● live").wait_for(timeout=20_000)
+        assert again.url == url
         await tabs.close()
+
+    assert (code, took < 2) == (0, True), f"{took}\n{lines}"
+    tabs.complaints = [each for each in tabs.complaints if "net::ERR_" not in each]
+
+
+@pytest.mark.parametrize(("dark", "width"), [(False, 360), (True, 1600)], ids=["light, narrow", "dark, wide"])
+async def test_no_page_has_a_serious_barrier(upstream: Upstream, tabs: Tabs, axe: str, dark: bool, width: int) -> None:
+    upstream.script("m", [Reply(calls=[Call("add", {"a": 1, "b": 2}, id="c"), Call("add", '{"a"')]), Reply(text="3")])
+    found: list[Any] = []
+    async with serving(upstream, tabs, record={"content": True}) as url:
+        page = await tabs.open(url, dark=dark, width=width, bypass_csp=True)
+        await ask(page)
+        run = (await page.get_by_text("Open run_").inner_text()).removeprefix("Open ")
+        await page.evaluate(axe)
+        routes = [*PAGES, f"run/{run}?call=c", f"run/{run}?tab=conversation", f"compare/{run}/{run}", "tools/add"]
+        for route in routes:
+            await page.evaluate("(hash) => { location.hash = hash; }", f"#/{route}")
+            await page.wait_for_function("() => !document.querySelector('main').innerText.includes('Loading')")
+            result = await page.evaluate("() => axe.run({ resultTypes: ['violations'] })")
+            assert len(result["passes"]) > 10
+            found += [
+                (route, each["id"], each["nodes"][0]["html"][:120])
+                for each in result["violations"]
+                if each["impact"] in {"serious", "critical"}
+            ]
+            if await page.evaluate("() => document.documentElement.scrollWidth > innerWidth"):
+                found.append((route, "scrolls sideways", ""))
+
+    assert found == []
+
+
+async def test_it_can_be_worked_by_keyboard_alone(upstream: Upstream, tabs: Tabs) -> None:
+    upstream.script("m", [Reply(calls=[Call("add", {"a": 1, "b": 2}, id="c")]), Reply(text="It is three.")])
+    async with serving(upstream, tabs) as url:
+        page = await tabs.open(url)
+        await page.keyboard.press("Tab")
+        assert await page.evaluate("() => document.activeElement.className") == "skip"
+        await page.keyboard.press("Enter")
+        assert await page.evaluate("() => document.activeElement.id") == "main"
+        for _ in range(20):
+            if await page.evaluate("() => document.activeElement.name") == "message":
+                break
+            await page.keyboard.press("Tab")
+        await page.keyboard.type("add")
+        await page.keyboard.press("Enter")
+        await page.get_by_text("It is three.").wait_for()
+        await page.goto(f"{url}/#/runs")
+        await page.get_by_role("link", name="answered").wait_for()
+        await page.keyboard.press("j")
+        await page.keyboard.press("Enter")
+        await page.get_by_role("table", name="Waterfall").wait_for()
+
+        assert re.search(r"#/run/run_\w+", page.url)

@@ -13,6 +13,7 @@ if (fragment.has("key")) {
 }
 
 export const hasKey = () => key !== "";
+export const currentKey = () => ({ key, isKept: sessionStorage.getItem(STORED) !== null });
 
 /** @param {string} value @param {boolean} keep whether to keep it until the tab is closed */
 export function setKey(value, keep) {

@@ -2,8 +2,9 @@
 // The shell: which page is shown, who is asking, and what is waiting for a person.
 
 import { html, nothing, render } from "./lit.js";
-import { ApiError, feed, get, hasKey, setKey } from "./api.js";
+import { ApiError, currentKey, feed, get, hasKey, setKey } from "./api.js";
 import * as approvals from "./views/approvals.js";
+import * as compare from "./views/compare.js";
 import * as models from "./views/models.js";
 import * as playground from "./views/playground.js";
 import * as run from "./views/run.js";
@@ -19,7 +20,7 @@ import * as usage from "./views/usage.js";
  */
 
 /** @type {Record<string, View>} */
-const VIEWS = { playground, runs, run, approvals, tools, models, usage };
+const VIEWS = { playground, runs, run, compare, approvals, tools, models, usage };
 const TABS = ["playground", "runs", "approvals", "tools", "models", "usage"];
 
 const bar = /** @type {HTMLElement} */ (document.getElementById("bar"));
@@ -49,7 +50,7 @@ function drawBar() {
       <nav aria-label="Pages">
         ${TABS.map(
           (tab) =>
-            html`<a href="#/${tab}" aria-current=${tab === current || (tab === "runs" && current === "run") ? "page" : nothing}
+            html`<a href="#/${tab}" aria-current=${tab === current || (tab === "runs" && ["run", "compare"].includes(current)) ? "page" : nothing}
               >${VIEWS[tab].title}${tab === "approvals" && waiting ? html` <b class="count">${waiting}</b>` : nothing}</a
             >`,
         )}
@@ -67,7 +68,7 @@ function askForKey(why = "") {
   const save = (/** @type {SubmitEvent} */ event) => {
     event.preventDefault();
     const form = new FormData(/** @type {HTMLFormElement} */ (event.target));
-    const before = hasKey();
+    const before = currentKey();
     setKey(String(form.get("key") ?? ""), form.get("keep") === "on");
     get("v1/models")
       .then(() => {
@@ -75,7 +76,7 @@ function askForKey(why = "") {
         start();
       })
       .catch((failure) => {
-        if (!before || failure.status === 401) setKey("", false);
+        setKey(before.key, before.isKept);
         draw(failure.message);
       });
   };
@@ -150,14 +151,22 @@ function start() {
       VIEWS[current].onFeed?.(event, data);
     },
     (now) => {
+      const isBack = now === "live" && state !== "starting";
       state = now;
       drawBar();
+      if (!isBack) return;
+      countWaiting(); // what happened meanwhile was not sent
+      VIEWS[current].onFeed?.("back", null);
     },
   );
   countWaiting();
   route();
 }
 
+/** @type {HTMLElement} */ (document.querySelector(".skip")).addEventListener("click", (event) => {
+  event.preventDefault(); // its address is no page of ours
+  main.focus();
+});
 window.addEventListener("hashchange", route);
 window.addEventListener("report", (event) => report(/** @type {CustomEvent} */ (event).detail));
 start();

@@ -42,7 +42,7 @@ const STATES = {
   handed_back: ["↩", "handed back"],
   turn_limit: ["■", "turn limit"],
   gave_up: ["■", "gave up"],
-  refused: ["⃠", "refused"],
+  refused: ["⊘", "refused"],
   failed: ["✗", "failed"],
   client_left: ["⇥", "client left"],
   cut_off: ["✂", "cut off"],
@@ -53,15 +53,14 @@ const STATES = {
 export const state = (state) => /** @type {[string, string]} */ (STATES[/** @type {keyof typeof STATES} */ (state)] ?? ["?", state]);
 
 const WHY_NOT_KEPT = {
-  nothing: "not kept (record.content: off)",
-  cut: "cut at record.content_bytes",
-  aged_out: "aged out",
+  nothing: "not kept (record.content: off, or the request asked for that)",
+  cut: "not kept, or never came; other texts were cut at record.content_bytes",
+  aged_out: "aged out: removed to make room (record.keep)",
   content: "never came",
 };
 
-/** @param {string} kept @param {string | undefined} text why a text is not there */
-export const whyNotKept = (kept, text) =>
-  text === undefined ? (WHY_NOT_KEPT[/** @type {keyof typeof WHY_NOT_KEPT} */ (kept)] ?? kept) : "";
+/** Why a text is not there. @param {string} kept */
+export const whyNotKept = (kept) => WHY_NOT_KEPT[/** @type {keyof typeof WHY_NOT_KEPT} */ (kept)] ?? kept;
 
 /** @param {string} text JSON if it is, indented */
 export function pretty(text) {

@@ -4,67 +4,86 @@
 import { html, nothing, render, repeat } from "../lit.js";
 import { get } from "../api.js";
 import * as format from "../format.js";
-import { fail } from "./shared.js";
+import { fail, notice } from "./shared.js";
 
 export const title = "Approvals";
 
-/** How long a card must have stood still before it takes a click, so that none hits a card that just moved. */
+/** How long the cards must have stood still before one takes a click, so that none hits a card that just moved. */
 const STEADY_MS = 400;
+/** Cards of calls that wait no more. */
+const SETTLED = 10;
 
 /** @type {HTMLElement} */ let root;
-/** @type {any[]} */ let waiting = [];
+/** @type {any[]} */ let cards = [];
 /** @type {Map<string, string>} */ let settled = new Map();
+/** @type {Set<string>} */ let sending = new Set();
 let moved = 0;
-let refused = "";
+let state = "";
 
 /** @param {HTMLElement} main */
 export function show(main) {
   root = main;
+  cards = [];
   settled = new Map();
+  sending = new Set();
+  state = "Loading …";
   load();
+  draw();
   const clock = setInterval(draw, 1000);
   return () => clearInterval(clock);
 }
 
 /** @param {string} event @param {any} data */
 export function onFeed(event, data) {
-  if (event !== "approval") return;
-  if (data.state !== "waiting") settled.set(data.id, `${data.decision ?? data.state}${data.by ? ` by ${data.by}` : ""}`);
-  load();
+  if (event === "approval" && data.state !== "waiting") settled.set(data.id, `${data.state}${data.by ? ` by ${data.by}` : ""}`);
+  if (event === "approval" || event === "back") load();
 }
 
 async function load() {
   try {
-    const list = await get("v1/approvals");
-    const known = new Set(list.data.map((/** @type {any} */ each) => each.id));
-    const gone = waiting.filter((each) => !known.has(each.id)).map((each) => ({ ...each, gone: true }));
-    if (list.data.length !== waiting.length) moved = performance.now();
-    waiting = [...list.data, ...gone.slice(-10)];
-    refused = "";
+    const waiting = (await get("v1/approvals")).data;
+    const ids = new Set(waiting.map((/** @type {any} */ each) => each.id));
+    // Who is there stays where it is, who is new comes last: what a pointer is over is not exchanged.
+    const over = cards.filter((each) => !ids.has(each.id)).slice(-SETTLED);
+    const kept = cards.filter((each) => ids.has(each.id) || over.includes(each)).map((each) => ({ ...each, gone: !ids.has(each.id) }));
+    const known = new Set(cards.map((each) => each.id));
+    const next = [...kept, ...waiting.filter((/** @type {any} */ each) => !known.has(each.id))];
+    if (next.map((each) => each.id).join() !== cards.map((each) => each.id).join()) moved = performance.now();
+    cards = next;
+    state = "No call waits for a person.";
   } catch (failure) {
-    if (/** @type {any} */ (failure).status === 403) refused = "This key may not decide about calls (`approve: on`).";
-    else fail(failure);
+    state = /** @type {any} */ (failure).status === 403 ? "This key may not decide about calls (`approve: on`)." : /** @type {Error} */ (failure).message;
+    if (/** @type {any} */ (failure).status === 401) fail(failure);
   }
   draw();
 }
 
 async function decide(/** @type {any} */ call, /** @type {string} */ decision, /** @type {string} */ reason) {
-  if (performance.now() - moved < STEADY_MS) return;
+  if (sending.has(call.id)) return;
+  if (performance.now() - moved < STEADY_MS) {
+    notice("The cards have just moved: look again, then click.");
+    return;
+  }
+  sending.add(call.id);
+  draw();
   try {
     const said = await get(`v1/approvals/${encodeURIComponent(call.id)}`, { method: "POST", json: { decision, reason, hash: call.hash } });
     settled.set(call.id, `${said.decision} by ${said.by}`);
   } catch (failure) {
-    settled.set(call.id, /** @type {Error} */ (failure).message);
+    const { status, message } = /** @type {any} */ (failure);
+    if (status === 409 || status === 404) settled.set(call.id, settled.get(call.id) ?? message);
+    else fail(failure); // it may be tried again
   }
+  sending.delete(call.id);
   load();
 }
 
 function draw() {
   const now = Date.now() / 1000;
   render(
-    html`${refused ? html`<p class="empty">${refused}</p>` : nothing}
-      ${waiting.length || refused ? nothing : html`<p class="empty">No call waits for a person.</p>`}
-      ${repeat(waiting, (call) => call.id, (call) => card(call, now))}`,
+    html`<h2 class="visually-hidden">Calls that wait for a person</h2>
+      ${cards.length ? nothing : html`<p class="empty" role="status">${state}</p>`}
+      ${repeat(cards, (/** @type {any} */ call) => call.id, (/** @type {any} */ call) => card(call, now))}`,
     root,
   );
 }
@@ -74,18 +93,26 @@ function card(/** @type {any} */ call, /** @type {number} */ now) {
   const submit = (/** @type {SubmitEvent} */ event) => {
     event.preventDefault();
     const form = new FormData(/** @type {HTMLFormElement} */ (event.target));
-    decide(call, String(/** @type {HTMLButtonElement} */ (event.submitter).value), String(form.get("reason") ?? ""));
+    const said = /** @type {HTMLButtonElement | null} */ (event.submitter)?.value;
+    if (said) decide(call, said, String(form.get("reason") ?? ""));
   };
   return html`<article class="card ${isOver ? "over" : ""}" aria-label="${call.tool} waits">
-    <h3>${call.tool} <small>${call.safety ?? ""}</small></h3>
-    <p>asked by <b>${call.caller}</b> · <a href="#/run/${call.run}">${call.run}</a> · since ${format.time(call.since)}</p>
-    <pre>${JSON.stringify(call.arguments, null, 2)}</pre>
+    <h3>${call.tool} <small>${call.safety ?? ""} · ${call.source ?? ""}</small></h3>
+    <p>asked by <b>${call.caller}</b> · <a href="#/run/${encodeURIComponent(call.run)}?call=${encodeURIComponent(call.call)}">${call.run}</a> · since ${format.time(call.since)}
+      · arguments <code title=${call.hash}>${String(call.hash).slice(0, 12)}…</code></p>
+    <pre tabindex="0">${JSON.stringify(call.arguments, null, 2)}</pre>
     ${isOver
       ? html`<p role="status">${settled.get(call.id) ?? "no longer waiting"}</p>`
       : html`<form @submit=${submit}>
-          <label>Reason <input name="reason" maxlength="500" /></label>
-          <button value="approve">Approve</button> <button value="deny" class="quiet">Deny</button>
+          <label>Reason <input name="reason" maxlength="500" placeholder="for the model, when denied" @keydown=${noSubmit} /></label>
+          <button value="approve" ?disabled=${sending.has(call.id)}>Approve</button>
+          <button value="deny" class="quiet" ?disabled=${sending.has(call.id)}>Deny</button>
           <small>${Math.max(0, Math.round(call.expires - now))} s left</small>
         </form>`}
   </article>`;
+}
+
+/** Enter in the reason would press the first button, which approves. @param {KeyboardEvent} event */
+function noSubmit(event) {
+  if (event.key === "Enter") event.preventDefault();
 }

@@ -1,8 +1,8 @@
 // @ts-check
-// Models: how each is reached, and how it is.
+// Models: how each is reached, how it fares, what it costs, and whether it answers.
 
 import { html, nothing, render } from "../lit.js";
-import { get } from "../api.js";
+import { get, send } from "../api.js";
 import * as format from "../format.js";
 import { fail } from "./shared.js";
 
@@ -10,46 +10,112 @@ export const title = "Models";
 
 /** @type {HTMLElement} */ let root;
 /** @type {any[]} */ let models = [];
+/** By model and deployment, what became of its attempts. @type {Map<string, Map<string, number>>} */ let attempts = new Map();
+let noMetrics = "";
+let state = "Loading …";
+/** What came of asking a model. @type {Map<string, {text: string, isBad: boolean}>} */ let examined = new Map();
 
 /** @param {HTMLElement} main */
 export function show(main) {
   root = main;
   models = [];
+  state = "Loading …";
   load();
   draw();
+  const clock = setInterval(() => models.some((model) => deploymentsOf(model).some((/** @type {any} */ each) => each.cooldown_seconds)) && load(), 5000);
+  return () => clearInterval(clock);
+}
+
+/** @param {string} event */
+export function onFeed(event) {
+  if (event === "back") load();
 }
 
 async function load() {
   try {
     const list = await get("v1/models");
-    models = await Promise.all(list.data.map((/** @type {any} */ model) => get(`v1/models/${encodeURIComponent(model.id)}`)));
+    models = await Promise.all(list.data.map((/** @type {any} */ model) => get(`v1/models/${encodeURIComponent(model.id)}?price=1`)));
+    state = "This key may ask no model.";
   } catch (failure) {
     fail(failure);
+    state = /** @type {Error} */ (failure).message;
+  }
+  draw();
+  try {
+    attempts = readAttempts(await (await send("metrics")).text());
+    noMetrics = "";
+  } catch (failure) {
+    noMetrics = `Attempts are not shown: ${/** @type {Error} */ (failure).message}`;
   }
   draw();
 }
 
+/** @param {string} text of /metrics */
+function readAttempts(text) {
+  const found = new Map();
+  for (const line of text.split("\n")) {
+    const [, labels, count] = /^callgate_upstream_attempts_total\{(.*)\} (\S+)$/.exec(line) ?? [];
+    if (labels === undefined) continue;
+    /** @type {Record<string, string>} */
+    const of = Object.fromEntries([...labels.matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g)].map(([, name, value]) => [name, value.replace(/\\(.)/g, (_, each) => (each === "n" ? "\n" : each))]));
+    const key = `${of.model}\n${of.deployment}`;
+    const results = found.get(key) ?? new Map();
+    results.set(of.result, (results.get(of.result) ?? 0) + Number(count));
+    found.set(key, results);
+  }
+  return found;
+}
+
+const deploymentsOf = (/** @type {any} */ model) => model.x_callgate?.deployments ?? [{}];
+
+async function examine(/** @type {any} */ model) {
+  examined.set(model.id, { text: "asking …", isBad: false });
+  draw();
+  const began = performance.now();
+  const json = { model: model.id, messages: [{ role: "user", content: "Say OK." }], max_tokens: 1 };
+  try {
+    const answer = await get("v1/chat/completions", { method: "POST", json, headers: { "x-callgate-tools": "none" } });
+    const used = answer.usage?.total_tokens;
+    examined.set(model.id, { text: `answers in ${format.seconds((performance.now() - began) / 1000)}${used ? `, ${used} tokens` : ""}`, isBad: false });
+  } catch (failure) {
+    examined.set(model.id, { text: `${/** @type {any} */ (failure).status || ""} ${/** @type {Error} */ (failure).message}`, isBad: true });
+  }
+  load();
+}
+
 function draw() {
   render(
-    html`<table aria-label="Models">
-        <thead><tr><th>Model</th><th>Lane</th><th>Host</th><th>Calls tools</th><th>State</th></tr></thead>
+    html`<div class="scroll" tabindex="0" role="group" aria-label="List of models"><table aria-label="Models">
+        <thead><tr><th>Model</th><th>Lane</th><th>Host</th><th>Calls tools</th><th>State</th><th class="number">Attempts</th><th class="number">$ / million tokens</th><th>Ask it</th></tr></thead>
         <tbody>
-          ${models.flatMap((model) => {
-            const deployments = model.x_callgate?.deployments ?? [{}];
-            return deployments.map(
-              (/** @type {any} */ each, /** @type {number} */ place) => html`<tr>
-                <td>${place ? "" : model.id}</td>
-                <td>${each.lane ?? "–"}${each.why ? html` <small>${each.why}</small>` : nothing}</td>
-                <td>${each.host ?? "–"}</td>
-                <td>${each.tool_calling ? `${each.tool_calling.format} (${each.tool_calling.decided_by})` : "not asked yet"}</td>
-                <td>${each.cooldown_seconds ? html`<span class="odd">left alone for ${format.seconds(each.cooldown_seconds)}</span>` : "in use"}</td>
-              </tr>`,
-            );
-          })}
+          ${models.flatMap((model) => deploymentsOf(model).map((/** @type {any} */ each, /** @type {number} */ place) => line(model, each, place === 0)))}
         </tbody>
-      </table>
-      ${models.length ? nothing : html`<p class="empty">Loading …</p>`}
-      <p><small>“Left alone”: a deployment that failed three times running is not asked for a while.</small></p>`,
+      </table></div>
+      ${models.length ? nothing : html`<p class="empty" role="status">${state}</p>`}
+      ${noMetrics ? html`<p class="empty">${noMetrics}</p>` : nothing}
+      <p><small>“Left alone”: a deployment that failed three times running is not asked for a while. Attempts are those since this process began.
+        Asking a model costs a few tokens; <code>callgate doctor</code> looks at everything that is configured.</small></p>`,
     root,
   );
 }
+
+function line(/** @type {any} */ model, /** @type {any} */ each, /** @type {boolean} */ isFirst) {
+  const results = attempts.get(`${model.id}\n${each.deployment}`);
+  const failed = [...(results ?? [])].filter(([result]) => result !== "answered");
+  const found = examined.get(model.id);
+  return html`<tr>
+    <td>${isFirst ? model.id : ""}${each.deployment && each.deployment !== model.id ? html`<small>${each.deployment}</small>` : nothing}</td>
+    <td>${each.lane ?? "not shown (loop.diagnostics: off)"}${each.why ? html` <small>${each.why}</small>` : nothing}</td>
+    <td>${each.host ?? (each.lane === "demo" ? "built in" : html`<small>not shown to this key, or not known before it is asked</small>`)}</td>
+    <td>${each.tool_calling ? `${each.tool_calling.format} (${each.tool_calling.decided_by})` : "not asked yet"}</td>
+    <td>${each.cooldown_seconds ? html`<span class="odd">left alone for ${format.seconds(each.cooldown_seconds)}</span>` : "in use"}</td>
+    <td class="number">${results ? format.count([...results.values()].reduce((sum, count) => sum + count, 0)) : "–"}
+      ${failed.map(([result, count]) => html`<small class="odd">${count} ${result}</small>`)}</td>
+    <td class="number">${isFirst ? price(model.x_callgate?.price) : ""}</td>
+    <td>${isFirst ? html`<button type="button" class="quiet" aria-label="Ask ${model.id}" @click=${() => examine(model)}>Ask</button>` : nothing}
+      ${isFirst && found ? html`<small class=${found.isBad ? "odd" : ""} role="status">${found.text}</small>` : nothing}</td>
+  </tr>`;
+}
+
+/** @param {any} price of a million tokens */
+const price = (price) => (price ? `${price.prompt} in, ${price.completion} out` : "no price");

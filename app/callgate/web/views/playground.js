@@ -154,7 +154,7 @@ function happen({ kind, turn: index, choice = 0, at = 0, facts = {} }) {
       turn.calls.set(each.id, {
         id: each.id,
         name: each.name ?? before?.name ?? "(no name)",
-        text: each.arguments ?? before?.text ?? "",
+        text: before?.text.startsWith(each.arguments ?? "") ? before.text : each.arguments, // which is cut, where it is long
         pieces: before?.pieces ?? 0,
         state: each.verdict === "broken" ? "broken" : each.owner === "client" ? "handed back" : "whole",
         note: each.verdict === "broken" ? each.flaw : (each.repairs ?? []).join(", "),
@@ -163,9 +163,12 @@ function happen({ kind, turn: index, choice = 0, at = 0, facts = {} }) {
   } else {
     const call = turn.calls.get(facts.id);
     if (!call) return;
-    if (kind === "call_waiting") call.state = "waiting for approval";
-    else if (kind === "call_started") call.state = "running";
-    else if (kind === "call_progress") call.progress = progress(facts);
+    if (kind === "call_started") call.state = "running";
+    else if (kind === "call_progress" && facts.approval) call.state = "waiting for approval";
+    else if (kind === "call_progress") {
+      call.state = "running";
+      call.progress = facts.approved ? "approved" : progress(facts);
+    }
     else if (kind === "call_ended") {
       call.state = facts.outcome === "returned" ? "done" : "failed";
       call.note = facts.outcome === "returned" ? "" : facts.outcome;
@@ -191,7 +194,6 @@ function draw() {
     left.has(name) ? left.delete(name) : left.add(name);
     schedule();
   };
-  const body = request();
   render(
     html`<section class="settings" aria-label="Settings">
         <label>Model <select @change=${(/** @type {any} */ e) => ((model = e.target.value), schedule())}>
@@ -223,12 +225,13 @@ function draw() {
           </form>
           <menu>
             ${messages.length ? html`<button type="button" class="quiet" @click=${clear}>New chat</button>` : nothing}
-            ${copyButton(asCurl(body), "Copy as curl")} ${copyButton(asPython(body), "Copy as Python")}
-            ${copyButton(JSON.stringify(body, null, 2), "Copy as JSON")}
+            ${copyButton(() => asCurl(request()), "Copy as curl")} ${copyButton(() => asPython(request()), "Copy as Python")}
+            ${copyButton(() => JSON.stringify(request(), null, 2), "Copy as JSON")}
           </menu>
         </section>
         <section aria-label="What happens" class="trace">
-          ${repeat(turns, (turn) => `${turn.choice}.${turn.index}`, drawTurn)}
+          ${repeat(turns, (/** @type {Turn} */ turn) => `${turn.choice}.${turn.index}`, drawTurn)}
+          ${open && !turns.length ? html`<p class="empty" role="status">Asked ${model} …</p>` : nothing}
           ${ending ? html`<p>finish_reason <code>${ending}</code></p>` : nothing}
           ${run ? html`<p><a href="#/run/${run}">Open ${run}</a></p>` : nothing}
           ${turns.length || open ? nothing : html`<p class="empty">Turns and calls appear here while they happen.</p>`}
@@ -250,26 +253,31 @@ function drawTurn(/** @type {Turn} */ turn) {
   return html`<article class="turn">
     <h3>Turn ${turn.index + 1}${turn.choice ? html` · choice ${turn.choice}` : nothing}
       <small>${turn.first === undefined ? "waiting for the first words …" : html`first words after ${format.seconds(turn.first - turn.started)}`}</small></h3>
-    ${turn.attempts.map((each) => html`<p class="odd">attempt ${each.attempt}: ${each.deployment} ${each.status || ""} ${each.reason}</p>`)}
+    ${turn.attempts.map((each) => html`<p class=${each.reason ? "odd" : ""}>attempt ${each.number}: ${each.deployment} ${each.status || ""} ${each.reason ?? "answered"}</p>`)}
     ${turn.words ? html`<p>${turn.words} characters of text</p>` : nothing}
     ${[...turn.calls.values()].map(
       (call) => html`<div class="call ${call.state.replaceAll(" ", "-")}">
         <p><b>${call.name || "…"}</b> <span class="verdict">${mark(call.state)} ${call.state}</span>
           ${call.seconds === undefined ? nothing : html`<small>${format.seconds(call.seconds)}</small>`}
           ${call.state === "gathering" ? html`<small>${call.pieces} fragments</small>` : nothing}
+          ${call.state === "waiting for approval" ? html`<a href="#/approvals">decide</a>` : nothing}
           ${call.note ? html`<small class="odd">${call.note}</small>` : nothing}
           ${call.progress ? html`<small>${call.progress}</small>` : nothing}</p>
-        <pre>${call.text.length > 4000 ? `${call.text.slice(0, 4000)}… (${format.count(call.text.length)} characters)` : call.text}</pre>
-        ${call.result === undefined ? nothing : html`<pre class="result">${call.result}</pre>`}
+        <pre tabindex="0">${start(call.text)}</pre>
+        ${call.result === undefined ? nothing : html`<pre class="result" tabindex="0" aria-label="Result">${start(call.result)}</pre>`}
       </div>`,
     )}
     ${facts
       ? html`<p><small>finish_reason <code>${(facts.finish_reasons ?? []).join(", ") || "none"}</code>
           ${facts.usage ? html` · ${format.count(facts.usage.prompt_tokens)} + ${format.count(facts.usage.completion_tokens)} tokens` : nothing}
+          ${facts.cost === undefined ? nothing : html` · ${format.money(facts.cost)}`}
           · ${format.seconds(facts.seconds)}${(facts.findings ?? []).length ? html` · <span class="odd">${facts.findings.join(", ")}</span>` : nothing}</small></p>`
       : nothing}
   </article>`;
 }
+
+/** Of a long text its beginning: the whole of it is in the run. @param {string} text */
+const start = (text) => (text.length > 4000 ? `${text.slice(0, 4000)}… (${format.count(text.length)} characters)` : text);
 
 const MARKS = { gathering: "✎", whole: "✓", broken: "✗", running: "▶", done: "✓", failed: "✗", "handed back": "↩", "waiting for approval": "⏸" };
 const mark = (/** @type {string} */ state) => MARKS[/** @type {keyof typeof MARKS} */ (state)] ?? "";

@@ -4,29 +4,37 @@
 import { html, nothing, render } from "../lit.js";
 import { events, get, send } from "../api.js";
 import * as format from "../format.js";
-import { copyButton, download, fail } from "./shared.js";
+import { markOf, textOf, toldOf, turnsOf, whyNoReplay, wordOf } from "./run_facts.js";
+import { copyButton, download, fail, notice, question } from "./shared.js";
 
 export const title = "Run";
 
 const TABS = ["waterfall", "conversation", "events", "json"];
+const SIDES = ["as written", "as read", "told to the model", "wire"];
 
 /** @type {HTMLElement} */ let root;
 /** @type {any} */ let run = null;
 let id = "";
 let tab = "waterfall";
 let chosen = "";
+let side = SIDES[0];
 let message = "";
+/** @type {Map<number, string>} */ let wires = new Map();
 /** @type {AbortController | null} */ let open = null;
 let frame = 0;
 
 /** @param {HTMLElement} main @param {string[]} path @param {URLSearchParams} query */
 export function show(main, path, query) {
   root = main;
+  if (path[0] !== id || run?.state === "under_way") {
+    run = null;
+    wires = new Map();
+  }
   id = path[0] ?? "";
   tab = TABS.includes(query.get("tab") ?? "") ? /** @type {string} */ (query.get("tab")) : "waterfall";
   chosen = query.get("call") ?? "";
+  side = SIDES.includes(query.get("side") ?? "") ? /** @type {string} */ (query.get("side")) : SIDES[0];
   message = "";
-  run = null;
   load();
   draw();
   return () => {
@@ -35,32 +43,33 @@ export function show(main, path, query) {
   };
 }
 
-async function load() {
-  try {
-    run = await get(`v1/runs/${encodeURIComponent(id)}?content=1`);
-    if (run.state === "under_way") follow();
-  } catch (failure) {
-    message = /** @type {Error} */ (failure).message;
-    if (/** @type {any} */ (failure).status === 401) fail(failure);
-  }
-  schedule();
-}
+const at = (/** @type {string} */ rest = "") => `v1/runs/${encodeURIComponent(id)}${rest}`;
 
-async function follow() {
+async function load() {
   open?.abort();
   const controller = (open = new AbortController());
   try {
-    const response = await send(`v1/runs/${encodeURIComponent(id)}`, { headers: { accept: "text/event-stream" }, signal: controller.signal });
-    run.events = [];
-    for await (const { event, data } of events(response)) {
-      if (event === "event") run.events.push(JSON.parse(data));
+    if (!run) run = await get(at("?content=1"), { signal: controller.signal });
+    if (run.state === "under_way") {
       schedule();
+      await follow(controller.signal);
     }
-    if (!controller.signal.aborted) run = await get(`v1/runs/${encodeURIComponent(id)}?content=1`);
   } catch (failure) {
-    if (!controller.signal.aborted) fail(failure);
+    if (controller.signal.aborted) return;
+    message = /** @type {Error} */ (failure).message;
+    if (/** @type {any} */ (failure).status === 401) fail(failure);
   }
-  schedule();
+  if (!controller.signal.aborted) schedule();
+}
+
+async function follow(/** @type {AbortSignal} */ signal) {
+  const response = await send(at(), { headers: { accept: "text/event-stream" }, signal });
+  run.events = [];
+  for await (const { event, data } of events(response)) {
+    if (event === "event") run.events.push(JSON.parse(data));
+    schedule();
+  }
+  if (!signal.aborted) run = await get(at("?content=1"), { signal });
 }
 
 function schedule() {
@@ -68,7 +77,10 @@ function schedule() {
   frame = requestAnimationFrame(draw);
 }
 
-const at = (/** @type {Record<string, string>} */ more) => `#/run/${id}?${new URLSearchParams({ tab, ...(chosen && { call: chosen }), ...more })}`;
+const link = (/** @type {Record<string, string>} */ more) => {
+  const query = new URLSearchParams({ tab, ...(chosen && { call: chosen }), ...(side !== SIDES[0] && { side }), ...more });
+  return `#/run/${encodeURIComponent(id)}?${query}`;
+};
 
 function draw() {
   if (!run) {
@@ -76,7 +88,8 @@ function draw() {
     return;
   }
   const [mark, word] = format.state(run.state);
-  const failed = run.attempts - run.turns;
+  const failed = run.turns ? run.attempts - run.turns : run.attempts;
+  const why = whyNoReplay(run);
   render(
     html`<h2>${run.id}</h2>
       <p class="summary">
@@ -94,17 +107,26 @@ function draw() {
           .join(" · ")}
       </p>
       <p><small>
-        key ${run.key || "–"} · model ${run.model}${run.deployment ? ` → ${run.deployment}` : ""} · ${format.moment(run.began)} · ${run.request_id}
-        ${run.trace_id ? html` · trace ${run.trace_id}` : nothing} · content ${run.kept === "nothing" ? "not kept (record.content: off)" : run.kept}
-        ${run.replay_of ? html` · replay of <a href="#/run/${run.replay_of}">${run.replay_of}</a>` : nothing}
+        key ${run.key || "–"} · model ${run.model || "–"}${run.deployment ? ` → ${run.deployment}` : ""} · ${format.moment(run.began)} · ${run.request_id}
+        ${run.trace_id ? html` · trace ${run.trace_id}` : nothing} · content ${run.kept === "content" ? "kept" : format.whyNotKept(run.kept)}
+        ${run.replay_of ? html` · replay of ${runLink(run.replay_of)} (${compareLink(run.replay_of, run.id)})` : nothing}
+        ${(run.replays ?? []).length
+          ? html` · replayed as ${run.replays.map((/** @type {string} */ each) => html`${runLink(each)} (${compareLink(run.id, each)}) `)}`
+          : nothing}
       </small></p>
+      ${message ? html`<p class="odd" role="alert">${message}</p>` : nothing}
       ${run.error ? html`<p class="odd">${run.status} ${run.error}</p>` : nothing}
       ${(run.findings ?? []).length ? html`<p class="odd">findings: ${run.findings.join(", ")}</p>` : nothing}
       <menu>
-        ${TABS.map((each) => html`<a href=${at({ tab: each })} aria-current=${each === tab ? "true" : nothing}>${each}</a>`)}
-        ${["json", "curl", "recording", "otlp"].map((as) => html`<button type="button" class="quiet" @click=${() => save(as)}>export ${as}</button>`)}
-        ${run.kept === "content" && run.state !== "under_way" ? html`<button type="button" @click=${replay}>Replay</button>` : nothing}
-        <button type="button" class="quiet" @click=${remove}>Delete</button>
+        ${TABS.map((each) => html`<li><a href=${link({ tab: each })} aria-current=${each === tab ? "true" : nothing}>${each}</a></li>`)}
+        <li><select aria-label="Export" @change=${save}>
+          <option value="">Export …</option>
+          ${["json", "curl", "recording", "otlp"].map((as) => html`<option>${as}</option>`)}
+        </select></li>
+        <li><button type="button" @click=${replay} ?disabled=${why !== ""}>Replay</button></li>
+        <li><button type="button" class="quiet" @click=${compareWith}>Compare</button></li>
+        <li><button type="button" class="quiet" @click=${remove}>Delete</button></li>
+        ${why ? html`<li><small>No replay: ${why}.</small></li>` : nothing}
       </menu>
       <div class=${chosen && tab === "waterfall" ? "split" : ""}>
         ${tab === "waterfall" ? waterfall() : tab === "conversation" ? conversation() : tab === "events" ? eventList() : json()}
@@ -118,9 +140,17 @@ function draw() {
   }
 }
 
-async function save(/** @type {string} */ as) {
+const runLink = (/** @type {string} */ other) => html`<a href="#/run/${encodeURIComponent(other)}">${other}</a>`;
+const compareLink = (/** @type {string} */ one, /** @type {string} */ other) =>
+  html`<a href="#/compare/${encodeURIComponent(one)}/${encodeURIComponent(other)}">compare</a>`;
+
+async function save(/** @type {Event} */ event) {
+  const field = /** @type {HTMLSelectElement} */ (event.target);
+  const as = field.value;
+  field.value = "";
+  if (!as) return;
   try {
-    const response = await send(`v1/runs/${encodeURIComponent(id)}/export?as=${as}`);
+    const response = await send(at(`/export?as=${as}`));
     download(`${id}.${as === "curl" ? "sh" : "json"}`, await response.text(), response.headers.get("content-type") ?? "text/plain");
   } catch (failure) {
     fail(failure);
@@ -128,141 +158,173 @@ async function save(/** @type {string} */ as) {
 }
 
 async function replay() {
+  const models = (await get("v1/models").catch(() => ({ data: [] }))).data;
+  const turns = turnsOf(run).filter((turn) => !turn.choice);
+  const given = await question(
+    "Replay",
+    html`<label>Model <select name="model">
+        <option value="">the same (${run.model})</option>
+        ${models.map((/** @type {any} */ each) => html`<option>${each.id}</option>`)}
+      </select></label>
+      <label>From <select name="from_turn">
+        ${turns.map((turn) => html`<option value=${turn.index}>${turn.index ? `turn ${turn.index + 1}, with what came before it as it was` : "the beginning"}</option>`)}
+      </select></label>
+      <label>Calls <select name="tools">
+        <option value="recorded">get their recorded results; nothing runs</option>
+        <option value="run">run again; what needs approval asks for it</option>
+      </select></label>
+      <p><small>The model is asked again, which costs what it costs.</small></p>`,
+    "Ask again",
+  );
+  if (!given) return;
+  if (given.tools === "run" && !confirm("Tools will run again and may change things. Go on?")) return;
+  notice("Asked again …");
+  const mine = id;
   try {
-    const made = await get(`v1/runs/${encodeURIComponent(id)}/replay`, { method: "POST", json: { tools: "recorded" } });
-    location.hash = `#/run/${made.id}`;
+    const json = { tools: given.tools, from_turn: Number(given.from_turn || 0), ...(given.model && { model: given.model }) };
+    const made = await get(at("/replay"), { method: "POST", json });
+    if (made.stopped) notice(`The replay was stopped: ${made.stopped}`);
+    if (id === mine) run = null; // the next look at it shows the link
+    location.hash = `#/run/${encodeURIComponent(made.run)}`;
   } catch (failure) {
     fail(failure);
   }
 }
 
+async function compareWith() {
+  const given = await question("Compare", html`<label>With run <input name="other" required placeholder="run_…" value=${run.replays?.[0] ?? run.replay_of ?? ""} /></label>`, "Compare");
+  if (given) location.hash = `#/compare/${encodeURIComponent(id)}/${encodeURIComponent(given.other.trim())}`;
+}
+
 async function remove() {
-  if (!confirm("Delete this run?")) return;
+  if (!confirm("Delete what was recorded of this run?")) return;
   try {
-    await get(`v1/runs/${encodeURIComponent(id)}`, { method: "DELETE" });
+    await get(at(), { method: "DELETE" });
+    run = null;
     location.hash = "#/runs";
   } catch (failure) {
     fail(failure);
   }
 }
 
-/** The turns of the run, each with its parts, out of its events. */
-function turns() {
-  /** @type {any[]} */ const found = [];
-  const end = run.seconds ?? Date.now() / 1000 - run.began;
-  for (const event of run.events ?? []) {
-    const { kind, turn: index, choice = 0, facts = {} } = event;
-    let turn = found.findLast((each) => each.index === index && each.choice === choice);
-    if (kind === "turn_started" && !turn) {
-      turn = { index, choice, from: event.at, to: end, attempts: [], calls: new Map(), facts: null };
-      found.push(turn);
-    }
-    if (!turn) continue;
-    if (kind === "attempt") turn.attempts.push({ ...facts, from: event.at - (facts.seconds ?? 0), to: event.at });
-    else if (kind === "turn_ended") {
-      turn.facts = facts;
-      turn.answered = event.at;
-      turn.to = event.at;
-      for (const call of facts.calls ?? []) turn.calls.set(call.id, { ...call, parts: [] });
-    } else if (facts.id !== undefined) {
-      const call = turn.calls.get(facts.id) ?? { id: facts.id, name: facts.name, parts: [] };
-      turn.calls.set(facts.id, call);
-      if (kind === "call_waiting") call.parts.push({ what: "waiting", from: event.at, to: end });
-      if (kind === "call_started") {
-        const before = call.parts.at(-1);
-        if (before) before.to = event.at;
-        call.parts.push({ what: "tool", from: event.at, to: end });
-      }
-      if (kind === "call_ended") {
-        if (!call.parts.length) call.parts.push({ what: "tool", from: event.at - facts.seconds, to: event.at });
-        call.parts.at(-1).to = event.at;
-        turn.to = Math.max(turn.to, event.at);
-        Object.assign(call, { outcome: facts.outcome, seconds: facts.seconds, bytes: facts.bytes, cut_bytes: facts.cut_bytes });
-      }
-    }
-  }
-  return found;
-}
-
 function waterfall() {
-  const all = turns();
+  const all = turnsOf(run);
   const whole = Math.max(run.seconds ?? 0, ...all.map((turn) => turn.to), 0.001);
   const bar = (/** @type {string} */ what, /** @type {number} */ from, /** @type {number} */ to) =>
-    html`<i class=${what} title="${what}: ${format.seconds(to - from)}" data-from=${from / whole} data-to=${to / whole}></i>`;
+    html`<i class=${what} title="${what}: ${format.seconds(to - from)}" data-from=${Math.max(from, 0) / whole} data-to=${to / whole} data-ms=${((to - from) * 1000).toFixed(1)}></i>`;
   const row = (/** @type {any} */ label, /** @type {any} */ bars, /** @type {number} */ took, kind = "") =>
     html`<div class="row ${kind}" role="row"><span role="cell">${label}</span><span class="track" role="cell">${bars}</span><span role="cell" class="number">${format.seconds(took)}</span></div>`;
   return html`<section class="waterfall" role="table" aria-label="Waterfall">
       <div class="row axis" role="row"><span role="columnheader">part</span><span class="track" role="columnheader">0 … ${format.seconds(whole)}</span><span role="columnheader" class="number">took</span></div>
       ${all.map((turn) => {
-        const first = turn.facts?.first_seconds === undefined ? turn.from : turn.from + turn.facts.first_seconds;
         const spoke = turn.answered ?? turn.to;
+        const first = turn.facts?.first_seconds === undefined ? spoke : Math.min(turn.from + turn.facts.first_seconds, spoke);
         return html`${row(
-          html`<b>turn ${turn.index + 1}${turn.choice ? ` · choice ${turn.choice}` : ""}</b>`,
-          [bar("first", turn.from, Math.min(first, spoke)), bar("speaking", Math.min(first, spoke), spoke)],
+          html`<b>turn ${turn.index + 1}${turn.choice ? ` · choice ${turn.choice + 1}` : ""}</b> <small>${turn.facts?.deployment ?? ""}</small>`,
+          [bar("first", turn.from, first), bar("speaking", first, spoke), turn.to > spoke ? bar("calls", spoke, turn.to) : nothing],
           turn.to - turn.from,
           "turn",
         )}
-        ${turn.attempts.map((/** @type {any} */ each) => row(html`attempt ${each.attempt} ${each.deployment} <small class="odd">${each.status || ""} ${each.reason}</small>`, bar("attempt", each.from, each.to), each.seconds))}
+        ${turn.attempts.map((/** @type {any} */ each) =>
+          row(
+            html`attempt ${each.number} ${each.deployment} <small class=${each.reason ? "odd" : ""}>${each.status || ""} ${each.reason ?? "answered"}</small>`,
+            [each.wait ? bar("waited", each.waitFrom, each.from) : nothing, bar(each.reason ? "attempt" : "first", each.from, each.to)],
+            each.seconds,
+            "attempt",
+          ),
+        )}
         ${[...turn.calls.values()].map((call) =>
           row(
-            html`<a href=${at({ call: call.id })} aria-current=${call.id === chosen ? "true" : nothing}>${verdict(call)} ${call.name ?? "(no name)"}</a> <small>${call.flaw ?? call.outcome ?? ""}</small>`,
+            html`<a href=${link({ call: call.id })} aria-current=${call.id === chosen ? "true" : nothing}>${markOf(call)} ${call.name ?? "(no name)"}</a> <small class=${call.verdict === "broken" ? "odd" : ""}>${wordOf(call)}</small>`,
             call.parts.map((/** @type {any} */ part) => bar(part.what, part.from, part.to)),
             call.seconds,
+            "call",
           ),
         )}`;
       })}
-      ${all.length ? nothing : html`<p class="empty">${run.route === "chat" ? "Nothing was recorded of its turns." : "This request was passed through: it has no turns."}</p>`}
     </section>
-    <p class="legend"><small><i class="first"></i> until the first words <i class="speaking"></i> speaking <i class="tool"></i> tool <i class="waiting"></i> waiting for a person <i class="attempt"></i> failed attempt</small></p>`;
+    ${all.length ? nothing : html`<p class="empty">${run.route === "chat" ? "No turn began." : "This request was passed through or failed before its first turn: it has none."}</p>`}
+    <p class="legend"><small><i class="first"></i> until the first words <i class="speaking"></i> speaking <i class="tool"></i> tool <i class="waiting"></i> waiting for a person <i class="attempt"></i> failed attempt <i class="waited"></i> waited before the next</small></p>`;
 }
 
-const verdict = (/** @type {any} */ call) =>
-  call.verdict === "broken" ? "✗" : call.owner === "client" ? "↩" : call.outcome && call.outcome !== "returned" ? "✗" : call.outcome ? "✓" : "…";
-
-const said = (/** @type {string} */ part) => run.content?.[part];
-const text = (/** @type {string} */ part) => {
-  const kept = said(part);
-  return kept === undefined ? html`<p class="empty">${format.whyNotKept(run.kept, kept)}</p>` : html`<pre>${format.pretty(kept)}</pre>`;
-};
+/** @param {string | undefined} kept */
+const text = (kept) => (kept === undefined ? html`<p class="empty">${format.whyNotKept(run.kept)}</p>` : html`<pre tabindex="0">${format.pretty(kept)}</pre>`);
 
 function callDetail() {
-  const [turn, call] = turns().flatMap((each) => [...each.calls.values()].map((call) => [each, call])).find(([, call]) => call.id === chosen) ?? [];
-  if (!call) return html`<section aria-label="Call"><p class="empty">No such call in this run.</p></section>`;
+  const [turn, call] = turnsOf(run).flatMap((each) => [...each.calls.values()].map((call) => [each, call])).find(([, call]) => call.id === chosen) ?? [];
+  if (!call) return html`<section aria-label="Call" class="detail"><p class="empty">No such call in this run.</p></section>`;
+  const written = textOf(run, turn, `call.${call.id}.arguments`);
+  const shown = { "as written": () => asWritten(written), "as read": () => asRead(turn, call, written), "told to the model": () => told(turn, call), wire: () => wire(turn) };
   return html`<section aria-label="Call" class="detail">
     <h3>turn ${turn.index + 1} · ${call.name ?? "(no name)"} <small>${call.id}</small></h3>
     <p>${call.verdict === "broken" ? html`<b class="odd">✗ broken: ${call.flaw}</b>` : html`✓ whole${call.owner === "client" ? ", the client's own" : ""}`}
       ${(call.repairs ?? []).length ? html` · repairs: ${call.repairs.join(", ")}` : nothing}
-      ${call.outcome ? html` · ${call.outcome} in ${format.seconds(call.seconds)}` : nothing}</p>
+      ${call.outcome ? html` · ${call.outcome} in ${format.seconds(call.seconds)}` : nothing}
+      ${call.approval ? html` · ${wordOf(call) || "not approved"}` : nothing}
+      · finish_reason <code>${(turn.facts?.finish_reasons ?? []).join(", ") || "none"}</code>${turn.facts?.finish_reason_rewritten ? " (rewritten on the way)" : ""}</p>
     ${call.problem ? html`<dl>${Object.entries(call.problem).map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>` : nothing}
-    <h4>Arguments, as written</h4>
-    ${text(`call.${call.id}.arguments`)}
-    <h4>Result, as the model saw it${call.bytes === undefined ? "" : ` (${format.bytes(call.bytes)}${call.cut_bytes ? `, ${format.bytes(call.cut_bytes)} cut` : ""})`}</h4>
-    ${text(`call.${call.id}.result`)}
-    ${said(`call.${call.id}.arguments`) ? copyButton(said(`call.${call.id}.arguments`), "Copy arguments") : nothing}
-    <a href=${at({ call: "" })}>Close</a>
+    <menu>
+      ${SIDES.map((each) => html`<li><a href=${link({ side: each })} aria-current=${each === side ? "true" : nothing}>${each}</a></li>`)}
+      ${written === undefined ? nothing : html`<li>${copyButton(written, "Copy arguments")}</li>`}
+      <li><a href=${link({ call: "" })}>close</a></li>
+    </menu>
+    ${shown[/** @type {keyof typeof shown} */ (side)]()}
   </section>`;
+}
+
+/** @param {string | undefined} written as the model wrote it, to the letter */
+const asWritten = (written) => (written === undefined ? text(written) : html`<pre tabindex="0">${written}</pre>`);
+
+function asRead(/** @type {any} */ turn, /** @type {any} */ call, /** @type {string | undefined} */ written) {
+  if (call.verdict === "broken") return html`<p class="empty">Nothing was read, and nothing was run: the call was not whole.</p>`;
+  const read = textOf(run, turn, `call.${call.id}.read`);
+  return html`${text(read ?? written)}${read === undefined && written !== undefined ? html`<p><small>Read as it was written.</small></p>` : nothing}`;
+}
+
+function told(/** @type {any} */ turn, /** @type {any} */ call) {
+  const size = call.bytes === undefined ? "" : `${format.bytes(call.bytes)}${call.cut_bytes ? `, ${format.bytes(call.cut_bytes)} cut` : ""}`;
+  if (call.owner === "client") return html`<p class="empty">The call went to the client, who answers it in a request of its own.</p>`;
+  return html`${size ? html`<p><small>${size}</small></p>` : nothing}${text(toldOf(run, turn, call))}`;
+}
+
+function wire(/** @type {any} */ turn) {
+  const known = wires.get(turn.index);
+  if (known === undefined) {
+    wires.set(turn.index, "Loading …");
+    get(at(`/wire/${turn.index}`))
+      .then((answer) => wires.set(turn.index, answer.data.join("\n\n")))
+      .catch((failure) => wires.set(turn.index, failure.message))
+      .finally(schedule);
+  }
+  return html`<pre tabindex="0">${known ?? "Loading …"}</pre>`;
 }
 
 function conversation() {
   return html`<section aria-label="Conversation">
     <h3>Request</h3>
-    ${text("request")}
-    ${turns().map(
-      (turn) => html`<article class="turn"><h3>Turn ${turn.index + 1}</h3>
-        ${said(`turn.${turn.index}.reasoning`) ? html`<details><summary>Reasoning</summary><pre>${said(`turn.${turn.index}.reasoning`)}</pre></details>` : nothing}
-        ${said(`turn.${turn.index}.text`) === undefined ? nothing : html`<pre>${said(`turn.${turn.index}.text`)}</pre>`}
-        ${[...turn.calls.values()].map((call) => html`<div class="call"><p><b>${call.name}</b> ${verdict(call)}</p>${text(`call.${call.id}.arguments`)}${call.outcome ? text(`call.${call.id}.result`) : nothing}</div>`)}
-      </article>`,
-    )}
+    ${text(run.content?.request)}
+    ${turnsOf(run).map((turn) => {
+      const reasoning = textOf(run, turn, `turn.${turn.index}.reasoning`);
+      const words = textOf(run, turn, `turn.${turn.index}.text`);
+      return html`<article class="turn"><h3>Turn ${turn.index + 1}${turn.choice ? ` · choice ${turn.choice + 1}` : ""}</h3>
+        ${reasoning === undefined ? nothing : html`<details><summary>Reasoning</summary><pre tabindex="0">${reasoning}</pre></details>`}
+        ${words === undefined ? (turn.calls.size ? nothing : text(words)) : html`<pre tabindex="0">${words}</pre>`}
+        ${[...turn.calls.values()].map(
+          (call) => html`<div class="call ${call.verdict}"><p><b>${call.name ?? "(no name)"}</b> ${markOf(call)} <small>${wordOf(call)}</small></p>
+            ${text(textOf(run, turn, `call.${call.id}.arguments`))}
+            ${call.owner === "client" ? nothing : html`<p><small>told to the model</small></p>${text(toldOf(run, turn, call))}`}</div>`,
+        )}
+      </article>`;
+    })}
   </section>`;
 }
 
 function eventList() {
-  return html`<table aria-label="Events"><thead><tr><th class="number">At</th><th>Event</th><th class="number">Turn</th><th>Facts</th></tr></thead>
+  return html`<div class="scroll" tabindex="0" role="group" aria-label="List of events"><table aria-label="Events"><thead><tr><th class="number">At</th><th>Event</th><th class="number">Turn</th><th>Facts</th></tr></thead>
     <tbody>${(run.events ?? []).map(
       (/** @type {any} */ event) => html`<tr><td class="number">${event.at.toFixed(4)}</td><td>${event.kind}</td>
         <td class="number">${event.turn === undefined || event.turn === null ? "" : event.turn + 1}</td><td><code>${event.facts ? JSON.stringify(event.facts) : ""}</code></td></tr>`,
-    )}</tbody></table>`;
+    )}</tbody></table></div>`;
 }
 
-const json = () => html`<section aria-label="JSON">${copyButton(JSON.stringify(run, null, 2))}<pre>${JSON.stringify(run, null, 2)}</pre></section>`;
+const json = () => html`<section aria-label="JSON">${copyButton(() => JSON.stringify(run, null, 2))}<pre tabindex="0">${JSON.stringify(run, null, 2)}</pre></section>`;

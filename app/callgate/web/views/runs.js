@@ -10,7 +10,8 @@ export const title = "Runs";
 
 const PAGE = 50;
 const MOST = 500;
-const STATES = "answered handed_back turn_limit gave_up refused failed client_left cut_off under_way".split(" ");
+const STATES = "answered handed_back turn_limit gave_up refused failed client_left cut_off stopped under_way".split(" ");
+const FILTERS = ["model", "state", "key", "tool", "finding", "odd"];
 
 /** @type {HTMLElement} */ let root;
 /** @type {URLSearchParams} */ let filter;
@@ -18,8 +19,11 @@ const STATES = "answered handed_back turn_limit gave_up refused failed client_le
 /** @type {Map<string, any>} */ let fresh = new Map();
 let next = "";
 let isLoading = true;
+let refused = "";
 let chosen = -1;
+let isUnderMouse = false;
 let frame = 0;
+let asked = 0;
 /** @type {string[]} */ let models = [];
 
 /** @param {HTMLElement} main @param {string[]} _ @param {URLSearchParams} query */
@@ -27,8 +31,8 @@ export function show(main, _, query) {
   root = main;
   filter = query;
   rows = [];
-  fresh = new Map();
   chosen = -1;
+  isUnderMouse = false;
   load("");
   get("v1/models").then((list) => {
     models = list.data.map((/** @type {any} */ model) => model.id);
@@ -41,20 +45,29 @@ export function show(main, _, query) {
     document.removeEventListener("keydown", onKey);
     clearInterval(clock);
     cancelAnimationFrame(frame);
+    asked += 1;
   };
 }
 
 async function load(/** @type {string} */ after) {
   isLoading = true;
-  const query = new URLSearchParams(filter);
+  const mine = (asked += 1);
+  const query = new URLSearchParams();
+  for (const name of FILTERS) if (filter.get(name)) query.set(name, filter.get(name) ?? "");
   query.set("limit", String(PAGE));
   if (after) query.set("after", after);
+  else fresh = new Map();
   try {
     const page = await get(`v1/runs?${query}`);
-    rows = after ? [...rows, ...page.data] : page.data;
+    if (mine !== asked) return; // the filter has changed meanwhile
+    const known = new Set(rows.map((row) => row.id));
+    rows = after ? [...rows, ...page.data.filter((/** @type {any} */ row) => !known.has(row.id))] : page.data;
     next = page.next ?? "";
+    refused = "";
   } catch (failure) {
-    fail(failure);
+    if (mine !== asked) return;
+    if (/** @type {any} */ (failure).status === 403) refused = /** @type {Error} */ (failure).message;
+    else fail(failure);
   }
   isLoading = false;
   schedule();
@@ -62,17 +75,22 @@ async function load(/** @type {string} */ after) {
 
 /** @param {string} event @param {any} data */
 export function onFeed(event, data) {
-  if (event !== "run" || !isWanted(data)) return;
+  if (event === "back") load("");
+  if (event !== "run") return;
   const known = rows.findIndex((row) => row.id === data.id);
   if (known >= 0) rows[known] = data;
-  else if (scrollY > 40 || chosen >= 0) fresh.set(data.id, data); // nothing jumps under the reader's eyes
+  else if (!isWanted(data)) return;
+  else if (scrollY > 40 || chosen >= 0 || isUnderMouse) fresh.set(data.id, data); // nothing jumps under the reader's eyes
   else rows = [data, ...rows].slice(0, MOST);
   schedule();
 }
 
 function isWanted(/** @type {any} */ row) {
-  for (const name of ["model", "key", "state"]) if (filter.get(name) && filter.get(name) !== row[name]) return false;
-  return !filter.get("odd") || row.odd;
+  const has = (/** @type {string} */ name) => filter.get(name) ?? "";
+  for (const name of ["model", "key", "state"]) if (has(name) && has(name) !== row[name]) return false;
+  if (has("tool") && !row.tools.includes(has("tool"))) return false;
+  if (has("finding") && !row.findings.includes(has("finding"))) return false;
+  return has("odd") !== "1" || row.odd;
 }
 
 function schedule() {
@@ -82,7 +100,7 @@ function schedule() {
 
 function setFilter(/** @type {Event} */ event) {
   const field = /** @type {HTMLInputElement} */ (event.target);
-  const value = field.type === "checkbox" ? (field.checked ? "1" : "") : field.value;
+  const value = field.type === "checkbox" ? (field.checked ? "1" : "") : field.value.trim();
   if (value) filter.set(field.name, value);
   else filter.delete(field.name);
   location.hash = `#/runs?${filter}`;
@@ -97,49 +115,61 @@ function showFresh() {
 }
 
 function onKey(/** @type {KeyboardEvent} */ event) {
-  if (event.target instanceof HTMLElement && event.target.closest("input, select, textarea, dialog")) return;
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.target instanceof HTMLElement && event.target.closest("input, select, textarea, dialog, a, button")) return;
   if (event.key === "j" || event.key === "k") {
     chosen = Math.max(0, Math.min(rows.length - 1, chosen + (event.key === "j" ? 1 : -1)));
-    schedule();
-    requestAnimationFrame(() => root.querySelector("tr.chosen a")?.scrollIntoView({ block: "nearest" }));
-  } else if (event.key === "Enter" && rows[chosen]) location.hash = `#/run/${rows[chosen].id}`;
+    draw();
+    root.querySelector("tr.chosen a")?.scrollIntoView({ block: "nearest" });
+  } else if (event.key === "Enter" && rows[chosen]) location.hash = `#/run/${encodeURIComponent(rows[chosen].id)}`;
 }
 
 function draw() {
-  const odd = filter.get("odd") === "1";
-  const states = filter.get("state") && !STATES.includes(filter.get("state") ?? "") ? [...STATES, filter.get("state")] : STATES;
+  const under = (/** @type {boolean} */ now) => () => (isUnderMouse = now);
+  const text = (/** @type {string} */ name, /** @type {string} */ label) =>
+    html`<label>${label} <input name=${name} .value=${filter.get(name) ?? ""} size="12" /></label>`;
   render(
-    html`<form class="filters" @change=${setFilter} @submit=${(/** @type {Event} */ e) => e.preventDefault()}>
-        <label>Model ${select("model", models, filter.get("model"))}</label>
-        <label>State ${select("state", states, filter.get("state"))}</label>
-        <label>Key <input name="key" .value=${filter.get("key") ?? ""} size="12" /></label>
-        <label class="check"><input type="checkbox" name="odd" .checked=${odd} /> only odd ones</label>
+    html`<form class="filters" aria-label="Filters" @change=${setFilter} @submit=${(/** @type {Event} */ e) => e.preventDefault()}>
+        <label>Model ${select("model", models)}</label>
+        <label>State ${select("state", STATES)}</label>
+        ${text("key", "Key")} ${text("tool", "Tool")} ${text("finding", "Finding")}
+        <label class="check"><input type="checkbox" name="odd" .checked=${filter.get("odd") === "1"} /> only odd ones</label>
         ${fresh.size ? html`<button type="button" @click=${showFresh}>${fresh.size} new</button>` : nothing}
       </form>
-      <table class="runs" aria-label="Runs">
-        <thead>
-          <tr>
-            <th>State</th><th>Began</th><th>Model</th><th>Key</th><th class="number">Turns / calls</th>
-            <th class="number">First words</th><th class="number">Took</th><th class="number">Tokens</th><th class="number">Cost</th>
-          </tr>
-        </thead>
-        <tbody>
-          ${repeat(rows, (row) => row.id, line)}
-        </tbody>
-      </table>
-      ${rows.length ? nothing : html`<p class="empty">${isLoading ? "Loading …" : emptiness()}</p>`}
-      ${next ? html`<button class="quiet" @click=${() => load(next)}>Older runs</button>` : nothing}`,
+      <div class="scroll" tabindex="0" role="group" aria-label="List of runs">
+        <table class="runs" aria-label="Runs" @mouseenter=${under(true)} @mouseleave=${under(false)}>
+          <thead>
+            <tr>
+              <th>State</th><th>Began</th><th>Model</th><th>Key</th><th class="number">Turns / calls</th>
+              <th class="number">First words</th><th class="number">Took</th><th class="number">Tokens</th><th class="number">Cost</th>
+            </tr>
+          </thead>
+          <tbody>
+            ${repeat(rows, (/** @type {any} */ row) => row.id, line)}
+          </tbody>
+        </table>
+      </div>
+      ${rows.length ? nothing : html`<p class="empty" role="status">${emptiness()}</p>`}
+      ${next ? html`<button type="button" class="quiet" ?disabled=${isLoading} @click=${() => load(next)}>Older runs</button>` : nothing}
+      <p><small>j and k move, Enter opens. A run is odd that did not simply answer.</small></p>`,
     root,
   );
 }
 
-const emptiness = () =>
-  [...filter.keys()].length ? `No run matches ${decodeURIComponent(filter.toString()).replaceAll("&", ", ")}.` : "No runs yet.";
+function emptiness() {
+  if (isLoading) return "Loading …";
+  if (refused) return refused;
+  const wanted = FILTERS.filter((name) => filter.get(name)).map((name) => `${name} ${filter.get(name)}`);
+  if (wanted.length) return `No run matches ${wanted.join(", ")}.${next ? " Older ones may." : ""}`;
+  return "No runs yet. Requests that are passed through without a tool are recorded when they fail (record.passed).";
+}
 
-function select(/** @type {string} */ name, /** @type {(string | null)[]} */ values, /** @type {string | null} */ value) {
-  return html`<select name=${name} .value=${value ?? ""}>
+function select(/** @type {string} */ name, /** @type {string[]} */ known) {
+  const value = filter.get(name) ?? "";
+  const values = value && !known.includes(value) ? [...known, value] : known;
+  return html`<select name=${name} .value=${value}>
     <option value="" ?selected=${!value}>any</option>
-    ${values.map((each) => html`<option value=${each ?? ""} ?selected=${each === value}>${each}</option>`)}
+    ${values.map((each) => html`<option value=${each} ?selected=${each === value}>${each}</option>`)}
   </select>`;
 }
 
@@ -147,17 +177,18 @@ function line(/** @type {any} */ row, /** @type {number} */ place) {
   const [mark, word] = format.state(row.state);
   const took = row.state === "under_way" ? Date.now() / 1000 - row.began : row.seconds;
   const odd = [
+    row.error,
     row.broken_calls ? `${row.broken_calls} broken` : "",
     row.failed_calls ? `${row.failed_calls} failed` : "",
-    row.attempts > row.turns ? `${row.attempts - row.turns} asked again` : "",
+    row.attempts > row.turns && row.turns ? `${row.attempts - row.turns} asked again` : "",
     ...row.findings,
   ].filter(Boolean);
   return html`<tr class=${place === chosen ? "chosen" : ""}>
-    <td class="state ${row.state}"><a href="#/run/${row.id}"><span aria-hidden="true">${mark}</span> ${word}</a></td>
+    <td class="state ${row.state}"><a href="#/run/${encodeURIComponent(row.id)}"><span aria-hidden="true">${mark}</span> ${word}</a></td>
     <td><time datetime=${new Date(row.began * 1000).toISOString()}>${format.moment(row.began)}</time></td>
-    <td>${row.model}${row.deployment && row.deployment !== row.model ? html` <small>→ ${row.deployment}</small>` : nothing}
+    <td>${row.model || row.route}${row.deployment && row.deployment !== row.model ? html` <small>→ ${row.deployment}</small>` : nothing}
       ${odd.length ? html`<small class="odd">${odd.join(" · ")}</small>` : nothing}
-      ${row.error ? html`<small class="odd">${row.error}</small>` : nothing}</td>
+      ${row.replay_of ? html`<small>a replay</small>` : nothing}</td>
     <td>${row.key}</td>
     <td class="number">${row.turns} / ${row.calls + row.broken_calls}</td>
     <td class="number">${format.seconds(row.first_seconds)}</td>

@@ -1,16 +1,16 @@
 // @ts-check
 // What several pages use.
 
-import { html } from "../lit.js";
+import { html, render } from "../lit.js";
 
 /** @param {unknown} failure */
 export const fail = (failure) => window.dispatchEvent(new CustomEvent("report", { detail: failure }));
 
-/** @param {string} text @param {string} [label] */
+/** @param {string | (() => string)} text @param {string} [label] */
 export function copyButton(text, label = "Copy") {
   const copy = async (/** @type {Event} */ event) => {
     const button = /** @type {HTMLButtonElement} */ (event.currentTarget);
-    await navigator.clipboard.writeText(text);
+    await navigator.clipboard.writeText(typeof text === "string" ? text : text());
     button.textContent = "Copied";
     setTimeout(() => (button.textContent = label), 1500);
   };
@@ -58,4 +58,38 @@ answer = client.chat.completions.create(
 ${fields.join("")})
 print(answer${body.stream ? "" : ".choices[0].message.content"})
 `;
+}
+
+/** A line at the edge of the page, for a while. @param {string} text */
+export const notice = (text) => window.dispatchEvent(new CustomEvent("report", { detail: text }));
+
+/**
+ * Asks in a dialog. @param {string} title @param {unknown} fields @param {string} yes
+ * @returns {Promise<Record<string, string> | null>} what was filled in; null where it was left
+ */
+export function question(title, fields, yes) {
+  return new Promise((resolve) => {
+    const dialog = document.createElement("dialog");
+    dialog.setAttribute("aria-label", title);
+    /** @type {Record<string, string> | null} */ let given = null;
+    const take = (/** @type {SubmitEvent} */ event) => {
+      event.preventDefault();
+      given = Object.fromEntries([...new FormData(/** @type {HTMLFormElement} */ (event.target))].map(([name, value]) => [name, String(value)]));
+      dialog.close();
+    };
+    render(
+      html`<form @submit=${take}>
+        <h2>${title}</h2>
+        ${fields}
+        <menu><li><button type="button" class="quiet" @click=${() => dialog.close()}>Cancel</button></li><li><button>${yes}</button></li></menu>
+      </form>`,
+      dialog,
+    );
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      resolve(given);
+    });
+    document.body.append(dialog);
+    dialog.showModal();
+  });
 }

@@ -12,6 +12,10 @@ export const title = "Tools";
 /** @type {HTMLElement} */ let root;
 /** @type {any[]} */ let tools = [];
 /** @type {any[]} */ let servers = [];
+/** @type {string[]} */ let models = [];
+/** The chosen tool as a model gets it. @type {any} */ let sent = null;
+let sentTo = "";
+let state = "Loading …";
 let chosen = "";
 
 /** @param {HTMLElement} main @param {string[]} path */
@@ -20,13 +24,32 @@ export function show(main, path) {
   chosen = path[0] ?? "";
   result = null;
   asJson = false;
+  sent = null;
   load();
+  get("v1/models").then((list) => {
+    models = list.data.map((/** @type {any} */ model) => model.id);
+    if (!models.includes(sentTo)) sentTo = models[0] ?? "";
+    showSent();
+  }, fail);
   draw();
 }
 
 /** @param {string} event */
 export function onFeed(event) {
-  if (event === "server") load();
+  if (event === "server" || event === "back") load();
+}
+
+async function showSent() {
+  const [tool, model] = [chosen, sentTo];
+  sent = null;
+  if (tool && model)
+    try {
+      const answer = (await get(`v1/tools/${encodeURIComponent(tool)}?model=${encodeURIComponent(model)}`)).sent ?? null;
+      if (tool === chosen && model === sentTo) sent = answer;
+    } catch (failure) {
+      if (/** @type {any} */ (failure).status !== 404) fail(failure); // there is no such tool, which the list says
+    }
+  draw();
 }
 
 async function load() {
@@ -34,6 +57,7 @@ async function load() {
     const list = await get("v1/tools?servers=1");
     tools = list.data;
     servers = list.servers ?? [];
+    state = "There are no tools, or this key may use none.";
   } catch (failure) {
     fail(failure);
   }
@@ -44,26 +68,31 @@ function draw() {
   const tool = tools.find((each) => each.name === chosen);
   render(
     html`<div class=${tool ? "split" : ""}>
-      <section aria-label="Tools">
+      <section aria-label="List of tools">
+        <div class="scroll" tabindex="0" role="group" aria-label="Tools">
         <table aria-label="Tools">
-          <thead><tr><th>Tool</th><th>Source</th><th>Safety</th><th>Approval</th><th>State</th></tr></thead>
+          <thead><tr><th>Tool</th><th>Source</th><th>Safety</th><th>Approval</th><th class="number">≈ Tokens</th><th>State</th></tr></thead>
           <tbody>
             ${tools.map(
               (each) => html`<tr class=${each.name === chosen ? "chosen" : ""}>
                 <td><a href="#/tools/${encodeURIComponent(each.name)}">${each.name}</a><br /><small>${(each.description ?? "").slice(0, 160)}</small></td>
                 <td>${each.source}</td><td>${each.safety ?? ""}</td><td>${each.require_approval ? "asks a person" : ""}</td>
-                <td>${each.state === "ready" ? "ready" : html`<span class="odd">${each.state}: ${each.reason}</span>`}</td>
+                <td class="number">${each.parameters ? format.count(tokens(each)) : ""}</td>
+                <td>${each.state === "ready" ? "ready" : html`<span class="odd">${each.state ?? "name clash"}: ${each.reason ?? Object.entries(each.tools ?? {}).map((pair) => pair.join(" is ")).join(", ")}</span>`}</td>
               </tr>`,
             )}
           </tbody>
         </table>
-        ${tools.length ? nothing : html`<p class="empty">This key may use no tools.</p>`}
+        </div>
+        ${tools.length ? html`<p><small>A model that is offered all of them reads about ${format.count(ready().reduce((sum, each) => sum + tokens(each), 0))} tokens of schemas with every request.</small></p>` : html`<p class="empty" role="status">${state}</p>`}
         ${servers.length
-          ? html`<h2>Servers</h2><table aria-label="Servers"><thead><tr><th>Server</th><th>Kind</th><th>State</th><th class="number">Opened in</th></tr></thead>
+          ? html`<h2>Servers</h2><div class="scroll" tabindex="0" role="group" aria-label="Servers"><table aria-label="Servers">
+              <thead><tr><th>Server</th><th>Kind</th><th>State</th><th class="number">Failures</th><th class="number">Opened in</th></tr></thead>
               <tbody>${servers.map(
-                (each) => html`<tr><td>${each.name}</td><td>${each.kind}</td><td class=${each.state === "ready" ? "" : "odd"}>${each.state}${each.error ? `: ${each.error}` : ""}</td>
-                  <td class="number">${each.open_ms === null ? "–" : format.seconds(each.open_ms / 1000)}</td></tr>`,
-              )}</tbody></table>`
+                (each) => html`<tr><td>${each.name}</td><td>${each.kind}</td>
+                  <td class=${each.state === "ready" ? "" : "odd"}>${each.state}${each.since ? ` since ${format.moment(each.since)}` : ""}${each.error ? `: ${each.error}` : ""}</td>
+                  <td class="number">${each.failures}</td><td class="number">${each.open_ms === null ? "–" : format.seconds(each.open_ms / 1000)}</td></tr>`,
+              )}</tbody></table></div>`
           : nothing}
       </section>
       ${tool ? detail(tool) : nothing}
@@ -71,6 +100,10 @@ function draw() {
     root,
   );
 }
+
+const ready = () => tools.filter((each) => each.state === "ready");
+/** About as many as a prompt has of it. @param {any} tool */
+const tokens = (tool) => Math.ceil(JSON.stringify([tool.name, tool.description, tool.parameters]).length / 4);
 
 /** What came of the call of the chosen tool. @type {any} */ let result = null;
 /** @type {AbortController | null} */ let calling = null;
@@ -81,11 +114,13 @@ function detail(/** @type {any} */ tool) {
   return html`<section aria-label="Tool ${tool.name}" class="detail">
     <h3>${tool.name}</h3>
     <p>${tool.description}</p>
-    <details><summary>Schema</summary><pre>${JSON.stringify(tool.parameters, null, 2)}</pre></details>
+    ${tool.reason ? html`<p class="odd">${tool.reason}</p>` : nothing}
+    ${tool.parameters ? html`<details><summary>Schema</summary><pre tabindex="0">${JSON.stringify(tool.parameters, null, 2)}</pre></details>` : nothing}
+    ${tool.parameters && models.length ? schemaAsSent() : nothing}
     ${tool.state === "ready"
       ? html`<form aria-label="Call ${tool.name}" @submit=${(/** @type {SubmitEvent} */ event) => call(event, tool)}>
           ${fields ??
-          html`<label>Arguments <textarea data-editor rows="8" spellcheck="false">${callForm.template(tool.parameters)}</textarea></label>`}
+          html`<label class="wide">Arguments, as a model might write them <textarea data-editor rows="8" spellcheck="false">${callForm.template(tool.parameters)}</textarea></label>`}
           <menu>
             ${callForm.form(tool.parameters)
               ? html`<button type="button" class="quiet" @click=${toggle}>${asJson ? "As a form" : "As JSON"}</button>`
@@ -98,6 +133,17 @@ function detail(/** @type {any} */ tool) {
   </section>`;
 }
 
+const schemaAsSent = () => html`<details open>
+  <summary>As sent to a model${sent ? ` (${sent.dialect === "full" ? "all of it" : `${sent.dialect} dialect`})` : ""}</summary>
+  <label>Model <select @change=${(/** @type {any} */ event) => ((sentTo = event.target.value), showSent())}>
+    ${models.map((each) => html`<option ?selected=${each === sentTo}>${each}</option>`)}
+  </select></label>
+  ${sent
+    ? html`${sent.losses.length ? html`<p class="odd">Not said to it, but checked all the same: ${sent.losses.join("; ")}</p>` : nothing}
+        <pre tabindex="0">${JSON.stringify(sent.parameters, null, 2)}</pre>`
+    : html`<p class="empty">Loading …</p>`}
+</details>`;
+
 function toggle() {
   asJson = !asJson;
   draw();
@@ -109,7 +155,7 @@ function outcome(/** @type {any} */ told) {
   return html`<div role="status" aria-label="Result">
     <p><b class=${good ? "" : "odd"}>${good ? "✓" : "✗"} ${told.outcome}</b> ${told.ms === undefined ? "" : format.seconds(told.ms / 1000)}
       ${facts.join(", ")} <a href="#/run/${told.run}">${told.run}</a></p>
-    <pre>${told.text}</pre>
+    <pre tabindex="0">${told.text}</pre>
     ${(told.images ?? []).map((/** @type {string} */ each) => html`<img src=${each} alt="What the tool returned" />`)}
   </div>`;
 }

@@ -10,6 +10,9 @@ export const title = "Keys & usage";
 
 /** @type {HTMLElement} */ let root;
 /** @type {any} */ let usage = null;
+/** @type {any[] | null} */ let keys = null;
+let refused = "";
+let noKeys = "Loading …";
 /** @type {URLSearchParams} */ let query;
 
 /** @param {HTMLElement} main @param {string[]} _ @param {URLSearchParams} asked */
@@ -19,10 +22,30 @@ export function show(main, _, asked) {
   usage = null;
   const days = query.get("days") ?? "7";
   const by = query.get("by") ?? "key";
-  get(`v1/usage?${new URLSearchParams({ days, by })}`).then((answer) => {
-    usage = answer;
-    draw();
-  }, fail);
+  get(`v1/usage?${new URLSearchParams({ days, by })}`).then(
+    (answer) => {
+      if (query !== asked) return;
+      usage = answer;
+      refused = "";
+      draw();
+    },
+    (failure) => {
+      refused = failure.message;
+      if (failure.status === 401) fail(failure);
+      draw();
+    },
+  );
+  get("admin/keys").then(
+    (answer) => {
+      keys = answer.data;
+      noKeys = "There are no keys: whoever reaches this server may use it (auth: off).";
+      draw();
+    },
+    (failure) => {
+      noKeys = `Keys are not shown: ${failure.message}`;
+      draw();
+    },
+  );
   draw();
 }
 
@@ -35,33 +58,42 @@ function draw() {
     html`<select name=${name} @change=${change}>${values.map((each) => html`<option ?selected=${each === (query.get(name) ?? usual)}>${each}</option>`)}</select>`;
   const most = Math.max(1, ...(usage?.data ?? []).map((/** @type {any} */ row) => row.tokens_in + row.tokens_out));
   render(
-    html`<form class="filters"><label>Days ${choose("days", ["1", "7", "30"], "7")}</label><label>By ${choose("by", ["key", "model", "day"], "key")}</label></form>
-      <table aria-label="Usage">
+    html`<form class="filters" aria-label="Period"><label>Days ${choose("days", ["1", "7", "30"], "7")}</label><label>By ${choose("by", ["key", "model", "day"], "key")}</label></form>
+      <div class="scroll" tabindex="0" role="group" aria-label="What was used"><table aria-label="Usage">
         <thead><tr><th>${query.get("by") ?? "key"}</th><th class="number">Requests</th><th class="number">Failed</th><th class="number">Tool calls</th>
-          <th class="number">Tokens in</th><th class="number">Tokens out</th><th class="number">Cost</th><th></th></tr></thead>
+          <th class="number">Tokens in</th><th class="number">Tokens out</th><th class="number">Cost</th><th>Share of tokens</th></tr></thead>
         <tbody>
           ${(usage?.data ?? []).map(
             (/** @type {any} */ row) => html`<tr>
               <td>${row.name}</td><td class="number">${format.count(row.requests)}</td><td class="number">${format.count(row.failed)}</td>
               <td class="number">${format.count(row.calls)}</td><td class="number">${format.count(row.tokens_in)}</td>
               <td class="number">${format.count(row.tokens_out)}</td><td class="number">${format.money(row.cost)}</td>
-              <td><meter min="0" max=${most} value=${row.tokens_in + row.tokens_out} aria-label="share of tokens"></meter></td>
+              <td><meter min="0" max=${most} value=${row.tokens_in + row.tokens_out} aria-label="share of tokens of ${row.name}"></meter></td>
             </tr>`,
           )}
         </tbody>
-      </table>
-      ${usage?.data.length ? nothing : html`<p class="empty">${usage ? "Nothing was used in this time." : "Loading …"}</p>`}
-      ${usage?.keys
-        ? html`<h2>Keys</h2>
-          <table aria-label="Keys"><thead><tr><th>Key</th><th>Models</th><th>Tools</th><th>Rights</th><th class="number">Today</th><th class="number">This month</th></tr></thead>
-            <tbody>${usage.keys.map(
-              (/** @type {any} */ key) => html`<tr><td>${key.name}</td><td>${key.models.join(", ")}</td><td>${key.tools.join(", ")}</td>
-                <td>${key.rights.join(", ") || "–"}</td><td class="number">${limit(key.today, key.budget_per_day)}</td>
-                <td class="number">${limit(key.month, key.budget_per_month)}</td></tr>`,
-            )}</tbody></table>`
-        : nothing}`,
+      </table></div>
+      ${usage?.data.length ? nothing : html`<p class="empty" role="status">${refused || (usage ? "Nothing was used in this time." : "Loading …")}</p>`}
+      <h2>Keys</h2>
+      ${keys === null || !keys.length
+        ? html`<p class="empty" role="status">${noKeys}</p>`
+        : html`<div class="scroll" tabindex="0" role="group" aria-label="List of keys"><table aria-label="Keys">
+            <thead><tr><th>Key</th><th>Models</th><th>Tools</th><th>Rights</th><th>Limits</th><th>Ends</th><th class="number">Today</th><th class="number">This month</th></tr></thead>
+            <tbody>${keys.map(keyLine)}</tbody></table></div>`}
+      <p><small>Keys are made and taken back on the command line (<code>callgate keys</code>): the page has no secrets to show.</small></p>`,
     root,
   );
 }
 
-const limit = (/** @type {number} */ spent, /** @type {number | null} */ budget) => (budget ? `${format.money(spent)} of ${format.money(budget)}` : format.money(spent));
+function keyLine(/** @type {any} */ key) {
+  const rights = [key.approve ? "approve" : "", key.admin ? "admin" : "", key.see === "none" ? "" : `see ${key.see}`].filter(Boolean);
+  const limits = Object.entries(key.limits ?? {}).filter(([name]) => !name.startsWith("budget"));
+  return html`<tr class=${key.revoked_at ? "over" : ""}><td>${key.name}<small>${key.kept_in}</small></td>
+    <td>${(key.models ?? []).join(", ") || "–"}</td><td>${(key.tools ?? []).join(", ") || "–"}</td>
+    <td>${rights.join(", ") || "–"}</td><td>${limits.map(([name, value]) => html`<small>${name} ${value}</small>`)}</td>
+    <td>${key.revoked_at ? html`<span class="odd">revoked</span>` : (key.expires ?? "never")}</td>
+    <td class="number">${limit(key.spent?.day, key.limits?.budget_per_day)}</td><td class="number">${limit(key.spent?.month, key.limits?.budget_per_month)}</td></tr>`;
+}
+
+/** @param {number | undefined} spent @param {number | undefined} budget */
+const limit = (spent, budget) => (budget === undefined ? "no budget" : `${format.money(spent ?? 0)} of ${format.money(budget)}`);

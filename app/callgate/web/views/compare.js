@@ -1,0 +1,101 @@
+// @ts-check
+// Two runs beside one another: their turns in order, and what differs.
+
+import { html, nothing, render } from "../lit.js";
+import { get } from "../api.js";
+import * as format from "../format.js";
+import { markOf, textOf, turnsOf, wordOf } from "./run_facts.js";
+import { fail } from "./shared.js";
+
+export const title = "Compare";
+
+/** @type {HTMLElement} */ let root;
+/** @type {any[]} */ let runs = [];
+let message = "";
+
+/** @param {HTMLElement} main @param {string[]} path */
+export function show(main, path) {
+  root = main;
+  runs = [];
+  message = "Loading …";
+  let isLeft = false;
+  Promise.all(path.slice(0, 2).map((id) => get(`v1/runs/${encodeURIComponent(id)}?content=1`))).then(
+    (found) => {
+      if (isLeft) return;
+      runs = found;
+      message = found.length < 2 ? "Two runs are compared: #/compare/ONE/OTHER." : "";
+      draw();
+    },
+    (failure) => {
+      if (isLeft) return;
+      message = failure.message;
+      if (failure.status === 401) fail(failure);
+      draw();
+    },
+  );
+  draw();
+  return () => {
+    isLeft = true;
+  };
+}
+
+/** @type {[string, (run: any) => string][]} */
+const FACTS = [
+  ["state", (run) => format.state(run.state)[1]],
+  ["model", (run) => `${run.model}${run.deployment ? ` → ${run.deployment}` : ""}`],
+  ["finish_reason", (run) => run.finish_reason],
+  ["turns", (run) => String(run.turns)],
+  ["calls", (run) => `${run.calls}${run.broken_calls ? `, ${run.broken_calls} broken` : ""}`],
+  ["took", (run) => format.seconds(run.seconds)],
+  ["tokens", (run) => `${format.count(run.tokens_in)} + ${format.count(run.tokens_out)}`],
+  ["cost", (run) => format.money(run.cost)],
+];
+
+function draw() {
+  const [one, other] = runs;
+  if (message || !one || !other) {
+    render(html`<p class="empty" role="status">${message}</p>`, root);
+    return;
+  }
+  const sides = runs.map((run) => turnsOf(run).filter((turn) => !turn.choice));
+  const places = [...Array(Math.max(sides[0].length, sides[1].length)).keys()];
+  render(
+    html`<div class="scroll" tabindex="0" role="group" aria-label="Both runs"><table class="compare" aria-label="Compare">
+      <thead><tr><th></th>${runs.map((run) => html`<th><a href="#/run/${encodeURIComponent(run.id)}">${run.id}</a></th>`)}</tr></thead>
+      <tbody>
+        ${FACTS.map(([name, of]) => pair(name, [of(one), of(other)], (each) => each))}
+        ${places.flatMap((place) => {
+          const both = sides.map((turns) => turns[place]);
+          const calls = both.map((turn) => (turn ? [...turn.calls.values()] : []));
+          const words = both.map((turn, index) => turn && (textOf(runs[index], turn, `turn.${turn.index}.text`) ?? ""));
+          return [
+            pair(`turn ${place + 1}`, words, (each) => (each === undefined ? "–" : each ? html`<pre tabindex="0">${each}</pre>` : nothing)),
+            ...[...Array(Math.max(calls[0].length, calls[1].length)).keys()].map((at) =>
+              pair(
+                `· call ${at + 1}`,
+                calls.map((list, index) => shownCall(runs[index], both[index], list[at])),
+                (each) => (each ? html`<pre tabindex="0">${each}</pre>` : "–"),
+              ),
+            ),
+          ];
+        })}
+      </tbody>
+    </table></div>
+    <p><small>Rows that differ are marked with ≠.${runs.some((run) => run.kept !== "content") ? " Texts of a run that are not kept are not compared." : ""}</small></p>`,
+    root,
+  );
+}
+
+/** A call as it is compared. @param {any} run @param {any} turn @param {any} call */
+function shownCall(run, turn, call) {
+  if (!call) return "";
+  const written = textOf(run, turn, `call.${call.id}.arguments`);
+  return `${markOf(call)} ${call.name ?? "(no name)"} ${wordOf(call)}\n${written === undefined ? "" : format.pretty(written)}`;
+}
+
+/** @param {string} name @param {any[]} both @param {(each: any) => unknown} shown */
+function pair(name, both, shown) {
+  const differs = both[0] !== both[1];
+  return html`<tr class=${differs ? "differs" : ""}><th scope="row">${differs ? html`<span role="img" aria-label="differs">≠</span> ` : nothing}${name}</th>
+    ${both.map((each) => html`<td>${shown(each)}</td>`)}</tr>`;
+}

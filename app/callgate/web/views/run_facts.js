@@ -1,0 +1,101 @@
+// @ts-check
+// What a run's events and texts say of its turns and calls.
+
+/**
+ * The turns of a run, each with its attempts and calls, out of its events.
+ * @param {any} run @returns {any[]}
+ */
+export function turnsOf(run) {
+  /** @type {any[]} */ const found = [];
+  /** @type {Map<string, any>} */ const byPlace = new Map();
+  const end = run.seconds ?? Date.now() / 1000 - run.began;
+  for (const event of run.events ?? []) {
+    const { kind, turn: index, choice = 0, facts = {} } = event;
+    const place = `${choice}.${index}`;
+    let turn = byPlace.get(place);
+    if (kind === "turn_started" && !turn) {
+      turn = { index, choice, from: event.at, to: end, attempts: [], calls: new Map(), facts: null };
+      byPlace.set(place, turn);
+      found.push(turn);
+    }
+    if (!turn) continue;
+    if (kind === "attempt") {
+      const from = event.at - (facts.seconds ?? 0);
+      turn.attempts.push({ ...facts, waitFrom: from - (facts.wait ?? 0), from, to: event.at });
+    } else if (kind === "turn_ended") {
+      turn.facts = facts;
+      turn.answered = turn.to = event.at;
+      for (const call of facts.calls ?? []) turn.calls.set(call.id, { ...call, parts: [] });
+    } else if (facts.id !== undefined) addToCall(turn, event, end);
+  }
+  return found;
+}
+
+/** @param {any} turn @param {any} event @param {number} end */
+function addToCall(turn, { kind, at, facts }, end) {
+  const call = turn.calls.get(facts.id) ?? { id: facts.id, name: facts.name, parts: [] };
+  turn.calls.set(facts.id, call);
+  const last = call.parts.at(-1);
+  const next = (/** @type {string} */ what) => {
+    if (last) last.to = at;
+    call.parts.push({ what, from: at, to: end });
+  };
+  if (kind === "call_started") next("tool");
+  else if (kind === "call_progress" && facts.approval) {
+    call.approval = facts.approval;
+    next("waiting");
+  } else if (kind === "call_progress" && facts.approved) {
+    call.isApproved = true;
+    next("tool");
+  } else if (kind === "call_ended") {
+    if (last) last.to = at;
+    else call.parts.push({ what: "tool", from: at - facts.seconds, to: at });
+    turn.to = Math.max(turn.to, at);
+    Object.assign(call, { outcome: facts.outcome, seconds: facts.seconds, bytes: facts.bytes, cut_bytes: facts.cut_bytes });
+  }
+}
+
+/** A text of a turn's, where it is kept. @param {any} run @param {any} turn @param {string} part @returns {string | undefined} */
+export const textOf = (run, turn, part) => run.content?.[turn.choice ? `choice.${turn.choice}.${part}` : part];
+
+/**
+ * What the model was told in answer to a call: in the messages that were added for its next turn.
+ * @param {any} run @param {any} turn @param {any} call @returns {string | undefined}
+ */
+export function toldOf(run, turn, call) {
+  const added = textOf(run, turn, `turn.${turn.index + 1}.asked`);
+  try {
+    for (const message of JSON.parse(added ?? "[]"))
+      if (message.tool_call_id === call.id)
+        return typeof message.content === "string" ? message.content : JSON.stringify(message.content, null, 2);
+  } catch {
+    // it was cut, and is no JSON any more
+  }
+  return textOf(run, turn, `call.${call.id}.result`);
+}
+
+/** A mark for what became of a call. @param {any} call */
+export function markOf(call) {
+  if (call.verdict === "broken") return "✗";
+  if (call.owner === "client") return "↩";
+  if (call.outcome) return call.outcome === "returned" ? "✓" : "✗";
+  return call.parts.at(-1)?.what === "waiting" ? "⏸" : "…";
+}
+
+/** In words. @param {any} call */
+export function wordOf(call) {
+  if (call.verdict === "broken") return `broken: ${call.flaw}`;
+  const said = call.owner === "client" ? "the client's own" : call.outcome === "returned" ? "" : (call.outcome ?? "");
+  return [call.approval ? (call.isApproved ? "approved" : call.outcome ? "" : "waits for approval") : "", said].filter(Boolean).join(", ");
+}
+
+/** Why a run cannot be asked again; empty where it can. @param {any} run */
+export function whyNoReplay(run) {
+  if (run.state === "under_way") return "it is under way";
+  if (run.route === "tool") return "it is a call of a tool without a model";
+  if (run.choices > 1) return `it has ${run.choices} choices`;
+  if (run.kept === "cut") return "some of its texts were cut at record.content_bytes";
+  if (run.kept === "aged_out") return "its texts were removed to make room";
+  if (run.kept === "nothing") return "its texts are not kept";
+  return "";
+}

@@ -1,0 +1,140 @@
+"""The cards of calls that wait for a person."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.harness.clients import http_client
+from tests.harness.needs import needs
+from tests.page.served import IMG, keyring, say, serving
+from tests.page.tabs import Tabs
+from tests.scripted_upstream import Call, Reply, Upstream, by_turn
+
+pytestmark = [pytest.mark.anyio, needs("environment:page", "chromium-headless-shell")]
+
+QUESTION = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+ASKS: dict[str, Any] = {"require_approval": {"always": ["echo"]}}
+
+
+@contextlib.asynccontextmanager
+async def waiting(upstream: Upstream, client: httpx.AsyncClient, text: str, **more: Any) -> AsyncIterator[Any]:
+    """A chat whose call of `echo` waits."""
+    upstream.script("m", by_turn([Reply(calls=[Call("echo", {"text": text})]), Reply(text="So be it.")]))
+    asking = asyncio.create_task(client.post("/v1/chat/completions", json=QUESTION, **more))
+    try:
+        yield asking
+    finally:
+        await asking
+
+
+async def test_an_approved_call_runs_and_every_other_tab_says_by_whom(upstream: Upstream, tabs: Tabs) -> None:
+    keys, auth = keyring(carol={"approve": True}, dave={"approve": True}, user={})
+    async with serving(upstream, tabs, **ASKS, **auth) as url, http_client(url) as client:
+        page = await tabs.open(f"{url}/#/approvals", key=keys["carol"])
+        other = await tabs.open(f"{url}/#/approvals", key=keys["dave"])
+        for each in (page, other):
+            await each.get_by_text("● live").wait_for()
+            await each.get_by_text("No call waits for a person.").wait_for()
+        async with waiting(upstream, client, IMG, headers={"authorization": f"Bearer {keys['user']}"}) as asking:
+            card = page.get_by_role("article", name="echo waits")
+            await card.get_by_text(IMG).wait_for()
+            assert await page.title() == "(1) Approvals · Callgate"
+            await other.get_by_role("button", name="Approve").wait_for()
+            await page.evaluate("() => new Promise((done) => setTimeout(done, 450))")
+            await card.get_by_role("button", name="Approve").dblclick()
+            answer = (await asking).json()
+        await card.get_by_text("approved by carol").wait_for()
+        await other.get_by_text("approved by carol").wait_for()
+        assert await other.get_by_role("button", name="Approve").count() == 0
+        assert await page.locator("img").count() == 0
+        assert await page.title() == "Approvals · Callgate"
+
+    assert answer["choices"][0]["message"]["content"] == "So be it."
+    assert next(iter(upstream.requests[-1].tool_results.values())) == IMG
+
+
+async def test_a_denied_call_is_answered_with_the_reason(upstream: Upstream, tabs: Tabs) -> None:
+    async with serving(upstream, tabs, **ASKS) as url, http_client(url) as client:
+        page = await tabs.open(f"{url}/#/approvals")
+        async with waiting(upstream, client, "x"):
+            reason = page.get_by_label("Reason")
+            await reason.fill("not on a Sunday")
+            await reason.press("Enter")  # which decides nothing
+            await page.evaluate("() => new Promise((done) => setTimeout(done, 450))")
+            assert await page.get_by_role("button", name="Deny").is_enabled()
+            await page.get_by_role("button", name="Deny").click()
+        await page.get_by_text("denied by anonymous").wait_for()
+
+    assert "not on a Sunday" in next(iter(upstream.requests[-1].tool_results.values()))
+
+
+async def test_a_click_on_a_card_that_has_just_moved_decides_nothing(upstream: Upstream, tabs: Tabs) -> None:
+    async with serving(upstream, tabs, **ASKS) as url, http_client(url) as client:
+        page = await tabs.open(f"{url}/#/approvals")
+        await page.get_by_text("No call waits for a person.").wait_for()
+        await page.evaluate(
+            """() => new MutationObserver((_, observer) => {
+              const button = document.querySelector('article button[value=approve]');
+              if (button) { observer.disconnect(); button.click(); }
+            }).observe(document.body, { subtree: true, childList: true })"""
+        )
+        async with waiting(upstream, client, "x"):
+            await page.get_by_text("The cards have just moved").wait_for()
+            [card] = (await client.get("/v1/approvals")).json()["data"]
+            await client.post(f"/v1/approvals/{card['id']}", json={"decision": "deny"})
+
+
+async def test_what_has_changed_between_the_list_and_the_click_is_not_run(upstream: Upstream, tabs: Tabs) -> None:
+    async with serving(upstream, tabs, **ASKS) as url, http_client(url) as client:
+        page = await tabs.open(url)
+        await page.get_by_text("● live").wait_for()
+
+        async def other_arguments(route: Any) -> None:
+            answer = await route.fetch()
+            listed = await answer.json()
+            for each in listed["data"]:
+                each["hash"] = "0" * 64
+            await route.fulfill(response=answer, json=listed)
+
+        await page.route("**/v1/approvals", other_arguments)
+        await page.evaluate("() => { location.hash = '#/approvals'; }")
+        async with waiting(upstream, client, "x"):
+            await page.get_by_role("button", name="Approve").wait_for()
+            await page.evaluate("() => new Promise((done) => setTimeout(done, 450))")
+            async with page.expect_response(lambda answer: answer.request.method == "POST") as coming:
+                await page.get_by_role("button", name="Approve").click()
+            status = (await coming.value).status
+            await page.unroute_all(behavior="wait")
+            [card] = (await client.get("/v1/approvals")).json()["data"]
+            await client.post(f"/v1/approvals/{card['id']}", json={"decision": "deny"})
+
+    assert status == 409
+    assert "Not run" in next(iter(upstream.requests[-1].tool_results.values()))
+
+
+async def test_the_playground_and_the_run_show_the_wait_for_a_person(upstream: Upstream, tabs: Tabs) -> None:
+    upstream.script("m", by_turn([Reply(calls=[Call("echo", {"text": "x"})]), Reply(text="So be it.")]))
+    async with serving(upstream, tabs, **ASKS) as url, http_client(url) as client:
+        page = await tabs.open(url)
+        await say(page)
+        await page.get_by_text("waiting for approval").wait_for()
+        [card] = (await client.get("/v1/approvals")).json()["data"]
+        await client.post(f"/v1/approvals/{card['id']}", json={"decision": "approve", "hash": card["hash"]})
+        await page.locator(".trace .call.done").wait_for()
+        await page.get_by_text("Open run_").click()
+        await page.get_by_text("approved", exact=True).wait_for()
+        parts = await page.locator(".row.call i").evaluate_all("(all) => all.map((each) => each.className)")
+
+    assert parts == ["tool", "waiting", "tool"]
+
+
+async def test_a_key_that_may_not_decide_is_told_so(upstream: Upstream, tabs: Tabs) -> None:
+    keys, auth = keyring(user={})
+    async with serving(upstream, tabs, **auth) as url:
+        page = await tabs.open(f"{url}/#/approvals", key=keys["user"])
+        await page.get_by_text("This key may not decide about calls").wait_for()
+        assert await page.title() == "Approvals · Callgate"

@@ -1,0 +1,212 @@
+"""The Playground: the loop as it happens."""
+
+import asyncio
+import re
+import time
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tests.harness.needs import needs
+from tests.page.served import IMG, answered, ask, say, serving
+from tests.page.tabs import Tabs
+from tests.scripted_upstream import Call, Cut, Hang, Hold, Pace, Reply, Shape, Upstream
+
+pytestmark = [pytest.mark.anyio, needs("environment:page", "chromium-headless-shell")]
+
+OSLO = Call("get_weather", {"city": "Oslo"}, id="call_oslo")
+WATCH = """() => {
+  window.seen = [];
+  new MutationObserver(() => {
+    const now = [...document.querySelectorAll('.trace .call')].map((each) =>
+      [each.querySelector('b').textContent, each.querySelector('.verdict').textContent.trim(), each.querySelector('pre').textContent]);
+    if (JSON.stringify(window.seen.at(-1)) !== JSON.stringify(now)) window.seen.push(now);
+  }).observe(document.body, { subtree: true, childList: true, characterData: true });
+}"""
+"""Notes every state of the calls that is drawn."""
+
+
+async def test_a_call_is_seen_growing_before_its_verdict(upstream: Upstream, tabs: Tabs) -> None:
+    upstream.script("m", [Reply(calls=[OSLO], shape=Shape(piece=4), pace=Pace(between=0.05)), Reply(text="4 degrees.")])
+    async with serving(upstream, tabs) as url:
+        page = await tabs.open(url)
+        await page.evaluate(WATCH)
+        await ask(page, "How is Oslo?")
+        await page.get_by_text("4 degrees.").wait_for()
+        seen = [state[0] for state in await page.evaluate("() => window.seen") if state]
+
+    growing = [text for _, verdict, text in seen if "gathering" in verdict and text]
+    assert len(set(growing)) >= 3
+    assert all(later.startswith(earlier) for earlier, later in pairwise(growing))
+    assert [verdict for _, verdict, _ in seen][-1] == "✓ done"
+    assert seen[-1][2] == '{"city":"Oslo"}'
+
+
+async def test_a_verdict_waits_for_the_end_of_the_turn(upstream: Upstream, tabs: Tabs) -> None:
+    gate = asyncio.Event()
+    held = Pace(hold=Hold(gate, after=3))
+    upstream.script("m", [Reply(calls=[OSLO], shape=Shape(one_chunk=True), pace=held), Reply(text="4 degrees.")])
+    async with serving(upstream, tabs) as url:
+        page = await tabs.open(url)
+        await say(page)
+        call = page.locator(".trace .call")
+        await call.get_by_text('{"city":"Oslo"}').wait_for()
+        before = await call.locator(".verdict").inner_text()
+        gate.set()
+        await call.get_by_text("✓ done").wait_for()
+        await answered(page)
+
+    assert before == "✎ gathering"
+
+
+async def test_a_call_that_was_cut_off_is_red_with_its_flaw_and_never_runs(upstream: Upstream, tabs: Tabs) -> None:
+    cut = Call("send_mail", '{"to": "bob@example.com", "subj', id="call_cut")
+    upstream.script("m", [Reply(calls=[cut], finish="length"), Reply(text="Sorry.")])
+    async with serving(upstream, tabs) as url:
+        page = await tabs.open(url)
+        await page.evaluate(WATCH)
+        await ask(page)
+        call = page.locator(".trace .call.broken")
+        await call.get_by_text("truncated").wait_for()
+        [mark, ink] = await call.evaluate(
+            "(e) => [getComputedStyle(e.querySelector('.verdict')).color, getComputedStyle(e).color]"
+        )
+        words = str(await page.evaluate("() => window.seen"))
+
+    assert mark != ink
+    assert "broken" in words
+    assert "running" not in words
+    assert "done" not in words
+
+
+async def test_calls_whose_fragments_take_turns_grow_in_rows_of_their_own(upstream: Upstream, tabs: Tabs) -> None:
+    calls = [OSLO, Call("add", {"a": 4, "b": 38}, id="call_add")]
+    shape = Shape(piece=4, interleave=True)
+    upstream.script("m", [Reply(calls=calls, shape=shape, pace=Pace(between=0.02)), Reply(text="Both.")])
+    async with serving(upstream, tabs) as url:
+        page = await tabs.open(url)
+        await page.evaluate(WATCH)
+        await ask(page)
+        await page.get_by_text("Both.").wait_for()
+        seen = await page.evaluate("() => window.seen")
+
+    half = [state for state in seen if len(state) == 2 and all("gathering" in verdict for _, verdict, _ in state)]
+    assert any(0 < len(state[0][2]) < 15 and 0 < len(state[1][2]) < 14 for state in half)
+    assert [[name, text] for name, _, text in seen[-1]] == [
+        ["get_weather", '{"city":"Oslo"}'],
+        ["add", '{"a":4,"b":38}'],
+    ]
+
+
+async def test_what_a_hostile_model_or_tool_writes_stays_text(upstream: Upstream, tabs: Tabs) -> None:
+    echoed = Call("echo", {"text": IMG}, id="call_1")
+    named = Call(IMG, {}, id="call_2")
+    upstream.script("m", [Reply(calls=[echoed, named]), Reply(text=IMG)])
+    async with serving(upstream, tabs) as url:
+        page = await tabs.open(url)
+        await ask(page, IMG)
+        await page.locator(".messages .assistant").get_by_text(IMG).wait_for()
+        for place in (".messages .user", ".call pre.result", ".call b"):
+            assert await page.locator(place).get_by_text(IMG).count() >= 1, place
+        upstream.script("m", [Reply(status=400, body={"error": {"message": IMG, "type": "invalid_request_error"}})])
+        await ask(page)
+        assert await page.get_by_role("alert").count() == 1
+        await page.get_by_text("Open run_").click()
+        for tab in ("conversation", "events", "json", "waterfall"):
+            await page.get_by_role("link", name=tab, exact=True).click()
+        images = await page.locator("img").count()
+        title = await page.title()
+
+    assert images == 0
+    assert title == "Run · Callgate"
+
+
+async def test_stop_closes_the_request_upstream(upstream: Upstream, tabs: Tabs) -> None:
+    upstream.script("m", [Reply(text="a long story that", fault=Hang(after=3))])
+    async with serving(upstream, tabs) as url:
+        page = await tabs.open(url)
+        await say(page)
+        [asked] = await upstream.requests.wait(1)
+        await asked.until_reached()
+        began = time.monotonic()
+        await page.get_by_role("button", name="Stop").click()
+        how = await asked.until_closed()
+        took = time.monotonic() - began
+        await page.get_by_text("stopped", exact=True).wait_for()
+
+    assert how == "client_disconnected"
+    assert took < 1
+
+
+async def test_a_refusal_before_the_first_word_is_shown_with_its_status(upstream: Upstream, tabs: Tabs) -> None:
+    body = {
+        "error": {"message": "Incorrect API key provided.", "type": "invalid_request_error", "code": "invalid_api_key"}
+    }
+    upstream.script("m", [Reply(status=401, body=body)], repeat_last=True)
+    async with serving(upstream, tabs) as url:
+        page = await tabs.open(url)
+        await ask(page)
+        said = await page.get_by_role("alert").inner_text()
+        await page.get_by_text("Open run_").click()
+        await page.get_by_text("401").first.wait_for()
+
+    assert re.match(r"502: .+", said)  # whose key was refused is the operator's business, and the run says it
+
+
+async def test_a_stream_that_breaks_keeps_its_text_and_says_where(upstream: Upstream, tabs: Tabs) -> None:
+    upstream.script("m", [Reply(text="It was a dark and stormy night", fault=Cut(after=3))], repeat_last=True)
+    async with serving(upstream, tabs) as url:
+        page = await tabs.open(url)
+        await ask(page)
+        answer = page.locator(".messages .assistant")
+        assert (await answer.locator("p").first.inner_text()).startswith("It was")
+        assert len(await answer.get_by_role("alert").inner_text()) > 10
+
+
+async def test_a_megabyte_of_arguments_in_ten_thousand_fragments_leaves_the_page_usable(
+    upstream: Upstream, tabs: Tabs
+) -> None:
+    gate = asyncio.Event()
+    big = Call("echo", {"text": "x" * 1_000_000}, id="call_big")
+    held = Pace(hold=Hold(gate, after=8_000))
+    upstream.script("m", [Reply(calls=[big], shape=Shape(piece=100), pace=held), Reply(text="Done.")])
+    async with serving(upstream, tabs, limits={"argument_bytes": 4_000_000}) as url:
+        page = await tabs.open(url)
+        await say(page)
+        await page.get_by_text(re.compile(r"7\d\d\d fragments")).wait_for()
+        began = time.monotonic()
+        await page.get_by_text("System prompt").click()
+        await page.get_by_role("textbox", name="System prompt").fill("Be short.")
+        gate.set()
+        await page.get_by_text("Done.").wait_for()
+        took = time.monotonic() - began
+        nodes = await page.evaluate("() => document.querySelectorAll('*').length")
+        shown = await page.locator(".trace .call pre").first.inner_text()
+
+    assert took < 5
+    assert nodes < 500
+    assert "1,000,011 characters" in shown
+
+
+async def test_what_is_copied_as_curl_is_the_request_without_a_key(upstream: Upstream, tabs: Tabs) -> None:
+    upstream.script("m", [Reply(text="fine")], repeat_last=True)
+    async with serving(upstream, tabs) as url:
+        page = await tabs.open(url, permissions=["clipboard-read", "clipboard-write"])
+        await ask(page, "it's me")
+        copied: dict[str, Any] = {}
+        for kind in ("curl", "Python", "JSON"):
+            await page.get_by_role("button", name=f"Copy as {kind}").click()
+            await page.get_by_text("Copied").first.wait_for()
+            copied[kind] = await page.evaluate("() => navigator.clipboard.readText()")
+        line = copied["curl"].replace("curl ", "curl -sS --fail ", 1)
+        process = await asyncio.create_subprocess_exec(
+            "sh", "-c", line, stdout=asyncio.subprocess.PIPE, env={"CALLGATE_KEY": "none", "PATH": "/usr/bin:/bin"}
+        )
+        answer, _ = await process.communicate()
+
+    assert b"fine" in answer
+    assert "$CALLGATE_KEY" in copied["curl"]
+    assert 'os.environ.get("CALLGATE_KEY"' in copied["Python"]
+    compile(copied["Python"], "copied", "exec")
+    assert '"it\'s me"' in copied["JSON"]
