@@ -51,10 +51,10 @@ EmitAny: TypeAlias = Callable[[Any], Awaitable[None]]
 """Takes what the writer of the answer understands."""
 
 new_call_id: Callable[[], str] = partial(new_id, "call")
-UNWRITTEN = frozenset({TurnStarted, TurnEnded})
-"""What no writer has anything to say of."""
-NOT_STRAIGHT: frozenset[type[ChatEvent]] = frozenset({TurnStarted, TurnEnded, CallsHandedBack})
-"""What does not go straight to the writer even where no listener handles it."""
+USUAL = ((TurnStarted, False), (TurnEnded, False), (CallsHandedBack, True))
+"""What does not go straight to the writer even where no listener handles it, and whether it goes there at all: most writers
+have nothing to say of a turn."""
+EVERYTHING = ((CallsHandedBack, True),)
 
 
 class Conversation:
@@ -346,18 +346,18 @@ def emit_to_listeners(
     `keep` gets calls that go back to the client before anybody else does, and says how they are emitted. `everything`: the writer
     has something to say of every event.
     """
-    handlers_for = handlers_of(listeners, NOT_STRAIGHT).get
-    unwritten = frozenset() if everything else UNWRITTEN
+    handled = handlers_of(listeners, EVERYTHING if everything else USUAL).get
 
     # No coroutine, because every chunk of every answer goes through here; the caller waits for the writer itself.
     def emit_to_all(event: ChatEvent) -> Awaitable[None]:
-        if (handlers := handlers_for(kind := type(event))) is None:
+        if (entry := handled(type(event))) is None:
             return emit(event)  # as with all that a model says
-        if keep is not None and isinstance(event, CallsHandedBack):
+        if keep is not None and type(event) is CallsHandedBack:
             return _keep_and_emit(event, keep, listeners, emit)
+        handlers, is_written = entry
         for place, handle in handlers:
             handle(listeners[place], event)
-        return NOTHING if kind in unwritten else emit(event)
+        return emit(event) if is_written else NOTHING
 
     return emit_to_all
 

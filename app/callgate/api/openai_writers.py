@@ -83,18 +83,17 @@ class ForChoice:
     event: ChatEvent
 
 
-class Joiner:
+class Joiner(msgspec.Struct, eq=False, gc=False):
     """Joins what a model said in several turns into one text, a blank line between the parts.
 
     White space that opens a turn is held back until something follows it: many models write a newline or two
     before a call, and that is no part of an answer.
     """
 
-    def __init__(self) -> None:
-        self._turn = -1
-        self._open = False
-        self._held = ""
-        self.said = False
+    _turn: int = -1
+    _open: bool = False
+    _held: str = ""
+    said: bool = False
 
     def feed(self, turn: int, text: str) -> str:
         if turn != self._turn:

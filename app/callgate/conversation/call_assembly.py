@@ -5,7 +5,6 @@ what is made of it. Whether an assembled call is whole is `callgate.calls.gate`'
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
@@ -24,39 +23,36 @@ MAX_NUMERIC_ID = 10**30
 """A number beyond this is no id anybody counts with, and turning it into text may take for ever."""
 
 
-class CallAssembler:
+class CallAssembler(msgspec.Struct, eq=False):
     """Collects the calls of one answer. Feeding costs the same however much has come; arguments are read at the end."""
 
-    def __init__(
-        self,
-        offer: Offer,
-        ids: Callable[[], str],
-        noticed: dict[Finding, None],
-        argument_bytes: int | None = None,
-    ) -> None:
-        """`noticed`: where findings go. `argument_bytes`: the size beyond which a call's arguments are let go of and the call is broken."""
-        self._offer = offer
-        self._ids = ids
-        self._noticed = noticed
-        self._argument_bytes = argument_bytes
-        self._calls: list[_OpenCall] = []
-        self._by_index: dict[int, _OpenCall] = {}
-        self._by_id: dict[str, _OpenCall] = {}
-        self._by_both: dict[tuple[str, int], _OpenCall] = {}
-        self._written: dict[str, tuple[str | None, Fragments] | set[tuple[str | None, str]]] = {}
-        """The first call of each id, or what distinguishes those that have the same id."""
-        self._are_related = False
-        """A call may be another one sent again, or a piece of it."""
-        self._legacy: Fragments | None = None
-        self._legacy_names: list[str] = []
-        self._legacy_reasons_before = 0
-        self._taken: set[str] = set()
-        self._reasons = self._last_orderly = 0
-        """How many finish reasons have come, and which of them was the last of class stop or tool_calls."""
-        self.read_from_text = False
-        """A call was written in the model's text."""
-        self.text_is_damaged = False
-        """Some of the text could not be read and stands in it as U+FFFD."""
+    _offer: Offer
+    _ids: Callable[[], str]
+    _noticed: dict[Finding, None]
+    """Where findings go."""
+    _argument_bytes: int | None = None
+    """The size beyond which a call's arguments are let go of and the call is broken."""
+    read_from_text: bool = False
+    """A call was written in the model's text."""
+    text_is_damaged: bool = False
+    """Some of the text could not be read and stands in it as U+FFFD."""
+
+    _calls: "list[_OpenCall]" = []
+    _by_index: "dict[int, _OpenCall]" = {}
+    _by_id: "dict[str, _OpenCall]" = {}
+    _by_both: "dict[tuple[str, int], _OpenCall]" = {}
+    _written: dict[str, tuple[str | None, Fragments] | set[tuple[str | None, str]]] = {}
+    """The first call of each id, or what distinguishes those that have the same id."""
+    _are_related: bool = False
+    """A call may be another one sent again, or a piece of it."""
+    _legacy: Fragments | None = None
+    _legacy_names: list[str] = []
+    _legacy_reasons_before: int = 0
+    _taken: set[str] = set()
+    _reasons: int = 0
+    """How many finish reasons have come."""
+    _last_orderly: int = 0
+    """Which of them was the last of class stop or tool_calls."""
 
     def note_reason(self, *, orderly: bool) -> None:
         """Note that a finish reason came, and whether it says that the turn ended in order."""
@@ -381,16 +377,15 @@ def _given(raw: object) -> _GivenId:
     return _GivenId()
 
 
-@dataclass(slots=True)
-class _OpenCall:
+class _OpenCall(msgspec.Struct, eq=False):
     """A call while its fragments come."""
 
     name: str | None = None
     index: int | None = None
     id: str | None = None
     id_usable: bool = False
-    arguments: Fragments = field(default_factory=Fragments)
-    extras: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Fragments = msgspec.field(default_factory=Fragments)
+    extras: Mapping[str, Any] = {}
     written: CallWritten | None = None
     """Where it came in one piece."""
     custom: bool = False

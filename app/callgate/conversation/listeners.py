@@ -24,19 +24,21 @@ class Listener:
 
 
 def handlers_of(
-    listeners: Sequence[Listener], also: frozenset[type[ChatEvent]] = frozenset()
-) -> Mapping[type[ChatEvent], Sequence[tuple[int, Callable[..., None]]]]:
-    """For each event type that is handled, the unbound handlers and the positions of their listeners; `also` names types
-    that have an entry in any case. Bound methods would hold the listeners in reference cycles."""
+    listeners: Sequence[Listener], also: tuple[tuple[type[ChatEvent], bool], ...] = ()
+) -> Mapping[type[ChatEvent], tuple[Sequence[tuple[int, Callable[..., None]]], bool]]:
+    """For each event type that is handled, the unbound handlers and the positions of their listeners, and whether the writer
+    of the answer gets it too. `also`: events that have an entry in any case, and whether the writer gets them. Bound methods
+    would hold the listeners in reference cycles."""
     return _table(tuple(map(type, listeners)), also)
 
 
 @lru_cache(maxsize=64)
 def _table(
-    kinds: tuple[type[Listener], ...], also: frozenset[type[ChatEvent]]
-) -> dict[type[ChatEvent], list[tuple[int, Callable[..., None]]]]:
-    table: dict[type[ChatEvent], list[tuple[int, Callable[..., None]]]] = {kind: [] for kind in also}
+    kinds: tuple[type[Listener], ...], also: tuple[tuple[type[ChatEvent], bool], ...]
+) -> dict[type[ChatEvent], tuple[list[tuple[int, Callable[..., None]]], bool]]:
+    table: dict[type[ChatEvent], tuple[list[tuple[int, Callable[..., None]]], bool]]
+    table = {event: ([], is_written) for event, is_written in also}
     for place, kind in enumerate(kinds):
         for event, handler in kind.handlers.items():
-            table.setdefault(event, []).append((place, handler))
+            table.setdefault(event, ([], True))[0].append((place, handler))
     return table

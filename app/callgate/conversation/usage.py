@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-BASICS = ("prompt_tokens", "completion_tokens", "total_tokens")
+_NOTHING = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+"""What every sum says something of."""
 
 
 def add_usage(reports: Iterable[Mapping[str, Any] | None]) -> dict[str, Any] | None:
@@ -11,10 +12,7 @@ def add_usage(reports: Iterable[Mapping[str, Any] | None]) -> dict[str, Any] | N
     total: dict[str, Any] | None = None
     for report in reports:
         if report:
-            total = _add(total or {}, report)
-    if total is not None:
-        for key in BASICS:
-            total.setdefault(key, 0)
+            total = {**_NOTHING, **report} if total is None else _add(total, report)
     return total
 
 

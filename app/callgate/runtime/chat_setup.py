@@ -1,7 +1,6 @@
 """What one chat is given: its model, and a toolbox around the tools on offer."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -24,8 +23,7 @@ from callgate.upstream.catalogue import Catalogue
 from callgate.upstream.vision import sees_images
 
 
-@dataclass(frozen=True, slots=True)
-class ChatSetup:
+class ChatSetup(msgspec.Struct, frozen=True):
     """What one chat was given: a model and a toolbox."""
 
     model: Model

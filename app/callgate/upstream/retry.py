@@ -13,6 +13,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import TracebackType
 
+import msgspec
+
 from callgate.conversation.attempts import Attempts
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import Attempt, ModelEvent, ProviderError, Responder
@@ -23,7 +25,7 @@ from callgate.upstream import errors
 from callgate.upstream.deployments import Deployment, Pool
 from callgate.upstream.first_content import first_said
 
-WINDOW_SECONDS = 60.0
+HALF_WINDOW_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +51,13 @@ class RetryBudget:
         self._clock = clock
         # Two half windows instead of a list of times: counting costs nothing and forgets by itself.
         self._half = self._now()
+        self._half_ends = (self._half + 1) * HALF_WINDOW_SECONDS
         self._requests = [0, 0]
         self._retries = [0, 0]
 
     def count_request(self) -> None:
-        self._forget()
+        if self._clock() >= self._half_ends:
+            self._forget()
         self._requests[0] += 1
 
     def take(self) -> bool:
@@ -68,11 +72,12 @@ class RetryBudget:
         passed = (now := self._now()) - self._half
         if passed > 0:
             self._half = now
+            self._half_ends = (now + 1) * HALF_WINDOW_SECONDS
             for counts in (self._requests, self._retries):
                 counts[:] = [0, counts[0] if passed == 1 else 0]
 
     def _now(self) -> int:
-        return int(self._clock() / (WINDOW_SECONDS / 2))
+        return int(self._clock() / HALF_WINDOW_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,51 +103,40 @@ class RetryingModel:
         self, ask: ModelRequest | Passthrough, attempts: Attempts | None = None
     ) -> AbstractAsyncContextManager[ModelAnswer]:
         """With `attempts` that it was asked with before, it goes on from where they are."""
+        if attempts is not None and attempts.in_charge is not None:
+            assert isinstance(attempts.in_charge, _Asking)
+            return attempts.in_charge
+        order = self.pools[0].in_turn()
         if attempts is None:
-            return _Asking(self, ask, Attempts(0, _emit_nothing))
-        if attempts.in_charge is None:
-            attempts.in_charge = asking = _Asking(self, ask, attempts)
-            return asking
-        assert isinstance(attempts.in_charge, _Asking)
-        return attempts.in_charge
+            return _Asking(self, ask, 0, _emit_nothing, order, order[0])
+        attempts.in_charge = asking = _Asking(self, ask, attempts.turn, attempts.emit, order, order[0])
+        return asking
 
 
 async def _emit_nothing(attempt: Attempt) -> None:
     pass
 
 
-class _Asking:
+class _Asking(msgspec.Struct, eq=False):
     """One question, asked until its answer has begun, because only until then may it be asked again. The same context is
     entered once more where the answer breaks off and nothing of it was passed on."""
 
-    __slots__ = (
-        "_announce",
-        "_anyway",
-        "_ask",
-        "_asked_at",
-        "_began",
-        "_deployment",
-        "_model",
-        "_on_trial",
-        "_open",
-        "_order",
-        "_queue",
-        "_turn",
-        "_wait",
-        "_waited",
-        "number",
-    )
-
-    def __init__(self, model: RetryingModel, ask: ModelRequest | Passthrough, attempts: Attempts) -> None:
-        self._model = model
-        self._ask = ask
-        # Not the attempts themselves: they hold this, and the two would be garbage that only a collector finds.
-        self._turn, self._announce = attempts.turn, attempts.emit
-        self.number = 0
-        self._queue: _Queue | None = None
-        self._anyway = self._on_trial = False
-        self._wait = self._waited = 0.0
-        self._open: AbstractAsyncContextManager[ModelAnswer] | None = None
+    _model: RetryingModel
+    _ask: ModelRequest | Passthrough
+    # Not the attempts themselves: they hold this, and the two would be garbage that only a collector finds.
+    _turn: int
+    _announce: Callable[[Attempt], Awaitable[None]]
+    _order: Sequence[Deployment]
+    _deployment: Deployment
+    number: int = 0
+    _began: float = 0.0
+    _asked_at: float = 0.0
+    _queue: "_Queue | None" = None
+    _anyway: bool = False
+    _on_trial: bool = False
+    _wait: float = 0.0
+    _waited: float = 0.0
+    _open: AbstractAsyncContextManager[ModelAnswer] | None = None
 
     @property
     def by(self) -> Responder:
@@ -170,10 +164,9 @@ class _Asking:
         model, world = self._model, self._model.circumstances
         world.budget.count_request()
         self._began = self._asked_at = world.clock()
-        self._order = model.pools[0].in_turn()
-        self._deployment = self._order[0]
         self.number = 1
-        if self._deployment.cooldown.is_resting:
+        cooldown = self._deployment.cooldown
+        if cooldown.failures and cooldown.is_resting:
             self._queue = _Queue(model.pools, model.policy.tries, self._order)
             self._take(self._queue.first() or self._queue.fallback())
 
