@@ -297,18 +297,17 @@ class ChoicesChunkWriter:
         return self._writers[0].error(error)
 
 
-class CompletionWriter:
+class CompletionWriter(msgspec.Struct, eq=False):
     """Gathers one chat.completion."""
 
-    def __init__(self, head: AnswerHead, diagnosis: Diagnosis | None) -> None:
-        self._head = head
-        self._diagnosis = diagnosis
-        self._heard: dict[int, list[ModelEvent]] = {}
-        self._lines: dict[int, list[str]] = {}
-        self._calls: tuple[Call, ...] = ()
-        self._ended: ChatEnded | None = None
-        self.passed = b""
-        """The body in its provider's own bytes, if it came so."""
+    _head: AnswerHead
+    _diagnosis: Diagnosis | None
+    _heard: dict[int, list[ModelEvent]] = {}
+    _lines: dict[int, list[str]] = {}
+    _calls: tuple[Call, ...] = ()
+    _ended: ChatEnded | None = None
+    passed: bytes = b""
+    """The body in its provider's own bytes, if it came so."""
 
     def write(self, event: ChatEvent) -> None:
         if (take := self._takes.get(type(event))) is not None:

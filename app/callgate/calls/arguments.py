@@ -86,43 +86,30 @@ def encode_arguments(value: Mapping[str, Any]) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-class Fragments:
+class Fragments(msgspec.Struct, eq=False):
     """The arguments of one call while they come. Adding a fragment costs the same however many there are; they are
     joined and read once, when the call is settled."""
 
-    __slots__ = (
-        "_last",
-        "_limit",
-        "_looks",
-        "_most",
-        "_others",
-        "_parts",
-        "_pieces",
-        "_seen",
-        "_snapshots",
-        "_snapshots_proven",
-        "_watch",
-        "size",
-        "too_large",
-    )
+    _limit: int | None = None
+    """In bytes. What goes beyond it is not kept, and most of what came before is let go of as well."""
+    too_large: bool = False
+    size: int = 0
+    _parts: list[Any] = []
+    """What came before `_pieces`: joined text, and objects that came in the place of text."""
+    _pieces: list[str] = []
+    _most: int = sys.maxsize
+    _others: bool = False
+    _last: str | None = None
+    _snapshots: int = 0
+    """How many fragments that are not blank began with the one before; -1 once one did not."""
+    _snapshots_proven: bool = False
+    _watch: "_BracketTracker | None" = None
+    _seen: Arguments | None = None
+    _looks: int = MAX_LOOKS
 
-    def __init__(self, limit: int | None = None) -> None:
-        """`limit` is in bytes. What goes beyond it is not kept, and most of what came before is let go of as well."""
-        self.too_large = False
-        self._limit = limit
-        self._most = sys.maxsize if limit is None else limit
-        self.size = 0
-        self._parts: list[Any] = []
-        """What came before `_pieces`: joined text, and objects that came in the place of text."""
-        self._pieces: list[str] = []
-        self._others = False
-        self._last: str | None = None
-        self._snapshots = 0
-        """How many fragments that are not blank began with the one before; -1 once one did not."""
-        self._snapshots_proven = False
-        self._watch: _BracketTracker | None = None
-        self._seen: Arguments | None = None
-        self._looks = MAX_LOOKS
+    def __post_init__(self) -> None:
+        if self._limit is not None:
+            self._most = self._limit
 
     def __bool__(self) -> bool:
         return bool(self._pieces or self._parts)

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import msgspec
+
 from callgate.calls.outcome import Failed, Returned
 from callgate.calls.states import BrokenCall, Call, ReadyCall
 from callgate.conversation.events import (
@@ -26,30 +28,22 @@ PREVIEW_CHARS = 200
 """Enough to see what was cut; an argument text may be megabytes."""
 
 
-class Diagnosis(Listener):
+class Diagnosis(Listener, msgspec.Struct, eq=False):
     """Follows a chat, and reports at any time what is known of it."""
 
-    def __init__(
-        self,
-        run_id: str,
-        warnings: Sequence[str] = (),
-        *,
-        sees: Callable[[], bool] = lambda: False,
-        price: Callable[[Responder], Price | None] = lambda by: None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`sees`: whether the report is for somebody who may see runs; asked when it is made. `price`: what who answers costs, if that is known."""
-        self.run_id = run_id
-        self._price = price
-        self._clock = clock
-        self._began = clock()
-        self._may_see = sees
-        self._sees = False
-        self._warnings = warnings
-        self._events: list[TurnEnded | ChatEnded] = []
-        self._attempts: list[Attempt] = []
-        self._recovered: list[dict[str, Any]] = []
-        self._outcomes: dict[tuple[int, str], dict[str, Any]] = {}
+    run_id: str
+    _warnings: Sequence[str] = ()
+    sees: Callable[[], bool] = lambda: False
+    """Whether the report is for somebody who may see runs; asked when it is made."""
+    price: Callable[[Responder], Price | None] = lambda by: None
+    """What who answers costs, if that is known."""
+    _clock: Callable[[], float] = time.monotonic
+    _began: float = msgspec.field(default_factory=time.monotonic)
+    _sees: bool = False
+    _events: list[TurnEnded | ChatEnded] = []
+    _attempts: list[Attempt] = []
+    _recovered: list[dict[str, Any]] = []
+    _outcomes: dict[tuple[int, str], dict[str, Any]] = {}
 
     def warn(self, warning: str) -> None:
         self._warnings = (*self._warnings, warning)
@@ -78,7 +72,7 @@ class Diagnosis(Listener):
     }
 
     def report(self) -> dict[str, Any]:
-        self._sees = self._may_see()
+        self._sees = self.sees()
         turns: list[dict[str, Any]] = []
         report: dict[str, Any] = {"run": self.run_id, "turns": turns}
         if self._warnings:
@@ -115,7 +109,7 @@ class Diagnosis(Listener):
         turn |= self._who(answer.by)
         if answer.usage:
             turn["usage"] = answer.usage
-            if (price := self._price(answer.by)) is not None:
+            if (price := self.price(answer.by)) is not None:
                 turn["cost"] = price.of_usage(answer.usage) / NANO
         if len(answer.reasons) > 1:
             turn["finish_reasons"] = list(answer.reasons)

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, TypeAlias
 
 import aiohappyeyeballs
+import msgspec
 import structlog
 
 from callgate.http.connection import ClientConnection
@@ -197,29 +198,19 @@ class HttpClient:
             self._sweeping = loop.call_later(self._keep_alive / 2, self._sweep, loop)
 
 
-class Exchange:
+class Exchange(msgspec.Struct, eq=False):
     """The context of one request; leaving it before the end of the response, or being cancelled, closes the connection.
 
     A class and not a generator: this is entered for every turn of every chat.
     """
 
-    __slots__ = ("_body", "_client", "_connection", "_deadlines", "_headers", "_method", "_url")
-
-    def __init__(
-        self,
-        client: HttpClient,
-        method: str,
-        url: str,
-        headers: Mapping[str, str],
-        body: bytes,
-        deadlines: Deadlines,
-    ) -> None:
-        self._client = client
-        self._method = method
-        self._url = url
-        self._headers = headers
-        self._body = body
-        self._deadlines = deadlines
+    _client: HttpClient
+    _method: str
+    _url: str
+    _headers: Mapping[str, str]
+    _body: bytes
+    _deadlines: Deadlines
+    _connection: ClientConnection | None = None
 
     async def __aenter__(self) -> ClientConnection:
         client = self._client
@@ -243,7 +234,8 @@ class Exchange:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._connection.leave()
+        if self._connection is not None:
+            self._connection.leave()
 
 
 def _where(origin: Origin) -> str:

@@ -84,21 +84,18 @@ class Asked(Protocol):
     def history(self) -> Sequence[Message]: ...
 
 
-class RunRecording:
+class RunRecording(msgspec.Struct, eq=False):
     """One run while it is under way."""
 
-    __slots__ = ("began", "is_deleted", "policy", "price", "row", "said", "seen", "watchers", "weight")
-
-    def __init__(self, row: RunRow, policy: RecordPolicy, price: PriceOf) -> None:
-        self.row = row
-        self.policy = policy
-        self.price = price
-        self.began = time.monotonic()
-        self.seen: list[Seen] = []
-        self.said: dict[str, str] = {}
-        self.weight = 0
-        self.is_deleted = False
-        self.watchers: list[asyncio.Queue[Seen | None]] = []
+    row: RunRow
+    policy: RecordPolicy
+    price: PriceOf
+    began: float = msgspec.field(default_factory=time.monotonic)
+    seen: list[Seen] = []
+    said: dict[str, str] = {}
+    weight: int = 0
+    is_deleted: bool = False
+    watchers: "list[asyncio.Queue[Seen | None]]" = []
 
     def listener(self, choice: int) -> "RunListener":
         return RunListener(self, choice)
@@ -115,14 +112,11 @@ class RunRecording:
             self.weight += len(text)
 
 
-class RunListener(Listener):
+class RunListener(Listener, msgspec.Struct, eq=False):
     """Hands the events of one chat to the recording of its run."""
 
-    __slots__ = ("_choice", "_recording")
-
-    def __init__(self, recording: RunRecording, choice: int) -> None:
-        self._recording = recording
-        self._choice = choice
+    _recording: RunRecording
+    _choice: int
 
     def _note(self, event: ChatEvent) -> None:
         recording = self._recording

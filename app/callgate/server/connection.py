@@ -256,7 +256,7 @@ class ServerConnection(asyncio.Protocol):
     def shutdown(self) -> None:
         """Called by the server when it ends."""
         running = self._answering
-        if running is None or self._newest is None or running.task.done():
+        if running is None or self._newest is None or (running.task is not None and running.task.done()):
             self.close()
         else:
             self._newest.keep = False
@@ -309,7 +309,7 @@ class ServerConnection(asyncio.Protocol):
             if scope["path"] not in ALWAYS_ANSWERED:
                 raise refusals.closing() if factory.draining else refusals.too_many_connections()
             keep = False
-        self._newest = cycle = RequestCycle(self, scope, keep=keep)
+        self._newest = cycle = RequestCycle(self, scope, scope["method"], keep)
         if self._answering is None:
             self._phase, self.due = ANSWER, NEVER
             self._start(cycle)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import structlog
 
 from callgate.server.limits import HELD_BYTES
@@ -36,46 +37,29 @@ COUNTED, CHUNKED, CLOSED, NONE = range(4)
 HTTP/1.1; or there is none whatever is sent, as in the answer to HEAD."""
 
 
-class RequestCycle:
+class RequestCycle(msgspec.Struct, eq=False):
     """A request as it comes and its answer as it goes. The connection feeds it; the application holds the other end."""
 
-    __slots__ = (
-        "_connection",
-        "_framing",
-        "_fresh",
-        "_head",
-        "_held",
-        "_left",
-        "_news",
-        "_parts",
-        "_scope",
-        "_stage",
-        "abandoned",
-        "is_whole",
-        "keep",
-        "method",
-        "sent_continue",
-        "task",
-    )
-
-    def __init__(self, connection: "ServerConnection", scope: dict[str, Any], *, keep: bool) -> None:
-        self._connection = connection
-        self._scope = scope
-        self.method: str = scope["method"]  # the application may change what the scope says
-        self.keep = keep
-        """Whether the connection may be used again after this."""
-        self.abandoned = False
-        """Nobody reads the answer: the client is gone, or has been sent another."""
-        self.is_whole = False
-        """The request has come to its end."""
-        self.sent_continue = False
-        self.task: asyncio.Task[None]
-        self._parts: list[bytes] = []
-        self._held = 0
-        self._fresh = False
-        self._news: asyncio.Event | None = None
-        self._stage = UNBEGUN
-        self._head = b""
+    _connection: "ServerConnection"
+    _scope: dict[str, Any]
+    method: str
+    """The application may change what the scope says."""
+    keep: bool
+    """Whether the connection may be used again after this."""
+    task: asyncio.Task[None] | None = None
+    abandoned: bool = False
+    """Nobody reads the answer: the client is gone, or has been sent another."""
+    is_whole: bool = False
+    """The request has come to its end."""
+    sent_continue: bool = False
+    _parts: list[bytes] = []
+    _held: int = 0
+    _fresh: bool = False
+    _news: asyncio.Event | None = None
+    _stage: int = UNBEGUN
+    _head: bytes = b""
+    _framing: int = COUNTED
+    _left: int = -1
 
     # -- for the connection
 

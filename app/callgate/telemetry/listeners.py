@@ -4,6 +4,8 @@ import logging
 from collections.abc import Container, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
+import msgspec
+
 from callgate.calls.outcome import Failed, Outcome, Returned
 from callgate.calls.states import BrokenCall, Finding, ReadyCall
 from callgate.conversation.events import (
@@ -36,14 +38,11 @@ FAILURES: Final = frozenset(
 """What an attempt may have failed of, in metrics."""
 
 
-class LogListener(Listener):
+class LogListener(Listener, msgspec.Struct, eq=False):
     """Writes down what is worth reading later; how a chat ended stands in the line of its request. Arguments and results only with `content`."""
 
-    __slots__ = ("_content", "_run_id")
-
-    def __init__(self, run_id: str, *, content: bool = False) -> None:
-        self._run_id = run_id
-        self._content = content
+    _run_id: str
+    content: bool = False
 
     @property
     def _log(self) -> Log:
@@ -65,7 +64,7 @@ class LogListener(Listener):
     def _call_started(self, event: CallStarted) -> None:
         """Its end says all of this again, but for the arguments."""
         turn, call = event.turn, event.call
-        if self._content:
+        if self.content:
             self._log.info("call_started", turn=turn, call_id=call.id, tool=call.name, arguments=call.arguments)
         elif self._log.enabled_for(logging.DEBUG):
             self._log.debug("call_started", turn=turn, call_id=call.id, tool=call.name)
@@ -98,11 +97,11 @@ class LogListener(Listener):
 
     def _broken(self, call: BrokenCall) -> dict[str, str | None]:
         fields = {"call_id": call.id, "tool": call.name, "flaw": str(call.flaw)}
-        return {**fields, "written": call.text} if self._content else fields
+        return {**fields, "written": call.text} if self.content else fields
 
     def _call_ended(self, event: CallEnded) -> None:
         call, outcome = event.call, event.outcome
-        more: dict[str, Any] = {"result": outcome.text} if self._content else {}
+        more: dict[str, Any] = {"result": outcome.text} if self.content else {}
         if isinstance(outcome, Returned) and outcome.cut_bytes:
             more["cut_bytes"] = outcome.cut_bytes
         say = self._log.warning if isinstance(outcome, Failed) else self._log.info

@@ -102,15 +102,12 @@ class DirectModel:
             raise ChatError(400, "A message holds half of a surrogate pair, which no JSON text can carry.") from None
 
 
-class HttpRequest:
+class HttpRequest(msgspec.Struct, eq=False):
     """The context of one request to a model. A class and not a generator: it is entered for every turn of every chat."""
 
-    __slots__ = ("_answer_bytes", "_endpoint", "_exchange")
-
-    def __init__(self, exchange: AbstractAsyncContextManager[Response], endpoint: Endpoint, answer_bytes: int) -> None:
-        self._exchange = exchange
-        self._endpoint = endpoint
-        self._answer_bytes = answer_bytes
+    _exchange: AbstractAsyncContextManager[Response]
+    _endpoint: Endpoint
+    _answer_bytes: int
 
     async def __aenter__(self) -> ModelAnswer:
         response = await opened(self._exchange, self._endpoint.secrets)

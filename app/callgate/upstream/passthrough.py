@@ -107,16 +107,14 @@ class PassthroughModel(DirectModel):
 # One body --------------------------------------------------------------------------------------------------------------
 
 
-class _WholeRequest:
+class _WholeRequest(msgspec.Struct, eq=False):
     """The context of a request for one body. The body is read to its end before a byte of it is emitted, because one that
     is cut off must not look whole, and the connection is free from then on."""
 
-    __slots__ = ("_answer_bytes", "_choices", "_endpoint", "_exchange")
-
-    def __init__(
-        self, exchange: AbstractAsyncContextManager[Response], endpoint: Endpoint, answer_bytes: int, choices: int
-    ) -> None:
-        self._exchange, self._endpoint, self._answer_bytes, self._choices = exchange, endpoint, answer_bytes, choices
+    _exchange: AbstractAsyncContextManager[Response]
+    _endpoint: Endpoint
+    _answer_bytes: int
+    _choices: int
 
     async def __aenter__(self) -> ReadAnswer:
         secrets = self._endpoint.secrets
@@ -194,17 +192,7 @@ def _read_stream(body: bytes, response: Response, choices: int) -> Sequence[Mode
 class _StreamRequest(HttpRequest):
     """The context of a request for a stream."""
 
-    __slots__ = ("_request",)
-
-    def __init__(
-        self,
-        exchange: AbstractAsyncContextManager[Response],
-        endpoint: Endpoint,
-        answer_bytes: int,
-        request: Passthrough,
-    ) -> None:
-        super().__init__(exchange, endpoint, answer_bytes)
-        self._request = request
+    _request: Passthrough
 
     def _answer(self, response: Response) -> ModelAnswer:
         return _StreamAnswer(response, self._endpoint.secrets, self._answer_bytes, self._request)
