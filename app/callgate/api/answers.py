@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+import msgspec
 from starlette.types import Receive, Send
 
 from callgate.api.errors import ErrorBody, as_chat_error, encode, error_headers, in_openais_shape, shutting_down
@@ -71,20 +72,15 @@ class Headers(Protocol):
     def __call__(self, error: ChatError | None = None) -> Mapping[str, str]: ...
 
 
-class WholeAnswer:
+class WholeAnswer(msgspec.Struct, eq=False):
     """Runs a chat to its end and sends one JSON body."""
 
-    def __init__(
-        self,
-        work: Work,
-        writer: BodyWriter,
-        headers: Headers,
-        seconds: float | None = None,
-        error_body: ErrorBody = in_openais_shape,
-    ) -> None:
-        """`seconds`: how long the work may take."""
-        self._work, self._writer, self._headers, self._seconds = work, writer, headers, seconds
-        self._error_body = error_body
+    _work: Work
+    _writer: BodyWriter
+    _headers: Headers
+    _seconds: float | None = None
+    """How long the work may take."""
+    _error_body: ErrorBody = in_openais_shape
 
     async def send(self, receive: Receive, send: Send) -> ChatError | None:
         """The error it ended with, if any. Raises `ClientLeft` when the client did not wait for it."""

@@ -15,6 +15,7 @@ from callgate.api.middleware import RequestContext
 from callgate.api.openai_writers import ForChoice, function_body
 from callgate.api.requests import ChatRequest, passed_through
 from callgate.auth.keys import Caller, owner_name
+from callgate.auth.limits import UNLIMITED
 from callgate.auth.meter import Meter
 from callgate.conversation.approved_calls import AskingToolbox, run_approved
 from callgate.conversation.diagnosis import Diagnosis
@@ -29,7 +30,7 @@ from callgate.conversation.events import (
     TurnEnded,
     TurnStarted,
 )
-from callgate.conversation.hidden_history import without_repeats
+from callgate.conversation.hidden_history import has_calls, without_repeats
 from callgate.conversation.ids import new_id, new_run_id
 from callgate.conversation.listeners import Handlers, Listener, handlers_of
 from callgate.conversation.loop import Rules, converse
@@ -57,56 +58,40 @@ have nothing to say of a turn."""
 EVERYTHING = ((CallsHandedBack, True),)
 
 
-class Conversation:
+class Conversation(msgspec.Struct, eq=False):
     """Answers one request, held to the limits of its key and its model.
 
     Where none of our tools is on offer the request may be passed through, all of its choices in one chat; otherwise every
     choice has a chat of its own.
     """
 
-    __slots__ = (
-        "_before_tools",
-        "_caller",
-        "_context",
-        "_conversations",
-        "_durable",
-        "_is_replay",
-        "_meter",
-        "_recorded_tools",
-        "_request",
-        "_route",
-        "_runtime",
-        "_warnings",
-        "diagnoses",
-        "recording",
-        "run_id",
-    )
+    _runtime: Runtime
+    _route: Route
+    _conversations: Conversations
+    _context: RequestContext
+    _request: ChatRequest
+    _caller: Caller
+    _before_tools: BeforeTools | None = None
+    """Awaited before a tool is started."""
+    _durable: DurableRun | None = None
+    """What keeps the run, where it outlives its process."""
+    _warnings: tuple[str, ...] = ()
+    _meter: Meter | None = None
+    _is_replay: bool = False
+    _recorded_tools: Toolbox | None = None
+    recording: RunRecording | None = None
+    run_id: str = ""
+    diagnoses: list[Diagnosis] = []
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        route: Route,
-        conversations: Conversations,
-        context: RequestContext,
-        request: ChatRequest,
-        caller: Caller,
-        before_tools: BeforeTools | None = None,
-        durable: DurableRun | None = None,
-    ) -> None:
-        """`before_tools` is awaited before a tool is started. `durable`: what keeps the run, where it outlives its process."""
-        self.run_id = run_id = context.ids["run_id"] = new_run_id() if durable is None else durable.id
-        self._runtime, self._route, self._conversations = runtime, route, conversations
-        self._context, self._request, self._caller = context, request, caller
-        self._before_tools, self._durable = before_tools, durable
-        self._warnings = route.warnings
-        self._meter: Meter | None = None
-        self._is_replay = False
-        self._recorded_tools: Toolbox | None = None
-        self.recording: RunRecording | None = None
-        sees, price = partial(runtime.may_see, caller), runtime.prices.at_hand
-        self.diagnoses = [Diagnosis(run_id, route.warnings, sees=sees, price=price)]
-        if request.n > 1:
-            self.diagnoses += [Diagnosis(run_id, route.warnings, sees=sees, price=price) for _ in range(request.n - 1)]
+    def __post_init__(self) -> None:
+        run_id = new_run_id() if self._durable is None else self._durable.id
+        self.run_id = self._context.ids["run_id"] = run_id
+        self._warnings = warnings = self._route.warnings
+        runtime, n = self._runtime, self._request.n
+        sees, price = partial(runtime.may_see, self._caller), runtime.prices.at_hand
+        self.diagnoses.append(Diagnosis(run_id, warnings, sees, price))
+        if n > 1:
+            self.diagnoses += [Diagnosis(run_id, warnings, sees, price) for _ in range(n - 1)]
 
     def replay(self, tools: Toolbox | None) -> None:
         """Have a recorded run asked again: with the tools of the recording, or, without them, with ours, where a person is
@@ -124,7 +109,7 @@ class Conversation:
     def work(self) -> Work:
         """From the question to its end. Several choices are emitted as `ForChoice`."""
         work = self._answer if self._request.n == 1 else self._answer_choices
-        if self._caller.allowance.is_metered:
+        if (allowance := self._caller.allowance) is not UNLIMITED and allowance.is_metered:
             work = partial(self._metered, work)
         return work if self._route.places is None else partial(self._placed, work)
 
@@ -212,7 +197,9 @@ class Conversation:
             model = self.recording.around(model, choice, request)
         if self._meter is not None:
             listeners.append(self._meter.tally())
-        rules = runtime.rules if request.parallel else replace(runtime.rules, max_parallel_calls=1)
+        rules = runtime.rules
+        if request.outline.parallel_tool_calls is False:
+            rules = replace(rules, max_parallel_calls=1)
         if request.tool_events == "trace":
             rules = replace(rules, emit_fragments=True)
         if request.max_calls is not None:
@@ -266,7 +253,7 @@ class Conversation:
                 emit = _awaiting(self._before_tools, self.run_id, emit)
         if route.server_tools or request.keeps_hidden:
             keep = self._keep
-            if not self._is_replay:  # its history is whole
+            if not self._is_replay and (request.hints or has_calls(messages)):  # that of a replay is whole
                 messages = await self._conversations.made_whole(
                     owner_of(self._caller, request),
                     messages,

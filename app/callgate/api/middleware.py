@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from callgate.api.answers import encoded, send_whole, start_message
@@ -52,45 +53,32 @@ SAFE_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 log = Log("callgate.access")
 
 
-class RequestContext:
+class RequestContext(msgspec.Struct, eq=False):
     """One request, as the middleware sees it. Whoever handles it may add notes for the log line."""
 
-    __slots__ = (
-        "caller",
-        "headers",
-        "ids",
-        "model",
-        "notes",
-        "path",
-        "place",
-        "request_id",
-        "route",
-        "started",
-        "status",
-        "wrote",
-    )
+    headers: Mapping[str, str]
+    path: str = ""
+    request_id: str = ""
+    ids: dict[str, str] = {}
+    """On every line that is written on its behalf."""
+    caller: Caller | None = None
+    route: str = "other"
+    """What the request is counted under; never what the client wrote."""
+    model: str = ""
+    status: int = 0
+    place: Place | None = None
+    """Among those that are answered at once."""
+    wrote: bool = False
+    """A tool that may change the world has been started, so a client must not repeat the request by itself."""
+    started: float = msgspec.field(default_factory=time.perf_counter)
+    notes: dict[str, Any] = {}
 
-    def __init__(self, headers: Mapping[str, str], path: str = "") -> None:
-        self.path = path
-        given = headers.get("x-request-id")
+    def __post_init__(self) -> None:
+        given = self.headers.get("x-request-id")
         if given is not None and SAFE_REQUEST_ID.fullmatch(given):
-            self.request_id, known_as = given, masked(given)
+            self.request_id, self.ids["request_id"] = given, masked(given)
         else:
-            self.request_id = known_as = new_id("req")
-        self.ids = {"request_id": known_as}
-        """On every line that is written on its behalf."""
-        self.headers = headers
-        self.caller: Caller | None = None
-        self.route = "other"
-        """What the request is counted under; never what the client wrote."""
-        self.model = ""
-        self.status = 0
-        self.place: Place | None = None
-        """Among those that are answered at once."""
-        self.wrote = False
-        """A tool that may change the world has been started, so a client must not repeat the request by itself."""
-        self.started = time.perf_counter()
-        self.notes: dict[str, Any] = {}
+            self.request_id = self.ids["request_id"] = new_id("req")
 
     def error_body(self, error: ChatError) -> bytes:
         """An error in the shape that clients of this path expect."""

@@ -222,7 +222,7 @@ def _caller_of(entry: KeyEntry) -> Caller:
         admin=entry.admin,
         see=entry.see,
         events=entry.events,
-        allowance=entry.allowance,
+        allowance=UNLIMITED if entry.allowance == UNLIMITED else entry.allowance,  # which is asked of every request
     )
 
 

@@ -84,6 +84,11 @@ def handles_in(messages: Sequence[Message]) -> list[str]:
     return [handle for turn in calling_turns(messages) for handle in turn.handles]
 
 
+def has_calls(messages: Sequence[Message]) -> bool:
+    """Whether a history may have calls in it that a client gave back."""
+    return any(isinstance(message, msgspec.Raw) and _CALLS in bytes(message) for message in messages)
+
+
 def calling_turns(messages: Sequence[Message]) -> Iterator[CallingTurn]:
     speech = _UserTexts(messages)
     for place, message in enumerate(messages):

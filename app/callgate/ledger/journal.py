@@ -4,6 +4,7 @@ import hashlib
 import time
 from collections.abc import Callable
 
+import msgspec
 import structlog
 from msgspec.structs import replace
 
@@ -18,34 +19,38 @@ _UNSEEN_ENDS = frozenset({FailureKind.TIMEOUT, FailureKind.UNKNOWN})
 log = structlog.get_logger("callgate.ledger")
 
 
-class LedgerJournal:
+class LedgerJournal(msgspec.Struct, eq=False):
     """Makes the record of each call of one request."""
 
-    def __init__(self, ledger: Ledger, *, run_id: str, key_name: str, mask: Callable[[str], str] | None = None) -> None:
-        """`mask` is set where contents are kept: it takes secrets out of them."""
-        self._ledger, self._run_id, self._key_name, self._mask = ledger, run_id, key_name, mask
+    ledger: Ledger
+    run_id: str
+    key_name: str
+    mask: Callable[[str], str] | None = None
+    """Set where contents are kept: it takes secrets out of them."""
 
     def record(self, call: ReadyCall, turn: int, *, writes: bool) -> "LedgerRecord":
         entry = LedgerEntry(
-            run_id=self._run_id,
+            run_id=self.run_id,
             turn=turn,
             call_id=call.id,
             tool=call.name,
             arguments_hash=hashlib.sha256(call.text.encode(errors="surrogatepass")).hexdigest(),
-            key_name=self._key_name,
+            key_name=self.key_name,
             writes=writes,
             started_at=time.time(),
-            arguments=self._mask(call.text) if self._mask else None,
+            arguments=self.mask(call.text) if self.mask else None,
         )
-        return LedgerRecord(self._ledger, entry, self._mask)
+        return LedgerRecord(self.ledger, entry, self.mask)
 
 
-class LedgerRecord:
+class LedgerRecord(msgspec.Struct, eq=False):
     """One call in the ledger. Only a call that began can have an end that nobody saw."""
 
-    def __init__(self, ledger: Ledger, entry: LedgerEntry, mask: Callable[[str], str] | None) -> None:
-        self._ledger, self._entry, self._mask = ledger, entry, mask
-        self._waited = self._began = False
+    _ledger: Ledger
+    _entry: LedgerEntry
+    _mask: Callable[[str], str] | None
+    _waited: bool = False
+    _began: bool = False
 
     def wait(self) -> None:
         """It waits for approval or for a place."""

@@ -19,7 +19,7 @@ MAX_LABELS: Final = 1024
 LENGTH: Final = b"\r\ncontent-length: "
 CODING: Final = b"\r\ntransfer-encoding: "
 CONNECTION: Final = b"\r\nconnection: "
-SPECIAL: Final = frozenset({LENGTH, CODING, CONNECTION})
+SPECIAL: Final = {b"content-length": LENGTH, b"transfer-encoding": CODING, b"connection": CONNECTION}
 
 _labels: dict[bytes, bytes] = {}
 
@@ -29,13 +29,13 @@ def header_lines(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, int, bo
     parts: list[bytes] = []
     length, ends = -1, False
     for name, value in headers:
-        label = _labels.get(name) or _label(name)
-        if label in SPECIAL:
+        if (label := _labels.get(name)) is None:
+            label = _label(name)
             if label is CODING:
                 continue  # how the body is framed is not for the application to say
             if label is LENGTH:
                 length = _length(value, length)
-            else:
+            elif label is CONNECTION:
                 ends = ends or b"close" in value.lower()
         parts += (label, value)
     lines = b"".join(parts)
@@ -46,11 +46,15 @@ def header_lines(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, int, bo
 
 
 def _label(name: bytes) -> bytes:
-    """The name of a header as it begins a line."""
+    """The name of a header as it begins a line; it is remembered unless the header says something to us."""
+    if (special := SPECIAL.get(name)) is not None:
+        return special
     if not NAME.fullmatch(name):
         raise RuntimeError("Invalid HTTP header name.")
-    label = b"\r\n%b: " % name.lower()
-    label = next((special for special in SPECIAL if special == label), label)
+    lower = name.lower()
+    if lower in SPECIAL:
+        return SPECIAL[lower]
+    label = b"\r\n%b: " % lower
     if len(_labels) < MAX_LABELS:
         _labels[name] = label
     return label

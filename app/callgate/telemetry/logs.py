@@ -301,13 +301,14 @@ class _Lines:
             # One that runs in this thread is the running one. Asking for that is a system call each time.
             if self._due_on is not None and self._due_in == here and self._due_on.is_running():
                 return
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:  # another thread, or no server
+            try:
+                loop = _Lines._due_on = asyncio.get_running_loop()
+                _Lines._due_in = here
+            except RuntimeError:  # another thread, or no server
+                loop = None
+        if loop is None:
             write_all()
             return
-        with self._lock:
-            _Lines._due_on, _Lines._due_in = loop, here
         wait = self._written_at + _GATHERED_SECONDS - time.monotonic()
         loop.call_later(wait, write_all) if wait > 0 else loop.call_soon(write_all)
 

@@ -139,14 +139,15 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[str, int, bytes]).decode
 
 
-class ResultPages:
+class ResultPages(msgspec.Struct, eq=False):
     """What one conversation of a caller has kept."""
 
-    def __init__(self, kept_results: KeptResults, owner: str, run_id: str) -> None:
-        self._kept_results, self._owner, self._run_id = kept_results, owner, run_id
-        self.ids: set[str] = set()
-        self.name = NAME
-        """What the tool for reading on is called in this conversation."""
+    _kept_results: KeptResults
+    _owner: str
+    _run_id: str
+    ids: set[str] = set()
+    name: str = NAME
+    """What the tool for reading on is called in this conversation."""
 
     def keep(self, whole: Returned, max_bytes: int) -> Returned:
         """A result that is too long, cut, with a note on where the rest is."""

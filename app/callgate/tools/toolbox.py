@@ -250,15 +250,14 @@ class RequestToolbox:
         )
 
 
-class _CallRun:
+class _CallRun(msgspec.Struct, eq=False):
     """One call, from its first try to its outcome."""
 
-    def __init__(self, tool: Tool, call: ReadyCall, context: RunContext, delay: Callable[[int], float]) -> None:
-        self.tool = tool
-        self.call = call
-        self.tries = 0
-        self._context = context
-        self._delay = delay
+    tool: Tool
+    call: ReadyCall
+    _context: RunContext
+    _delay: Callable[[int], float]
+    tries: int = 0
 
     @property
     def report(self) -> Report:
