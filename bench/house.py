@@ -85,6 +85,8 @@ def served(directory: Path, model: int, *options: str) -> Iterator[Served]:
     port = free_port()
     command = [sys.executable, *options, "-m", "callgate", "serve", "--config", str(configured(directory, port, model))]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "app"), str(directory)])}
+    # Compiled by the first process, as an installation is: else a start is mostly compiling, where nothing may be written.
+    environment |= {"PYTHONPYCACHEPREFIX": str(directory / "bytecode"), "PYTHONDONTWRITEBYTECODE": ""}
     written = directory / "server.log"
     with written.open("wb") as log:
         process = subprocess.Popen(command, env=environment, stderr=log, cwd=ROOT)

@@ -11,11 +11,9 @@ from callgate.api.feed import feed_routes, followed
 from callgate.api.rights import caller_of, check_sees_all, seen_by
 from callgate.api.run_facts import facts_of, found_run, no_such_run, not_replayable, read_runs
 from callgate.conversation.errors import ChatError
-from callgate.recorder.export import as_curl, as_facts, as_recording
 from callgate.recorder.reading import WIRE
 from callgate.recorder.replayable import NotReplayable
 from callgate.recorder.row import Recording
-from callgate.recorder.spans import as_otlp
 from callgate.recorder.store import RunFilter
 from callgate.runtime.manager import RuntimeManager
 
@@ -160,6 +158,9 @@ def run_routes(manager: RuntimeManager) -> APIRouter:
 
 def _exported(found: Recording, form: str, base: str) -> Response:
     """`base`: where the server is that a curl line asks."""
+    from callgate.recorder.export import as_curl, as_facts, as_recording
+    from callgate.recorder.spans import as_otlp
+
     try:
         match form:
             case "json":

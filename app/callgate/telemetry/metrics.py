@@ -13,7 +13,6 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from prometheus_client import CollectorRegistry, Gauge, Metric, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.utils import floatToGoString
 
 from callgate.conversation.events import Responder
@@ -264,6 +263,8 @@ class Metrics:
 
 def added_up(expositions: Sequence[bytes], accept: str = "") -> tuple[bytes, str]:
     """The metrics of several processes as one, and their content type: everything is added up, but for when it began."""
+    from prometheus_client.parser import text_string_to_metric_families
+
     families: dict[str, Metric] = {}
     samples: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     family_of: dict[tuple[str, tuple[tuple[str, str], ...]], str] = {}

@@ -5,9 +5,10 @@ until a think tag or the end: by the model's name, or else by its first answers,
 """
 
 import re
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
-from callgate.text_calls.event_sink import Thinking
+if TYPE_CHECKING:
+    from callgate.text_calls.event_sink import Thinking
 
 ThinkingSetting = Literal["auto", "prefilled", "none"]
 
@@ -35,7 +36,7 @@ class ThinkingMemory:
         self._is_known = setting != "auto" or self._opens or bool(_NOT_PREFILLED.search(name))
         self._answers = 0
 
-    def mode(self, *, streams: bool) -> Thinking:
+    def mode(self, *, streams: bool) -> "Thinking":
         """How the next answer is to be read. A whole answer costs nothing to hold back."""
         if self._setting == "prefilled":
             return "prefilled"

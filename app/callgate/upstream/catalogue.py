@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import structlog
 
@@ -18,14 +18,16 @@ from callgate.conversation.events import Responder
 from callgate.conversation.ports import Model, ModelAnswer, ModelRequest, Passthrough
 from callgate.http.client import HttpClient
 from callgate.upstream import litellm_model, resolve
-from callgate.upstream.demo_model import DemoModel
 from callgate.upstream.deployments import Cooldown, Deployment, Pool
 from callgate.upstream.direct_model import Endpoint
 from callgate.upstream.media import Fetch
 from callgate.upstream.passthrough import PassthroughModel
 from callgate.upstream.resolve import ModelEntry
 from callgate.upstream.retry import Circumstances, RetryBudget, RetryingModel, RetryPolicy
-from callgate.upstream.translated_model import TranslatedModel
+
+if TYPE_CHECKING:
+    from callgate.upstream.demo_model import DemoModel
+    from callgate.upstream.translated_model import TranslatedModel
 
 log = structlog.get_logger("callgate.models")
 
@@ -150,7 +152,9 @@ class Catalogue:
     def _deployment(self, entry: ModelEntry) -> Deployment:
         inner: DemoModel | PassthroughModel | _Undecided
         if is_demo(entry):
-            inner = DemoModel(entry.model_name)
+            from callgate.upstream import demo_model
+
+            inner = demo_model.DemoModel(entry.model_name)
         elif entry.lane in {"auto", "direct"} and (endpoint := resolve.known_endpoint(entry)) is not None:
             inner = _direct(entry, endpoint, self._client)
         else:
@@ -197,12 +201,14 @@ class _Undecided:
         async with self._settled.ask(ask) as answer:
             yield answer
 
-    async def _decide(self) -> PassthroughModel | TranslatedModel | litellm_model.LiteLLMModel:
+    async def _decide(self) -> "PassthroughModel | TranslatedModel | litellm_model.LiteLLMModel":
         entry = self._entry
         if entry.lane in {"auto", "direct"} and (endpoint := await litellm_model.vouched_endpoint(entry)) is not None:
             return _direct(entry, endpoint, self._client)
         settings = resolve.litellm_settings(entry)
         if entry.lane != "direct" and resolve.lane_of(entry) != "litellm":
+            from callgate.upstream.translated_model import TranslatedModel
+
             return TranslatedModel(
                 entry.model_name,
                 settings,

@@ -9,7 +9,7 @@ from callgate.conversation import raw_json
 from callgate.conversation.ports import ModelRequest, as_read
 from callgate.http.client import HttpClient
 from callgate.http.interface import TransportError
-from callgate.upstream import errors, messages_lane, resolve
+from callgate.upstream import errors, resolve
 from callgate.upstream.direct_model import opened
 from callgate.upstream.litellm_model import loaded
 from callgate.upstream.resolve import ModelEntry
@@ -35,6 +35,8 @@ async def count_tokens(entry: ModelEntry, ask: ModelRequest, client: HttpClient)
 
 
 async def _by_anthropic(entry: ModelEntry, ask: ModelRequest, client: HttpClient) -> int:
+    from callgate.upstream import messages_lane
+
     settings = resolve.litellm_settings(entry)
     assert ask.original is not None
     question = messages_lane.count_question(await loaded(), settings, ask, ask.original)

@@ -13,8 +13,6 @@ from typing import TypeAlias
 from callgate.conversation.ports import Model
 from callgate.text_calls.calling_detection import CallingDetector, CallingMode, DetectingModel
 from callgate.text_calls.families import NATIVE, format_for
-from callgate.text_calls.prompted import PromptedModel
-from callgate.text_calls.prompts import can_be_constrained
 from callgate.text_calls.thinking import ThinkingMemory
 from callgate.upstream import litellm_model, resolve
 from callgate.upstream.catalogue import is_demo
@@ -105,7 +103,11 @@ def _known(entry: ModelEntry) -> CallingMode | None:
 def _format(entry: ModelEntry) -> str:
     """What a model without native calls is asked in: its family's own format, or one that can be enforced."""
     format = format_for(_name(entry))
-    return CONSTRAINABLE if entry.constrain_calls and not can_be_constrained(format) else format
+    if not entry.constrain_calls:
+        return format
+    from callgate.text_calls.prompts import can_be_constrained
+
+    return format if can_be_constrained(format) else CONSTRAINABLE
 
 
 async def _litellms_word(entry: ModelEntry) -> bool | None:
@@ -123,6 +125,8 @@ def _in_words(
     thinking: ThinkingMemory,
     fenced_runs: bool,
 ) -> Model:
+    from callgate.text_calls.prompted import PromptedModel  # two dozen modules, for models that have no native calls
+
     return PromptedModel(
         model,
         format,
