@@ -57,6 +57,7 @@ def _schema(number: int) -> dict[str, Any]:
 HISTORY = [{"role": "user" if n % 2 == 0 else "assistant", "content": TEXT * 70} for n in range(21)]
 DONE = b"[DONE]"
 MESSAGES, STOP = "/v1/messages", b"message_stop"
+RESPONSES = "/v1/responses"
 
 WORKS = (
     Work("small, passed on", question("plain"), floor=True),
@@ -80,6 +81,17 @@ WORKS = (
         like="paced chunk, read",
     ),
     Work("tool turn of a message", question("tools", "call", max_tokens=9), path=MESSAGES, like="tool turn"),
+    Work("small response", {"model": "tools", "input": "hi"}, path=RESPONSES, like="small, read"),
+    Work(
+        "paced chunk of a response",
+        {"model": "tools", "input": "paced", "stream": True},
+        32,
+        DONE,
+        CHUNKS,
+        path=RESPONSES,
+        like="paced chunk, read",
+    ),
+    Work("tool turn of a response", {"model": "tools", "input": "call"}, path=RESPONSES, like="tool turn"),
 )
 
 
@@ -149,6 +161,8 @@ PACED = (FIRST, *[WORD] * CHUNKS, event({}, "stop") + COUNTED + END)
 
 def said_to(body: bytes) -> bytes | tuple[bytes, ...]:
     """What a model answers; a tuple comes piece by piece."""
+    # The same in the words of the Responses API, for what clients and model cost alone.
+    body = body.replace(b'"input":', b'"content":')
     answered = b'"role":"tool"' in body
     if b'"content":"paced"' in body:
         return PACED

@@ -11,6 +11,7 @@ from typing import Any
 import openai
 import pytest
 
+from callgate.api.proxied_routes import PATHS
 from callgate.application import create_app
 from callgate.auth.keys import hash_key
 from tests.harness.clients import http_client, openai_client
@@ -149,6 +150,36 @@ async def test_nothing_in_the_body_chooses_an_address_or_a_key() -> None:
         }
         await raw_post(url, body, path="/v1/embeddings")
     assert provider.asked == {"model": "provider-name", "input": "x", "user": "u"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"vector_store_ids": ["vs_1"]}, "vector_store_ids"),
+        ({"container": "cntr_1"}, "container"),
+        ({"input": [{"type": "input_file", "file_id": "file_1"}]}, "input[0].file_id"),
+        ({"tools": [{"type": "x", "inner": {"file_ids": ["file_1"]}}]}, "tools[0].inner.file_ids"),
+    ],
+)
+async def test_nothing_in_the_body_names_what_is_kept_in_the_operators_account(
+    fields: dict[str, Any], param: str
+) -> None:
+    provider = Provider()
+    async with passing(provider) as url:
+        for path in PATHS:
+            answer = await raw_post(url, {"model": "m", "input": "x", **fields}, path=f"/v1{path}")
+            assert (answer.status, json.loads(answer.body)["error"]["param"]) == (400, param)
+        spelled = b'{"model":"m","input":[{"file\\u005fid":"file_1"}]}'
+        assert (await raw_post(url, spelled, path="/v1/embeddings")).status == 400
+        async with http_client(url) as client:
+            form = {"model": "m", "file_ids[]": "file_1"}
+            answer = await client.post("/v1/images/edits", data=form, files={"image": ("a.png", b"x")})
+            assert answer.status_code == 400
+        text = {"model": "m", "input": 'a text that says {"file_id": "file_1"}', "conversation": None}
+        assert (await raw_post(url, text, path="/v1/embeddings")).status == 200
+    assert len(provider.bodies) == 1
 
 
 async def test_a_providers_refusal_is_told_in_our_shape_without_its_secrets() -> None:

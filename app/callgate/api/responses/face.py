@@ -178,6 +178,9 @@ class ResponsesExchange:
         except StoreError as error:
             response["store"] = False
             log.warning("response_not_kept", response=id, error=str(error))
+            return
+        assert self._items is not None, "what is kept was written"
+        self._items.encoded = kept.response
 
     def _asks(self, conversation: Conversation) -> Callable[[str], bool] | None:
         offered = self._offered

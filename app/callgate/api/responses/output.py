@@ -85,6 +85,8 @@ class ResponseItems:
         self.head, self._diagnosis = head, diagnosis
         self.response: dict[str, Any] | None = None
         """The response, once it has ended."""
+        self.encoded: msgspec.Raw | None = None
+        """The same as JSON, where somebody has encoded it already."""
         self._items: list[dict[str, Any]] = []
         self._turns: list[int] = []
         """The turn of each item."""
@@ -439,7 +441,7 @@ class ResponseBody:
             self._items.take(event)
 
     def body(self) -> Any:
-        return self._items.response
+        return self._items.encoded or self._items.response
 
 
 class ResponseWriter(ResponseItems):
@@ -457,7 +459,7 @@ class ResponseWriter(ResponseItems):
     def write(self, event: ChatEvent) -> bytes:
         if type(event) is ChatEnded:
             response = self.end(event)
-            self.emit(f"response.{response['status']}", {"response": response})
+            self.emit(f"response.{response['status']}", {"response": self.encoded or response})
             self._written.append(DONE)
         elif type(event) is CallProgress:
             return self.heartbeat()
