@@ -175,8 +175,8 @@ async def test_nothing_in_the_body_names_what_is_kept_in_the_operators_account(
         assert (await raw_post(url, spelled, path="/v1/embeddings")).status == 400
         async with http_client(url) as client:
             form = {"model": "m", "file_ids[]": "file_1"}
-            answer = await client.post("/v1/images/edits", data=form, files={"image": ("a.png", b"x")})
-            assert answer.status_code == 400
+            edited = await client.post("/v1/images/edits", data=form, files={"image": ("a.png", b"x")})
+            assert edited.status_code == 400
         text = {"model": "m", "input": 'a text that says {"file_id": "file_1"}', "conversation": None}
         assert (await raw_post(url, text, path="/v1/embeddings")).status == 200
     assert len(provider.bodies) == 1
