@@ -19,6 +19,7 @@ from callgate.cli.runs import runs
 from callgate.cli.serving import health, serve
 from callgate.cli.tools import tools
 from callgate.cli.usage import usage
+from callgate.cli.worker import pools, worker
 
 app = typer.Typer(
     name="callgate",
@@ -44,7 +45,7 @@ def callgate(
     """An OpenAI-compatible proxy that runs your tools, and never runs half a call."""
 
 
-for command in (init, serve, check, doctor, models, chat, health, calls, usage):
+for command in (init, serve, check, doctor, models, chat, health, calls, usage, worker, pools):
     app.command()(command)
 app.add_typer(tools, name="tools")
 app.add_typer(approvals, name="approvals")

@@ -3,7 +3,7 @@
 import base64
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -52,3 +52,20 @@ class Failed(msgspec.Struct, frozen=True, gc=False):
 
 
 Outcome: TypeAlias = Returned | Failed
+
+
+def encode_outcome(outcome: Outcome) -> bytes:
+    """For a place where another process reads it."""
+    kept: dict[str, Any] = {"text": outcome.text.encode(errors="replace").decode()}
+    if isinstance(outcome, Failed):
+        kept["kind"] = str(outcome.kind)
+    else:
+        kept |= {"images": [[image.data, image.mime_type] for image in outcome.images], "cut": outcome.cut_bytes}
+    return msgspec.msgpack.encode(kept)
+
+
+def decode_outcome(body: bytes) -> Outcome:
+    kept = msgspec.msgpack.decode(body)
+    if "kind" in kept:
+        return Failed(kept["text"], FailureKind(kept["kind"]))
+    return Returned(kept["text"], tuple(Image(data, mime) for data, mime in kept["images"]), kept["cut"])

@@ -126,8 +126,17 @@ def health(
     url: Annotated[
         str | None, typer.Option(help="Where the server is. Default: this machine, $CALLGATE_PORT or 8000.")
     ] = None,
+    worker: Annotated[
+        bool, typer.Option("--worker", help="Ask the ledger instead whether a worker of this machine was seen.")
+    ] = False,
+    config: ConfigOption = None,
 ) -> None:
     """Ask a running server whether it is alive. Exit code 0 if it is; for container health checks."""
+    if worker:
+        from callgate.cli.worker import check_worker
+
+        check_worker(read_config(config, without_variables=True).config)
+        return
     from callgate.cli.server_client import DEFAULT_PORT, status_of
     from callgate.http.interface import TransportError
 

@@ -53,6 +53,9 @@ class BatchedLedger(ABC):
         self._timer: asyncio.TimerHandle | None = None
         self._behind = 0
 
+    def key(self, entry: LedgerEntry) -> str:
+        return entry.id
+
     def wait(self, entry: LedgerEntry) -> None:
         self._next.calls[entry.id] = self._row(entry, RunState.WAITING)
         self._soon()

@@ -60,6 +60,10 @@ class Ledger(Protocol):
         """The name of this process among them; empty where nothing is written down."""
         ...
 
+    def key(self, entry: LedgerEntry) -> str:
+        """What a call is known by: in this ledger, and to its tool where it wants an idempotency key."""
+        ...
+
     def wait(self, entry: LedgerEntry) -> None:
         """Write down, soon, that a run waits to begin. Never raises."""
         ...
@@ -79,6 +83,9 @@ class NoLedger:
     """Nothing is written down: there is no folder to write to."""
 
     process = ""
+
+    def key(self, entry: LedgerEntry) -> str:
+        return entry.id
 
     def wait(self, entry: LedgerEntry) -> None:
         pass

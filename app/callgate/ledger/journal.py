@@ -52,6 +52,10 @@ class LedgerRecord(msgspec.Struct, eq=False):
     _waited: bool = False
     _began: bool = False
 
+    @property
+    def key(self) -> str:
+        return self._ledger.key(self._entry)
+
     def wait(self) -> None:
         """It waits for approval or for a place."""
         if not self._waited:

@@ -66,8 +66,8 @@ class NotMigrated(Exception):
 class PostgresDatabase:
     """A few connections to one server and one schema of it."""
 
-    def __init__(self, url: str, schema: str = "callgate") -> None:
-        self._url, self._schema = url, schema
+    def __init__(self, url: str, schema: str = "callgate", connections: int = CONNECTIONS) -> None:
+        self._url, self._schema, self._connections = url, schema, connections
         self._pool: asyncpg.Pool[Any] | None = None
         self._identity = ""
 
@@ -79,7 +79,7 @@ class PostgresDatabase:
             self._pool = await asyncpg.create_pool(
                 self._url,
                 min_size=1,
-                max_size=CONNECTIONS,
+                max_size=self._connections,
                 timeout=CONNECT_SECONDS,
                 command_timeout=PATIENCE,
                 server_settings={"search_path": f'"{self._schema}"', "application_name": "callgate"},

@@ -41,9 +41,11 @@ _CLAIM: Final = (
     " state = 'started', ended_at = NULL, note = ''"
     " WHERE calls.state IN ('waiting', 'withdrawn') OR (calls.writes = 0 AND calls.epoch < excluded.epoch)"
     " OR (calls.state = 'started' AND calls.epoch = excluded.epoch AND calls.process = excluded.process)"
+    " OR (calls.state = 'started' AND calls.epoch < excluded.epoch AND {on_fleet})"
     " RETURNING id"
 )
-"""A call begins once. One that only reads may begin again with whoever takes its run over."""
+"""A call begins once. One that only reads may begin again with whoever takes its run over; one that a worker was offered
+is waited for on."""
 _END_CALL: Final = (
     f"{_MINE} UPDATE calls SET state = ?4, note = ?5, result = ?6, outcome = ?7, ended_at = {{now}}"
     " WHERE id = ?3 AND epoch = ?2 AND outcome IS NULL AND EXISTS (SELECT id FROM mine) RETURNING id"
@@ -67,7 +69,7 @@ _TAKE: Final = (
 _MARK_CALLS: Final = (
     "UPDATE calls SET state = CASE state WHEN 'waiting' THEN 'withdrawn' ELSE 'unknown' END, ended_at = {now},"
     " note = CASE state WHEN 'waiting' THEN 'never begun: ' ELSE '' END || 'its run was taken over'"
-    " WHERE run_id = ?1 AND epoch < ?2 AND ended_at IS NULL RETURNING id"
+    " WHERE run_id = ?1 AND epoch < ?2 AND ended_at IS NULL AND NOT {on_fleet} RETURNING id"
 )
 
 

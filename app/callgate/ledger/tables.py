@@ -1,7 +1,8 @@
 """The tables of the ledger, in words that SQLite and Postgres share.
 
 `{real}`, `{int}`, `{blob}` are their types, `{strict}` is SQLite's word for keeping to them, and `{now}` in a statement is
-the database's own clock, in seconds since 1970: the clocks of machines that share a ledger need not agree.
+the database's own clock, in seconds since 1970: the clocks of machines that share a ledger need not agree. `{on_fleet}` is
+whether workers were offered a call.
 """
 
 from typing import Any, Final
@@ -119,9 +120,29 @@ CREATE TABLE IF NOT EXISTS keys (
 )
 """,
     "CREATE TABLE IF NOT EXISTS pins (tool TEXT PRIMARY KEY, pin TEXT NOT NULL)",
+    """
+CREATE TABLE IF NOT EXISTS fleet_calls (
+  id TEXT PRIMARY KEY,
+  process TEXT NOT NULL,
+  pool TEXT NOT NULL,
+  tool TEXT NOT NULL,
+  arguments_hash TEXT NOT NULL,
+  state TEXT NOT NULL CHECK (state IN ('offered', 'running', 'done', 'failed', 'withdrawn', 'unknown')),
+  offered_at DOUBLE PRECISION NOT NULL,
+  worker TEXT,
+  child BIGINT,
+  attempt TEXT,
+  began_at DOUBLE PRECISION,
+  ended_at DOUBLE PRECISION,
+  note TEXT NOT NULL DEFAULT '',
+  outcome BYTEA
 )
-"""On one machine keys and pins have files of their own."""
-VERSION: Final = 1
+""",
+    "CREATE INDEX IF NOT EXISTS fleet_calls_open ON fleet_calls (state) WHERE ended_at IS NULL",
+    "CREATE INDEX IF NOT EXISTS fleet_calls_by_end ON fleet_calls (ended_at)",
+)
+"""On one machine keys and pins have files of their own, and there is no fleet."""
+VERSION: Final = 2
 """Of the tables in Postgres."""
 
 SQLITE_WORDS: Final[dict[str, str]] = {
@@ -133,6 +154,7 @@ SQLITE_WORDS: Final[dict[str, str]] = {
     "share": "",
     "skip": "",
     "most": "max",
+    "on_fleet": "(0 = 1)",
 }
 POSTGRES_WORDS: Final[dict[str, str]] = {
     "real": "DOUBLE PRECISION",
@@ -143,6 +165,7 @@ POSTGRES_WORDS: Final[dict[str, str]] = {
     "share": "FOR SHARE",
     "skip": "FOR UPDATE SKIP LOCKED",
     "most": "greatest",
+    "on_fleet": "EXISTS (SELECT id FROM fleet_calls WHERE fleet_calls.id = calls.id)",
 }
 
 CALL_COLUMNS: Final = (
@@ -172,9 +195,11 @@ MARK_LOST: Final = (
     "UPDATE calls SET state = CASE state WHEN 'waiting' THEN 'withdrawn' ELSE 'unknown' END, ended_at = {now},"
     f" note = CASE state WHEN 'waiting' THEN '{NEVER_BEGUN}' ELSE '{PROCESS_ENDED_FIRST}' END"
     " WHERE ended_at IS NULL AND process NOT IN (SELECT name FROM processes WHERE seen_at > {now} - CAST(?1 AS {real}))"
+    " AND NOT {on_fleet}"
     " RETURNING state"
 )
-"""What processes that are gone had under way. A call that waited was certainly not run."""
+"""What processes that are gone had under way. A call that waited was certainly not run, and one
+that a worker has goes on without the process that wants it."""
 
 
 def in_words(statement: str, words: dict[str, str]) -> str:

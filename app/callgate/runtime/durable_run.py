@@ -6,14 +6,14 @@ nobody saw the end is told to the model to be unknown where it may write, and ru
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 import structlog
 from msgspec.structs import replace
 
 from callgate.calls.offer import Offer
-from callgate.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
+from callgate.calls.outcome import Failed, FailureKind, Outcome, decode_outcome, encode_outcome
 from callgate.calls.states import Call, ReadyCall
 from callgate.conversation.errors import ChatError
 from callgate.conversation.ports import Plan, Report, Toolbox, TurnModel
@@ -93,7 +93,7 @@ class DurableRun:
         if call is None:
             return None
         if call.outcome is not None:
-            return _decode(call.outcome)
+            return decode_outcome(call.outcome)
         if call.state is RunState.UNKNOWN and call.writes:
             return Failed(UNKNOWN, FailureKind.UNKNOWN)
         return None
@@ -114,7 +114,7 @@ class DurableRun:
             raise NotRecorded(BEGUN_BEFORE)
 
     async def end_call(self, entry: LedgerEntry, end: "CallEnd", outcome: Outcome) -> None:
-        kept = _encode(outcome)
+        kept = encode_outcome(outcome)
         await self.insist(
             lambda: self._ledger.end_call(self.stored, entry, end.state, end.note, end.result, kept, began=end.began)
         )
@@ -185,8 +185,11 @@ class DurableLedger:
         each time it is played."""
         self._places = {call.id: place for place, call in enumerate(calls)}
 
-    def key(self, turn: int, call_id: str) -> str:
+    def key_at(self, turn: int, call_id: str) -> str:
         return f"{self._run.id}/{self._choice}/{turn}/{self._places[call_id]}"
+
+    def key(self, entry: LedgerEntry) -> str:
+        return self._keyed(entry).id
 
     def ended(self, key: str) -> tuple[LedgerEntry, CallEnd] | None:
         return self._ends.pop(key, None)
@@ -209,7 +212,7 @@ class DurableLedger:
     def _keyed(self, entry: LedgerEntry) -> LedgerEntry:
         if entry.call_id not in self._places:  # of before the first turn: made again, as it only reads
             return entry
-        return replace(entry, id=self.key(entry.turn, entry.call_id), epoch=self._run.stored.epoch)
+        return replace(entry, id=self.key_at(entry.turn, entry.call_id), epoch=self._run.stored.epoch)
 
 
 class DurableToolbox:
@@ -242,7 +245,7 @@ class DurableToolbox:
         return self._inner.writes(call)
 
     async def run(self, call: ReadyCall, report: Report) -> Outcome:
-        key = self._ledger.key(self._turn, call.id)
+        key = self._ledger.key_at(self._turn, call.id)
         known = self._run.known(key)
         if known is not None:
             return known
@@ -256,19 +259,3 @@ class DurableToolbox:
         if (ended := self._ledger.ended(key)) is not None:
             await self._run.end_call(*ended, outcome)
         return outcome
-
-
-def _encode(outcome: Outcome) -> bytes:
-    kept: dict[str, Any] = {"text": outcome.text.encode(errors="replace").decode()}
-    if isinstance(outcome, Failed):
-        kept["kind"] = str(outcome.kind)
-    else:
-        kept |= {"images": [[image.data, image.mime_type] for image in outcome.images], "cut": outcome.cut_bytes}
-    return msgspec.msgpack.encode(kept)
-
-
-def _decode(body: bytes) -> Outcome:
-    kept = msgspec.msgpack.decode(body)
-    if "kind" in kept:
-        return Failed(kept["text"], FailureKind(kept["kind"]))
-    return Returned(kept["text"], tuple(Image(data, mime) for data, mime in kept["images"]), kept["cut"])

@@ -64,7 +64,7 @@ OF_THE_SERVER = (
     "idle_seconds",
     "workers",
 )
-OPENED_ONCE = ("data_dir", "store", "ledger", "runs")
+OPENED_ONCE = ("data_dir", "store", "ledger", "runs", "pools")
 """What is opened once, for the life of the process."""
 OF_THE_POOLS = ("tool_threads", "child_processes")
 """Limits of what is made once and in use all the time."""

@@ -67,6 +67,7 @@ class Runtime:
             pins=shared.pins,
             pool=shared.sources,
             limits=None if before is None else before.registry.limits.handed_on(),
+            fleet=shared.fleet,
         )
         check_patterns(config, self.registry)
         self._models = Models(config, self.registry.has_schema)

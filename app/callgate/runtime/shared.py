@@ -9,12 +9,13 @@ from callgate.auth.key_store import KeyStore
 from callgate.auth.limits import Limiter, MemoryLimiter
 from callgate.config.schema import Config
 from callgate.ledger.entry import Ledger, NoLedger
+from callgate.ledger.fleet_calls import FleetLedger
 from callgate.ledger.shared import SharedLedger
 from callgate.recorder.recorder import Recorder
 from callgate.runtime.approval_notices import ApprovalNotices
 from callgate.runtime.builders.access import admission_of, key_store_of, limiter_of
 from callgate.runtime.builders.limits import processes_of, threads_of
-from callgate.runtime.builders.stores import ledger_of, pins_of
+from callgate.runtime.builders.stores import fleet_of, ledger_of, pins_of
 from callgate.runtime.ledger_pins import LedgerPins
 from callgate.runtime.shared_approvals import SharedApprovals
 from callgate.telemetry import logs
@@ -57,6 +58,7 @@ class SharedResources:
         self._web: Web | None = None
         self.threads = threads_of(config)
         self.processes = processes_of(config)
+        self.fleet = fleet_of(config, _warn_of_lost)
         self._config = config
 
     def web(self) -> "Web":
@@ -72,6 +74,8 @@ class SharedResources:
         self.shared_ledger = shared = await ledger_of(self._config, _warn_of_lost)
         if shared is not None:
             self.ledger = shared.calls
+        if self.fleet is not None and shared is not None:
+            await self.fleet.open(FleetLedger(shared.database, shared.calls.process, shared.presence.dead_after))
         self.decisions.use(shared)
         if shared is not None and self._config.ledger.url is not None:
             self._ledger_pins = LedgerPins(shared.database, self.pins)
@@ -90,6 +94,8 @@ class SharedResources:
         await self.processes.close()
         self.threads.close()
         await self.recorder.close()
+        if self.fleet is not None:
+            await self.fleet.close()
         await self.limiter.close()
         await self.admission.close()
         if self._ledger_pins is not None:

@@ -47,6 +47,11 @@ Approve: TypeAlias = Callable[[Tool, ReadyCall, Report], Awaitable[Failed | None
 class RunRecord(Protocol):
     """One call in a journal."""
 
+    @property
+    def key(self) -> str:
+        """What the call is known by there; empty where nobody keeps it."""
+        ...
+
     def wait(self) -> None:
         """It waits for approval or for a place."""
         ...
@@ -68,6 +73,8 @@ class Journal(Protocol):
 
 class _NoRecord:
     """The record of a call that nobody keeps."""
+
+    key = ""
 
     def wait(self) -> None: ...
 
@@ -192,7 +199,7 @@ class RequestToolbox:
             record = self._journal.record(call, max(self._turn, 0), writes=self.writes(call))
         if call.name != entry.tool.name:
             call = replace(call, name=entry.tool.name)
-        run = _CallRun(entry.tool, call, self._context(entry.tool, report), self._delay)
+        run = _CallRun(entry.tool, call, self._context(entry.tool, record.key, report), self._delay)
         began = monotonic()
         slots = Slots(self._limits.on_the_way_to(entry.address, entry.source, entry.tool.queue))
         try:
@@ -240,11 +247,11 @@ class RequestToolbox:
             return Failed("Not run: too many calls of this tool are running. Try again later.", FailureKind.REFUSED)
         return await record.begin()
 
-    def _context(self, tool: Tool, report: Report) -> RunContext:
+    def _context(self, tool: Tool, key: str, report: Report) -> RunContext:
         return RunContext(
             run_id=self._run_id,
             turn=max(self._turn, 0),
-            key=f"{_bits(128):032x}",
+            key=key or f"{_bits(128):032x}",
             report=report,
             max_bytes=max(KEPT_BYTES, tool.policy.max_result_bytes),
         )

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_va
 from pydantic_core import PydanticCustomError
 
 from callgate.config.schema.approvals import RequireApproval
+from callgate.config.schema.pools import PoolName
 from callgate.config.schema.values import (
     NO_BOOLEAN,
     BesideFile,
@@ -42,7 +43,14 @@ class ToolSection(Section):
     """Whether its calls wait for a person's word: `never`, `always`, or lists of names; else the top-level one counts."""
 
 
-class PythonTool(ToolSection):
+class PlacedTool(ToolSection):
+    """A tool that may run here or on a fleet of workers."""
+
+    run_on: PoolName | None = None
+    """The pool of `pools` whose workers run it; here where it is not set."""
+
+
+class PythonTool(PlacedTool):
     """A Python function, or all tools of a Python module."""
 
     kind: Literal["python"]
@@ -79,7 +87,7 @@ def _scalars(query: Mapping[str, Any]) -> Mapping[str, Any]:
 MultiSegment: TypeAlias = Switch | Literal["encoded"]
 
 
-class HttpTool(ToolSection):
+class HttpTool(PlacedTool):
     """One HTTP request as a tool."""
 
     kind: Literal["http"]
@@ -132,7 +140,7 @@ class CommandPaths(Section):
     """Files and folders it may also write."""
 
 
-class CommandTool(ToolSection):
+class CommandTool(PlacedTool):
     """A command line as a tool. No shell reads it."""
 
     kind: Literal["command"]

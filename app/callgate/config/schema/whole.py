@@ -14,10 +14,11 @@ from callgate.config.schema.keys import Key
 from callgate.config.schema.limits import Limits, Loop, TextCalls, Upstream
 from callgate.config.schema.mcp import McpServer, ServerName
 from callgate.config.schema.models import ModelEntry
+from callgate.config.schema.pools import Pool, PoolName
 from callgate.config.schema.process import LedgerSection, Logging, Reload, RunsSection, Store
 from callgate.config.schema.record import Record
 from callgate.config.schema.server import Server
-from callgate.config.schema.tools import OpenApiTool, ToolEntry
+from callgate.config.schema.tools import OpenApiTool, PlacedTool, ToolEntry
 from callgate.config.schema.values import BesideFile, Globs, Section, off_or_on
 
 
@@ -50,6 +51,8 @@ class Config(Section):
     """Where it is written down what was run."""
     runs: RunsSection = RunsSection()
     """Requests that outlive the process that answers them."""
+    pools: Mapping[PoolName, Pool] = Field(default_factory=dict)
+    """Pools of workers that tools may run on, by name; they need `ledger.url` and `store.redis_url`."""
     tools: tuple[ToolEntry, ...] = ()
     """The tools that Callgate runs."""
     mcp_servers: Mapping[ServerName, McpServer] = Field(
@@ -84,6 +87,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _parts_fit_together(self) -> "Config":
         mistakes = [*_repeated_keys(self), *_models_at_odds(self), *_lost_fallbacks(self), *_repeated_tools(self)]
+        mistakes += [*_pools_without_stores(self), *_unknown_pools(self)]
         if mistakes:
             raise ValidationError.from_exception_data("Config", [_line_error(*mistake) for mistake in mistakes])
         return self
@@ -144,3 +148,21 @@ def _repeated_tools(config: Config) -> Iterator[Mistake]:
         if isinstance(tool, OpenApiTool) and tool.name in config.mcp_servers:
             yield ("tools", index, "name"), f"an MCP server is called `{tool.name}`"
         names.add(tool.name)
+
+
+def _pools_without_stores(config: Config) -> Iterator[Mistake]:
+    if not config.pools:
+        return
+    if config.ledger.url is None:
+        yield ("pools",), "needs `ledger.url`: a worker begins no call that does not stand in a ledger it shares"
+    if config.store.redis_url is None:
+        yield ("pools",), "needs `store.redis_url`: calls wait there for a worker"
+
+
+def _unknown_pools(config: Config) -> Iterator[Mistake]:
+    for index, tool in enumerate(config.tools):
+        if isinstance(tool, PlacedTool) and tool.run_on is not None and tool.run_on not in config.pools:
+            yield (
+                ("tools", index, "run_on"),
+                f"no pool of `pools` is called that{near(tool.run_on, list(config.pools))}",
+            )

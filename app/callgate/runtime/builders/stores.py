@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from callgate import __version__
 from callgate.config.schema import Config
@@ -21,6 +22,9 @@ from callgate.stores.run_streams import RunStreams
 from callgate.stores.store import Store
 from callgate.telemetry.tool_servers import ToolServers
 from callgate.tools.mcp_descriptors import DamagedPins, Pins
+
+if TYPE_CHECKING:
+    from callgate.fleet.fleet import Fleet
 
 PINS = "tool_pins.json"
 NO_DRIVER = "Postgres needs a package that is not installed: pip install 'callgate[postgres]'"
@@ -50,6 +54,15 @@ def news_of(config: Config, on_news: Callable[[str], None]) -> RedisNews | None:
 def run_streams_of(config: Config) -> RunStreams | None:
     section = config.store
     return None if section.redis_url is None else RunStreams(section.redis_url.get_secret_value(), section.prefix)
+
+
+def fleet_of(config: Config, on_lost: Callable[[int], None]) -> "Fleet | None":
+    """The workers of the config's pools, where it has any."""
+    if not config.pools or config.store.redis_url is None:
+        return None
+    from callgate.fleet.fleet import Fleet
+
+    return Fleet(config.store.redis_url.get_secret_value(), config.store.prefix, on_lost)
 
 
 def claims_of(config: Config, store: Store, process: Callable[[], str]) -> Claims:

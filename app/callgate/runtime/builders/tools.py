@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 
-from callgate.config.schema import CommandTool, Config, HttpTool, OpenApiTool, PythonTool
+from callgate.config.schema import CommandTool, Config, HttpTool, OpenApiTool, PlacedTool, PythonTool
 from callgate.runtime.builders.errors import BadEntry, BadTool, raise_all
 from callgate.runtime.builders.policies import approval_rule, fingerprint, in_clear, policy_of, stamp_of
 from callgate.runtime.builders.sources import open_api_source, server_spec
@@ -21,6 +21,7 @@ from callgate.tools.source_pool import SourcePool
 from callgate.tools.threads import ThreadPool
 
 if TYPE_CHECKING:  # takes half a second and thirty megabytes to load, which waits for the first tool that needs it
+    from callgate.fleet.fleet import Fleet
     from callgate.tools.http_client import Web
 
 
@@ -33,11 +34,12 @@ def registry_of(
     pins: Pins | None = None,
     pool: SourcePool | None = None,
     limits: ConcurrencyLimits | None = None,
+    fleet: "Fleet | None" = None,
 ) -> Registry:
     """All tools of the config. A tool that cannot be built is the operator's mistake and fails the start.
 
     `pins` remembers what servers' tools looked like, `pool` has the sources that are open already, and `limits` are those
-    that calls may be in already.
+    that calls may be in already. `fleet` runs the tools that are to run on workers; without it they are refused.
     """
     registry = Registry(approval=approval_rule(config.require_approval), pool=pool, limits=limits)
     defaults = Policy(max_result_bytes=config.limits.tool_result_bytes)
@@ -51,7 +53,7 @@ def registry_of(
                 registry.add_source(source, concurrency=entry.concurrency, approval=approval, identity=made_from)
                 continue
             for tool in _tools(entry, defaults, web, threads, processes):
-                registry.add(tool, approval=approval)
+                registry.add(_placed(tool, entry, config, fleet), approval=approval)
         except (ValueError, NotATool) as error:
             errors.append(BadTool(("tools", index), entry.name, str(error)))
             errors[-1].__cause__ = error
@@ -71,6 +73,17 @@ def registry_of(
                 errors[-1].__cause__ = error
     raise_all(errors)
     return registry
+
+
+def _placed(tool: Tool, entry: PlacedTool, config: Config, fleet: "Fleet | None") -> Tool:
+    if entry.run_on is None:
+        return tool
+    from callgate.fleet.executor import NoFleet, on_fleet
+    from callgate.fleet.fleet import FleetPool
+
+    if fleet is None:
+        return replace(tool, executor=NoFleet(entry.run_on), queue=None)
+    return on_fleet(tool, fleet, FleetPool(entry.run_on, config.pools[entry.run_on].queue_seconds))
 
 
 def _opened(web: "Web | Callable[[], Web]") -> "Web":

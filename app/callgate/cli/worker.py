@@ -1,0 +1,128 @@
+"""`callgate worker`, which runs tools for proxies, and `callgate pools`, which says how the pools do."""
+
+import asyncio
+import json
+import socket
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from callgate.cli.shared import WRONG, ConfigOption, JsonOption, give_up, read_config
+
+if TYPE_CHECKING:
+    from callgate.config.schema import Config
+    from callgate.ledger.fleet_calls import FleetLedger
+
+NO_CELERY = "a worker needs packages that are not installed: pip install 'callgate[worker]'"
+PATIENCE = 5.0
+
+
+def worker(
+    pool: Annotated[str, typer.Option("--pool", help="The pools whose calls it runs: names, with commas between.")],
+    concurrency: Annotated[int, typer.Option(min=1, help="How many calls it runs at once, a process for each.")] = 1,
+    config: ConfigOption = None,
+) -> None:
+    """Run tools for the proxies of the same config until a signal ends it."""
+    loaded = read_config(config, without_variables=True)
+    pools = list(dict.fromkeys(filter(None, pool.split(","))))
+    if not pools:
+        raise give_up("--pool: names no pool")
+    from callgate.config.problems import near
+
+    for each in pools:
+        if each not in loaded.config.pools:
+            raise give_up(f"--pool: no pool of the config is called {each}{near(each, list(loaded.config.pools))}")
+    from callgate.cli.shared import check_reachable
+
+    check_reachable(loaded)
+    try:
+        import celery  # noqa: F401
+        import redis  # noqa: F401
+
+        from callgate.worker.run import CannotStart, work
+    except ModuleNotFoundError:
+        raise give_up(NO_CELERY) from None
+    try:
+        code = work(loaded, pools, concurrency)
+    except CannotStart as error:
+        raise give_up(error) from None
+    raise typer.Exit(code)
+
+
+def pools(config: ConfigOption = None, *, as_json: JsonOption = False) -> None:
+    """Show the pools: calls that wait, calls that run, and the workers that were seen."""
+    settings = read_config(config, without_variables=True).config
+    if not settings.pools:
+        raise give_up("the config has no `pools`")
+    found = asked(settings)
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    for name, facts in found.items():
+        typer.echo(f"{name}: {facts['waiting']} waiting, {facts['running']} running, {len(facts['workers'])} workers")
+        for each in facts["workers"]:
+            typer.echo(f"  {each['name']}, seen {each['seen_seconds']:.1f} s ago")
+
+
+def asked(config: "Config") -> dict[str, dict[str, Any]]:
+    """Each pool, from the ledger; or the end of the command."""
+
+    async def facts(ledger: "FleetLedger") -> dict[str, dict[str, Any]]:
+        counts, workers = await ledger.counts(), await ledger.workers()
+        return {
+            name: {
+                "waiting": counts[name].offered if name in counts else 0,
+                "running": counts[name].running if name in counts else 0,
+                "workers": [
+                    {"name": worker, "seen_seconds": round(seen, 1)}
+                    for worker, pools, seen in workers
+                    if name in pools.split(",")
+                ],
+            }
+            for name in config.pools
+        }
+
+    found: dict[str, dict[str, Any]] = _from_ledger(config, facts)
+    return found
+
+
+def check_worker(config: "Config") -> None:
+    """Exit code 0 where a worker of this machine was seen in the ledger."""
+    host = socket.gethostname()
+
+    async def names(ledger: "FleetLedger") -> list[str]:
+        return [name for name, _, _ in await ledger.workers() if name.rsplit("-", 2)[0] == host]
+
+    here = _from_ledger(config, names)
+    typer.echo(", ".join(here) or f"no worker of {host} was seen", err=not here)
+    if not here:
+        raise typer.Exit(WRONG)
+
+
+def _from_ledger(config: "Config", ask: Any) -> Any:
+    from callgate.ledger.database import DatabaseAway
+
+    if config.ledger.url is None:
+        raise give_up("the config has no `ledger.url`")
+    url = config.ledger.url.get_secret_value()
+
+    async def answer() -> Any:
+        from callgate.ledger.fleet_calls import FleetLedger
+        from callgate.ledger.postgres import PostgresDatabase
+
+        database = PostgresDatabase(url, config.ledger.namespace, connections=1)
+        await database.open()
+        try:
+            async with asyncio.timeout(PATIENCE):
+                return await ask(FleetLedger(database, "", config.runs.dead_after_seconds))
+        finally:
+            await database.close()
+
+    try:
+        from callgate.ledger.postgres import NotMigrated
+
+        return asyncio.run(answer())
+    except ModuleNotFoundError:
+        raise give_up(NO_CELERY) from None
+    except (DatabaseAway, NotMigrated, TimeoutError) as error:
+        raise give_up(f"ledger.url: {error}") from None

@@ -1,0 +1,41 @@
+"""Runs a tool on a worker in place of here."""
+
+from dataclasses import replace
+
+from callgate.calls.outcome import Failed, FailureKind, Outcome
+from callgate.calls.states import ReadyCall
+from callgate.fleet.fleet import Fleet, FleetPool
+from callgate.fleet.message import KILL_AFTER
+from callgate.tools.executor import RunContext, Tool
+
+
+class FleetExecutor:
+    """Has each call of one tool run by a pool."""
+
+    def __init__(self, fleet: Fleet, pool: FleetPool, tool: str, seconds: float) -> None:
+        self._fleet, self._pool, self._tool, self._seconds = fleet, pool, tool, seconds
+
+    async def execute(self, call: ReadyCall, context: RunContext) -> Outcome:
+        return await self._fleet.run(self._pool, self._tool, call, context, self._seconds)
+
+
+class NoFleet:
+    """Refuses each call of a tool that is to run on a pool: this process knows no workers."""
+
+    def __init__(self, pool: str) -> None:
+        self._pool = pool
+
+    async def execute(self, call: ReadyCall, context: RunContext) -> Outcome:
+        text = f"Not run: this tool runs on the pool {self._pool}, and this server was started without pools."
+        return Failed(text, FailureKind.REFUSED)
+
+
+def on_fleet(tool: Tool, fleet: Fleet, pool: FleetPool) -> Tool:
+    """The same tool, run by a pool. Its time counts from its beginning there, so here it has that for the queue as well."""
+    seconds = tool.policy.timeout
+    return replace(
+        tool,
+        executor=FleetExecutor(fleet, pool, tool.name, seconds),
+        policy=replace(tool.policy, timeout=seconds + pool.queue_seconds + 2 * KILL_AFTER),
+        queue=None,
+    )

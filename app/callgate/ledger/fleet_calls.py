@@ -1,0 +1,146 @@
+"""Calls that workers run. A worker begins a call by changing its row from `offered` to `running`, which succeeds once.
+
+However often a call is published, delivered or taken over, it begins at most once; and what began ends as `done`, `failed`
+or, where nobody saw its end, `unknown`. A call that is `withdrawn` has certainly not run, and may be offered again.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from callgate.ledger.database import Database
+
+KEPT_SECONDS: Final = 7 * 86_400.0
+"""For rows that have an end: the calls themselves stand in the ledger for longer."""
+
+_ALIVE: Final = "SELECT name FROM processes WHERE seen_at > {now} - CAST(?1 AS {real})"
+_OFFER: Final = (
+    "INSERT INTO fleet_calls (id, process, pool, tool, arguments_hash, state, offered_at)"
+    " VALUES (?1, ?2, ?3, ?4, ?5, 'offered', {now}) ON CONFLICT (id) DO UPDATE SET process = excluded.process,"
+    " state = CASE fleet_calls.state WHEN 'withdrawn' THEN 'offered' ELSE fleet_calls.state END,"
+    " ended_at = CASE fleet_calls.state WHEN 'withdrawn' THEN NULL ELSE fleet_calls.ended_at END"
+    " WHERE fleet_calls.arguments_hash = excluded.arguments_hash"
+    " AND (fleet_calls.process <> excluded.process OR fleet_calls.ended_at IS NULL) RETURNING state"
+)
+_CLAIM: Final = (
+    "UPDATE fleet_calls SET state = 'running', worker = ?3, child = ?4, attempt = ?5, began_at = {now}"
+    " WHERE id = ?1 AND arguments_hash = ?2 AND (state = 'offered' OR (state = 'running' AND attempt = ?5)) RETURNING id"
+)
+_END: Final = (
+    "UPDATE fleet_calls SET state = ?3, ended_at = {now}, outcome = ?4"
+    " WHERE id = ?1 AND attempt = ?2 AND (state = 'running' OR outcome = ?4) RETURNING id"
+)
+_STOP: Final = (
+    "WITH stopped AS (UPDATE fleet_calls SET state = CASE state WHEN 'offered' THEN 'withdrawn' ELSE 'unknown' END,"
+    " ended_at = {now}, note = CASE state WHEN 'offered' THEN 'never begun: ' ELSE '' END || CAST(?2 AS TEXT)"
+    " WHERE id = ?1 AND ended_at IS NULL RETURNING id, state, note),"
+    " told AS (UPDATE calls SET state = stopped.state, ended_at = {now}, note = stopped.note FROM stopped"
+    " WHERE calls.id = stopped.id AND calls.ended_at IS NULL)"
+    " SELECT state FROM stopped"
+)
+_LOST: Final = (
+    "UPDATE fleet_calls SET state = 'unknown', ended_at = {now}, note = 'its worker was not seen any more'"
+    f" WHERE ended_at IS NULL AND state = 'running' AND worker NOT IN ({_ALIVE}) RETURNING id"
+)
+_UNWANTED: Final = (
+    "UPDATE fleet_calls SET state = 'withdrawn', ended_at = {now}, note = 'never begun: the process that wanted it ended'"
+    f" WHERE ended_at IS NULL AND state = 'offered' AND (process NOT IN ({_ALIVE}) OR (process = ?2"
+    " AND offered_at < {now} - CAST(?1 AS {real}) AND NOT id = ANY(CAST(?3 AS TEXT[])))) RETURNING id"
+)
+"""Also those of our own that were offered while the database did not answer, so that nobody waits for them."""
+_SETTLE: Final = (
+    "UPDATE calls SET state = fleet_calls.state, ended_at = fleet_calls.ended_at, note = fleet_calls.note,"
+    " outcome = fleet_calls.outcome FROM fleet_calls WHERE fleet_calls.id = calls.id AND calls.ended_at IS NULL"
+    f" AND fleet_calls.ended_at IS NOT NULL AND calls.process NOT IN ({_ALIVE}) RETURNING calls.id"
+)
+_CHILD_GONE: Final = (
+    "UPDATE fleet_calls SET state = 'unknown', ended_at = {now}, note = 'the process that ran it ended'"
+    " WHERE id = ?1 AND worker = ?2 AND child = ?3 AND state = 'running' RETURNING id"
+)
+
+
+class FleetCallState(msgspec.Struct, frozen=True):
+    """How one call stands."""
+
+    id: str
+    state: str
+    seconds: float
+    """Since it began, by the database's clock."""
+    outcome: bytes | None
+    note: str
+
+
+class PoolCounts(msgspec.Struct, frozen=True):
+    """What the ledger knows of one pool."""
+
+    offered: int
+    running: int
+
+
+class FleetLedger:
+    """The calls of a fleet, for proxies and workers alike. Every method raises `DatabaseAway`."""
+
+    def __init__(self, database: Database, process: str, dead_after: float) -> None:
+        self._database, self.process, self.dead_after = database, process, dead_after
+
+    async def offer(self, id: str, pool: str, tool: str, arguments_hash: str) -> bool:
+        """Offer a call, or take on one that another process has offered. False where this process has seen an end of it."""
+        return bool(await self._database.fetch(_OFFER, id, self.process, pool, tool, arguments_hash))
+
+    async def claim(self, id: str, arguments_hash: str, child: int, attempt: str) -> bool:
+        """Whether a call may begin here, now. `attempt` is another for each delivery."""
+        return bool(await self._database.fetch(_CLAIM, id, arguments_hash, self.process, child, attempt))
+
+    async def end(self, id: str, attempt: str, state: str, outcome: bytes) -> bool:
+        """Write an end down. False where the call was given up meanwhile."""
+        return bool(await self._database.fetch(_END, id, attempt, state, outcome))
+
+    async def stop(self, id: str, why: str) -> str | None:
+        """Give a call up: `withdrawn` where it has not begun, else `unknown`; None where it had an end."""
+        found = await self._database.fetch(_STOP, id, why)
+        return str(found[0][0]) if found else None
+
+    async def states(self, ids: Sequence[str]) -> list[FleetCallState]:
+        rows = await self._database.fetch(
+            "SELECT id, state, coalesce({now} - began_at, 0), outcome, note FROM fleet_calls"
+            " WHERE id = ANY(CAST(?1 AS TEXT[]))",
+            list(ids),
+        )
+        return [FleetCallState(*row) for row in rows]
+
+    async def sweep(self, ours: Sequence[str]) -> int:
+        """End what will never end by itself; how many calls were found to be unknown. `ours` are waited for here."""
+        lost = await self._database.fetch(_LOST, self.dead_after)
+        await self._database.fetch(_UNWANTED, self.dead_after, self.process, list(ours))
+        await self._database.fetch(_SETTLE, self.dead_after)
+        return len(lost)
+
+    async def prune(self) -> None:
+        await self._database.fetch("DELETE FROM fleet_calls WHERE ended_at < {now} - CAST(?1 AS {real})", KEPT_SECONDS)
+
+    async def running_here(self) -> list[tuple[str, int]]:
+        """The calls that children of this worker run, and the children."""
+        rows = await self._database.fetch(
+            "SELECT id, child FROM fleet_calls WHERE worker = ?1 AND state = 'running'", self.process
+        )
+        return [(id, child) for id, child in rows]
+
+    async def child_gone(self, id: str, child: int) -> None:
+        await self._database.fetch(_CHILD_GONE, id, self.process, child)
+
+    async def counts(self) -> dict[str, PoolCounts]:
+        rows = await self._database.fetch(
+            "SELECT pool, count(*) FILTER (WHERE state = 'offered'), count(*) FILTER (WHERE state = 'running')"
+            " FROM fleet_calls WHERE ended_at IS NULL GROUP BY pool"
+        )
+        return {pool: PoolCounts(offered, running) for pool, offered, running in rows}
+
+    async def workers(self) -> list[tuple[str, str, float]]:
+        """The workers that live: the name, the pools, and when it was last seen, in seconds."""
+        rows: list[tuple[Any, ...]] = await self._database.fetch(
+            "SELECT name, kind, {now} - seen_at FROM processes WHERE kind LIKE 'worker:%'"
+            " AND seen_at > {now} - CAST(?1 AS {real}) ORDER BY name",
+            self.dead_after,
+        )
+        return [(name, kind.removeprefix("worker:"), seen) for name, kind, seen in rows]

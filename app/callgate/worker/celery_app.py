@@ -1,0 +1,57 @@
+"""Celery, set up so that a call is taken by whoever is free, run in a process that can be killed, and never given out again."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from celery import Celery
+from kombu.entity import Queue
+
+from callgate.fleet.message import TASK, control_exchange, queue_of
+
+PROC_ALIVE_SECONDS: Final = 120.0
+"""For a new process to import the tools: a library for GPUs may take its time."""
+
+
+def celery_app(redis_url: str, prefix: str, pools: Sequence[str], *, fresh_process: bool = False) -> Celery:
+    app = Celery("callgate", broker=redis_url, set_as_current=False)
+    app.conf.update(
+        accept_content=["json"],
+        task_serializer="json",
+        result_serializer="json",
+        result_backend=None,
+        task_ignore_result=True,
+        task_acks_late=False,
+        task_create_missing_queues=False,
+        task_queues=[Queue(queue_of(prefix, pool)) for pool in pools],  # type: ignore[no-untyped-call]
+        task_default_queue=queue_of(prefix, pools[0]),
+        worker_prefetch_multiplier=1,
+        worker_disable_prefetch=True,
+        worker_max_tasks_per_child=1 if fresh_process else None,
+        worker_proc_alive_timeout=PROC_ALIVE_SECONDS,
+        worker_send_task_events=False,
+        worker_hijack_root_logger=False,
+        worker_redirect_stdouts=False,
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+        control_exchange=control_exchange(prefix),
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+    )
+    return app
+
+
+def run_worker(app: Celery, name: str, concurrency: int, run: Any) -> int:
+    """Run calls until a signal ends it: those that have begun are finished first. `run` is given each call."""
+    app.task(run, name=TASK, ignore_result=True)
+    worker = app.Worker(
+        hostname=name,
+        pool="prefork",
+        concurrency=concurrency,
+        optimization="fair",
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=True,
+        loglevel="WARNING",
+        quiet=True,
+    )
+    worker.start()
+    return int(worker.exitcode or 0)

@@ -1,0 +1,105 @@
+"""One worker, from its beginning to its exit code."""
+
+import os
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import structlog
+from celery.signals import setup_logging, worker_process_init, worker_ready
+
+from callgate.config.load import Loaded
+from callgate.config.schema import Config, PlacedTool
+from callgate.ledger.database import DatabaseAway
+from callgate.runtime.builders.errors import BadEntry
+from callgate.telemetry import logs
+from callgate.telemetry.redaction import Redactor
+from callgate.worker.celery_app import celery_app, run_worker
+from callgate.worker.child import Child, die_with, tools_of
+from callgate.worker.watch import Watch
+
+log = structlog.get_logger("callgate.worker")
+
+
+class CannotStart(Exception):
+    """Why a worker cannot be started, for whoever starts it."""
+
+
+def work(loaded: Loaded, pools: Sequence[str], concurrency: int) -> int:
+    """Run the calls of some pools until a signal ends it. Raises `CannotStart`."""
+    config = of_pools(loaded.config, pools)
+    logs.configure(Redactor(loaded.secrets), level=config.logging.level, format=config.logging.format)
+    _try_tools(loaded, config)
+    assert config.store.redis_url is not None
+    name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+    app = celery_app(
+        config.store.redis_url.get_secret_value(),
+        config.store.prefix,
+        pools,
+        fresh_process=any(config.pools[pool].fresh_process for pool in pools),
+    )
+    child = Child(config, name)
+    first = os.getpid()
+
+    def begin(**_: Any) -> None:
+        die_with(first)
+        child.load()
+
+    def ready(**_: Any) -> None:
+        log.info("worker_ready", worker=name, pools=list(pools), concurrency=concurrency)
+
+    def run(sent: Mapping[str, Any]) -> None:
+        child.run(sent)
+
+    # Weak otherwise, and gone with this frame's last use of them.
+    worker_process_init.connect(begin, weak=False)
+    worker_ready.connect(ready, weak=False)
+    setup_logging.connect(_leave_logging_alone, weak=False)
+    watch = Watch(config, name, ",".join(pools))
+    try:
+        watch.open()
+    except DatabaseAway as away:
+        raise CannotStart(f"ledger.url: {away}") from None
+    try:
+        return run_worker(app, name, concurrency, run)
+    finally:
+        watch.close()
+
+
+def of_pools(config: Config, pools: Sequence[str]) -> Config:
+    """The tools that run on these pools, to be run here, and nothing else."""
+    tools = tuple(
+        tool.model_copy(update={"run_on": None})
+        for tool in config.tools
+        if isinstance(tool, PlacedTool) and tool.run_on in pools
+    )
+    return config.model_copy(update={"tools": tools, "mcp_servers": {}})
+
+
+def _leave_logging_alone(**_: Any) -> None:
+    """Celery sets up logging of its own unless somebody listens here."""
+
+
+def _try_tools(loaded: Loaded, config: Config) -> None:
+    """Raise where a tool cannot be made. In a process of its own: libraries for GPUs do not survive a fork after their import."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.close(reading)
+        mistakes = ""
+        try:
+            tools_of(config)
+        except BadEntry as error:
+            mistakes = str(loaded.complaint(*error.mistakes))
+        except BaseException as error:  # noqa: BLE001 - a stranger's module, imported: said by the parent
+            mistakes = f"{type(error).__name__}: {error}"
+        os.write(writing, mistakes.encode(errors="replace")[:4000])
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as said:
+        mistakes = said.read().decode(errors="replace")
+    if os.waitpid(pid, 0)[1] and not mistakes:
+        mistakes = "importing the tools ended the process"
+    if mistakes:
+        raise CannotStart(mistakes)

@@ -1,0 +1,101 @@
+"""Says that a worker lives, and finds the calls whose processes have ended.
+
+In a thread of the worker's first process with an event loop of its own: a tool that keeps its process busy cannot hold it up.
+"""
+
+import asyncio
+import os
+import threading
+from typing import Final
+
+import structlog
+
+from callgate import __version__
+from callgate.config.schema import Config
+from callgate.ledger.database import DatabaseAway
+from callgate.ledger.fleet_calls import FleetLedger
+from callgate.ledger.postgres import PostgresDatabase
+from callgate.ledger.presence import BEATS
+
+LONGEST_BEAT: Final = 1.0
+
+log = structlog.get_logger("callgate.worker")
+
+
+class Watch:
+    """Keeps one worker on the list of those that live."""
+
+    def __init__(self, config: Config, worker: str, pools: str) -> None:
+        assert config.ledger.url is not None
+        self._config, self._worker, self._pools = config, worker, pools
+        self._database = PostgresDatabase(config.ledger.url.get_secret_value(), config.ledger.namespace, connections=1)
+        self._first = threading.Event()
+        self._why: DatabaseAway | None = None
+        self._loop = asyncio.new_event_loop()
+        self._task: asyncio.Task[None] | None = None
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+
+    def open(self) -> None:
+        """Returns when the worker stands in the ledger. Raises `DatabaseAway`."""
+        self._thread.start()
+        self._first.wait()
+        if self._why is not None:
+            raise self._why
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._cancel)
+        self._thread.join(self._config.runs.dead_after_seconds)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._whole_life())
+
+    async def _whole_life(self) -> None:
+        self._task = asyncio.ensure_future(self._watch())
+        await asyncio.wait([self._task])
+
+    async def _watch(self) -> None:
+        dead_after = self._config.runs.dead_after_seconds
+        ledger = FleetLedger(self._database, self._worker, dead_after)
+        try:
+            await self._database.open()
+            await self._beat()
+        except DatabaseAway as away:
+            self._why = away
+            return
+        finally:
+            self._first.set()
+        try:
+            while True:
+                await asyncio.sleep(min(dead_after / BEATS, LONGEST_BEAT))
+                try:
+                    await self._beat()
+                    for id, child in await ledger.running_here():
+                        if not _is_there(child):
+                            log.error("fleet_process_lost", pid=child)
+                            await ledger.child_gone(id, child)
+                except DatabaseAway as away:
+                    log.warning("fleet_ledger_away", error=str(away))
+        finally:
+            try:
+                await self._database.leave(self._worker)
+            except DatabaseAway as away:
+                log.warning("process_not_signed_off", error=str(away))
+            await self._database.close()
+
+    async def _beat(self) -> None:
+        await self._database.beat(self._worker, f"worker:{self._pools}", __version__)
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

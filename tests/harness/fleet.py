@@ -1,0 +1,146 @@
+"""A fleet on this machine: workers as child processes, and the side of a proxy in the test's own event loop."""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from callgate.calls.outcome import Outcome
+from callgate.calls.states import ReadyCall
+from callgate.config.schema import Config
+from callgate.fleet.fleet import Fleet
+from callgate.ledger.fleet_calls import FleetLedger
+from callgate.ledger.postgres import PostgresLedger, migrate
+from callgate.ledger.shared import SharedLedger, open_ledger
+from callgate.runtime.builders.limits import processes_of, threads_of
+from callgate.runtime.builders.tools import registry_of
+from callgate.tools.registry import Registry
+from callgate.tools.toolbox import RequestToolbox
+from tests.harness import fleet_tools
+from tests.harness.configs import as_yaml, config_dict
+from tests.harness.process import Child, child
+
+DEAD_AFTER = 2.0
+_count = itertools.count()
+
+
+@dataclass
+class Stores:
+    """Where a fleet's state is, and its config."""
+
+    config: Path
+    settings: Config
+    postgres: str
+    schema: str
+    redis: str
+
+
+def placed(name: str, **more: Any) -> dict[str, Any]:
+    """One of the tools, run on the pool `gpu`."""
+    return {"kind": "python", "function": f"{fleet_tools.__name__}:{name}", "run_on": "gpu", **more}
+
+
+async def stores(
+    folder: Path,
+    redis: str,
+    postgres: str,
+    schema: str,
+    tools: Iterable[Mapping[str, Any]],
+    *,
+    upstream: str = "http://127.0.0.1:9",
+    pools: Mapping[str, Any] | None = None,
+    dead_after: float = DEAD_AFTER,
+    **sections: Any,
+) -> Stores:
+    """A config file for a fleet, and its tables."""
+    whole = config_dict(
+        upstream,
+        tools=tools,
+        ledger={"url": postgres, "namespace": schema},
+        store={"redis_url": redis, "prefix": f"{schema}:"},
+        pools={"gpu": {}} if pools is None else pools,
+        runs={"dead_after_seconds": dead_after},
+        **sections,
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "fleet.yaml"
+    file.write_text(as_yaml(whole))
+    await migrate(postgres, schema)
+    return Stores(file, Config.model_validate(whole), postgres, schema, redis)
+
+
+@contextlib.asynccontextmanager
+async def working(stores: Stores, pool: str = "gpu", concurrency: int = 1) -> AsyncIterator[Child]:
+    """`callgate worker`; ready when it says so."""
+    options = ["worker", "--config", str(stores.config), "--pool", pool, "--concurrency", str(concurrency)]
+    async with child(options) as started:
+        await started.line("worker_ready")
+        yield started
+
+
+class Proxy:
+    """What a proxy has of a fleet, without a server around it."""
+
+    def __init__(self, shared: SharedLedger, fleet: Fleet, registry: Registry) -> None:
+        self.shared, self.fleet, self.registry = shared, fleet, registry
+        self.database = shared.database
+        self.said: list[tuple[str, float | None]] = []
+
+    async def call(self, name: str, /, **arguments: Any) -> Outcome:
+        """One call, as a chat has it run."""
+        toolbox = self.toolbox()
+        call = ReadyCall(f"call_{next(_count)}", name, arguments, "{}")
+        toolbox.plan([call])
+        return await toolbox.run(call, self._report)
+
+    def toolbox(self, run_id: str = "") -> RequestToolbox:
+        from callgate.ledger.journal import LedgerJournal
+
+        run_id = run_id or f"run_{next(_count)}"
+        journal = LedgerJournal(self.shared.calls, run_id=run_id, key_name="alice")
+        return RequestToolbox(self.registry.tools(), run_id=run_id, journal=journal)
+
+    async def _report(self, message: str, fraction: float | None = None) -> None:
+        self.said.append((message, fraction))
+
+    async def states(self) -> dict[str, str]:
+        """Of the fleet's calls, by id."""
+        return dict(await self.database.fetch("SELECT id, state FROM fleet_calls"))  # type: ignore[arg-type]
+
+    async def until(self, expected: Callable[[list[str]], bool], within: float = 20.0) -> list[str]:
+        """The states of all calls, once they are as expected."""
+        async with asyncio.timeout(within):
+            while not expected(found := sorted((await self.states()).values())):  # noqa: ASYNC110 - asks a server
+                await asyncio.sleep(0.02)
+        return found
+
+
+@contextlib.asynccontextmanager
+async def proxying(stores: Stores) -> AsyncIterator[Proxy]:
+    config = stores.settings
+    shared = await open_ledger(
+        url=stores.postgres,
+        schema=stores.schema,
+        dead_after=config.runs.dead_after_seconds,
+        on_lost=lambda _: None,
+    )
+    assert isinstance(shared.calls, PostgresLedger)
+    fleet = Fleet(stores.redis, config.store.prefix, lambda _: None)
+    await fleet.open(FleetLedger(shared.database, shared.calls.process, config.runs.dead_after_seconds))
+    threads, processes = threads_of(config), processes_of(config)
+
+    def no_web() -> Any:
+        from callgate.tools.http_client import Web
+
+        return Web()
+
+    try:
+        yield Proxy(shared, fleet, registry_of(config, no_web, threads, processes, fleet=fleet))
+    finally:
+        await fleet.close()
+        await processes.close()
+        threads.close()
+        await shared.close()
