@@ -43,6 +43,13 @@ def placed(name: str, **more: Any) -> dict[str, Any]:
     return {"kind": "python", "function": f"{fleet_tools.__name__}:{name}", "run_on": "gpu", **more}
 
 
+def config_file(folder: Path, whole: Mapping[str, Any]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "fleet.yaml"
+    file.write_text(as_yaml(whole))
+    return file
+
+
 async def stores(
     folder: Path,
     redis: str,
@@ -65,11 +72,8 @@ async def stores(
         runs={"dead_after_seconds": dead_after},
         **sections,
     )
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "fleet.yaml"
-    file.write_text(as_yaml(whole))
     await migrate(postgres, schema)
-    return Stores(file, Config.model_validate(whole), postgres, schema, redis)
+    return Stores(config_file(folder, whole), Config.model_validate(whole), postgres, schema, redis)
 
 
 @contextlib.asynccontextmanager
@@ -108,7 +112,7 @@ class Proxy:
 
     async def states(self) -> dict[str, str]:
         """Of the fleet's calls, by id."""
-        return dict(await self.database.fetch("SELECT id, state FROM fleet_calls"))  # type: ignore[arg-type]
+        return dict(await self.database.fetch("SELECT id, state FROM fleet_calls"))
 
     async def until(self, expected: Callable[[list[str]], bool], within: float = 20.0) -> list[str]:
         """The states of all calls, once they are as expected."""

@@ -29,6 +29,9 @@ class ListLedger:
         self.results: list[str | None] = []
         self._refuses, self._hangs = refuses, hangs
 
+    def key(self, entry: LedgerEntry) -> str:
+        return entry.id
+
     def wait(self, entry: LedgerEntry) -> None:
         self.rows.append(("waiting", entry.call_id))
 

@@ -1,17 +1,14 @@
 """Workers, real ones: what a tool on a pool does is what it does here, and a call begins at most once."""
 
 import asyncio
-import os
-import signal
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from callgate.calls.outcome import Failed, FailureKind, Returned
-from callgate.fleet.message import FleetCall, task_message
-from tests.harness.fleet import DEAD_AFTER, Proxy, Stores, placed, proxying, stores, working
+from callgate.calls.outcome import Failed, Returned
+from tests.harness.fleet import Proxy, Stores, placed, proxying, stores, working
 from tests.harness.needs import needs
 from tests.harness.postgres import PostgresServer
 from tests.harness.process import Child
@@ -47,11 +44,13 @@ async def proxy(fleet: Stores, worker: Child) -> AsyncIterator[Proxy]:
 async def marked(file: Path, word: str, within: float = 10.0) -> str:
     """The line of a tool's marks that begins so, once it is there."""
     async with asyncio.timeout(within):
-        while True:
-            for line in file.read_text().splitlines() if file.exists() else ():
-                if line.startswith(word):
-                    return line
+        while not (found := [line for line in lines_of(file) if line.startswith(word)]):
             await asyncio.sleep(0.01)
+        return found[0]
+
+
+def lines_of(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.exists() else []
 
 
 def is_there(pid: int) -> bool:
