@@ -44,7 +44,7 @@ async def proxy(fleet: Stores, worker: Child) -> AsyncIterator[Proxy]:
 async def marked(file: Path, word: str, within: float = 10.0) -> str:
     """The line of a tool's marks that begins so, once it is there."""
     async with asyncio.timeout(within):
-        while not (found := [line for line in lines_of(file) if line.startswith(word)]):
+        while not (found := [line for line in lines_of(file) if line.startswith(word)]):  # noqa: ASYNC110 - asks a file
             await asyncio.sleep(0.01)
         return found[0]
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from celery import Celery
-from kombu.entity import Queue
 
 from callgate.fleet.message import TASK, control_exchange, queue_of
 
@@ -22,7 +21,7 @@ def celery_app(redis_url: str, prefix: str, pools: Sequence[str], *, fresh_proce
         task_ignore_result=True,
         task_acks_late=False,
         task_create_missing_queues=False,
-        task_queues=[Queue(queue_of(prefix, pool)) for pool in pools],  # type: ignore[no-untyped-call]
+        task_queues={queue_of(prefix, pool): {} for pool in pools},
         task_default_queue=queue_of(prefix, pools[0]),
         worker_prefetch_multiplier=1,
         worker_disable_prefetch=True,
