@@ -37,8 +37,9 @@ from callgate.tools.executor import RunContext
 
 LOOK_SECONDS: Final = 0.5
 """How often it is looked whose worker is gone, and which of our calls have ended unheard."""
-AGAIN_SECONDS: Final = 5.0
-"""After which a call that nobody has begun is published again, where its queue is empty: its message was lost."""
+AGAIN_SECONDS: Final = 1.0
+"""After which a call that nobody has begun is published again, where its queue is empty: its message was lost, be it with the
+process that was to begin it."""
 PRUNE_SECONDS: Final = 3600.0
 LISTEN_SECONDS: Final = 10.0
 """For one message, before it is asked for again."""
