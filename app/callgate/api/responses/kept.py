@@ -30,7 +30,8 @@ class ConnectionMemory:
         self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
 
     def keep(self, id: str, response: StoredResponse) -> None:
-        self._kept[id] = response
+        # Read anew, as it would come from a store: messages that are whole already are dicts.
+        self._kept[id] = msgspec.structs.replace(response, history=_decode(_encode(response.history)))
         while len(self._kept) > REMEMBERED:
             self._kept.popitem(last=False)
 
