@@ -268,7 +268,7 @@ class DurableRuns:
             await durable.insist(lambda: ledger.finish(stored, state, _encode(answer)))
         except TakenOver as taken:
             log.warning("run_taken_over_elsewhere", run_id=stored.id)
-            run.fail(taken)
+            run.withdraw(taken)
         except asyncio.CancelledError:
             if not self._is_closing:
                 raise
@@ -276,7 +276,7 @@ class DurableRuns:
             with contextlib.suppress(DatabaseAway):  # then we are taken for dead, a little later
                 await ledger.release(stored)
             log.info("run_handed_over", run_id=stored.id)
-            run.fail(TakenOver())
+            run.withdraw(TakenOver())
         finally:
             self._ours.pop(stored.id, None)
             if publisher is not None:

@@ -61,6 +61,7 @@ class FollowedRun:
         self.stored: StoredRun | None = None
         """How it stands in the ledger, where it does."""
         self._outlives_server = outlives_server
+        self._is_held = False
         self._ended = False
         self._followers = 0
         self._news = asyncio.Event()
@@ -74,6 +75,9 @@ class FollowedRun:
     async def record(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status, self.headers = message["status"], list(message["headers"])
+            # What is kept has to be what its client was given, so that it is given once it is kept.
+            streamed = any(value.startswith(b"text/event-stream") for _, value in self.headers)
+            self._is_held = self._outlives_server and not streamed
         elif message.get("body"):
             self.parts.append(message["body"])
         self._notify()
@@ -91,6 +95,12 @@ class FollowedRun:
             start: dict[str, Any] = start_message(error.status, fields)
             self.status, self.headers = error.status, start["headers"]
             self.parts = [self._error_body(error)]
+
+    def withdraw(self, error: ChatError) -> None:
+        """What was answered here is not what is kept: nobody has it yet, or a stream just ends."""
+        if self._is_held:
+            self.status = 0
+        self.fail(error)
 
     def cut(self, error: ChatError) -> None:
         """An answer that was on its way from elsewhere will not come to its end."""
@@ -138,6 +148,9 @@ class FollowedRun:
         started, sent = False, 0
         while True:
             news = self._news
+            if self._is_held and not self._ended:
+                await news.wait()
+                continue
             if self.status and not started:
                 started = True
                 await send({"type": "http.response.start", "status": self.status, "headers": list(self.headers)})
