@@ -14,8 +14,7 @@ from callgate.api.answers import NOTHING, Work
 from callgate.api.middleware import RequestContext
 from callgate.api.openai_writers import ForChoice, function_body
 from callgate.api.requests import ChatRequest, passed_through
-from callgate.auth.keys import Caller, owner_name
-from callgate.auth.limits import UNLIMITED
+from callgate.auth.keys import ANONYMOUS, Caller, owner_name
 from callgate.auth.meter import Meter
 from callgate.conversation.approved_calls import AskingToolbox, run_approved
 from callgate.conversation.diagnosis import Diagnosis
@@ -45,6 +44,8 @@ from callgate.runtime.route import Route
 from callgate.runtime.runtime import Runtime
 from callgate.stores.conversations import Conversations
 
+UNLIMITED = ANONYMOUS.allowance
+"""Of most keys: looked at before anything is asked of it."""
 BeforeTools: TypeAlias = Callable[[str], Awaitable[None]]
 """Awaited with the id of the run before it starts a tool. A tool whose start cannot be kept is not started."""
 Keep: TypeAlias = Callable[[CallsHandedBack], Awaitable[CallsHandedBack]]
