@@ -17,10 +17,15 @@ from callgate.calls.json_text import canonical, same_json, sound_text
 from callgate.calls.names import resolve_name
 from callgate.calls.offer import Offer
 from callgate.calls.states import Finding, Flaw
+from callgate.conversation.errors import AnswerTooLarge
 from callgate.conversation.events import CallDelta, CallWritten
 
 MAX_NUMERIC_ID = 10**30
 """A number beyond this is no id anybody counts with, and turning it into text may take for ever."""
+
+
+MAX_CALLS = 2000
+"""Calls of one answer. Each is explained, answered and kept, however few of them may run."""
 
 
 class CallAssembler(msgspec.Struct, eq=False):
@@ -184,6 +189,8 @@ class CallAssembler(msgspec.Struct, eq=False):
         return _Fate.CONTINUES
 
     def _begun(self, **known: Any) -> "_OpenCall":
+        if len(self._calls) >= MAX_CALLS:
+            raise AnswerTooLarge(f"{MAX_CALLS} calls")
         return _OpenCall(arguments=Fragments(self._argument_bytes), **known)
 
     # -- calls in one piece

@@ -37,6 +37,15 @@ class ChatError(Exception):
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
+class AnswerTooLarge(ChatError):
+    """A model's answer has more of something than any answer needs. It would have it again."""
+
+    def __init__(self, limit: str) -> None:
+        super().__init__(
+            502, f"The model's answer has more than {limit}.", type="server_error", code="answer_too_large"
+        )
+
+
 class BrokenOff(Exception):
     """The body of a model's answer ended before its end mark: closed early, or by a transport error."""
 

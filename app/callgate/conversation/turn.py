@@ -3,7 +3,6 @@
 Which fragment belongs to which call is decided in `call_assembly`; whether a call is whole is `callgate.calls.gate`'s business.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -153,7 +152,7 @@ class TurnBuilder:
     @property
     def is_large(self) -> bool:
         """Whether reading the arguments may take long enough for others to notice."""
-        return self._calls.size > LARGE
+        return self._calls.size > LARGE or bool(self._extra_fields)
 
     def finish(self, end: StreamEnd = StreamEnd.DONE) -> Turn:
         """The turn, its calls settled. `end` is how the body of the answer ended."""
@@ -306,14 +305,19 @@ def _sound(extra_fields: dict[str, Any]) -> dict[str, Any]:
     if not extra_fields:
         return extra_fields
     try:
-        text = json.dumps(extra_fields, ensure_ascii=False)
-    except (RecursionError, TypeError):  # too deep, or no JSON: what goes out in the end is not for a turn to say
+        return {sound_text(name): _sound_value(value) for name, value in extra_fields.items()}
+    except RecursionError:  # too deep: what goes out in the end is not for a turn to say
         return extra_fields
-    sound = sound_text(text)
-    if sound == text:
-        return extra_fields
-    read: dict[str, Any] = json.loads(sound)
-    return read
+
+
+def _sound_value(value: Any) -> Any:
+    if isinstance(value, str):
+        return sound_text(value)
+    if isinstance(value, list):
+        return [_sound_value(item) for item in value]
+    if isinstance(value, dict):
+        return {_sound_value(name): _sound_value(item) for name, item in value.items()}
+    return value
 
 
 def _folded(values: list[Any]) -> Any:

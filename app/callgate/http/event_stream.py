@@ -10,6 +10,10 @@ from dataclasses import dataclass
 BOM = b"\xef\xbb\xbf"
 EVENT_BYTES = 16 * 1024 * 1024
 """An event longer than this is an attack or a fault: a whole answer with an image in it is smaller."""
+EVENT_LINES = 100_000
+"""Lines with data of one event; a text of so many comes as JSON, in one line."""
+COMPACTED_AFTER = 256 * 1024
+"""Bytes of an event behind which what has come of it is looked at for comments."""
 KEEP_ALIVE_WORDS = frozenset({b"ping", b"keepalive", b"keep-alive", b"heartbeat", b"null"})
 
 
@@ -134,13 +138,13 @@ class EventStreamReader:
             return
         self._held.append(data)
         self._held_size += len(data)
-        if self._held_size <= self._limit + self._compacted_size:
+        if self._held_size <= 2 * self._compacted_size + COMPACTED_AFTER:
             return
         # Comments may come for ever without a blank line, so they are dropped. Looked for only when as much again has
         # come, so that an event in single bytes takes linear time.
         *lines, last = b"".join(self._held).split(b"\n")
         kept = b"\n".join([*(line for line in lines if line and not line.startswith(b":")), last])
-        if len(kept) > self._limit:
+        if len(kept) > self._limit or kept.count(b"\n") > EVENT_LINES:
             self._fault = EventTooLarge(self._limit, payload_of(kept) or b"")
             raise self._fault
         self._held = [kept] if kept else []

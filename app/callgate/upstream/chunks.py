@@ -1,7 +1,7 @@
 """From what providers send to `ModelEvent`s. This is the one place that looks at a provider's shapes.
 
 Whatever comes is read as far as it makes sense: keys may be missing or null, lists may hold nothing, a message may stand
-where a delta should. Nothing raises here, and nothing is made up; what is wrong with a call is the gate's business.
+where a delta should. Nothing raises here but for its size, and nothing is made up; what is wrong with a call is the gate's business.
 """
 
 import json
@@ -9,6 +9,9 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from callgate.calls.json_text import sound_text
+from callgate.conversation.call_assembly import MAX_CALLS
+from callgate.conversation.errors import AnswerTooLarge
 from callgate.conversation.events import (
     CallDelta,
     CallWritten,
@@ -46,6 +49,12 @@ EXTRAS = frozenset({"extra_content", "provider_specific_fields"})
 """Fields of a call that hold signatures and must go back on it."""
 
 
+MAX_FIELDS = 1000
+"""Fields of one delta or message, of which providers have a dozen. Each is given out and kept by itself."""
+MAX_CHOICES = 1000
+"""Choices of one body, of which OpenAI allows 128."""
+
+
 class ChunkReader:
     """Reads the chunks of one stream. It keeps what a chunk cannot say alone: whether the head was sent, and half a
     character that a proxy cut off at the end of a chunk."""
@@ -70,6 +79,8 @@ class ChunkReader:
             events.append(head)
         choices = chunk.get("choices")
         if isinstance(choices, list):
+            if len(choices) > MAX_CHOICES:
+                raise AnswerTooLarge(f"{MAX_CHOICES} choices")
             for place, choice in enumerate(choices):
                 if isinstance(choice, dict):
                     self._read_choice(choice, place, events)
@@ -104,6 +115,8 @@ class ChunkReader:
         _read_rest(choice, events)
 
     def _read_delta(self, delta: dict[str, Any], events: list[ModelEvent]) -> None:
+        if len(delta) > MAX_FIELDS:
+            raise AnswerTooLarge(f"{MAX_FIELDS} fields in a delta")
         for key, value in delta.items():
             if not value:
                 continue
@@ -115,7 +128,7 @@ class ChunkReader:
                     if text.count("\ufffd") > value.count("\ufffd"):
                         events.append(CharactersLost())
             elif key == "tool_calls":
-                events += map(_call_delta, entries(value))
+                events += map(_call_delta, _counted(value))
             elif key == "function_call":
                 if isinstance(value, dict):
                     events.append(
@@ -149,6 +162,8 @@ def read_completion(body: object, choice: int = 0) -> list[ModelEvent]:
     if (head := _head(body)) is not None:
         events.append(head)
     choices = body.get("choices") if "choices" in body else [body]
+    if isinstance(choices, list) and len(choices) > MAX_CHOICES:
+        raise AnswerTooLarge(f"{MAX_CHOICES} choices")
     for place, one in enumerate(choices if isinstance(choices, list) else ()):
         if isinstance(one, dict):
             _read_whole_choice(one, place, choice, events)
@@ -176,11 +191,13 @@ def _read_whole_choice(one: dict[str, Any], place: int, wanted: int, events: lis
 
 
 def _read_message(message: dict[str, Any], events: list[ModelEvent]) -> None:
+    if len(message) > MAX_FIELDS:
+        raise AnswerTooLarge(f"{MAX_FIELDS} fields in its message")
     for key, value in message.items():
         if not value:
             continue
         if key == "tool_calls":
-            events += map(_written, entries(value))
+            events += map(_written, _counted(value))
         elif key == "function_call":
             if isinstance(value, dict):
                 events.append(CallWritten(_text(value.get("name")), value.get("arguments"), legacy=True))
@@ -204,13 +221,16 @@ def _read_field(key: str, value: Any, events: list[ModelEvent]) -> None:
 
 def _content(value: Any) -> Iterator[ModelEvent]:
     if isinstance(value, str):
-        yield TextDelta(value)
+        sound = sound_text(value)
+        yield TextDelta(sound)
+        if sound.count("\ufffd") > value.count("\ufffd"):
+            yield CharactersLost()
         return
     for part in entries(value):
         if (text := _text(part.get("text"))) and part.get("type") != "thinking":
-            yield TextDelta(text)
-        if text := _flat(part.get("thinking")):
-            yield ReasoningDelta(text, "thinking")
+            yield TextDelta(sound_text(text))
+        if thinking := _flat(part.get("thinking")):
+            yield ReasoningDelta(sound_text(thinking), "thinking")
 
 
 def _flat(value: Any) -> str:
@@ -221,11 +241,11 @@ def _flat(value: Any) -> str:
 
 
 def _reasoning_content(value: Any) -> Iterator[ModelEvent]:
-    yield ReasoningDelta(value) if isinstance(value, str) else ExtraField("reasoning_content", value)
+    yield ReasoningDelta(sound_text(value)) if isinstance(value, str) else ExtraField("reasoning_content", value)
 
 
 def _reasoning(value: Any) -> Iterator[ModelEvent]:
-    yield ReasoningDelta(value, "reasoning") if isinstance(value, str) else ExtraField("reasoning", value)
+    yield ReasoningDelta(sound_text(value), "reasoning") if isinstance(value, str) else ExtraField("reasoning", value)
 
 
 def _error_field(value: Any) -> Iterator[ModelEvent]:
@@ -298,6 +318,12 @@ def _extras(entry: dict[str, Any]) -> dict[str, Any]:
     if EXTRAS.isdisjoint(entry):
         return {}
     return {key: entry[key] for key in EXTRAS if entry.get(key)}
+
+
+def _counted(calls: Any) -> list[dict[str, Any]]:
+    if isinstance(calls, list) and len(calls) > MAX_CALLS:
+        raise AnswerTooLarge(f"{MAX_CALLS} calls")
+    return entries(calls)
 
 
 def entries(value: Any) -> list[dict[str, Any]]:

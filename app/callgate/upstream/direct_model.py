@@ -3,6 +3,7 @@
 The request's messages and tools go on as the bytes they came as; of the answer every chunk is read once, by `chunks`.
 """
 
+import asyncio
 import codecs
 import json
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from callgate.calls.json_text import LARGE, MAX_VALUES, sound_text
 from callgate.conversation import raw_json
-from callgate.conversation.errors import BrokenOff, ChatError
+from callgate.conversation.errors import AnswerTooLarge, BrokenOff, ChatError
 from callgate.conversation.events import ModelEvent, ProviderError, ProviderHead
 from callgate.conversation.ports import Message, ModelAnswer, ModelRequest, Passthrough, as_read
 from callgate.http.client import HttpClient
@@ -33,6 +35,8 @@ ANSWER_BYTES = 64 * 1024 * 1024
 ERROR_BYTES = 64 * 1024
 JSON_BYTES = 8 * 1024 * 1024
 """A text that the fast decoder refuses is read a second time by the tolerant one only up to here."""
+MAX_UNREADABLE = 10_000
+"""Characters that the tolerant reader replaces, each in a call of its own."""
 DONE = b"[DONE]"
 
 _encode = msgspec.json.Encoder().encode
@@ -202,7 +206,7 @@ class HttpAnswer:
     def __aiter__(self) -> "HttpAnswer":
         return self
 
-    async def __anext__(self) -> Sequence[ModelEvent]:
+    async def __anext__(self) -> Sequence[ModelEvent]:  # noqa: PLR0912
         # All in one function: every chunk of every stream comes through here, and each coroutine on its way costs.
         body = self._body
         while True:
@@ -215,6 +219,8 @@ class HttpAnswer:
             except StopAsyncIteration:
                 self._at_end = True
                 batch = body.finish() if body is not None else ()
+                if self._size > LARGE:
+                    await asyncio.sleep(0)  # what comes of it is written in a turn of the loop of its own
             except TransportError as error:
                 raise self._broken(error) from error
             else:
@@ -369,16 +375,40 @@ class WholeBody:
 
 def read_json(text: bytes) -> Any:
     """Decode what a provider wrote; ValueError if nobody could. Providers send halves of surrogate pairs and worse."""
+    if len(text) > LARGE and text.count(b",") + text.count(b"{") + text.count(b"[") > MAX_VALUES:
+        raise AnswerTooLarge(f"{MAX_VALUES} values in one JSON text")
     try:
         return _decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     if len(text) > JSON_BYTES:
         raise ValueError("too long to be read tolerantly")
+    if len(text) > MAX_UNREADABLE and text.decode("utf-8", "replace").count("\ufffd") > MAX_UNREADABLE:
+        raise ValueError("no text in UTF-8")
     try:
-        return json.loads(text.decode("utf-8", UNREADABLE))
+        found = json.loads(text.decode("utf-8", UNREADABLE))
+        return found if isinstance(found, str) else _sound(found)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+PIECES = frozenset({"content", "text", "arguments", "args", "input", "partial_json"})
+"""Fields that keep halves of surrogate pairs: text, whose next piece may begin with the other half, and what calls are read
+from, which are broken by one."""
+
+
+def _sound(value: Any) -> Any:
+    """The same without halves of surrogate pairs, which nobody can be sent."""
+    if isinstance(value, str):
+        return sound_text(value)
+    if isinstance(value, list):
+        return [_sound(item) for item in value]
+    if isinstance(value, dict):
+        return {
+            sound_text(name): item if name in PIECES and not isinstance(item, list) else _sound(item)
+            for name, item in value.items()
+        }
+    return value
 
 
 def _half_pair(error: UnicodeError) -> tuple[str, int]:

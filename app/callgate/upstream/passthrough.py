@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from callgate.conversation.errors import ChatError, SeparateChoices
+from callgate.conversation.errors import AnswerTooLarge, ChatError, SeparateChoices
 from callgate.conversation.events import ChoiceIgnored, Finished, ModelEvent, Passed, ProviderError, Usage
 from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough
 from callgate.conversation.read_model import ReadAnswer
@@ -28,7 +28,7 @@ from callgate.http.event_stream import (
 )
 from callgate.http.interface import Response, TransportError
 from callgate.upstream import errors
-from callgate.upstream.chunks import ChunkReader, read_completion
+from callgate.upstream.chunks import MAX_CHOICES, ChunkReader, read_completion
 from callgate.upstream.direct_model import (
     DONE,
     Body,
@@ -65,6 +65,8 @@ class _Outline(msgspec.Struct):
 
 
 _outline = msgspec.json.Decoder(_Outline)
+LARGE_BODY = 1024 * 1024
+"""Bytes of a whole answer from which its choices are counted before they are read."""
 
 
 class PassthroughModel(DirectModel):
@@ -138,7 +140,7 @@ def _read_whole(body: bytes, response: Response, secrets: Sequence[str], choices
     if body.lstrip()[:1] != b"{":
         return _read_stream(body, response, choices)
     try:
-        outline = _outline.decode(body)
+        outline = _outlined(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         outline = _tolerantly(body)
     if outline.error:
@@ -149,6 +151,36 @@ def _read_whole(body: bytes, response: Response, secrets: Sequence[str], choices
     choices_read = outline.choices
     reason = choices_read[0].finish_reason if len(choices_read) == 1 else None
     return (Passed(body, (reason,) if reason else _reasons(choices_read), outline.usage),)
+
+
+def _outlined(body: bytes) -> _Outline:
+    """What is looked at of a body, which may have choices by the million."""
+    if len(body) < LARGE_BODY:
+        return _outline.decode(body)
+    outline: Any = _large.decode(body)
+    found = outline.choices
+    choices: list[_Choice] = [choice for choice in msgspec.structs.astuple(found) if choice] if found else []
+    if len(choices) > MAX_CHOICES:
+        raise AnswerTooLarge(f"{MAX_CHOICES} choices")
+    usage = read_json(outline.usage)
+    return _Outline(choices, usage if isinstance(usage, dict) else None, read_json(outline.error))
+
+
+_Choices: Any = msgspec.defstruct(
+    "_Choices", [(f"at_{place}", _Choice | None, None) for place in range(MAX_CHOICES + 1)], array_like=True
+)
+"""As many choices as there may be and one more; what stands behind them is skipped."""
+
+
+_LargeOutline: Any = msgspec.defstruct(
+    "_LargeOutline",
+    [
+        ("choices", _Choices | None, None),
+        ("usage", msgspec.Raw, msgspec.Raw(b"null")),
+        ("error", msgspec.Raw, msgspec.Raw(b"null")),
+    ],
+)
+_large = msgspec.json.Decoder(_LargeOutline)
 
 
 def _reasons(choices: Sequence[_Choice]) -> tuple[str, ...]:
@@ -309,7 +341,7 @@ class _PassedEvents:
                 self.done = True
                 return (Passed(b"".join(passed), reasons, usage), *reported(payload))
             try:
-                outline = _outline.decode(payload)
+                outline = _outlined(payload)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 outline = _UNREAD
             if outline.error:
