@@ -33,8 +33,8 @@ def asking(**fields: Any) -> bytes:
 
 BODIES = {
     "brackets without an end": (400, b"{" * 9_900_000),
-    "deep lists beside one another": (200, asking()[:-1] + b',"zz":[' + b",".join([DEEP] * 50_000) + b"]}"),
-    "metadata": (200, asking(metadata={f"k{number}": "v" for number in range(500_000)})),
+    "deep lists beside one another": (400, asking()[:-1] + b',"zz":[' + b",".join([DEEP] * 50_000) + b"]}"),
+    "metadata": (400, asking(metadata={f"k{number}": "v" for number in range(500_000)})),
     "a text": (200, asking(messages=[{"role": "user", "content": '\n"' * 2_400_000}])),
 }
 

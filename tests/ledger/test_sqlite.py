@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from callgate.ledger.entry import LedgerEntry, NotRecorded, RunState
-from callgate.ledger.sqlite import FILE, SqliteLedger, _locks
+from callgate.ledger.sqlite import FILE, DamagedLedger, SqliteLedger, _locks, check_ledger
 from tests.harness.process import child_environment
 
 pytestmark = pytest.mark.anyio
@@ -229,3 +229,14 @@ async def test_half_a_pair_in_what_a_model_wrote_is_no_reason_not_to_record_it(t
     async with opened(tmp_path) as ledger:
         await ledger.start(entry("call_\ud800", arguments='{"a": "\ud800"}'))
     assert list(rows(tmp_path)) == ["call_?"]
+
+
+async def test_a_ledger_that_was_emptied_is_no_new_one(tmp_path: Path) -> None:
+    ledger = SqliteLedger(tmp_path)
+    await ledger.close()
+    (tmp_path / FILE).write_bytes(b"")
+
+    with pytest.raises(DamagedLedger, match="emptied"):
+        check_ledger(tmp_path)
+    with pytest.raises(DamagedLedger, match="emptied"):
+        SqliteLedger(tmp_path)

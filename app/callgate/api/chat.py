@@ -18,6 +18,7 @@ from callgate.api.openai_writers import (
     completion_id,
 )
 from callgate.api.requests import ChatRequest, read_chat_request
+from callgate.api.strict_json import LARGE_BODY
 from callgate.api.trace import TraceWriter
 from callgate.config.schema import Config
 from callgate.conversation.diagnosis import Diagnosis
@@ -26,8 +27,6 @@ from callgate.recorder.row import RunRow
 from callgate.telemetry.logs import masked
 
 YES = frozenset({"true", "on", "1"})
-LARGE_BODY = 262_144
-"""From here on a body is read in a thread: one of ten megabytes can be built so that it takes half a second."""
 
 
 class ChatFace:

@@ -19,7 +19,7 @@ from callgate.api.faces import AnsweredElsewhere, Exchange, Face
 from callgate.api.followed_run import WELL, Ended
 from callgate.api.idempotency import Idempotency, not_durable
 from callgate.api.middleware import RequestContext, context_of
-from callgate.api.requests import check_body, read_body
+from callgate.api.requests import check_body, read_counted_body
 from callgate.api.rights import seen_by
 from callgate.auth.keys import Caller, owner_name
 from callgate.runtime.durable_run import DurableRun
@@ -45,7 +45,7 @@ class FaceEndpoint:
         assert caller is not None, "the middleware lets nobody in without a caller"
         config = self._manager.current.config
         check_body(context.headers, config.limits.body_bytes)
-        body = await read_body(receive, config.limits.body_bytes)
+        body = await read_counted_body(receive, config.limits.body_bytes)
         try:
             exchange = await self._face.read(body, context, config)
         except AnsweredElsewhere as elsewhere:

@@ -4,6 +4,7 @@ Messages and the client's tools are checked for their outline and never turned i
 of history must cost a scan and a copy.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
@@ -14,7 +15,15 @@ from callgate.api.legacy import in_todays_words, is_legacy
 from callgate.api.progress import Dialect
 from callgate.api.request_schema import Choice, Outline, Tool, from_validation, outline_of, outline_of_any, wrong
 from callgate.api.responses_compat import as_chat, is_misaddressed
-from callgate.api.strict_json import Fields, check_text, invalid_json, split, split_around_messages
+from callgate.api.strict_json import (
+    LARGE_BODY,
+    Fields,
+    check_count,
+    check_text,
+    invalid_json,
+    split,
+    split_around_messages,
+)
 from callgate.conversation.approved_calls import ClientApprovals
 from callgate.conversation.errors import ChatError
 from callgate.conversation.ports import Message, ModelRequest, Original, Passthrough
@@ -232,6 +241,14 @@ def check_body(headers: Mapping[str, str], limit: int) -> None:
             f"Request bodies in '{encoding[:40]}' are not taken; send the JSON as it is.",
             code="unsupported_encoding",
         )
+
+
+async def read_counted_body(receive: Receive, most: int) -> bytes:
+    """A body that is JSON, and has no more values than can be read while others wait."""
+    body = await read_body(receive, most)
+    if len(body) > LARGE_BODY:
+        await asyncio.to_thread(check_count, body)
+    return body
 
 
 async def read_body(receive: Receive, limit: int) -> bytes:

@@ -18,6 +18,11 @@ _ROUND = bytes.maketrans(b"[{]}", b"(())")
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _MANY = 65_536
 """Brackets from which on they are not taken away in rounds, of which there may be as many as levels."""
+LARGE_BODY = 262_144
+"""From here on a body is read in a thread: one of ten megabytes can be built so that it takes half a second."""
+MAX_VALUES = 100_000
+"""Values of one body, those within strings not counted; a thousand tools with a hundred fields each."""
+_NOT_BEGINNINGS = bytes(set(range(256)) - set(b'[{,"'))
 _NOT_MARKS = bytes(set(range(256)) - set(b'[]{}"'))
 _SPACE = b" \t\r\n"
 _AROUND = len('"":,')
@@ -89,6 +94,18 @@ def check_text(text: bytes, max_depth: int) -> None:
         raise invalid_json("it is not UTF-8") from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise invalid_json(_first_words(error)) from None
+
+
+def check_count(body: bytes) -> None:
+    """Refuse a body with more values than anybody means. Readers give nothing back until they have read all of them."""
+    if body.count(b",") + body.count(b"{") + body.count(b"[") <= MAX_VALUES:
+        return
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
+    marks = plain.translate(None, _NOT_BEGINNINGS).replace(b'""', b"")
+    if sum(map(len, marks.split(b'"')[::2])) > MAX_VALUES:
+        raise ChatError(
+            400, f"The JSON body of your request has more than {MAX_VALUES} values.", code="too_many_values"
+        )
 
 
 def is_plain(text: bytes, max_depth: int) -> bool:

@@ -40,6 +40,9 @@ SPENT_HERE: Final = in_words(SPENT, SQLITE_WORDS)
 log = structlog.get_logger("callgate.ledger")
 
 
+EMPTIED: Final = "it was emptied; what keys have spent and what ran is no longer known"
+
+
 class DamagedLedger(ValueError):
     """The file is there, and is no ledger that can be read."""
 
@@ -47,7 +50,9 @@ class DamagedLedger(ValueError):
 def check_ledger(folder: Path) -> None:
     """Raise `DamagedLedger` where the ledger of a folder cannot be read. Changes nothing."""
     path = folder / FILE
-    if path.exists() and path.stat().st_size:
+    if path.exists():
+        if not path.stat().st_size:
+            raise _damaged(path, EMPTIED)
         try:
             with contextlib.closing(
                 sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", timeout=BUSY_SECONDS, uri=True)
@@ -60,7 +65,7 @@ def check_ledger(folder: Path) -> None:
             raise _damaged(path, error) from error
 
 
-def _damaged(path: Path, error: sqlite3.Error) -> DamagedLedger:
+def _damaged(path: Path, error: sqlite3.Error | str) -> DamagedLedger:
     return DamagedLedger(
         f"{path} cannot be read as a ledger ({error}): put back a copy of it, or move it away to start an empty one"
     )
@@ -78,7 +83,10 @@ class SqliteLedger(BatchedLedger):
         self._handed: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self._refused = ""
         try:
-            self._path.touch(mode=0o600)
+            if not self._path.exists():
+                _make(self._path)
+            elif not self._path.stat().st_size:
+                raise sqlite3.DatabaseError(EMPTIED)
             with contextlib.closing(opened(self._path)) as database:
                 _make_tables(database)
                 _announce(database, self.process, version)
@@ -154,6 +162,22 @@ def opened(path: Path) -> sqlite3.Connection:
     database.execute("PRAGMA journal_mode = WAL")
     database.execute("PRAGMA synchronous = FULL")  # a commit is on the disk, not only with the operating system
     return database
+
+
+def _make(path: Path) -> None:
+    """Make the file whole or not at all: one that is there and empty was emptied, and is not a new ledger."""
+    fresh = path.with_suffix(f".{secrets.token_hex(4)}")
+    fresh.touch(mode=0o600)
+    try:
+        with contextlib.closing(sqlite3.connect(fresh, isolation_level=None)) as database:
+            _make_tables(database)
+        path.hardlink_to(fresh)
+    except FileExistsError:
+        pass  # another process was as quick, and its file is as good
+    except OSError:
+        fresh.replace(path)  # a file system without links
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 def _make_tables(database: sqlite3.Connection) -> None:

@@ -1,5 +1,6 @@
 """The face of Anthropic's Messages API."""
 
+import asyncio
 from collections.abc import Sequence
 from functools import partial
 
@@ -10,6 +11,7 @@ from callgate.api.messages.threads import Threads
 from callgate.api.messages.writers import MessageHead, MessageStreamWriter, MessageWriter
 from callgate.api.middleware import RequestContext
 from callgate.api.requests import ChatRequest
+from callgate.api.strict_json import LARGE_BODY
 from callgate.auth.keys import owner_name
 from callgate.config.schema import Config
 from callgate.conversation.diagnosis import Diagnosis
@@ -31,7 +33,10 @@ class MessagesFace:
         assert context.caller is not None, "the middleware lets nobody in without a caller"
         owner = owner_name(context.caller)
         earlier = await self._threads.earlier(owner, body)
-        read = read_messages_request(body, context.headers, limits.messages, limits.json_depth, earlier=earlier)
+        reading = partial(
+            read_messages_request, body, context.headers, limits.messages, limits.json_depth, earlier=earlier
+        )
+        read = reading() if len(body) <= LARGE_BODY else await asyncio.to_thread(reading)
         return MessagesExchange(read, context.request_id, owner, self._threads)
 
 

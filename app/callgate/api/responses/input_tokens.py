@@ -7,7 +7,7 @@ from callgate.api.answers import send_whole
 from callgate.api.errors import encode
 from callgate.api.messages.counting import HEADER
 from callgate.api.middleware import context_of
-from callgate.api.requests import check_body, read_body
+from callgate.api.requests import check_body, read_counted_body
 from callgate.api.responses.face import ResponsesFace
 from callgate.runtime.manager import RuntimeManager
 
@@ -26,7 +26,7 @@ class InputTokens:
         with self._manager.lease() as runtime:
             limit = runtime.config.limits.body_bytes
             check_body(context.headers, limit)
-            body = await read_body(receive, limit)
+            body = await read_counted_body(receive, limit)
             request = (await self._face.read_here(body, context, runtime.config)).request
             route = runtime.choose(
                 request.model,
