@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test chaos fuzz check format bench bench-check audit clients conformance docs lock image image-test clean
+.PHONY: help serve test chaos fuzz check format screenshots bench bench-check audit clients conformance docs lock image image-test clean
 
 PORT   ?=
 CONFIG ?=
@@ -54,6 +54,9 @@ check: .venv/.dev ## lint, formatting, types, and who may import whom
 format: .venv/.dev ## put the code in its form
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
+
+screenshots: .venv/.dev ## take the pictures of the page for docs/ again (needs chromium-headless-shell)
+	@$(PY) -m tests.page.screenshots
 
 bench: .venv/.dev ## measure what a request costs, and whether that has grown (ARGS=bench/arguments.py for one of the others)
 	@$(PY) $(or $(ARGS),bench/run.py)

@@ -127,7 +127,7 @@ async def test_the_playground_and_the_run_show_the_wait_for_a_person(upstream: U
         await page.locator(".trace .call.done").wait_for()
         await page.get_by_text("Open run_").click()
         await page.get_by_text("approved", exact=True).wait_for()
-        parts = await page.locator(".row.call i").evaluate_all("(all) => all.map((each) => each.className)")
+        parts = await page.locator(".of-call i").evaluate_all("(all) => all.map((each) => each.className)")
 
     assert parts == ["tool", "waiting", "tool"]
 

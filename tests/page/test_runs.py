@@ -104,15 +104,15 @@ async def test_the_parts_of_a_turn_add_up_and_a_fallback_shows_who_failed(upstre
         page = await tabs.open(f"{url}/#/run/{run}")
         table = page.get_by_role("table", name="Waterfall")
         await table.wait_for()
-        turns = await table.locator(".row.turn").all()
+        turns = await table.locator(".of-turn").all()
         sums = [
             await turn.locator("i").evaluate_all("(all) => all.reduce((sum, e) => sum + +e.dataset.ms, 0)")
             for turn in turns
         ]
-        attempts = await table.locator(".row.attempt").all_inner_texts()
+        attempts = await table.locator(".of-attempt").all_inner_texts()
         calls = [
             await call.locator("i.tool").evaluate("(e) => [+e.dataset.from, +e.dataset.to]")
-            for call in await table.locator(".row.call").all()
+            for call in await table.locator(".of-call").all()
         ]
 
     starts = [event["at"] for event in row["events"] if event["kind"] == "turn_started"]
@@ -141,7 +141,7 @@ async def test_a_huge_run_opens_within_a_second_and_scrolls(upstream: Upstream, 
         )
         began = time.monotonic()
         await page.evaluate("(run) => { location.hash = `#/run/${run}`; }", run)
-        await page.locator(".row.call").nth(639).wait_for(state="attached")
+        await page.locator(".of-call").nth(639).wait_for(state="attached")
         took = time.monotonic() - began
         await page.evaluate("() => { window.longest = 0; }")
         for _ in range(5):

@@ -104,7 +104,7 @@ function card(/** @type {any} */ call, /** @type {number} */ now) {
     ${isOver
       ? html`<p role="status">${settled.get(call.id) ?? "no longer waiting"}</p>`
       : html`<form @submit=${submit}>
-          <label>Reason <input name="reason" maxlength="500" placeholder="for the model, when denied" @keydown=${noSubmit} /></label>
+          <label>Reason <input name="reason" maxlength="500" size="36" placeholder="for the model, when denied" @keydown=${noSubmit} /></label>
           <button value="approve" ?disabled=${sending.has(call.id)}>Approve</button>
           <button value="deny" class="quiet" ?disabled=${sending.has(call.id)}>Deny</button>
           <small>${Math.max(0, Math.round(call.expires - now))} s left</small>

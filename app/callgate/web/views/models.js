@@ -10,7 +10,7 @@ export const title = "Models";
 
 /** @type {HTMLElement} */ let root;
 /** @type {any[]} */ let models = [];
-/** By model and deployment, what became of its attempts. @type {Map<string, Map<string, number>>} */ let attempts = new Map();
+/** What became of attempts: by whom, how they went, how many. @type {{deployment: string, host: string, result: string, count: number}[]} */ let attempts = [];
 let noMetrics = "";
 let state = "Loading …";
 /** What came of asking a model. @type {Map<string, {text: string, isBad: boolean}>} */ let examined = new Map();
@@ -52,16 +52,13 @@ async function load() {
 
 /** @param {string} text of /metrics */
 function readAttempts(text) {
-  const found = new Map();
+  const found = [];
   for (const line of text.split("\n")) {
     const [, labels, count] = /^callgate_upstream_attempts_total\{(.*)\} (\S+)$/.exec(line) ?? [];
     if (labels === undefined) continue;
     /** @type {Record<string, string>} */
     const of = Object.fromEntries([...labels.matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g)].map(([, name, value]) => [name, value.replace(/\\(.)/g, (_, each) => (each === "n" ? "\n" : each))]));
-    const key = `${of.model}\n${of.deployment}`;
-    const results = found.get(key) ?? new Map();
-    results.set(of.result, (results.get(of.result) ?? 0) + Number(count));
-    found.set(key, results);
+    found.push({ deployment: of.deployment, host: of.host, result: of.result, count: Number(count) });
   }
   return found;
 }
@@ -100,8 +97,9 @@ function draw() {
 }
 
 function line(/** @type {any} */ model, /** @type {any} */ each, /** @type {boolean} */ isFirst) {
-  const results = attempts.get(`${model.id}\n${each.deployment}`);
-  const failed = [...(results ?? [])].filter(([result]) => result !== "answered");
+  const mine = attempts.filter((one) => one.deployment === each.deployment && (!each.host || one.host === each.host));
+  /** @type {Map<string, number>} */ const failed = new Map();
+  for (const one of mine) if (one.result !== "answered") failed.set(one.result, (failed.get(one.result) ?? 0) + one.count);
   const found = examined.get(model.id);
   return html`<tr>
     <td>${isFirst ? model.id : ""}${each.deployment && each.deployment !== model.id ? html`<small>${each.deployment}</small>` : nothing}</td>
@@ -109,8 +107,8 @@ function line(/** @type {any} */ model, /** @type {any} */ each, /** @type {bool
     <td>${each.host ?? (each.lane === "demo" ? "built in" : html`<small>not shown to this key, or not known before it is asked</small>`)}</td>
     <td>${each.tool_calling ? `${each.tool_calling.format} (${each.tool_calling.decided_by})` : "not asked yet"}</td>
     <td>${each.cooldown_seconds ? html`<span class="odd">left alone for ${format.seconds(each.cooldown_seconds)}</span>` : "in use"}</td>
-    <td class="number">${results ? format.count([...results.values()].reduce((sum, count) => sum + count, 0)) : "–"}
-      ${failed.map(([result, count]) => html`<small class="odd">${count} ${result}</small>`)}</td>
+    <td class="number">${mine.length ? format.count(mine.reduce((sum, one) => sum + one.count, 0)) : "–"}
+      ${[...failed].map(([result, count]) => html`<small class="odd">${count} ${result}</small>`)}</td>
     <td class="number">${isFirst ? price(model.x_callgate?.price) : ""}</td>
     <td>${isFirst ? html`<button type="button" class="quiet" aria-label="Ask ${model.id}" @click=${() => examine(model)}>Ask</button>` : nothing}
       ${isFirst && found ? html`<small class=${found.isBad ? "odd" : ""} role="status">${found.text}</small>` : nothing}</td>

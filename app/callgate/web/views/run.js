@@ -94,7 +94,7 @@ function draw() {
     html`<h2>${run.id}</h2>
       <p class="summary">
         <span class="state ${run.state}">${mark} ${word}</span>
-        ${[
+        · ${[
           run.finish_reason,
           `${run.turns} turns`,
           `${run.calls + run.broken_calls} calls`,
@@ -213,8 +213,8 @@ function waterfall() {
   const bar = (/** @type {string} */ what, /** @type {number} */ from, /** @type {number} */ to) =>
     html`<i class=${what} title="${what}: ${format.seconds(to - from)}" data-from=${Math.max(from, 0) / whole} data-to=${to / whole} data-ms=${((to - from) * 1000).toFixed(1)}></i>`;
   const row = (/** @type {any} */ label, /** @type {any} */ bars, /** @type {number} */ took, kind = "") =>
-    html`<div class="row ${kind}" role="row"><span role="cell">${label}</span><span class="track" role="cell">${bars}</span><span role="cell" class="number">${format.seconds(took)}</span></div>`;
-  return html`<section class="waterfall" role="table" aria-label="Waterfall">
+    html`<div class="row ${kind && `of-${kind}`}" role="row"><span role="cell">${label}</span><span class="track" role="cell">${bars}</span><span role="cell" class="number">${format.seconds(took)}</span></div>`;
+  return html`<div><section class="waterfall" role="table" aria-label="Waterfall">
       <div class="row axis" role="row"><span role="columnheader">part</span><span class="track" role="columnheader">0 … ${format.seconds(whole)}</span><span role="columnheader" class="number">took</span></div>
       ${all.map((turn) => {
         const spoke = turn.answered ?? turn.to;
@@ -244,7 +244,7 @@ function waterfall() {
       })}
     </section>
     ${all.length ? nothing : html`<p class="empty">${run.route === "chat" ? "No turn began." : "This request was passed through or failed before its first turn: it has none."}</p>`}
-    <p class="legend"><small><i class="first"></i> until the first words <i class="speaking"></i> speaking <i class="tool"></i> tool <i class="waiting"></i> waiting for a person <i class="attempt"></i> failed attempt <i class="waited"></i> waited before the next</small></p>`;
+    <p class="legend"><small><i class="first"></i> until the first words <i class="speaking"></i> speaking <i class="tool"></i> tool <i class="waiting"></i> waiting for a person <i class="attempt"></i> failed attempt <i class="waited"></i> waited before the next</small></p></div>`;
 }
 
 /** @param {string | undefined} kept */

@@ -1,0 +1,94 @@
+"""Takes the pictures of the page that the documentation shows: `python -m tests.page.screenshots`, or `make screenshots`."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.harness.clients import http_client
+from tests.harness.environment import ROOT, Environment
+from tests.page.browsers import chromium
+from tests.page.served import ask, serving
+from tests.page.tabs import Tabs
+from tests.scripted_upstream import Call, Pace, Reply, Upstream, by_turn
+
+ASSETS = ROOT / "docs" / "assets"
+SIZE = {"width": 1180, "height": 640}
+MODELS = ["gpt", "spare"]
+QUESTION = "How warm is it in Oslo and in Lisbon, and how much is 4 + 21?"
+OSLO, LISBON = (Call("get_weather", {"city": city}, id=f"call_{city.lower()}") for city in ("Oslo", "Lisbon"))
+SUM = Call("add", {"a": 4, "b": 21}, id="call_sum")
+BROKEN = Call("send_mail", '{"to": "bob@example.com", "subj', id="call_mail")
+SLOWLY = Pace(before=0.4, between=0.02)
+TALK = [
+    Reply(calls=[OSLO, LISBON, BROKEN], pace=SLOWLY),
+    Reply(calls=[SUM], pace=SLOWLY),
+    Reply(text="4 °C in Oslo, 21 °C in Lisbon: 25 in all.", pace=SLOWLY),
+]
+
+
+async def take(browser: Any, folder: Path) -> list[Path]:
+    """Every picture, by the name of its page."""
+    made: list[Path] = []
+    async with Upstream() as upstream:
+        tabs = Tabs(browser)
+        settings: dict[str, Any] = {
+            "models": MODELS,
+            "record": {"content": True},
+            "require_approval": {"always": ["echo"]},
+        }
+        async with serving(upstream, tabs, {"gpt": ["spare"]}, **settings) as url, http_client(url) as client:
+            upstream.script("gpt", by_turn(TALK))
+            upstream.script("spare", by_turn(TALK))
+
+            async def picture(page: Any, name: str) -> None:
+                made.append(folder / f"page-{name}.png")
+                await page.mouse.move(0, 0)
+                await page.screenshot(path=made[-1])
+
+            page = await tabs.open(url, device_scale_factor=1)
+            await page.set_viewport_size(SIZE)
+            await ask(page, QUESTION)
+            await picture(page, "playground")
+            run = (await page.get_by_text("Open run_").inner_text()).removeprefix("Open ")
+            upstream.script("gpt", [Reply(status=503, body={"error": {"message": "overloaded"}})], repeat_last=True)
+            for _ in range(3):
+                await client.post(
+                    "/v1/chat/completions", json={"model": "gpt", "messages": [{"role": "user", "content": "?"}]}
+                )
+            for name, path in (
+                ("runs", "runs"),
+                ("run", f"run/{run}?call=call_mail&side=told+to+the+model"),
+                ("tools", "tools/get_weather"),
+                ("models", "models"),
+                ("usage", "usage"),
+            ):
+                await page.evaluate("(hash) => { location.hash = hash; }", f"#/{path}")
+                await page.wait_for_function("() => !document.querySelector('main').innerText.includes('Loading')")
+                if name == "models":
+                    await page.locator("td:nth-child(6) .odd").first.wait_for()
+                await picture(page, name)
+            upstream.script(
+                "spare", by_turn([Reply(calls=[Call("echo", {"text": "Everybody, come here!"})]), Reply(text="Done.")])
+            )
+            question = {"model": "spare", "messages": [{"role": "user", "content": "?"}]}
+            waiting = asyncio.create_task(client.post("/v1/chat/completions", json=question))
+            await page.evaluate("() => { location.hash = '#/approvals'; }")
+            await page.get_by_role("button", name="Approve").wait_for()
+            await picture(page, "approvals")
+            [card] = (await client.get("/v1/approvals")).json()["data"]
+            await client.post(f"/v1/approvals/{card['id']}", json={"decision": "approve"})
+            await waiting
+    assert tabs.complaints == []
+    return made
+
+
+async def main() -> None:
+    async with chromium() as browser:
+        for file in await take(browser, ASSETS):
+            sys.stdout.write(f"{file.relative_to(ROOT)} {file.stat().st_size // 1024} KB\n")
+
+
+if __name__ == "__main__":
+    Environment("page").make()
+    asyncio.run(main())
