@@ -34,6 +34,33 @@ async def test_it_opens_without_a_word_in_the_console_or_a_request_elsewhere(ups
         assert all(each.startswith((url, "data:")) for each in tabs.requests)
 
 
+async def test_an_answer_that_comes_after_its_page_was_left_is_not_drawn_over_the_next(
+    upstream: Upstream, tabs: Tabs
+) -> None:
+    asked, gate = asyncio.Event(), asyncio.Event()
+
+    async def late(route: Any) -> None:
+        asked.set()
+        await gate.wait()
+        await route.continue_()
+
+    async with serving(upstream, tabs) as url:
+        page = await tabs.open(f"{url}/#/usage")
+        await page.get_by_text("Nothing was used").wait_for()
+        await page.route("**/v1/models", late)
+        await page.evaluate("() => { location.hash = '#/playground'; }")
+        await asked.wait()
+        await page.evaluate("() => { location.hash = '#/usage'; }")
+        await page.get_by_text("Nothing was used").wait_for()
+        async with page.expect_response("**/v1/models"):
+            gate.set()
+        await page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        await page.unroute_all(behavior="wait")
+
+        assert await page.get_by_text("Nothing was used").count() == 1
+        assert await page.get_by_role("textbox", name="Message").count() == 0
+
+
 async def test_without_a_key_there_is_the_shell_alone_and_a_wrong_key_is_not_kept(
     upstream: Upstream, tabs: Tabs
 ) -> None:

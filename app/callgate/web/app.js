@@ -129,8 +129,9 @@ function route() {
   const name = Object.hasOwn(VIEWS, parts[0] ?? "") ? parts[0] : "playground";
   leave?.();
   current = name;
-  render(nothing, main);
-  leave = VIEWS[name].show(main, parts.slice(1), new URLSearchParams(query ?? ""));
+  const root = document.createElement("div"); // of its own: an answer that comes after its page was left is drawn nowhere
+  main.replaceChildren(root);
+  leave = VIEWS[name].show(root, parts.slice(1), new URLSearchParams(query ?? ""));
   drawBar();
 }
 

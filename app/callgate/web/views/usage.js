@@ -30,6 +30,7 @@ export function show(main, _, asked) {
       draw();
     },
     (failure) => {
+      if (query !== asked) return;
       refused = failure.message;
       if (failure.status === 401) fail(failure);
       draw();
