@@ -3,10 +3,14 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from anyio.from_thread import start_blocking_portal
 
 from callgate.calls.outcome import Outcome
 from callgate.calls.states import ReadyCall
@@ -22,6 +26,7 @@ from callgate.tools.toolbox import RequestToolbox
 from tests.harness import fleet_tools
 from tests.harness.configs import as_yaml, config_dict
 from tests.harness.process import Child, child
+from tests.harness.redis import redis_server
 
 DEAD_AFTER = 2.0
 _count = itertools.count()
@@ -38,9 +43,9 @@ class Stores:
     redis: str
 
 
-def placed(name: str, **more: Any) -> dict[str, Any]:
+def placed(function: str, /, **more: Any) -> dict[str, Any]:
     """One of the tools, run on the pool `gpu`."""
-    return {"kind": "python", "function": f"{fleet_tools.__name__}:{name}", "run_on": "gpu", **more}
+    return {"kind": "python", "function": f"{fleet_tools.__name__}:{function}", "run_on": "gpu", **more}
 
 
 def config_file(folder: Path, whole: Mapping[str, Any]) -> Path:
@@ -111,8 +116,11 @@ class Proxy:
         self.said.append((message, fraction))
 
     async def states(self) -> dict[str, str]:
-        """Of the fleet's calls, by id."""
-        return dict(await self.database.fetch("SELECT id, state FROM fleet_calls"))
+        """Of this proxy's calls, by id."""
+        rows = await self.database.fetch(
+            "SELECT id, state FROM fleet_calls WHERE process = ?1", self.shared.calls.process
+        )
+        return dict(rows)  # type: ignore[arg-type]
 
     async def until(self, expected: Callable[[list[str]], bool], within: float = 20.0) -> list[str]:
         """The states of all calls, once they are as expected."""
@@ -120,6 +128,19 @@ class Proxy:
             while not expected(found := sorted((await self.states()).values())):  # noqa: ASYNC110 - asks a server
                 await asyncio.sleep(0.02)
         return found
+
+
+@contextlib.contextmanager
+def shared_worker(
+    postgres: str, folder: Path, tools: Iterable[Mapping[str, Any]], pools: Mapping[str, Any]
+) -> Iterator[tuple[Stores, Child]]:
+    """A fleet with one worker for several tests, kept by a loop of its own: of the worker they may read the log."""
+    with start_blocking_portal() as portal, contextlib.ExitStack() as stack:
+        redis = stack.enter_context(portal.wrap_async_context_manager(redis_server(folder)))
+        made = portal.call(
+            partial(stores, folder, redis, postgres, f"fleet_{secrets.token_hex(6)}", tools, pools=pools)
+        )
+        yield made, stack.enter_context(portal.wrap_async_context_manager(working(made)))
 
 
 @contextlib.asynccontextmanager

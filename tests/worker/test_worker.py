@@ -1,18 +1,28 @@
 """Workers, real ones: what a tool on a pool does is what it does here, and a call begins at most once."""
 
 import asyncio
+import json
+import os
+import secrets
+import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from callgate.calls.outcome import Failed, Returned
-from tests.harness.fleet import Proxy, Stores, placed, proxying, stores, working
+from callgate.calls.outcome import Failed, FailureKind, Returned
+from callgate.fleet.fleet import NO_PLACE, TIMED_OUT, UNKNOWN
+from callgate.fleet.message import FleetCall, queue_of, task_message
+from callgate.ledger.fleet_calls import FleetLedger
+from tests.harness.fleet import DEAD_AFTER, Proxy, Stores, placed, proxying, shared_worker, stores, working
 from tests.harness.needs import needs
-from tests.harness.postgres import PostgresServer
-from tests.harness.process import Child
-from tests.harness.redis import redis_server
+from tests.harness.postgres import PostgresServer, postgres_server
+from tests.harness.process import Child, child
+from tests.harness.redis import free_port, redis_server
 
 pytestmark = [
     pytest.mark.anyio,
@@ -21,24 +31,40 @@ pytestmark = [
 ]
 
 TOOLS = [placed(name) for name in ("add", "add_later", "nap", "spin", "climb", "die", "long_text", "refuse")]
+TOOLS += [placed("nap", name="brief_nap", timeout=0.5), placed("add", name="add_brief", run_on="brief")]
+POOLS = {"gpu": {}, "brief": {"queue_seconds": 0.5}}
 
 
-@pytest.fixture
-async def fleet(postgres: PostgresServer, schema: str, tmp_path: Path) -> AsyncIterator[Stores]:
-    async with redis_server(tmp_path) as redis:
-        yield await stores(tmp_path, redis, postgres.url, schema, TOOLS)
-
-
-@pytest.fixture
-async def worker(fleet: Stores) -> AsyncIterator[Child]:
-    async with working(fleet) as started:
+@pytest.fixture(scope="module")
+def shared(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stores, Child]]:
+    with shared_worker(postgres.url, tmp_path_factory.mktemp("fleet"), TOOLS, POOLS) as started:
         yield started
 
 
 @pytest.fixture
-async def proxy(fleet: Stores, worker: Child) -> AsyncIterator[Proxy]:
+def fleet(shared: tuple[Stores, Child]) -> Stores:
+    return shared[0]
+
+
+@pytest.fixture
+def worker(shared: tuple[Stores, Child]) -> Child:
+    return shared[1]
+
+
+@pytest.fixture
+async def proxy(fleet: Stores) -> AsyncIterator[Proxy]:
     async with proxying(fleet) as opened:
         yield opened
+
+
+@pytest.fixture
+async def lone(
+    fleet: Stores, postgres: PostgresServer, schema: str, tmp_path: Path
+) -> AsyncIterator[tuple[Proxy, Child]]:
+    """A proxy, and a worker that the test may kill."""
+    mine = await stores(tmp_path, fleet.redis, postgres.url, schema, TOOLS, pools=POOLS)
+    async with working(mine) as worker, proxying(mine) as proxy:
+        yield proxy, worker
 
 
 async def marked(file: Path, word: str, within: float = 10.0) -> str:
@@ -101,5 +127,212 @@ async def test_cancelling_kills_a_plain_function_at_once_and_its_place_is_free(
         assert await proxy.call("add", a=1, b=1) == Returned("2")
         assert time.monotonic() - began < 2.0
     assert await proxy.until(lambda states: len(states) == 4) == ["done", "done", "unknown", "unknown"]
-    found = await proxy.database.fetch("SELECT state FROM calls WHERE tool IN ('nap', 'spin')")
+    found = await proxy.database.fetch(
+        "SELECT state FROM calls WHERE tool IN ('nap', 'spin') AND process = ?1", proxy.shared.calls.process
+    )
     assert found == [("unknown",), ("unknown",)]
+
+
+async def offered(proxy: Proxy, tool: str, **arguments: Any) -> FleetCall:
+    """A call that stands in the ledger and was not published."""
+    call = FleetCall(
+        f"direct_{secrets.token_hex(4)}",
+        tool,
+        "call_1",
+        json.dumps(arguments),
+        "{}",
+        "run_1",
+        0,
+        "key",
+        1 << 20,
+        "nobody",
+    )
+    assert await FleetLedger(proxy.database, proxy.shared.calls.process, DEAD_AFTER).offer(
+        call.id, "gpu", tool, call.arguments_hash
+    )
+    return call
+
+
+async def publish(fleet: Stores, *messages: bytes) -> None:
+    from redis.asyncio import Redis
+
+    async with Redis.from_url(fleet.redis) as client:
+        await client.lpush(queue_of(fleet.settings.store.prefix, "gpu"), *messages)
+
+
+async def test_a_message_that_comes_again_or_was_made_up_runs_nothing(
+    proxy: Proxy, worker: Child, fleet: Stores, tmp_path: Path
+) -> None:
+    marks = tmp_path / "marks"
+    queue = queue_of(fleet.settings.store.prefix, "gpu")
+    call = await offered(proxy, "nap", seconds=0.0, marks=str(marks), label="once")
+    changed = replace(call, arguments=call.arguments.replace("once", "evil"))
+    made_up = replace(call, id="direct_other")
+    messages = [task_message(each, queue, 30.0) for each in (made_up, changed, call, call, call)]
+    await publish(fleet, *messages)
+    await proxy.until(lambda states: states == ["done"])
+    await publish(fleet, *messages)
+    assert await proxy.call("add", a=1, b=1) == Returned("2")  # in one process, in order: all of them were looked at
+    assert [line.split()[1] for line in lines_of(marks)] == ["once", "once"]
+    async with asyncio.timeout(5):
+        while worker.log.count("fleet_call_ignored") < 9:  # noqa: ASYNC110 - another loop reads it
+            await asyncio.sleep(0.01)
+
+
+async def test_a_call_that_takes_too_long_is_killed_by_its_proxy_and_else_by_its_worker(
+    proxy: Proxy, worker: Child, fleet: Stores, tmp_path: Path
+) -> None:
+    marks = tmp_path / "marks"
+    outcome = await proxy.call("brief_nap", seconds=60.0, marks=str(marks))
+    assert outcome == Failed(TIMED_OUT.format(0.5), FailureKind.TIMEOUT)
+    await gone(int(lines_of(marks)[0].split()[-1]), 1.0)
+    call = await offered(proxy, "nap", seconds=60.0, marks=str(marks), label="alone")
+    await publish(fleet, task_message(call, queue_of(fleet.settings.store.prefix, "gpu"), 1.0))
+    pid = int((await marked(marks, "begin alone")).split()[-1])
+    await gone(pid, 4.0)
+    assert await proxy.until(lambda states: "running" not in states) == ["unknown", "unknown"]
+
+
+async def test_a_process_that_ends_in_the_middle_makes_its_call_unknown(proxy: Proxy, worker: Child) -> None:
+    began = time.monotonic()
+    assert await proxy.call("die") == Failed(UNKNOWN, FailureKind.UNKNOWN)
+    assert time.monotonic() - began < DEAD_AFTER + 1
+    assert await proxy.call("add", a=1, b=1) == Returned("2")
+
+
+async def test_calls_of_a_worker_that_is_killed_are_known_to_be_unknown_in_time_and_do_not_run_on(
+    lone: tuple[Proxy, Child], tmp_path: Path
+) -> None:
+    proxy, worker = lone
+    marks = tmp_path / "marks"
+    calling = asyncio.create_task(proxy.call("nap", seconds=60.0, marks=str(marks)))
+    pid = int((await marked(marks, "begin")).split()[-1])
+    began = time.monotonic()
+    worker.signal(signal.SIGKILL)
+    await gone(pid, 1.0)
+    assert await calling == Failed(UNKNOWN, FailureKind.UNKNOWN)
+    assert time.monotonic() - began < DEAD_AFTER + 1
+
+
+async def test_what_a_paused_worker_ends_after_it_was_taken_for_dead_changes_nothing(
+    lone: tuple[Proxy, Child], tmp_path: Path
+) -> None:
+    proxy, worker = lone
+    marks = tmp_path / "marks"
+    calling = asyncio.create_task(proxy.call("nap", seconds=0.2, marks=str(marks)))
+    pid = int((await marked(marks, "begin")).split()[-1])
+    os.kill(pid, signal.SIGSTOP)
+    worker.signal(signal.SIGSTOP)
+    assert await calling == Failed(UNKNOWN, FailureKind.UNKNOWN)
+    worker.signal(signal.SIGCONT)
+    os.kill(pid, signal.SIGCONT)
+    assert await proxy.call("add", a=1, b=1) == Returned("2")
+    assert await proxy.until(lambda states: True) == ["done", "unknown"]
+    assert len([line for line in lines_of(marks) if line.startswith("begin")]) == 1
+
+
+async def test_a_call_waits_for_a_worker_so_long_and_then_certainly_has_not_run(proxy: Proxy) -> None:
+    assert await proxy.call("add_brief", a=1, b=1) == Failed(NO_PLACE.format(0.5), FailureKind.REFUSED)
+    assert await proxy.until(lambda states: True) == ["withdrawn"]
+
+
+async def test_a_call_that_redis_lost_is_published_again(postgres: PostgresServer, schema: str, tmp_path: Path) -> None:
+    async with redis_server(tmp_path) as url:
+        fleet = await stores(tmp_path, url, postgres.url, schema, TOOLS, pools=POOLS)
+        async with proxying(fleet) as proxy:
+            calling = asyncio.create_task(proxy.call("add", a=1, b=1))
+            await proxy.until(lambda states: states == ["offered"])
+            from redis.asyncio import Redis
+
+            async with Redis.from_url(fleet.redis) as client:
+                async with asyncio.timeout(5):
+                    while not await client.llen(  # noqa: ASYNC110 - asks a server
+                        queue_of(fleet.settings.store.prefix, "gpu")
+                    ):
+                        await asyncio.sleep(0.01)
+                await client.flushall()
+            async with working(fleet):
+                assert await calling == Returned("2")
+
+
+async def test_calls_go_on_while_postgres_and_redis_are_away_for_a_moment(schema: str, tmp_path: Path) -> None:
+    port = free_port()
+    marks = tmp_path / "marks"
+    with postgres_server() as server:
+        async with AsyncExitStack() as redis_life:
+            redis = await redis_life.enter_async_context(redis_server(tmp_path, port))
+            fleet = await stores(tmp_path, redis, server.url, schema, TOOLS, pools=POOLS)
+            async with working(fleet, concurrency=2), proxying(fleet) as proxy:
+                calling = asyncio.create_task(proxy.call("nap", seconds=0.5, marks=str(marks)))
+                await marked(marks, "begin")
+                await asyncio.to_thread(server.stop)
+                await redis_life.aclose()
+                async with redis_server(tmp_path, port):
+                    await marked(marks, "end")
+                    await asyncio.to_thread(server.start, "fsync=off")
+                    assert await calling == Returned("rested")
+                    assert await proxy.call("add", a=1, b=1) == Returned("2")
+    assert len(lines_of(marks)) == 2
+
+
+async def test_commands_and_requests_run_on_workers_too_each_in_a_fresh_process_where_its_pool_says_so(
+    postgres: PostgresServer, schema: str, tmp_path: Path
+) -> None:
+    command = {
+        "kind": "command",
+        "name": "shout",
+        "description": "Shouts.",
+        "argv": ["tr", "a-z", "A-Z"],
+        "stdin": "{text}",
+        "parameters": {"type": "object", "properties": {"text": {"type": "string"}}},
+        "run_on": "gpu",
+    }
+    request = {
+        "kind": "http",
+        "name": "ask",
+        "description": "Asks.",
+        "url": "http://127.0.0.1:1/nobody",
+        "allow_private": "on",
+        "run_on": "gpu",
+    }
+    async with redis_server(tmp_path) as redis:
+        fleet = await stores(
+            tmp_path,
+            redis,
+            postgres.url,
+            schema,
+            [command, request, placed("nap")],
+            pools={"gpu": {"fresh_process": "on"}},
+        )
+        async with working(fleet), proxying(fleet) as proxy:
+            assert await proxy.call("shout", text="hi") == Returned("HI")
+            refused = await proxy.call("ask")
+            assert isinstance(refused, Failed)
+            assert refused.kind is FailureKind.UNAVAILABLE
+            for label in ("one", "two"):
+                await proxy.call("nap", seconds=0.0, marks=str(tmp_path / "marks"), label=label)
+    assert len({line.split()[-1] for line in lines_of(tmp_path / "marks")}) == 2
+
+
+async def test_pools_and_workers_are_seen(lone: tuple[Proxy, Child], tmp_path: Path) -> None:
+    proxy, worker = lone
+    marks = tmp_path / "marks"
+    config = ["--config", str(tmp_path / "fleet.yaml")]
+    calls = [asyncio.create_task(proxy.call("nap", seconds=60.0, marks=str(marks))) for _ in range(2)]
+    await marked(marks, "begin")
+    async with child(["pools", "--json", *config]) as asked:
+        assert await asked.ended(20) == 0
+    found = json.loads(asked.lines[-1])
+    assert (found["gpu"]["waiting"], found["gpu"]["running"], len(found["gpu"]["workers"])) == (1, 1, 1)
+    for calling in calls:
+        calling.cancel()
+    await asyncio.wait(calls)
+    async with child(["health", "--worker", *config]) as asked:
+        assert await asked.ended(20) == 0
+    worker.signal(signal.SIGTERM)
+    assert await worker.ended() == 0
+    async with child(["health", "--worker", *config]) as asked:
+        assert await asked.ended(20) == 1
+    async with child(["worker", "--pool", "gpuu", *config]) as asked:
+        assert await asked.ended(20) == 2
+    assert "did you mean `gpu`" in asked.log

@@ -4,11 +4,29 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from celery import Celery
+from celery.concurrency.asynpool import AsynPool
+from celery.concurrency.prefork import TaskPool
 
 from callgate.fleet.message import TASK, control_exchange, queue_of
 
 PROC_ALIVE_SECONDS: Final = 120.0
 """For a new process to import the tools: a library for GPUs may take its time."""
+
+LOOK_SECONDS: Final = 0.1
+"""How often it is looked for processes that have ended."""
+
+
+class _AttentivePool(AsynPool):  # type: ignore[misc]  # celery has no types
+    """Replaces a process that was killed at once. Celery is woken when one's pipe closes, which may be before it can be waited
+    for, and then looks again only after five seconds."""
+
+    @property
+    def timers(self) -> dict[Any, float]:
+        return {self.maintain_pool: LOOK_SECONDS}
+
+
+class _Prefork(TaskPool):  # type: ignore[misc]  # celery has no types
+    Pool = _AttentivePool
 
 
 def celery_app(redis_url: str, prefix: str, pools: Sequence[str], *, fresh_process: bool = False) -> Celery:
@@ -43,7 +61,7 @@ def run_worker(app: Celery, name: str, concurrency: int, run: Any) -> int:
     app.task(run, name=TASK, ignore_result=True)
     worker = app.Worker(
         hostname=name,
-        pool="prefork",
+        pool=_Prefork,
         concurrency=concurrency,
         optimization="fair",
         without_gossip=True,
