@@ -120,7 +120,7 @@ class Proxy:
         rows = await self.database.fetch(
             "SELECT id, state FROM fleet_calls WHERE process = ?1", self.shared.calls.process
         )
-        return dict(rows)  # type: ignore[arg-type]
+        return dict(rows)
 
     async def until(self, expected: Callable[[list[str]], bool], within: float = 20.0) -> list[str]:
         """The states of all calls, once they are as expected."""

@@ -1,0 +1,84 @@
+"""Tools on workers, through whole servers: what a client sees of them, and what becomes of them when it or a server goes."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.harness.clients import http_client
+from tests.harness.fleet import Stores, placed, stores, working
+from tests.harness.needs import needs
+from tests.harness.postgres import PostgresServer
+from tests.harness.process import serving
+from tests.harness.redis import redis_server
+from tests.scripted_upstream import Call, Reply, Upstream
+from tests.scripted_upstream.records import RequestRecord
+from tests.worker.test_worker import gone, lines_of, marked
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.slow,
+    needs("postgres", "redis-server", "module:asyncpg", "module:celery"),
+]
+
+
+@pytest.fixture
+async def fleet(postgres: PostgresServer, schema: str, tmp_path: Path, upstream: Upstream) -> AsyncIterator[Stores]:
+    marks = str(tmp_path / "marks")
+
+    def answers(record: RequestRecord) -> Reply:
+        if record.turn:
+            return Reply(text=str(record.messages[-1]["content"]))
+        wish = str(record.messages[-1]["content"])
+        name, _, seconds = wish.partition(" ")
+        return Reply(
+            calls=[Call(name, {"steps": 3} if name == "climb" else {"seconds": float(seconds), "marks": marks})]
+        )
+
+    upstream.script("m", answers)
+    async with redis_server(tmp_path) as redis:
+        yield await stores(
+            tmp_path, redis, postgres.url, schema, [placed("nap"), placed("climb")], upstream=upstream.url
+        )
+
+
+def chat(wish: str, **more: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": wish}], **more}
+
+
+async def test_a_client_sees_progress_and_stops_what_it_leaves(fleet: Stores, tmp_path: Path) -> None:
+    async with working(fleet), serving(fleet.config) as server, http_client(server.url) as client:
+        shown = await client.post(
+            "/v1/chat/completions", json=chat("climb", stream=True), headers={"X-Callgate-Events": "x"}
+        )
+        assert [f"step {step}" in shown.text for step in range(3)] == [True, True, True], shown.text
+        assert '"ending":"answered"' in shown.text
+        leaving = asyncio.create_task(client.post("/v1/chat/completions", json=chat("nap 60")))
+        pid = int((await marked(tmp_path / "marks", "begin")).split()[-1])
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        await gone(pid, 2.0)
+        answered = await client.post("/v1/chat/completions", json=chat("nap 0"))
+        assert answered.json()["choices"][0]["message"]["content"] == "rested"
+
+
+async def test_a_call_goes_on_when_its_server_is_killed_and_the_next_one_waits_for_it(
+    fleet: Stores, tmp_path: Path
+) -> None:
+    marks = tmp_path / "marks"
+    keyed = {"Idempotency-Key": "one"}
+    async with working(fleet), serving(fleet.config) as second:
+        async with serving(fleet.config) as first, http_client(first.url) as client:
+            asking = asyncio.create_task(client.post("/v1/chat/completions", json=chat("nap 4"), headers=keyed))
+            await marked(marks, "begin")
+            first.process.kill()
+            with pytest.raises(httpx.TransportError):
+                await asking
+        async with http_client(second.url) as client:
+            answered = await client.post("/v1/chat/completions", json=chat("nap 4"), headers=keyed)
+            assert answered.json()["choices"][0]["message"]["content"] == "rested", json.dumps(answered.json())
+    assert [line.split()[0] for line in lines_of(marks)] == ["begin", "end"]

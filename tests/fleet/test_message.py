@@ -1,0 +1,70 @@
+"""Celery's messages, as we write them: Celery's own producer makes the same."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from callgate.fleet.message import (
+    TASK,
+    FleetCall,
+    control_channel,
+    control_exchange,
+    queue_of,
+    revoke_message,
+    task_message,
+)
+from tests.harness.needs import needs
+from tests.harness.redis import redis_server
+
+pytestmark = [pytest.mark.anyio, needs("redis-server", "module:celery")]
+
+CALL = FleetCall("id1", "add", "call_1", '{"a": "\\ud83d"}', '{"a": "…"}', "run_1", 0, "key", 1000, "replies")
+UNLIKE = {"origin", "argsrepr", "kwargsrepr", "reply_to", "delivery_tag", "expires", "clock"}
+"""What names the producer, the message or a moment, and texts for people."""
+
+
+def unfolded(message: bytes) -> dict[str, Any]:
+    whole: dict[str, Any] = json.loads(message)
+    whole["body"] = json.loads(base64.b64decode(whole["body"]))
+    for part in ("headers", "properties"):
+        whole[part] = {name: value for name, value in whole[part].items() if name not in UNLIKE}
+    return whole
+
+
+async def test_they_are_those_of_celerys_own_producer(tmp_path: Path) -> None:
+    from celery import Celery
+    from redis.asyncio import Redis
+
+    queue, exchange = queue_of("callgate:", "gpu"), control_exchange("callgate:")
+    async with redis_server(tmp_path) as url, Redis.from_url(f"{url}/3") as client:
+        app = Celery("theirs", broker=f"{url}/3", set_as_current=False)
+        app.conf.update(control_exchange=exchange, task_ignore_result=True)
+        async with client.pubsub(ignore_subscribe_messages=True) as control:
+            await control.psubscribe("*")
+            app.send_task(
+                TASK, (msgspec.structs.asdict(CALL),), task_id="id1", queue=queue, time_limit=35.0, ignore_result=True
+            )
+            app.control.revoke("id1", terminate=True, signal="SIGKILL")
+            app.close()
+            told = None
+            while told is None:
+                told = await control.get_message(timeout=5)
+        theirs = await client.rpop(queue)
+    assert isinstance(theirs, bytes)
+    assert unfolded(task_message(CALL, queue, 35.0)) == unfolded(theirs)
+    assert told["channel"].decode() == control_channel("callgate:", f"{url}/3")
+    assert unfolded(revoke_message("id1", exchange)) == unfolded(told["data"])
+
+
+def test_the_hash_is_of_all_that_decides_what_is_done() -> None:
+    others = [
+        msgspec.structs.replace(CALL, tool="sub"),
+        msgspec.structs.replace(CALL, arguments="{}"),
+        msgspec.structs.replace(CALL, text="{}"),
+    ]
+    assert len({each.arguments_hash for each in (CALL, *others)}) == 4
+    assert msgspec.structs.replace(CALL, reply="other").arguments_hash == CALL.arguments_hash
