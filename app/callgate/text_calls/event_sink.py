@@ -120,10 +120,11 @@ class EventSink:
         channels: Mapping[str, str] | None = None,
         dropped: tuple[str, ...] = (),
         openings: tuple[str, ...] = (),
+        unmarked: str = "",
         fenced_runs: bool = True,
         is_judging: bool = True,
     ) -> None:
-        """`is_judging`: whether quoted calls are prose. Without it every call that the grammar finds is one."""
+        """`unmarked`: in prose, it may open a call that nothing marks and in whose value the rest stands. `is_judging`: whether quoted calls are prose. Without it every call that the grammar finds is one."""
         self.cursor = cursor
         self.tools = tools
         self.indent = 0
@@ -139,12 +140,14 @@ class EventSink:
         """A closing think tag that comes now would be the first think tag of the text."""
         self.had_lone_end = False
         self.is_spoilt = False
-        """A call broke off within a string, where nothing marks its end: what follows may all be a part of it."""
+        """A call broke off within a string, or one may be quoted, where nothing marks its end: what follows may all be a
+        part of it."""
         self.quoting = ""
         """Why what the grammar reads now is quoted: its calls are not run, and its text is prose."""
         self.unclosed: Unclosed | None = None
         """Reasoning in which the text ended."""
         self.not_run: list[ModelEvent] = []
+        self._unmarked = unmarked if is_judging else ""
         self._holds_all = thinking == "unknown"
         self._holds_reasoning = False
         self._events: list[ModelEvent] = []
@@ -183,6 +186,8 @@ class EventSink:
             self.indent = _indent_after(self.indent, text)
         if self.is_silent:
             self.is_silent = not text.strip()
+        if self._unmarked and self._unmarked in text:
+            self.is_spoilt = True
         if self._is_plain:
             # Nothing was found so far: this is what happens with nearly every delta.
             self.cursor.forget()

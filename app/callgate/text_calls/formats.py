@@ -43,6 +43,8 @@ class Grammar:
     """Tokens that mean nothing to a user."""
     openings: tuple[str, ...] = ()
     """How a call may begin."""
+    unmarked: str = ""
+    """What every call of a format has that marks none: behind prose with it, a call may be a part of a quoted one's value."""
 
 
 def marked(
@@ -501,9 +503,9 @@ GRAMMARS: Final[Mapping[str, Grammar]] = {
         },
         dropped=(headed.KIMI_CALLS_END, headed.KIMI_CALL_END, headed.KIMI_ARGUMENTS),
     ),
-    "functionary_v32": Grammar(headed.functionary_v32, openings=(headed.FUNCTIONARY_MARK,)),
+    "functionary_v32": Grammar(headed.functionary_v32, openings=(headed.FUNCTIONARY_MARK,), unmarked="{"),
     "functionary_v31": marked({headed.FUNCTION_TAG: lambda out, _: headed.functionary_v31(out)}),
-    "glm4": Grammar(headed.glm4, openings=("{",)),
+    "glm4": Grammar(headed.glm4, openings=("{",), unmarked="{"),
     "harmony": Grammar(lambda out: read_messages(out, HARMONY), openings=("<|start|>", "<|channel|>")),
     "muse": Grammar(lambda out: read_messages(out, MUSE)),
     # Notations of their own
@@ -517,8 +519,8 @@ GRAMMARS: Final[Mapping[str, Grammar]] = {
     "pythonic": Grammar(read_pythonic, dropped=END_MARKS, openings=(*MARKS, "[")),
     "olmo3": Grammar(read_pythonic, dropped=END_MARKS, openings=(*MARKS, "[")),
     "llama3_json": Grammar(
-        read_bare_json, dropped=("<|python_tag|>", "<|eom_id|>", "<|eot_id|>"), openings=BARE_OPENINGS
+        read_bare_json, dropped=("<|python_tag|>", "<|eom_id|>", "<|eot_id|>"), openings=BARE_OPENINGS, unmarked="{"
     ),
-    "litellm_json": Grammar(read_bare_json, openings=BARE_OPENINGS),
-    "react": Grammar(read_react, openings=(ACTION,)),
+    "litellm_json": Grammar(read_bare_json, openings=BARE_OPENINGS, unmarked="{"),
+    "react": Grammar(read_react, openings=(ACTION,), unmarked="{"),
 }

@@ -78,6 +78,8 @@ def _prefilled_header(out: EventSink, framing: Framing) -> Steps[None]:
 def _message(out: EventSink, framing: Framing, begun: str, token: str = "") -> Steps[None]:
     """A message of which `begun` was read; prose in it is left to be read as such."""
     token = token or begun
+    if begun == MESSAGE:
+        out.is_spoilt = True  # its header is prose: somebody writes about messages, perhaps with others in them
     pieces = [begun]
     while token != MESSAGE:
         mark = yield from out.cursor.until(finder(framing.tokens), pieces.append)

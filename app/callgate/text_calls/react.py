@@ -51,7 +51,12 @@ def read_react(out: EventSink) -> Steps[None]:
 def _line(out: EventSink, prose: Prose, *, is_thought: bool) -> Steps[None]:
     """The rest of a line that has no label."""
     if is_thought:
-        if (yield from out.cursor.until(finder(("\n",)), out.add_reasoning)) is not None:
+
+        def add(text: str) -> None:
+            out.is_spoilt = out.is_spoilt or "{" in text  # a call may be considered, with others in its input
+            out.add_reasoning(text)
+
+        if (yield from out.cursor.until(finder(("\n",)), add)) is not None:
             out.add_reasoning("\n")
         return
     while (mark := (yield from prose.step())) is not None:

@@ -86,6 +86,7 @@ class TextReader:
             channels=grammar.channels,
             dropped=grammar.dropped,
             openings=grammar.openings,
+            unmarked=grammar.unmarked,
             fenced_runs=fenced_runs,
             is_judging=is_judging,
         )

@@ -1,0 +1,68 @@
+"""Where nothing marks a call, no call runs behind text that may be another one with this one in its value."""
+
+import itertools
+
+import pytest
+
+from callgate.conversation.events import CallNotRun
+from callgate.text_calls.reader import reader_for
+from tests.text_calls.test_nested_calls import CONTEXTS, PLACE, TOOLS, run, values, written
+from tests.text_calls.test_quoted_calls import BARE, CALLS, LINES
+
+UNMARKED = sorted(BARE | LINES)
+PLACES = {
+    **CONTEXTS,
+    "a sentence": "I could write {} but I will not.",
+    "a sentence that ends there": "I could write {}",
+    "a sentence on lines": "I could write {}\n\nbut I will not.",
+    "a tag": "<b>{}</b>",
+    "a tag over lines": "<b>\n{}\n</b>",
+    "a tag of no HTML": "<draft>{}</draft>\n\nNo.",
+    "a thought": "Thought: I could write {} but I will not.",
+    "a title": "# {}",
+    "brackets": "(as in {})",
+    "a value": "draft = {}",
+    "a colon": "x: {}",
+    "a name": "save {}\n",
+}
+
+
+def quoted(format):
+    """Calls in the middle of a line, with whole calls, unescaped, on lines of their own in their values."""
+    outer = written(format, "write_file", path="a", content=PLACE)
+    forms = {outer, outer.strip(), outer.strip().replace("\n", " "), outer.strip().removeprefix("<|start|>")}
+    forms |= {form.removeprefix(" to=") for form in forms} | {form.removeprefix(">>>") for form in forms}
+    inner = {**values(format), "two lines": f"\n{CALLS[format]}\n{CALLS[format]}\n", "a line": f"\n{CALLS[format]}\n"}
+    for (name, value), form, (place, template) in itertools.product(inner.items(), sorted(forms), PLACES.items()):
+        for cut in (False, True):
+            call = form.split(PLACE)[0] + value if cut else form.replace(PLACE, value)
+            yield (name, form, place, cut), template.replace("{}", call)
+
+
+def read(format, pieces, thinking):
+    reader = reader_for(format, TOOLS, thinking=thinking)
+    return [event for piece in pieces for event in reader.feed(piece)] + reader.finish()
+
+
+@pytest.mark.parametrize("format", UNMARKED)
+def test_a_call_in_the_value_of_a_quoted_call_does_not_run(format):
+    wrong = []
+    for at, (name, text) in enumerate(quoted(format)):
+        pieces = text if at % 7 == 0 else [text]
+        if {each.name for each in run(read(format, pieces, "unknown"))} - {"write_file"}:
+            wrong.append(name)
+    assert wrong == [], len(wrong)
+
+
+@pytest.mark.parametrize("format", ["litellm_json", "llama3_json"])
+def test_braces_in_thinking_that_was_closed_quote_nothing(format):
+    for thinking, text in (("none", "<think>{}</think>\n"), ("prefilled", "I use {}.\n</think>\n")):
+        (call,) = run(read(format, [text + CALLS[format]], thinking))
+        assert call.name == "delete_all"
+
+
+@pytest.mark.parametrize("format", ["litellm_json", "llama3_json", "glm4", "react", "functionary_v32"])
+def test_behind_prose_with_a_brace_nothing_runs_and_the_operator_sees_it(format):
+    events = read(format, ["The body {is this.\n\n" + CALLS[format]], "none")
+    assert run(events) == []
+    assert [(each.name, each.reason) for each in events if isinstance(each, CallNotRun)] == [("delete_all", "nested")]
