@@ -21,6 +21,7 @@ REFERENCE = ROOT / "config.yaml"
 VARIABLES = {
     "APPROVALS_SECRET": "x" * 32,
     "OPENAI_API_KEY": "sk-openai",
+    "OTLP_AUTHORIZATION": "Bearer otlp-1",
     "ANTHROPIC_API_KEY": "sk-ant",
     "WEATHER_TOKEN": "wt-123456",
     "TICKETS_TOKEN": "tt-1",

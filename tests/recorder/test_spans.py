@@ -78,7 +78,8 @@ def test_what_went_wrong_is_an_error_of_its_span_and_a_broken_call_is_an_event_a
     assert (spans["POST"].error, spans["execute_tool clock"].error) == ("overloaded", "timeout")
     assert spans["execute_tool clock"].attributes["error.type"] == "timeout"
     assert (spans["chat gpt"].error, spans["invoke_agent callgate"].error) == ("", "")
-    [event] = spans["chat gpt"].events
+    retry, event = spans["chat gpt"].events
+    assert (retry.name, retry.attributes["error.type"]) == ("callgate.attempt.failed", "overloaded")
     assert (event.name, event.attributes["callgate.call.flaw"]) == ("callgate.call.broken", "truncated")
     assert "execute_tool send" not in spans
 

@@ -36,7 +36,7 @@ from callgate.conversation.loop import Rules, converse
 from callgate.conversation.ports import Emit, Message, ModelRequest, Toolbox, TurnModel
 from callgate.conversation.read_model import ReadModel
 from callgate.conversation.turn_recovery import Recovery
-from callgate.recorder.recorder import RunRecording
+from callgate.recorder.recorder import RunRecording, RunTrace
 from callgate.runtime.chat_setup import clients_toolbox
 from callgate.runtime.durable_run import DurableRun
 from callgate.runtime.recorded_tools import asking_first
@@ -81,6 +81,7 @@ class Conversation(msgspec.Struct, eq=False):
     _is_replay: bool = False
     _recorded_tools: Toolbox | None = None
     recording: RunRecording | None = None
+    trace: RunTrace | None = None
     run_id: str = ""
     diagnoses: list[Diagnosis] = []
 
@@ -192,6 +193,8 @@ class Conversation(msgspec.Struct, eq=False):
     async def _chat(self, choice: int, model: TurnModel, emit: Emit, *, may_pass_through: bool = False) -> None:
         """One chat, with all its listeners."""
         request, runtime, route = self._request, self._runtime, self._route
+        if choice and self.trace is not None:
+            self.trace.use(choice)
         listeners = [self.diagnoses[choice], *runtime.listeners(route.name, self.run_id, self._caller)]
         if self.recording is not None:
             listeners.append(self.recording.listener(choice))

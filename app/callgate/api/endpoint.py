@@ -149,8 +149,10 @@ class FaceEndpoint:
                 runtime, route, self._manager.conversations, context, request, caller, before_tools, run
             )
             began = time.time() if run is None else run.stored.created_at
-            if route.is_recorded or "replay_of" in context.ids:
-                conversation.recording = recording.begin(runtime, route, conversation, context, request, caller, began)
+            if runtime.tracer is not None or "traceparent" in context.headers:
+                conversation.trace = runtime.begin_trace(context.headers, conversation.run_id)
+            if route.is_recorded or conversation.trace is not None or "replay_of" in context.ids:
+                recording.begin(runtime, route, conversation, context, request, caller, began)
             error, state = None, "cut_off"
             try:
                 error = await _answer_to(exchange, conversation, context, runtime, int(began), run).send(receive, send)
@@ -161,10 +163,7 @@ class FaceEndpoint:
             finally:
                 if error is not None:
                     runtime.metrics.model(route.name, caller.name).failed_request()
-                    if conversation.recording is None and runtime.records_errors:
-                        conversation.recording = recording.begin(
-                            runtime, route, conversation, context, request, caller, began
-                        )
+                    recording.keep_failed(runtime, route, conversation, context, request, caller, began)
                 if conversation.recording is not None:
                     recording.end(conversation.recording, runtime, context, state, error)
             if error is not None:

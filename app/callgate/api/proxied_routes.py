@@ -85,6 +85,8 @@ class PassingEndpoint:
             check_body(context.headers, runtime.limits.body_bytes)
             body = await read_body(receive, runtime.limits.body_bytes)
             try:
+                if "traceparent" in context.headers:
+                    runtime.pass_trace_on(context.headers)
                 asked = await self._asked(runtime, context, context.caller, body)
                 with await runtime.place_at(asked.model):
                     await unless_left(asked.answer(send), receive)

@@ -1,7 +1,7 @@
 """What a request hands to the recorder: a run where a tool of ours is on offer, and otherwise a row if it failed."""
 
-import re
 from hashlib import sha256
+from typing import Any, Final
 
 import msgspec
 
@@ -27,11 +27,52 @@ def begin(
     request: ChatRequest,
     caller: Caller,
     began: float,
-) -> RunRecording:
-    """Begin to record a request, if it has not ended yet."""
-    wants_content = context.headers.get("x-callgate-record", "").lower() != OFF
+) -> None:
+    """Begin to record a request; one that nobody wants to see for its spans alone."""
+    trace = conversation.trace
+    if trace is not None and trace.is_exported:
+        trace.request.update(request_attributes(request))
+    if route.is_recorded or "replay_of" in context.ids:
+        row = _row(route, conversation, context, request, caller, began)
+        conversation.recording = runtime.begin_recording(row, trace, content=_wants_content(context))
+        _say_request(conversation.recording, request)
+    elif trace is not None and trace.is_exported:
+        row = _row(route, conversation, context, request, caller, began)
+        conversation.recording = runtime.recorder.begin_unlisted(row, trace)
+
+
+def keep_failed(
+    runtime: Runtime,
+    route: Route,
+    conversation: Conversation,
+    context: RequestContext,
+    request: ChatRequest,
+    caller: Caller,
+    began: float,
+) -> None:
+    """Have a request that failed recorded, if those are and it is not yet."""
+    recording = conversation.recording
+    if not runtime.records_errors or (recording is not None and recording.is_listed):
+        return
+    if recording is None:
+        row = _row(route, conversation, context, request, caller, began)
+        recording = runtime.begin_recording(row, conversation.trace, content=_wants_content(context))
+        conversation.recording = recording
+    else:
+        runtime.list_run(recording, content=_wants_content(context))
+    _say_request(recording, request)
+
+
+def _row(
+    route: Route,
+    conversation: Conversation,
+    context: RequestContext,
+    request: ChatRequest,
+    caller: Caller,
+    began: float,
+) -> RunRow:
     user = request.params.get("user")
-    row = RunRow(
+    return RunRow(
         id=conversation.run_id,
         began=began,
         model=route.name,
@@ -41,22 +82,41 @@ def begin(
         stream=request.stream,
         choices=request.n,
         route=context.route,
-        trace_id=trace_id_in(context.headers.get("traceparent", "")),
         replay_of=context.ids.get("replay_of", ""),
     )
-    recording = runtime.begin_recording(row, content=wants_content)
+
+
+def _wants_content(context: RequestContext) -> bool:
+    return context.headers.get("x-callgate-record", "").lower() != OFF
+
+
+def _say_request(recording: RunRecording, request: ChatRequest) -> None:
     if recording.policy.content_bytes is not None:
         recording.say("request", _as_json(request))
-    return recording
 
 
-def trace_id_in(traceparent: str) -> str:
-    """The id of the trace that a request is part of; empty where it names none."""
-    found = _TRACEPARENT.fullmatch(traceparent)
-    return found[1] if found and found[1].strip("0") else ""
+def request_attributes(request: ChatRequest) -> dict[str, Any]:
+    """What spans say of how a model was asked."""
+    attributes: dict[str, Any] = {}
+    for field, name in _ASKED.items():
+        if (given := request.params.get(field)) is None:
+            continue
+        value = msgspec.json.decode(given) if isinstance(given, msgspec.Raw) else given
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            attributes[name] = value
+    return attributes
 
 
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
+_ASKED: Final = {
+    "max_tokens": "gen_ai.request.max_tokens",
+    "max_completion_tokens": "gen_ai.request.max_tokens",
+    "temperature": "gen_ai.request.temperature",
+    "top_p": "gen_ai.request.top_p",
+    "top_k": "gen_ai.request.top_k",
+    "frequency_penalty": "gen_ai.request.frequency_penalty",
+    "presence_penalty": "gen_ai.request.presence_penalty",
+    "seed": "gen_ai.request.seed",
+}
 
 
 def end(

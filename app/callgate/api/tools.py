@@ -141,7 +141,8 @@ class _Calling:
             route="tool",
         )
         wants_content = self._context.headers.get("x-callgate-record", "").lower() != "off"
-        recording = runtime.begin_recording(row, content=wants_content)
+        trace = runtime.begin_trace(self._context.headers, self._run_id)
+        recording = runtime.begin_recording(row, trace, content=wants_content)
         status, error, state = 200, "", "cut_off"
         try:
             listeners = [seen, runtime.log_listener(self._run_id), recording.listener(0)]

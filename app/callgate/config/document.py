@@ -43,6 +43,23 @@ class Document:
         self.values = dict.fromkeys(self.values, whole)
         self.problems = [Problem(whole, each.path, each.message) for each in self.problems]
 
+    def put(self, path: Path, value: Any, spot: Spot) -> None:
+        """Set one value, unless what stands above it is no mapping; that is complained of anyway."""
+        if self.value is None:
+            self.value = {}
+        above = self.value
+        for part in path[:-1]:
+            if not isinstance(above, dict):
+                return
+            if above.get(part) is None:
+                above[part] = {}
+            above = above[part]
+        if isinstance(above, dict):
+            above[path[-1]] = value
+            replaced = self.values.get(path)
+            self.problems = [it for it in self.problems if it.spot != replaced]
+            self.keys[path] = self.values[path] = spot
+
 
 def read_document(text: str, source: str, references: References) -> Document:
     """Read a file's text. A text that is no YAML raises `ConfigError`; smaller mistakes are kept in `problems`."""

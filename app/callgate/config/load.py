@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from callgate.config.document import Document, read_document
 from callgate.config.mcp_file import BLOCKS, take_in_servers
 from callgate.config.mistakes import problems_of
+from callgate.config.otel import take_in_variables
 from callgate.config.problems import ConfigError, Problem, Spot
 from callgate.config.references import References
 from callgate.config.schema import FOLDER, Config
@@ -99,6 +100,7 @@ def load(
     if text is not None:
         document.without_lines()
     take_in_servers(document, file.parent, references)
+    take_in_variables(document, environ)
     _outrank(document, environ, flags or {})
     # A block whose lines are all commented out reads as null, and means its defaults.
     if document.value is None:
@@ -201,25 +203,7 @@ def _shown(file: Path) -> str:
 def _outrank(document: Document, environ: Mapping[str, str], flags: Mapping[str, Any]) -> None:
     for variable, path in ENVIRONMENT.items():
         if value := environ.get(variable):
-            _put(document, path, value, Spot(f"environment variable {variable}"))
+            document.put(path, value, Spot(f"environment variable {variable}"))
     for name, value in flags.items():
         if value is not None:
-            _put(document, tuple(name.split(".")), value, Spot(COMMAND_LINE))
-
-
-def _put(document: Document, path: tuple[str, ...], value: Any, spot: Spot) -> None:
-    """Set one value, unless what stands above it is no mapping; that is complained of anyway."""
-    if document.value is None:
-        document.value = {}
-    above = document.value
-    for part in path[:-1]:
-        if not isinstance(above, dict):
-            return
-        if above.get(part) is None:
-            above[part] = {}
-        above = above[part]
-    if isinstance(above, dict):
-        above[path[-1]] = value
-        replaced = document.values.get(path)
-        document.problems = [it for it in document.problems if it.spot != replaced]
-        document.keys[path] = document.values[path] = spot
+            document.put(tuple(name.split(".")), value, Spot(COMMAND_LINE))

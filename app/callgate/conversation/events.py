@@ -296,6 +296,8 @@ class TurnAccount(msgspec.Struct, frozen=True, gc=False):
     """How often somebody was asked for it."""
     first_seconds: float = 0.0
     """Until the first words, failed attempts and waits included."""
+    head: ProviderHead | None = None
+    """What the provider says of its answer as a whole."""
 
 
 BEFORE_ALL_TURNS = -1

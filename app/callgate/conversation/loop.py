@@ -388,6 +388,7 @@ def _account(
         by=attempts.by,
         attempts=attempts.number,
         first_seconds=first_seconds,
+        head=turn.head,
     )
 
 

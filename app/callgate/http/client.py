@@ -20,7 +20,8 @@ import structlog
 from callgate.http.connection import ClientConnection
 from callgate.http.interface import ConnectFailed, Deadlines, TimedOut, reason
 from callgate.http.proxies import Proxies, Proxy
-from callgate.http.request_head import Origin, request_head
+from callgate.http.request_head import Origin, request_head, with_headers
+from callgate.http.trace_context import TRACE
 from callgate.http.tunnel import Tunnel, refused_by, tls_through
 
 KEEP_ALIVE_SECONDS = 30.0
@@ -215,6 +216,8 @@ class Exchange(msgspec.Struct, eq=False):
     async def __aenter__(self) -> ClientConnection:
         client = self._client
         origin, head, credentials = request_head(self._method, self._url, tuple(self._headers.items()), client.proxies)
+        if (trace := TRACE.get()) is not None:
+            head = with_headers(head, trace.headers)
         connection = client.take(origin)
         if connection is not None:
             began_at = connection.loop.time()  # its own loop: to ask which one runs is a system call

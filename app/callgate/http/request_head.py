@@ -1,5 +1,6 @@
 """Where a request goes, and its head: what of a request is the same whenever a server is asked."""
 
+from collections.abc import Mapping
 from typing import Final, NamedTuple, TypeAlias
 from urllib.parse import quote, urlsplit
 
@@ -53,6 +54,17 @@ def request_head(method: str, url: str, headers: Headers, proxies: Proxies | Non
                 _heads.clear()
             _heads[key] = found
     return found
+
+
+def with_headers(head: bytes, headers: Mapping[str, str]) -> bytes:
+    """The head of one request that says more than others: what is in no memory of heads. What stands there already counts more."""
+    length, there = b"Content-Length: ", head.lower()
+    more = [
+        f"{name}: {value}\r\n".encode("latin-1")
+        for name, value in headers.items()
+        if f"\n{name}:".encode() not in there
+    ]
+    return head.removesuffix(length) + b"".join(more) + length
 
 
 def _written(method: str, url: str, headers: Headers, proxies: Proxies | None) -> RequestHead:

@@ -138,6 +138,8 @@ class RunReader:
             "deployment": answer.by.deployment,
             "host": answer.by.host,
         }
+        if (head := answer.head) is not None:
+            facts |= {"response_id": head.id, "response_model": head.model}
         if answer.usage:
             facts |= self._spend(answer)
         if not answer.reason_is_raw:

@@ -31,6 +31,7 @@ from callgate.conversation.events import (
 )
 from callgate.conversation.listeners import Handlers, Listener
 from callgate.conversation.ports import Message, TurnModel
+from callgate.http.trace_context import Trace
 from callgate.recorder.model import RecordedModel
 from callgate.recorder.reading import WIRE, Mask, PriceOf, RunReader, Seen, no_price, recorded
 from callgate.recorder.row import Kept, Recording, RunEvent, RunRow, Usage
@@ -58,6 +59,8 @@ FEED_BACKLOG: Final = 1000
 """What a watcher that does not read may be behind; more is left out: it asks for the list again."""
 
 Found = TypeVar("Found")
+RunTrace: TypeAlias = Trace
+"""What is known of the trace of a run."""
 RunsKept: TypeAlias = Literal["all", "eventful", "off"]
 WireKept: TypeAlias = Literal["off", "on_error", "on"]
 
@@ -77,6 +80,9 @@ class RecordPolicy(msgspec.Struct, frozen=True):
     """What `eventful` takes for slow."""
 
 
+NOT_KEPT: Final = RecordPolicy(runs="off")
+
+
 class Asked(Protocol):
     """A request."""
 
@@ -90,6 +96,10 @@ class RunRecording(msgspec.Struct, eq=False):
     row: RunRow
     policy: RecordPolicy
     price: PriceOf
+    trace: Trace | None = None
+    """Where it is exported: what is known of its trace."""
+    is_listed: bool = True
+    """Whether it is a run for those who look; not where it is recorded for the sake of its spans alone."""
     began: float = msgspec.field(default_factory=time.monotonic)
     seen: list[Seen] = []
     said: dict[str, str] = {}
@@ -201,7 +211,8 @@ class Recorder:
         self._mask = mask
         self._folder = folder
         self._on_dropped = on_dropped
-        self._process = f"{socket.gethostname()}:{os.getpid()}"
+        self.process = f"{socket.gethostname()}:{os.getpid()}"
+        """Which one this is, among all that record."""
         self._under_way: dict[str, RunRecording] = {}
         self._waiting: OrderedDict[str, RunRecording] = OrderedDict()
         # Two counts, each with one writer: the event loop, and the thread.
@@ -220,17 +231,35 @@ class Recorder:
         self._failure = ""
         self._counted = counted
         self._added: dict[tuple[str, str], tuple[int, ...]] = {}
+        self.export: Callable[[Sequence[tuple[Recording, Trace]]], None] | None = None
+        """Takes, in the thread, what was recorded of runs with a trace."""
         self._usage: dict[tuple[str, str, str], Usage] = {}
 
     # -- on the event loop
 
-    def begin(self, row: RunRow, policy: RecordPolicy, price: PriceOf = no_price) -> RunRecording:
+    def begin(
+        self, row: RunRow, policy: RecordPolicy, price: PriceOf = no_price, trace: Trace | None = None
+    ) -> RunRecording:
         """`price`: what who answers costs, as far as it is known without asking anybody."""
         self._policy = policy
-        row.process = self._process
-        recording = self._under_way[row.id] = RunRecording(row, policy, price)
+        recording = self._under_way[row.id] = self._recording(row, policy, price, trace)
         self.publish("run", row)
         return recording
+
+    def begin_unlisted(self, row: RunRow, trace: Trace) -> RunRecording:
+        """Record a run for the sake of its spans alone: it is in no list, and nothing of it is kept."""
+        recording = self._recording(row, NOT_KEPT, no_price, trace)
+        recording.is_listed = False
+        return recording
+
+    def _recording(self, row: RunRow, policy: RecordPolicy, price: PriceOf, trace: Trace | None) -> RunRecording:
+        row.process = self.process
+        if trace is not None:
+            row.trace_id = trace.trace_id
+            row.parent_span = "" if trace.parent is None else trace.parent.span_id
+            if not trace.is_exported:
+                trace = None
+        return RunRecording(row, policy, price, trace)
 
     def end(self, recording: RunRecording, *, state: str = "", status: int = 200, error: str = "") -> None:
         """What the request knows of its own end; `state` where no ending of the chat says more."""
@@ -246,8 +275,9 @@ class Recorder:
             self._on_dropped()
             return
         recording.weight += 1024 * len(recording.seen)
-        self._waiting[row.id] = recording  # before it leaves the others: whoever looks finds it in either
-        self._under_way.pop(row.id, None)
+        if recording.is_listed:
+            self._waiting[row.id] = recording  # before it leaves the others: whoever looks finds it in either
+            self._under_way.pop(row.id, None)
         self._bytes_in += recording.weight
         if self._thread is None:
             self._start()
@@ -466,8 +496,10 @@ class Recorder:
         is_open = True
         while is_open:
             batch, is_open = self._next_batch()
-            whole = [(self._read(ended), ended.policy) for ended in batch if not ended.is_deleted]
-            kept = [read for read, policy in whole if _is_kept(read.row, policy)]
+            whole = [(self._read(ended), ended) for ended in batch if not ended.is_deleted]
+            kept = [read for read, ended in whole if _is_kept(read.row, ended.policy)]
+            if self.export is not None:
+                self._export([(read, ended.trace) for read, ended in whole if ended.trace is not None])
             self._remember(kept)
             with self._lock:
                 self._add_up()
@@ -487,6 +519,13 @@ class Recorder:
                 self._prune(store)
         if store is not None:
             store.close()
+
+    def _export(self, traced: Sequence[tuple[Recording, Trace]]) -> None:
+        try:
+            if self.export is not None and traced:
+                self.export(traced)
+        except Exception:
+            log.exception("traces_not_encoded", runs=len(traced))
 
     def _remember(self, kept: Sequence[Recording]) -> None:
         """Keep the newest runs. Fewer of them where their texts are long."""

@@ -67,6 +67,8 @@ class RunRow(msgspec.Struct, omit_defaults=False):
     cost: float | None = None
     """US dollars; null where no price is known."""
     trace_id: str = ""
+    parent_span: str = ""
+    """Of the trace: where the request was sent from."""
     replay_of: str = ""
     kept: Kept = Kept.NOTHING
 

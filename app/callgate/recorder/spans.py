@@ -2,16 +2,30 @@
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from hashlib import sha256
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from callgate.http.trace_context import Trace, span_id_for, trace_id_for
+from callgate.recorder.reading import part_of
 from callgate.recorder.row import Recording, RunEvent
+from callgate.recorder.said import said_in_turn
 
 Attributes: TypeAlias = Mapping[str, Any]
 """Texts, numbers, switches, and lists of texts. What is None is left out."""
 NANO: Final = 1_000_000_000
+LATEST_NAMES: Final = {"gen_ai.usage.cache_creation.input_tokens": "gen_ai.usage.cache_write.input_tokens"}
+PROVIDERS: Final = {
+    "azure": "azure.ai.openai",
+    "azure_ai": "azure.ai.inference",
+    "bedrock": "aws.bedrock",
+    "gemini": "gcp.gemini",
+    "mistral": "mistral_ai",
+    "vertex_ai": "gcp.vertex_ai",
+    "watsonx": "ibm.watsonx.ai",
+    "xai": "x_ai",
+}
+"""Litellm's names of providers, where the conventions have others."""
 
 
 class SpanKind(IntEnum):
@@ -40,22 +54,55 @@ class Span(msgspec.Struct):
     error: str = ""
     """What went wrong; empty where nothing did."""
     events: Sequence[SpanEvent] = ()
+    parent_is_remote: bool = False
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """What of texts that were kept is shown in spans, and how attributes are named."""
+
+    in_spans: bool = False
+    in_events: bool = False
+    latest_names: bool = False
+    """The names of the conventions after 1.41, where they differ."""
+
+
+NOTHING_SAID: Final = Shown()
 
 
 def trace_id_of(recording: Recording) -> str:
     """The trace that the request came with, or one that follows from the id of the run. 32 hex digits."""
-    return recording.row.trace_id or sha256(recording.row.id.encode()).hexdigest()[:32]
+    return recording.row.trace_id or trace_id_for(recording.row.id)
 
 
-def spans_of(recording: Recording) -> list[Span]:
-    """The run, its turns with their attempts, and the calls that ran. Contents are in none of them."""
-    return _Reader(recording).spans()
+def spans_of(recording: Recording, trace: Trace | None = None, shown: Shown = NOTHING_SAID) -> list[Span]:
+    """The run, its turns with their attempts, and the calls that ran. `trace`: what was noted beside the events."""
+    spans = _Reader(recording, shown, {} if trace is None else trace.request).spans()
+    if trace is not None and (trace.notes or trace.events):
+        _add_notes(spans, trace)
+    if shown.latest_names:
+        for span in spans:
+            span.attributes = {LATEST_NAMES.get(name, name): value for name, value in span.attributes.items()}
+    return spans
+
+
+def _add_notes(spans: Sequence[Span], trace: Trace) -> None:
+    by_id = {span.id: span for span in spans}
+    for id, attributes in list(trace.notes.items()):
+        if (span := by_id.get(id)) is not None:
+            span.attributes = {**span.attributes, **attributes}
+            if span.error == "raised" and "mcp.method.name" in attributes:
+                span.attributes["error.type"] = "tool_error"
+    for id, at, name in list(trace.events):
+        if (span := by_id.get(id)) is not None:
+            span.events = [*span.events, SpanEvent(at, name, {})]
 
 
 class _Reader:
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, shown: Shown, asked: Attributes) -> None:
         self._recording = recording
         self._row = recording.row
+        self._shown = shown
+        self._asked = asked
         self._run = self._id("run")
 
     def spans(self) -> list[Span]:
@@ -63,7 +110,8 @@ class _Reader:
         last = max((event.at for event in events), default=0.0)
         run = Span(
             id=self._run,
-            parent="",
+            parent=row.parent_span,
+            parent_is_remote=bool(row.parent_span),
             name="invoke_agent callgate",
             kind=SpanKind.INTERNAL,
             start=self._moment(0.0),
@@ -85,24 +133,85 @@ class _Reader:
             error=row.error,
         )
         began: dict[tuple[str, int, Any], RunEvent] = {}
+        attempts: dict[tuple[int, Any], list[RunEvent]] = {}
+        handed_back: list[SpanEvent] = []
         found = [run]
         for event in events:
             match event.kind:
                 case "turn_started":
                     began.setdefault(("turn", event.choice, event.turn), event)
                 case "turn_ended":
-                    found.append(self._turn(event, began.get(("turn", event.choice, event.turn), event)))
+                    made = attempts.get((event.choice, event.turn), ())
+                    start = began.get(("turn", event.choice, event.turn), event)
+                    found.append(self._turn(event, start, made))
+                    number = event.facts.get("attempts", 1)
+                    if event.facts.get("host") and all(each.facts["number"] != number for each in made):
+                        found.append(self._answered(event, start))
                 case "attempt":
-                    found.append(self._attempt(event))
+                    made = attempts.setdefault((event.choice, event.turn), [])
+                    span = self._attempt(event)
+                    if any(
+                        each.facts["number"] == event.facts["number"] for each in made
+                    ):  # it answered, and broke off
+                        found = [each for each in found if each.id != span.id]
+                    made.append(event)
+                    found.append(span)
+                case "calls_handed_back":
+                    names = [call["name"] for call in event.facts["calls"]]
+                    at = self._moment(event.at)
+                    handed_back.append(SpanEvent(at, "callgate.calls.handed_back", {"callgate.tools": names}))
                 case "call_started":
                     began["call", event.choice, event.facts["id"]] = event
                 case "call_ended":
                     found.append(self._call(event, began.get(("call", event.choice, event.facts["id"]), event)))
+        run.events = handed_back
+        found += self._without_end(began, attempts, found)
         return found
 
-    def _turn(self, event: RunEvent, began: RunEvent) -> Span:
+    def _without_end(
+        self,
+        began: Mapping[tuple[str, int, Any], RunEvent],
+        attempts: Mapping[tuple[int, Any], Sequence[RunEvent]],
+        found: Sequence[Span],
+    ) -> list[Span]:
+        """Turns and calls that began and did not end, because the run failed or was left; the attempts at them lie in these."""
+        ended, last = {span.id for span in found}, found[0].end
+        error = self._row.error or self._row.state
+        spans: list[Span] = []
+        for (what, choice, which), event in began.items():
+            id = self._id(what, choice, which)
+            if id in ended:
+                continue
+            name = f"chat {self._row.model}".rstrip() if what == "turn" else f"execute_tool {event.facts['name']}"
+            attributes = {
+                "gen_ai.operation.name": "chat" if what == "turn" else "execute_tool",
+                "gen_ai.request.model": self._row.model if what == "turn" else None,
+                "gen_ai.tool.name": event.facts.get("name"),
+                "gen_ai.tool.call.id": event.facts.get("id"),
+                "error.type": error,
+            }
+            kind = SpanKind.CLIENT if what == "turn" else SpanKind.INTERNAL
+            events = self._retries(attempts.get((choice, which), ())) if what == "turn" else ()
+            spans.append(Span(id, self._run, name, kind, self._moment(event.at), last, attributes, error, events))
+        return spans
+
+    def _retries(self, attempts: Sequence[RunEvent]) -> list[SpanEvent]:
+        return [
+            SpanEvent(
+                self._moment(attempt.at),
+                "callgate.attempt.failed",
+                {"error.type": attempt.facts["reason"], "callgate.attempt.number": attempt.facts["number"]},
+            )
+            for attempt in attempts
+            if attempt.facts.get("reason")
+        ]
+
+    def _turn(self, event: RunEvent, began: RunEvent, attempts: Sequence[RunEvent]) -> Span:
         facts, usage = event.facts, event.facts["usage"] or {}
-        broken = [
+        read, written = usage.get("prompt_tokens_details") or {}, usage.get("completion_tokens_details") or {}
+        said = self._said(event)
+        events = self._retries(attempts)
+        events += [
             SpanEvent(
                 self._moment(event.at),
                 "callgate.call.broken",
@@ -115,6 +224,8 @@ class _Reader:
             for call in facts["calls"]
             if call["verdict"] == "broken"
         ]
+        if said and self._shown.in_events:
+            events.append(SpanEvent(self._moment(event.at), "gen_ai.client.inference.operation.details", said))
         return Span(
             id=self._turn_id(event),
             parent=self._run,
@@ -124,21 +235,55 @@ class _Reader:
             end=self._moment(event.at),
             attributes={
                 "gen_ai.operation.name": "chat",
+                "gen_ai.provider.name": provider_of(facts.get("deployment") or ""),
                 "gen_ai.request.model": self._row.model,
                 "gen_ai.request.stream": self._row.stream,
-                "gen_ai.response.model": facts.get("model") or None,
+                "gen_ai.request.choice.count": self._row.choices if self._row.choices > 1 else None,
+                **self._asked,
+                "gen_ai.response.id": facts.get("response_id") or None,
+                "gen_ai.response.model": facts.get("response_model") or None,
                 "gen_ai.response.finish_reasons": facts["finish_reasons"],
                 "gen_ai.response.time_to_first_chunk": facts.get("first_seconds"),
                 "gen_ai.usage.input_tokens": usage.get("prompt_tokens"),
                 "gen_ai.usage.output_tokens": usage.get("completion_tokens"),
-                "server.address": facts.get("host") or None,
+                "gen_ai.usage.cache_read.input_tokens": read.get("cached_tokens"),
+                "gen_ai.usage.cache_creation.input_tokens": usage.get("cache_creation_input_tokens"),
+                "gen_ai.usage.reasoning.output_tokens": written.get("reasoning_tokens"),
+                **_server(facts.get("host") or ""),
+                **(said if self._shown.in_spans else {}),
                 "callgate.deployment": facts.get("deployment") or None,
                 "callgate.lane": facts["lane"] or None,
                 "callgate.findings": facts["findings"] or None,
                 "callgate.turn": event.turn,
             },
-            events=broken,
+            events=events,
         )
+
+    def _answered(self, event: RunEvent, began: RunEvent) -> Span:
+        """The attempt that gave the answer, which is no event of its own where it was the first."""
+        facts = event.facts
+        number = facts.get("attempts", 1)
+        return Span(
+            id=self._id("attempt", event.choice, event.turn, number),
+            parent=self._turn_id(event),
+            name="POST",
+            kind=SpanKind.CLIENT,
+            start=self._moment(began.at),
+            end=self._moment(event.at),
+            attributes={
+                "http.request.method": "POST",
+                "http.response.status_code": 200,
+                **_server(facts["host"]),
+                "callgate.deployment": facts.get("deployment") or None,
+                "callgate.attempt.number": number,
+            },
+        )
+
+    def _said(self, event: RunEvent) -> dict[str, str]:
+        """What was asked and answered in a turn, as the conventions have it; nothing where no texts are shown."""
+        if not self._recording.content or not (self._shown.in_spans or self._shown.in_events):
+            return {}
+        return said_in_turn(self._recording, event.choice, event.turn or 0)
 
     def _attempt(self, event: RunEvent) -> Span:
         facts = event.facts
@@ -152,7 +297,7 @@ class _Reader:
             attributes={
                 "http.request.method": "POST",
                 "http.response.status_code": facts["status"] or None,
-                "server.address": facts["host"] or None,
+                **_server(facts["host"]),
                 "error.type": facts.get("reason") or None,
                 "callgate.deployment": facts["deployment"] or None,
                 "callgate.attempt.number": facts["number"],
@@ -162,8 +307,9 @@ class _Reader:
         )
 
     def _call(self, event: RunEvent, began: RunEvent) -> Span:
-        facts = event.facts
+        facts, content = event.facts, self._recording.content if self._shown.in_spans else {}
         failure = "" if facts["outcome"] == "returned" else facts["outcome"]
+        part = part_of(event.choice, f"call.{facts['id']}")
         return Span(
             id=self._id("call", event.choice, facts["id"]),
             parent=self._run,
@@ -176,6 +322,8 @@ class _Reader:
                 "gen_ai.tool.name": facts["name"],
                 "gen_ai.tool.type": "function",
                 "gen_ai.tool.call.id": facts["id"],
+                "gen_ai.tool.call.arguments": content.get(f"{part}.arguments"),
+                "gen_ai.tool.call.result": content.get(f"{part}.result"),
                 "error.type": failure or None,
                 "callgate.call.writes": began.facts.get("writes"),
                 "callgate.call.bytes_cut": facts.get("cut_bytes"),
@@ -187,10 +335,23 @@ class _Reader:
         return self._id("turn", event.choice, event.turn)
 
     def _id(self, *parts: object) -> str:
-        return sha256("\0".join(map(str, (self._row.id, *parts))).encode()).hexdigest()[:16]
+        return span_id_for(self._row.id, *parts)
 
     def _moment(self, at: float) -> int:
         return int((self._row.began + max(at, 0.0)) * NANO)
+
+
+def provider_of(deployment: str) -> str | None:
+    """The provider in litellm's name of a deployment."""
+    name, separator, _ = deployment.partition("/")
+    return PROVIDERS.get(name, name) if separator else None
+
+
+def _server(host: str) -> dict[str, Any]:
+    address, _, port = host.rpartition(":")
+    if not address or not port.isdecimal():
+        return {"server.address": host or None}
+    return {"server.address": address.strip("[]"), "server.port": int(port)}
 
 
 def as_otlp(recording: Recording) -> dict[str, Any]:

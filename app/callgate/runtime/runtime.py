@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import structlog
@@ -14,6 +14,7 @@ from callgate.config.schema import Config
 from callgate.conversation.errors import ChatError
 from callgate.conversation.listeners import Listener
 from callgate.conversation.prices import FREE
+from callgate.http.trace_context import Trace, parent_in
 from callgate.recorder.recorder import RecordPolicy, RunRecording
 from callgate.recorder.row import RunRow
 from callgate.runtime.builders.access import keyring_of, origin_guard_of
@@ -32,6 +33,9 @@ from callgate.telemetry.listeners import LogListener, MetricsListener
 from callgate.tools.registry import Registry
 from callgate.upstream.proxied_routes import Form, Passage, passage_for
 from callgate.upstream.resolve import ModelEntry
+
+if TYPE_CHECKING:
+    from callgate.recorder.tracer import Tracer
 
 audit = structlog.get_logger("callgate.audit")
 
@@ -83,12 +87,16 @@ class Runtime:
         self._record_policy = record_policy_of(config)
         self._tools_shown = {("key", key.name): key.responses.tools_shown for key in config.keys}
         self._tools_shown |= {("model", it.model_name): it.responses.tools_shown for it in config.model_list}
+        self.tracer: Tracer | None = None
+        """Set where spans of requests are sent."""
+        self._tracing = shared.tracing
         self.prices = Prices(self.catalogue, {each.model_name: each.model_info for each in config.model_list})
 
     async def open(self) -> None:
         await self.registry.open()
         self._check_patterns()
         self._notices.use(self.config.approvals.webhook)
+        self.tracer = self._tracing.use(self.config)
         self.metrics.watch_cooldowns(self.catalogue.known_deployments)
         self._admission.change(self.limits.concurrent_requests, self.limits.queue_seconds)
 
@@ -146,10 +154,32 @@ class Runtime:
     def records_errors(self) -> bool:
         return self._record_policy.runs != "off"
 
-    def begin_recording(self, row: RunRow, *, content: bool = True) -> RunRecording:
+    def begin_trace(self, headers: Mapping[str, str], run_id: str) -> Trace | None:
+        """What is passed on of a request's trace, from here on in this context."""
+        parent = parent_in(headers)
+        if self.tracer is not None:
+            trace = self.tracer.begin(run_id, parent)
+        else:
+            trace = None if parent is None else Trace(parent)
+        if trace is not None:
+            trace.use()
+        return trace
+
+    def pass_trace_on(self, headers: Mapping[str, str]) -> None:
+        """Pass the trace of a request on as it came, from here on in this context."""
+        if (parent := parent_in(headers)) is not None:
+            Trace(parent).use()
+
+    def begin_recording(self, row: RunRow, trace: Trace | None = None, *, content: bool = True) -> RunRecording:
         """Record a run; `content` is false where its request wants nothing of it kept."""
-        policy = self._record_policy if content else msgspec.structs.replace(self._record_policy, content_bytes=None)
-        return self.recorder.begin(row, policy, self.prices.at_hand)
+        return self.recorder.begin(row, self._policy(content=content), self.prices.at_hand, trace)
+
+    def list_run(self, recording: RunRecording, *, content: bool) -> None:
+        """Have a run that is recorded for its spans alone kept as others are."""
+        recording.is_listed, recording.policy = True, self._policy(content=content)
+
+    def _policy(self, *, content: bool) -> RecordPolicy:
+        return self._record_policy if content else msgspec.structs.replace(self._record_policy, content_bytes=None)
 
     def place(self, caller: Caller) -> Awaitable[Place]:
         """A place for one request, or a refusal: 429 when its key has too many under way, 503 when all have."""

@@ -18,6 +18,7 @@ from callgate.runtime.builders.limits import processes_of, threads_of
 from callgate.runtime.builders.stores import fleet_of, ledger_of, pins_of
 from callgate.runtime.ledger_pins import LedgerPins
 from callgate.runtime.shared_approvals import SharedApprovals
+from callgate.runtime.tracing import Tracing
 from callgate.telemetry import logs
 from callgate.telemetry.metrics import Metrics
 from callgate.telemetry.tool_servers import ToolServers
@@ -52,6 +53,7 @@ class SharedResources:
         self.kept_results = KeptResults()
         folder = None if config.data_dir is None else Path(config.data_dir)
         self.recorder = Recorder(logs.masked, folder, self.metrics.runs_dropped.inc, self.metrics.used)
+        self.tracing = Tracing(self.metrics, self.recorder)
         self.approval_notices = ApprovalNotices(self.metrics, self.recorder, self.web)
         self.approvals = ApprovalQueue(self._approval_settled, on_waiting=self._approval_waits)
         self.decisions = SharedApprovals(self.approvals)
@@ -94,6 +96,7 @@ class SharedResources:
         await self.processes.close()
         self.threads.close()
         await self.recorder.close()
+        await self.tracing.close()
         if self.fleet is not None:
             await self.fleet.close()
         await self.limiter.close()

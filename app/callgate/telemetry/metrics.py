@@ -217,6 +217,8 @@ class Metrics:
         )
         self.reloads = self._counter("config_reloads", "Times the config was read again, by what came of it.", "result")
         self.runs_dropped = self._counter("runs_dropped", "Runs that were not recorded.").of()
+        self.spans_exported = self._counter("spans_exported", "Spans that a collector took.").of()
+        self.spans_dropped = self._counter("spans_dropped", "Spans that were not sent, or not taken.", "reason")
         self.tokens = self._counter("tokens", "Tokens that providers reported.", "model", "kind")
 
     def watch_cooldowns(self, deployments: Callable[[], Iterable[Faring]]) -> None:

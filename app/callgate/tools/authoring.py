@@ -35,11 +35,15 @@ class Context:
     def __init__(self, call: ReadyCall, run_context: RunContext) -> None:
         import asyncio  # takes longer to load than all else here, and is there by the time that a tool runs
 
+        from callgate.http.trace_context import trace_headers
+
         self.call_id = call.id
         self.run_id = run_context.run_id
         self.turn = run_context.turn
         self.idempotency_key = run_context.key
         """The same for every try of this call and different for any other."""
+        self.traceparent = trace_headers().get("traceparent", "")
+        """What names the span of this call in W3C's Trace Context, for requests of the tool's own; empty without a trace."""
         self._progress = _Progress(asyncio.get_running_loop(), asyncio.Event())
 
     def progress(self, message: str, fraction: float | None = None) -> None:

@@ -15,6 +15,7 @@ import msgspec
 
 from callgate.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
 from callgate.calls.states import ReadyCall
+from callgate.http.trace_context import trace_headers
 from callgate.tools.executor import RunContext
 from callgate.tools.launch import landlock_abi
 from callgate.tools.process import (
@@ -117,11 +118,14 @@ class CommandLine:
         return self._outcome(ended)
 
     def _command(self, arguments: Mapping[str, Any]) -> Command:
+        env = self._env
+        if said := trace_headers():
+            env = {**{name.upper(): value for name, value in said.items()}, **env}
         return Command(
             program=self._program,
             argv=tuple(self._filled_argv(arguments)),
             cwd=self._cwd,
-            env=self._env,
+            env=env,
             stdin=self._filled_stdin(arguments),
             limits=self._limits,
             paths=self._paths,

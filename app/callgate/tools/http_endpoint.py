@@ -16,6 +16,7 @@ import msgspec
 
 from callgate.calls.outcome import Failed, FailureKind, Outcome
 from callgate.calls.states import ReadyCall
+from callgate.http.trace_context import trace_headers
 from callgate.tools.addresses import PUBLIC_ONLY, AddressRules
 from callgate.tools.executor import RunContext
 from callgate.tools.http_client import Request, Web, ask, shown_address
@@ -101,7 +102,7 @@ class HttpEndpoint:
 
     def _request(self, arguments: Mapping[str, Any], key: str) -> Request:
         parts = self._spread(arguments)
-        headers = {**parts.headers, **self._headers, "Idempotency-Key": key}
+        headers = {**trace_headers(), **parts.headers, **self._headers, "Idempotency-Key": key}
         if parts.content is not None:
             headers.setdefault("Content-Type", "application/json")
         return Request(self._method, self._url.fill(parts.path, parts.query), headers, parts.content)

@@ -106,11 +106,17 @@ def _is_home(host: str) -> bool:
 class _Link:
     """What both transports share: a tap on what comes, what is to be closed, and the news that the server is gone."""
 
+    transport = "tcp"
+
     def __init__(self, spec: HttpSpec, web: Web, *, stream_is_life: bool = False) -> None:
         self.spec = spec
         self._tap = Tap(web, spec.rules, self._lost, stream_is_life=stream_is_life)
         self._stack = AsyncExitStack()
         self.gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    @property
+    def session_id(self) -> str:
+        return self._tap.session_id or ""
 
     @property
     def trouble(self) -> str:

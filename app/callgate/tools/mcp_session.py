@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from callgate import __version__
 from callgate.conversation.ports import Report
+from callgate.http.trace_context import TRACE, trace_headers
 from callgate.tools.mcp_wire import Gone, NotSent, RpcAnswer, RpcError, Terms, Unreadable, answer_from
 from callgate.tools.source_supervisor import CannotOpen, reason
 
@@ -42,12 +43,19 @@ CLIENT = types.Implementation(name="callgate", version=__version__)
 class Link(Transport, Protocol):
     """A way to a server: a transport for the SDK, and what a session needs besides."""
 
+    transport: str
+    """What messages go over, as OpenTelemetry calls it."""
     direct: bool
     """Whether it has a way of its own, past the SDK: `ask`."""
     gone: "asyncio.Future[str]"
     """Done when the server cannot be reached over this link any more, with the reason; empty if we closed it."""
     trouble: str
     """The last thing that went wrong below the protocol; says more than the SDK's error."""
+
+    @property
+    def session_id(self) -> str:
+        """What the server calls the session; empty where it calls it nothing."""
+        ...
 
     def agreed(self, terms: Terms, check: Callable[[], None]) -> None:
         """Take the terms of the session, and what to call when the tools, or the server itself, need a look."""
@@ -107,6 +115,15 @@ class Session:
         """Call a tool. `Gone` where the server went away; anything else a server says is an answer."""
         if self._ended.is_set() or self._client is None:
             raise NotSent("the session has ended")
+        if (trace := TRACE.get()) is not None:
+            trace.note(
+                {
+                    "mcp.method.name": "tools/call",
+                    "mcp.protocol.version": self._client.protocol_version,
+                    "mcp.session.id": self._link.session_id or None,
+                    "network.transport": self._link.transport,
+                }
+            )
         if direct and self._link.direct:
             return await self._link.ask("tools/call", {"name": name, "arguments": arguments}, report)
         return await self._call_through_sdk(self._client, name, arguments, report)
@@ -118,7 +135,8 @@ class Session:
             await report(message or "", min(max(progress / total, 0.0), 1.0) if total else None)
 
         try:
-            result = await client.call_tool(name, dict(arguments), FOREVER, on_progress)
+            meta: Any = dict(trace_headers()) or None
+            result = await client.call_tool(name, dict(arguments), FOREVER, on_progress, meta=meta)
         except MCPError as error:
             if error.code == types.CONNECTION_CLOSED:
                 self.check()

@@ -51,6 +51,8 @@ class StdioLink:
     """One life of a server's process. To the SDK a transport, to a session a way past the SDK."""
 
     direct = True
+    transport = "pipe"
+    session_id = ""
 
     def __init__(self, spec: StdioSpec) -> None:
         self._spec = spec

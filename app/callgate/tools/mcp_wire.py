@@ -15,6 +15,7 @@ import msgspec
 import pydantic_core
 
 from callgate.conversation.ports import Report
+from callgate.http.trace_context import trace_headers
 
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 """Of one message: an image as large as providers take, in base64, and some around it."""
@@ -142,7 +143,8 @@ _progress = msgspec.json.Decoder(_Progress)
 
 
 def request(id: str, method: str, params: Mapping[str, Any], terms: Terms) -> bytes:
-    return encoded({"jsonrpc": "2.0", "id": id, "method": method, "params": {**params, "_meta": terms.meta(id)}})
+    meta = {**terms.meta(id), **trace_headers()}
+    return encoded({"jsonrpc": "2.0", "id": id, "method": method, "params": {**params, "_meta": meta}})
 
 
 def cancellation(id: str) -> bytes:

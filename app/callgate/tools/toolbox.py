@@ -20,6 +20,7 @@ from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned
 from callgate.calls.states import BrokenCall, Call, Flaw, ReadyCall
 from callgate.conversation.ports import Plan, Report
 from callgate.http.backoff import full_jitter
+from callgate.http.trace_context import TRACE
 from callgate.tools.base64_files import without_files
 from callgate.tools.concurrency import ConcurrencyLimits, QueueFull, Slots
 from callgate.tools.executor import RunContext, Safety, Tool
@@ -194,6 +195,8 @@ class RequestToolbox:
     async def run(self, call: ReadyCall, report: Report) -> Outcome:
         """Run one call of ours. What the tool does wrong is an outcome; cancelling stops the tool."""
         entry = self._server_tools[call.name]
+        if (trace := TRACE.get()) is not None:
+            trace.call(call.id)
         record: RunRecord = _NO_RECORD
         if self._journal is not None:
             record = self._journal.record(call, max(self._turn, 0), writes=self.writes(call))
@@ -233,6 +236,8 @@ class RequestToolbox:
             if self._approve is None:
                 return Failed("Not run: this tool needs approval, and nobody can be asked.", FailureKind.REFUSED)
             record.wait()
+            if (trace := TRACE.get()) is not None:
+                trace.happened("callgate.call.waiting_for_approval")
             refusal = await self._approve(run.tool, run.call, run.report)
             if refusal is not None:
                 return refusal

@@ -21,6 +21,7 @@ from callgate.conversation.events import Attempt, ModelEvent, ProviderError, Res
 from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough
 from callgate.conversation.read_model import ReadAnswer
 from callgate.http.backoff import full_jitter
+from callgate.http.trace_context import TRACE
 from callgate.upstream import errors
 from callgate.upstream.deployments import Deployment, Pool
 from callgate.upstream.first_content import first_said
@@ -177,6 +178,8 @@ class _Asking(msgspec.Struct, eq=False):
     async def _begin(self) -> ModelAnswer:
         """Ask, and wait for the first words; whatever happens before them closes what was opened."""
         self._open = None
+        if (trace := TRACE.get()) is not None:
+            trace.attempt(self._turn, self.number)
         opened = self._deployment.model.ask(self._ask)
         answer = await opened.__aenter__()
         if not isinstance(answer, ReadAnswer):

@@ -19,6 +19,7 @@ from callgate.config.schema.process import LedgerSection, Logging, Reload, RunsS
 from callgate.config.schema.record import Record
 from callgate.config.schema.server import Server
 from callgate.config.schema.tools import OpenApiTool, PlacedTool, ToolEntry
+from callgate.config.schema.traces import Traces
 from callgate.config.schema.values import BesideFile, Globs, Section, off_or_on
 
 
@@ -79,6 +80,8 @@ class Config(Section):
     """Where what outlives a request is kept."""
     record: Record = Record()
     """What is recorded of the requests that were answered."""
+    traces: Traces = Traces()
+    """Where spans of requests are sent."""
     reload: Reload = Reload()
     """Reading this file again while Callgate runs."""
     logging: Logging = Logging()

@@ -1,0 +1,143 @@
+"""The trace that a request belongs to, as W3C's Trace Context has it: read from its headers, and passed on to whoever is asked
+on its behalf. Ids of spans follow from the run and what is done in it, so that what an outgoing request says is what is exported.
+"""
+
+import re
+import time
+from collections.abc import Mapping
+from contextvars import ContextVar
+from hashlib import sha256
+from typing import Any, Final
+
+import msgspec
+
+SAMPLED: Final = 1
+"""The flag that says that spans of the trace are kept."""
+MOST_STATE: Final = 512
+"""Characters of `tracestate` that are passed on, as many as the standard asks for; a longer one is dropped."""
+
+_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_STATE = re.compile(r"[ -~\t]*")
+
+
+class Parent(msgspec.Struct, frozen=True):
+    """The span that a request was sent from."""
+
+    trace_id: str
+    """32 hex digits."""
+    span_id: str
+    """16 of them."""
+    flags: int
+    state: str = ""
+
+    @property
+    def is_sampled(self) -> bool:
+        return bool(self.flags & SAMPLED)
+
+
+def parent_in(headers: Mapping[str, str]) -> Parent | None:
+    """What the headers of a request say of its trace; None where they say nothing that can be read."""
+    found = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
+    if found is None:
+        return None
+    version, trace_id, span_id, flags, rest = found.groups()
+    if version == "ff" or (version == "00" and rest) or not trace_id.strip("0") or not span_id.strip("0"):
+        return None
+    state = headers.get("tracestate", "")
+    readable = len(state) <= MOST_STATE and _STATE.fullmatch(state) is not None
+    return Parent(trace_id, span_id, int(flags, 16), state.strip() if readable else "")
+
+
+def trace_id_for(run_id: str) -> str:
+    """The trace of a run that came with none."""
+    return sha256(run_id.encode()).hexdigest()[:32]
+
+
+def span_id_for(run_id: str, *parts: object) -> str:
+    return sha256("\0".join(map(str, (run_id, *parts))).encode()).hexdigest()[:16]
+
+
+class Trace:
+    """What is said of a trace to whoever is asked in this context.
+
+    Of a run that is exported it names the span that asks; otherwise it passes on what came, unchanged.
+    """
+
+    __slots__ = (
+        "_choice",
+        "events",
+        "headers",
+        "is_exported",
+        "notes",
+        "parent",
+        "request",
+        "run_id",
+        "span_id",
+        "trace_id",
+    )
+
+    def __init__(self, parent: Parent | None, run_id: str = "", *, is_exported: bool = False) -> None:
+        self.parent = parent
+        self.run_id = run_id
+        self.is_exported = is_exported
+        self.trace_id = trace_id_for(run_id) if parent is None else parent.trace_id
+        self.request: dict[str, Any] = {}
+        """Attributes of every question to the model."""
+        self.notes: dict[str, dict[str, Any]] = {}
+        """Attributes of spans, by id."""
+        self.events: list[tuple[str, int, str]] = []
+        """What happened in which span, when (nanoseconds since 1970), and its name."""
+        self._choice = 0
+        self._in_span("" if parent is None else parent.span_id)
+
+    def use(self, choice: int = 0) -> None:
+        """Have it passed on by all that is asked from here on in this context."""
+        TRACE.set(self if not (choice and self.is_exported) else self._copy(choice, self.span_id))
+
+    def attempt(self, turn: int, number: int) -> None:
+        """A deployment is asked from here on in this context."""
+        self._enter("attempt", self._choice, turn, number)
+
+    def call(self, id: str) -> None:
+        """A call runs from here on in this context."""
+        self._enter("call", self._choice, id)
+
+    def note(self, attributes: Mapping[str, Any]) -> None:
+        """Add to the attributes of the span of this context."""
+        if self.is_exported:
+            self.notes.setdefault(self.span_id, {}).update(attributes)
+
+    def happened(self, name: str) -> None:
+        """Something happened in the span of this context."""
+        if self.is_exported:
+            self.events.append((self.span_id, time.time_ns(), name))
+
+    def _enter(self, *parts: object) -> None:
+        if self.is_exported:
+            TRACE.set(self._copy(self._choice, span_id_for(self.run_id, *parts)))
+
+    def _copy(self, choice: int, span_id: str) -> "Trace":
+        copy: Trace = Trace.__new__(Trace)
+        for name in ("parent", "run_id", "is_exported", "trace_id", "request", "notes", "events"):
+            setattr(copy, name, getattr(self, name))
+        copy._choice = choice
+        copy._in_span(span_id)
+        return copy
+
+    def _in_span(self, span_id: str) -> None:
+        self.span_id = span_id
+        parent = self.parent
+        flags = SAMPLED if self.is_exported else 0 if parent is None else parent.flags
+        self.headers = {"traceparent": f"00-{self.trace_id}-{span_id}-{flags:02x}"} if span_id else {}
+        if parent is not None and parent.state:
+            self.headers["tracestate"] = parent.state
+
+
+TRACE: Final[ContextVar[Trace | None]] = ContextVar("trace", default=None)
+"""The trace that requests of this context belong to."""
+
+
+def trace_headers() -> Mapping[str, str]:
+    """What a request of this context is to say of its trace."""
+    trace = TRACE.get()
+    return {} if trace is None else trace.headers

@@ -1,0 +1,182 @@
+"""Sends spans to a collector (OTLP over HTTP, protobuf). Nobody waits for it: what it does not get rid of is dropped, and counted."""
+
+import asyncio
+import gzip
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from http import HTTPStatus
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+import structlog
+
+from callgate.http.backoff import full_jitter
+from callgate.http.client import HttpClient
+from callgate.http.interface import Deadlines, TooLarge, TransportError
+from callgate.recorder.otlp import refused_in
+
+log = structlog.get_logger("callgate.traces")
+
+BACKLOG_BYTES: Final = 16 * 1024 * 1024
+"""What may wait to be sent. Beyond it spans are dropped."""
+TRIES: Final = 6
+LONGEST_WAIT: Final = 60.0
+"""Of a `Retry-After`: what a collector asks for beyond it is not waited for."""
+FLUSH_SECONDS: Final = 5.0
+"""For what still waits when the server ends."""
+ANSWER_BYTES: Final = 65_536
+AGAIN: Final = frozenset({429, 502, 503, 504})
+"""The statuses after which the protocol has a client try again."""
+
+Lost: TypeAlias = Literal["backlog", "failed", "refused", "stopped"]
+retry_delay: Callable[[int], float] = partial(full_jitter, first=1.0, longest=30.0, least=0.2)
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Where spans are sent, and how."""
+
+    url: str
+    headers: Mapping[str, str] = {}
+    seconds: float = 10.0
+    compressed: bool = False
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """The body of one request, and how many spans are in it."""
+
+    body: bytes
+    spans: int
+
+
+class SpanExporter:
+    """Batches on their way to a collector, one after another."""
+
+    def __init__(
+        self,
+        client: HttpClient,
+        target: Target,
+        on_sent: Callable[[int], None],
+        on_dropped: Callable[[int, Lost], None],
+        *,
+        delay: Callable[[int], float] = retry_delay,
+    ) -> None:
+        """Made on the event loop that is to send."""
+        self.target = target
+        self._client = client
+        self._on_sent, self._on_dropped = on_sent, on_dropped
+        self._delay = delay
+        self._loop = asyncio.get_running_loop()
+        self._queue: deque[Batch] = deque()
+        self._bytes = 0
+        self._task: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
+        self._failure = ""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more may wait. From any thread."""
+        return self._bytes > BACKLOG_BYTES
+
+    def offer(self, body: bytes, spans: int) -> None:
+        """Have a body sent. From the thread that made it."""
+        if self.target.compressed:
+            body = gzip.compress(body, 1)
+        self._loop.call_soon_threadsafe(self._take, Batch(body, spans))
+
+    def drop(self, spans: int, why: Lost, reason: str) -> None:
+        """Count what was not sent, and say why, once for each reason. From any thread."""
+        self._on_dropped(spans, why)
+        if reason != self._failure:
+            self._failure = reason
+            log.warning("traces_not_exported", reason=reason, spans=spans)
+
+    async def close(self) -> None:
+        """Send what waits, but not for long."""
+        self._closing.set()
+        if (task := self._task) is not None:
+            await asyncio.wait([task], timeout=FLUSH_SECONDS)
+            task.cancel()
+            await asyncio.wait([task])
+        if self._queue:
+            self.drop(sum(batch.spans for batch in self._queue), "stopped", "the server ended before they were sent")
+            self._queue.clear()
+        await self._client.close()
+
+    def _take(self, batch: Batch) -> None:
+        if self.is_full:
+            self.drop(batch.spans, "backlog", "too many wait to be sent")
+            return
+        self._queue.append(batch)
+        self._bytes += len(batch.body)
+        if self._task is None:
+            self._task = asyncio.create_task(self._send_all(), name="exporting spans")
+            self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._task = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("traces_not_exported", reason="a mistake of ours", exc_info=error)
+
+    async def _send_all(self) -> None:
+        while self._queue:
+            batch = self._queue[0]
+            await self._send(batch)
+            self._queue.popleft()
+            self._bytes -= len(batch.body)
+
+    async def _send(self, batch: Batch) -> None:
+        reason = ""
+        for tries in range(TRIES):
+            if tries and self._closing.is_set():
+                break
+            wait = self._delay(tries)
+            target = self.target
+            seconds = target.seconds
+            headers = {**target.headers, "Content-Type": "application/x-protobuf"}
+            if target.compressed:
+                headers["Content-Encoding"] = "gzip"
+            try:
+                deadlines = Deadlines(connect=seconds, first_byte=seconds, idle=seconds, total=seconds)
+                async with self._client.post(target.url, headers, batch.body, deadlines) as response:
+                    status, after = response.status, response.headers.get("retry-after", "")
+                    try:
+                        answer = await response.read(ANSWER_BYTES)
+                    except TooLarge:
+                        answer = b""  # the status says enough
+            except TransportError as error:
+                reason = str(error)
+            else:
+                if 200 <= status < 300:
+                    self._sent(batch, answer)
+                    return
+                reason = f"HTTP {status} {_PHRASES.get(status, '')}".strip()
+                if status not in AGAIN:
+                    self.drop(batch.spans, "refused", reason)
+                    return
+                if after.isdecimal():
+                    wait = min(float(after), LONGEST_WAIT)
+            if tries + 1 < TRIES and not self._closing.is_set():
+                await self._pause(wait)
+        self.drop(batch.spans, "failed", reason)
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, but not when the server is to end."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._closing.wait()
+        except TimeoutError:
+            return
+
+    def _sent(self, batch: Batch, answer: bytes) -> None:
+        refused, why = refused_in(answer)
+        refused = min(refused, batch.spans)
+        self._on_sent(batch.spans - refused)
+        if refused:
+            self.drop(refused, "refused", f"the collector did not take all of them: {why[:200]}")
+        elif self._failure:
+            self._failure = ""
+            log.info("traces_exported_again", spans=batch.spans)
+
+
+_PHRASES: Final[Mapping[int, Any]] = {status.value: status.phrase for status in HTTPStatus}

@@ -1,0 +1,83 @@
+"""Sends spans of requests to where the config says. What does it is loaded only where spans are sent."""
+
+from typing import TYPE_CHECKING, Any
+
+from callgate import __version__
+from callgate.config.schema import Config
+from callgate.config.schema.traces import Traces
+from callgate.recorder.recorder import Recorder
+from callgate.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from callgate.recorder.exporter import SpanExporter, Target
+    from callgate.recorder.tracer import Tracer
+
+
+class Tracing:
+    """One for the life of the process: what waits to be sent goes on across a reload."""
+
+    def __init__(self, metrics: Metrics, recorder: Recorder) -> None:
+        self._metrics = metrics
+        self._recorder = recorder
+        self._exporter: SpanExporter | None = None
+
+    def use(self, config: Config) -> "Tracer | None":
+        """What traces requests from now on; None where none are."""
+        section = config.traces
+        if section.endpoint is None:
+            return None  # what was traced before goes where it was to go
+        from callgate.recorder.spans import Shown
+        from callgate.recorder.tracer import Sampling, Tracer
+
+        target = _target(section, section.endpoint)
+        if self._exporter is None:
+            self._exporter = self._made(config, target)
+        self._exporter.target = target
+        content = section.content
+        shown = Shown(
+            in_spans=content in {"span_only", "span_and_event"},
+            in_events=content in {"event_only", "span_and_event"},
+            latest_names=section.latest_names,
+        )
+        sampling = Sampling(section.sample, section.follow_parent)
+        tracer = Tracer(self._exporter, sampling, shown, self._resource(section), __version__)
+        self._recorder.export = tracer.export
+        return tracer
+
+    async def close(self) -> None:
+        """Send what waits, but not for long."""
+        if self._exporter is not None:
+            await self._exporter.close()
+
+    def _resource(self, section: Traces) -> dict[str, Any]:
+        """What is said of all spans."""
+        own = {
+            "service.name": section.service_name,
+            "service.version": __version__,
+            "service.instance.id": self._recorder.process,
+            "telemetry.sdk.language": "python",
+            "telemetry.sdk.name": "callgate",
+        }
+        return {**own, **section.resource}
+
+    def _made(self, config: Config, target: "Target") -> "SpanExporter":
+        from callgate.recorder.exporter import SpanExporter
+        from callgate.runtime.builders.models import model_client
+
+        return SpanExporter(
+            model_client(config),
+            target,
+            self._metrics.spans_exported.inc,
+            lambda spans, why: self._metrics.spans_dropped.of(why).inc(spans),
+        )
+
+
+def _target(section: Traces, endpoint: str) -> "Target":
+    from callgate.recorder.exporter import Target
+
+    return Target(
+        endpoint,
+        {name: value.get_secret_value() for name, value in section.headers.items()},
+        section.timeout_seconds,
+        section.compression == "gzip",
+    )
