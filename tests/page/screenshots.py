@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ async def take(browser: Any, folder: Path) -> list[Path]:
         }
         async with serving(upstream, tabs, {"gpt": ["spare"]}, **settings) as url, http_client(url) as client:
             upstream.script("gpt", by_turn(TALK))
-            upstream.script("spare", by_turn(TALK))
+            upstream.script("spare", by_turn([replace(each, pace=Pace()) for each in TALK]))
 
             async def picture(page: Any, name: str) -> None:
                 made.append(folder / f"page-{name}.png")

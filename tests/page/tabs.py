@@ -33,6 +33,8 @@ class Tabs:
         address, _, fragment = url.partition("#")
         if key:
             await page.goto(f"{address}#key={key}")
+            await page.get_by_role("button", name="Use it").click()
+            await page.get_by_role("dialog").wait_for(state="detached")
             if fragment:
                 await page.goto(f"{address}#{fragment}")
         else:

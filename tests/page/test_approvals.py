@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.scripted_upstream import Call, Reply, Upstream, by_turn
 pytestmark = [pytest.mark.anyio, needs("environment:page", "chromium-headless-shell")]
 
 QUESTION = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+OBJECT = {"type": "object", "properties": {"text": {"type": "string"}, "n": {"type": "integer"}}}
 ASKS: dict[str, Any] = {"require_approval": {"always": ["echo"]}}
 
 
@@ -130,6 +132,32 @@ async def test_the_playground_and_the_run_show_the_wait_for_a_person(upstream: U
         parts = await page.locator(".of-call i").evaluate_all("(all) => all.map((each) => each.className)")
 
     assert parts == ["tool", "waiting", "tool"]
+
+
+async def test_a_card_shows_the_very_arguments_that_will_run(upstream: Upstream, tabs: Tabs) -> None:
+    text = "safe\u202e\u200b\U000e0041"
+    upstream.script(
+        "m", by_turn([Reply(calls=[Call("echo", f'{{"text": "{text}", "n": 9007199254740993}}')]), Reply(text="So.")])
+    )
+    echo = {
+        "kind": "command",
+        "name": "echo",
+        "description": "d",
+        "argv": ["cat"],
+        "stdin": "json",
+        "parameters": OBJECT,
+    }
+    async with serving(upstream, tabs, tools=[echo], **ASKS) as url, http_client(url) as client:
+        page = await tabs.open(f"{url}/#/approvals")
+        asking = asyncio.create_task(client.post("/v1/chat/completions", json=QUESTION))
+        said = await page.get_by_role("article", name="echo waits").locator("pre").inner_text()
+        [card] = (await client.get("/v1/approvals")).json()["data"]
+        await client.post(f"/v1/approvals/{card['id']}", json={"decision": "approve"})
+        await asking
+
+    assert '"n": 9007199254740993' in said
+    assert r'"safe\u202e\u200b\udb40\udc41"' in said
+    assert json.loads(said) == {"text": text, "n": 9007199254740993}
 
 
 async def test_a_key_that_may_not_decide_is_told_so(upstream: Upstream, tabs: Tabs) -> None:

@@ -83,6 +83,19 @@ async def test_without_a_key_there_is_the_shell_alone_and_a_wrong_key_is_not_kep
     assert kept == "[{},{}]"
 
 
+async def test_a_key_that_a_link_brings_is_not_used_unasked(upstream: Upstream, tabs: Tabs) -> None:
+    keys, auth = keyring(mallory={"see": "own"})
+    async with serving(upstream, tabs, **auth) as url:
+        page = await tabs.open(f"{url}/#key={keys['mallory']}")
+        await page.get_by_text("This link brings a key").wait_for()
+        asked = [each for each in tabs.requests if "/v1/" in each]
+        await page.get_by_role("button", name="Cancel").click()
+        await page.get_by_text("This server asks for a key.").wait_for()
+
+        assert asked == []
+        assert keys["mallory"] not in page.url
+
+
 async def test_the_key_is_in_no_url_cookie_store_log_or_export(
     upstream: Upstream, tabs: Tabs, capfd: pytest.CaptureFixture[str]
 ) -> None:

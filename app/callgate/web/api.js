@@ -2,13 +2,16 @@
 // Talking to the server the page came from. The key is in memory, or in this tab's session storage if asked; it travels in
 // the Authorization header and nowhere else.
 
+import { exact } from "./format.js";
+
 const STORED = "callgate-key";
 
 /** @type {string} */
 let key = sessionStorage.getItem(STORED) ?? "";
 const fragment = new URLSearchParams(location.hash.slice(1));
+/** A key that a link brought. It is not used unasked: whoever made the link would see what is done with it. */
+export const linkedKey = fragment.get("key") ?? "";
 if (fragment.has("key")) {
-  key = fragment.get("key") ?? "";
   history.replaceState(null, "", location.pathname + location.search + "#/playground");
 }
 
@@ -64,6 +67,9 @@ export async function get(path, options) {
   return response.status === 204 ? null : response.json();
 }
 
+/** The same with every number as it was written. @param {string} path */
+export const getExact = async (path) => exact(await (await send(path)).text());
+
 /**
  * Events of a text/event-stream body, as they come.
  * @param {Response} response
@@ -98,13 +104,14 @@ export async function* events(response) {
 /**
  * The server's feed, for as long as the tab is seen; it is opened again after it broke off.
  * @param {(event: string, data: any) => void} onEvent
- * @param {(state: "live" | "restarting" | "hidden" | "refused") => void} onState
+ * @param {(state: "live" | "restarting" | "crowded" | "hidden" | "refused") => void} onState
  */
 export function feed(onEvent, onState) {
   /** @type {AbortController | null} */
   let open = null;
   let ended = false;
   let wait = 500;
+  let isCrowded = false;
 
   async function follow() {
     if (ended || open || document.hidden) return;
@@ -113,16 +120,18 @@ export function feed(onEvent, onState) {
       const response = await send("v1/feed", { signal: controller.signal });
       onState("live");
       wait = 500;
+      isCrowded = false;
       for await (const { event, data } of events(response)) onEvent(event, JSON.parse(data));
     } catch (failure) {
       if (failure instanceof ApiError && [401, 403, 404].includes(failure.status)) {
         onState("refused");
         ended = true;
       }
+      isCrowded = failure instanceof ApiError && failure.status === 503;
     }
     open = null;
     if (ended || document.hidden) return;
-    onState("restarting");
+    onState(isCrowded ? "crowded" : "restarting");
     setTimeout(follow, wait + Math.random() * 250);
     wait = Math.min(wait * 2, 10_000);
   }

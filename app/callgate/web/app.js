@@ -2,7 +2,7 @@
 // The shell: which page is shown, who is asking, and what is waiting for a person.
 
 import { html, nothing, render } from "./lit.js";
-import { ApiError, currentKey, feed, get, hasKey, setKey } from "./api.js";
+import { ApiError, currentKey, feed, get, hasKey, linkedKey, setKey } from "./api.js";
 import * as approvals from "./views/approvals.js";
 import * as compare from "./views/compare.js";
 import * as models from "./views/models.js";
@@ -29,7 +29,8 @@ const notices = /** @type {HTMLElement} */ (document.getElementById("notices"));
 
 let current = "playground";
 let waiting = 0;
-/** @type {"live" | "restarting" | "hidden" | "refused" | "starting"} */
+let isStarted = false;
+/** @type {"live" | "restarting" | "crowded" | "hidden" | "refused" | "starting"} */
 let state = "starting";
 /** @type {(() => void) | void} */
 let leave;
@@ -38,6 +39,7 @@ let closeFeed = () => {};
 const STATE_WORDS = {
   live: ["●", "live"],
   restarting: ["○", "restarting"],
+  crowded: ["○", "not live: too many are watching"],
   hidden: ["○", "paused"],
   refused: ["○", "not live"],
   starting: ["○", "connecting"],
@@ -56,13 +58,14 @@ function drawBar() {
         )}
       </nav>
       <span class="live ${state}" title="The feed of runs">${mark} ${word}</span>
-      <button class="quiet" @click=${askForKey}>${hasKey() ? "Change key" : "Key"}</button>`,
+      <button class="quiet" @click=${() => askForKey()}>${hasKey() ? "Change key" : "Key"}</button>`,
     bar,
   );
   document.title = `${waiting ? `(${waiting}) ` : ""}${VIEWS[current].title} · Callgate`;
 }
 
-function askForKey(why = "") {
+/** @param {unknown} [why] @param {string} [known] */
+function askForKey(why = "", known = "") {
   const dialog = document.createElement("dialog");
   dialog.setAttribute("aria-label", "API key");
   const save = (/** @type {SubmitEvent} */ event) => {
@@ -85,14 +88,17 @@ function askForKey(why = "") {
       html`<form @submit=${save}>
         <h2>API key</h2>
         <p role="alert">${message}</p>
-        <label>Key <input name="key" type="password" autocomplete="off" required autofocus /></label>
+        <label>Key <input name="key" type="password" autocomplete="off" .value=${known} required autofocus /></label>
         <label class="check"><input name="keep" type="checkbox" /> keep it until this tab is closed</label>
         <menu><button type="button" class="quiet" @click=${() => dialog.close()}>Cancel</button><button>Use it</button></menu>
       </form>`,
       dialog,
     );
   draw(typeof why === "string" ? why : "");
-  dialog.addEventListener("close", () => dialog.remove());
+  dialog.addEventListener("close", () => {
+    dialog.remove();
+    if (!isStarted) start();
+  });
   document.body.append(dialog);
   dialog.showModal();
 }
@@ -145,6 +151,7 @@ async function countWaiting() {
 }
 
 function start() {
+  isStarted = true;
   closeFeed();
   closeFeed = feed(
     (event, data) => {
@@ -170,4 +177,5 @@ function start() {
 });
 window.addEventListener("hashchange", route);
 window.addEventListener("report", (event) => report(/** @type {CustomEvent} */ (event).detail));
-start();
+if (linkedKey) askForKey("This link brings a key: whoever made it may see what is done with it. Use it only if it is yours.", linkedKey);
+else start();

@@ -62,10 +62,24 @@ const WHY_NOT_KEPT = {
 /** Why a text is not there. @param {string} kept */
 export const whyNotKept = (kept) => WHY_NOT_KEPT[/** @type {keyof typeof WHY_NOT_KEPT} */ (kept)] ?? kept;
 
+/** JSON with every number as it was written: 9007199254740993 would be another one here. @param {string} text */
+export const exact = (text) =>
+  JSON.parse(text, (_, value, /** @type {any} */ context) => {
+    const isOther = typeof value === "number" && context?.source !== undefined && String(value) !== context.source;
+    return isOther && "rawJSON" in JSON ? /** @type {any} */ (JSON).rawJSON(context.source) : value;
+  });
+
+/** A value as JSON in which nothing is invisible or turns the order of what follows. @param {unknown} value */
+export const shown = (value) =>
+  JSON.stringify(value, null, 2).replace(
+    /[\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\ufff9-\ufffb]|\udb40[\udc00-\udfff]/g,
+    (each) => [...Array(each.length).keys()].map((at) => `\\u${each.charCodeAt(at).toString(16).padStart(4, "0")}`).join(""),
+  );
+
 /** @param {string} text JSON if it is, indented */
 export function pretty(text) {
   try {
-    return JSON.stringify(JSON.parse(text), null, 2);
+    return shown(exact(text));
   } catch {
     return text;
   }

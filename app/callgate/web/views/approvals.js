@@ -2,7 +2,7 @@
 // Calls that wait for a person.
 
 import { html, nothing, render, repeat } from "../lit.js";
-import { get } from "../api.js";
+import { get, getExact } from "../api.js";
 import * as format from "../format.js";
 import { fail, notice } from "./shared.js";
 
@@ -41,7 +41,7 @@ export function onFeed(event, data) {
 
 async function load() {
   try {
-    const waiting = (await get("v1/approvals")).data;
+    const waiting = (await getExact("v1/approvals")).data;
     const ids = new Set(waiting.map((/** @type {any} */ each) => each.id));
     // Who is there stays where it is, who is new comes last: what a pointer is over is not exchanged.
     const over = cards.filter((each) => !ids.has(each.id)).slice(-SETTLED);
@@ -100,7 +100,7 @@ function card(/** @type {any} */ call, /** @type {number} */ now) {
     <h3>${call.tool} <small>${call.safety ?? ""} · ${call.source ?? ""}</small></h3>
     <p>asked by <b>${call.caller}</b> · <a href="#/run/${encodeURIComponent(call.run)}?call=${encodeURIComponent(call.call)}">${call.run}</a> · since ${format.time(call.since)}
       · arguments <code title=${call.hash}>${String(call.hash).slice(0, 12)}…</code></p>
-    <pre tabindex="0">${JSON.stringify(call.arguments, null, 2)}</pre>
+    <pre tabindex="0">${format.shown(call.arguments)}</pre>
     ${isOver
       ? html`<p role="status">${settled.get(call.id) ?? "no longer waiting"}</p>`
       : html`<form @submit=${submit}>

@@ -18,6 +18,7 @@ export const title = "Playground";
 /** @type {any[]} */ let tools = [];
 /** @type {Set<string>} */ let left = new Set();
 let model = "";
+let noModels = "Loading …";
 let system = "";
 let temperature = "";
 let streams = true;
@@ -29,11 +30,19 @@ let frame = 0;
 /** @param {HTMLElement} main */
 export function show(main) {
   root = main;
-  get("v1/models").then((list) => {
-    models = list.data;
-    model = models.some((each) => each.id === model) ? model : (models[0]?.id ?? "");
-    schedule();
-  }, fail);
+  get("v1/models").then(
+    (list) => {
+      models = list.data;
+      model = models.some((each) => each.id === model) ? model : (models[0]?.id ?? "");
+      noModels = "This key may ask no model.";
+      schedule();
+    },
+    (failure) => {
+      noModels = failure.message;
+      schedule();
+      fail(failure);
+    },
+  );
   get("v1/tools").then((list) => {
     tools = list.data.filter((/** @type {any} */ tool) => tool.state === "ready");
     schedule();
@@ -234,6 +243,7 @@ function draw() {
           ${open && !turns.length ? html`<p class="empty" role="status">Asked ${model} …</p>` : nothing}
           ${ending ? html`<p>finish_reason <code>${ending}</code></p>` : nothing}
           ${run ? html`<p><a href="#/run/${run}">Open ${run}</a></p>` : nothing}
+          ${models.length ? nothing : html`<p class="empty" role="status">${noModels}</p>`}
           ${turns.length || open ? nothing : html`<p class="empty">Turns and calls appear here while they happen.</p>`}
         </section>
       </div>`,

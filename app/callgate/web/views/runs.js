@@ -66,8 +66,8 @@ async function load(/** @type {string} */ after) {
     refused = "";
   } catch (failure) {
     if (mine !== asked) return;
-    if (/** @type {any} */ (failure).status === 403) refused = /** @type {Error} */ (failure).message;
-    else fail(failure);
+    refused = /** @type {Error} */ (failure).message;
+    if (/** @type {any} */ (failure).status !== 403) fail(failure);
   }
   isLoading = false;
   schedule();

@@ -10,7 +10,13 @@ export const fail = (failure) => window.dispatchEvent(new CustomEvent("report", 
 export function copyButton(text, label = "Copy") {
   const copy = async (/** @type {Event} */ event) => {
     const button = /** @type {HTMLButtonElement} */ (event.currentTarget);
-    await navigator.clipboard.writeText(typeof text === "string" ? text : text());
+    const all = typeof text === "string" ? text : text();
+    if (!navigator.clipboard) {
+      // which browsers give to https and to this machine alone
+      question(label, html`<label class="wide">To be copied by hand <textarea readonly rows="12">${all}</textarea></label>`, "Done");
+      return;
+    }
+    await navigator.clipboard.writeText(all);
     button.textContent = "Copied";
     setTimeout(() => (button.textContent = label), 1500);
   };

@@ -60,6 +60,7 @@ async function load() {
     state = "There are no tools, or this key may use none.";
   } catch (failure) {
     fail(failure);
+    state = /** @type {Error} */ (failure).message;
   }
   draw();
 }
