@@ -181,11 +181,21 @@ def test_values_that_contradict_one_another_are_refused_with_what_to_do():
         assert said in chart.get("error", ""), name
 
 
-@pytest.mark.parametrize("name", [name for name in VALUES if name != "fleet"])
-def test_the_rendered_config_is_one_that_callgate_takes(name: str, charts: dict[str, dict[str, Any]], tmp_path: Path):
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=needs("postgres") if name == "fleet" else ()) for name in VALUES]
+)
+def test_the_rendered_config_is_one_that_callgate_takes(
+    name: str, charts: dict[str, dict[str, Any]], tmp_path: Path, request: pytest.FixtureRequest
+):
     config = next(each for each in charts[name]["objects"] if each["kind"] == "ConfigMap")["data"]["config.yaml"]
     (tmp_path / "config.yaml").write_text(config.replace("/data", str(tmp_path)), encoding="utf-8")
-    given = {"CALLGATE_REDIS": "redis://127.0.0.1:6379/0", "CALLGATE_KEY_HASH": "sha256:" + "0" * 64}
+    given = {
+        "CALLGATE_REDIS": "redis://127.0.0.1:6379/0",
+        "CALLGATE_KEY_HASH": "sha256:" + "0" * 64,
+    }
+
+    if name == "fleet":
+        given["CALLGATE_LEDGER"] = request.getfixturevalue("postgres").url
 
     def run(*command: str) -> None:
         done = subprocess.run(
@@ -199,6 +209,8 @@ def test_the_rendered_config_is_one_that_callgate_takes(name: str, charts: dict[
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
+    if name == "fleet":
+        run("ledger", "migrate")
     if VALUES[name].get("createKey", True):
         run("keys", "create", "first")  # as `serve --create-key` will
     run("check")

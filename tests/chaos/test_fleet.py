@@ -1,0 +1,237 @@
+"""A fleet under kill -9: nothing runs twice, every call has an end in time, and the ledger says what the marks say."""
+
+import asyncio
+import contextlib
+import os
+import random
+import resource
+import signal
+import statistics
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from callgate.calls.outcome import Failed, FailureKind, Outcome
+from tests.chaos.scale import LONG, report, scaled
+from tests.harness.fleet import Proxy, Stores, placed, proxying, stores, working
+from tests.harness.needs import needs
+from tests.harness.postgres import PostgresServer, postgres_server
+from tests.harness.process import Child
+from tests.harness.redis import free_port, redis_server
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+    needs("postgres", "redis-server", "module:asyncpg", "module:celery"),
+]
+
+CALLS = scaled(60, 1000)
+KILLS = scaled(3, 50)
+AT_ONCE = 8
+DEAD_AFTER = 5.0
+TOLD_WITHIN = DEAD_AFTER + scaled(6.0, 1.0)
+"""After a worker was killed, until whoever called knows."""
+CALLS_TIMED = scaled(200, 2000)
+TOOLS = [placed("nap", timeout=120), placed("add")]
+
+
+async def load(proxy: Proxy, marks: Path, numbers: "asyncio.Queue[int]", ends: dict[int, Outcome]) -> None:
+    """Calls, one after the other, until there are no more."""
+    while not numbers.empty():
+        number = numbers.get_nowait()
+        ends[number] = await proxy.call("nap", seconds=0.05, marks=str(marks), label=str(number))
+
+
+def processes_with(marks: Path) -> set[int]:
+    """The processes that have begun a call."""
+    return {int(line.split()[-1]) for line in marks.read_text().splitlines() if line.startswith("begin")}
+
+
+def is_there(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def children_of(pid: int) -> list[int]:
+    with contextlib.suppress(OSError):
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
+class Fleet:
+    """Two workers, replaced whenever one is killed."""
+
+    def __init__(self, made: Stores, marks: Path) -> None:
+        self._made, self.marks = made, marks
+        self.alive: list[Child] = []
+        self._stack = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        await asyncio.gather(self.more(), self.more())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def more(self) -> None:
+        self.alive.append(await self._stack.enter_async_context(working(self._made, concurrency=2)))
+
+    async def kill_worker(self, chance: random.Random) -> None:
+        victim = self.alive.pop(chance.randrange(len(self.alive)))
+        os.killpg(victim.process.pid, signal.SIGKILL)
+        await self.more()
+
+    async def kill_parent(self, chance: random.Random) -> None:
+        victim = self.alive.pop(chance.randrange(len(self.alive)))
+        victim.signal(signal.SIGKILL)
+        await self.more()
+
+    async def kill_child(self, chance: random.Random) -> None:
+        if children := children_of(chance.choice(self.alive).process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(chance.choice(children), signal.SIGKILL)
+
+
+Fault = Callable[[Fleet, random.Random], Awaitable[None]]
+
+
+@pytest.mark.parametrize("fault", [Fleet.kill_child, Fleet.kill_parent, Fleet.kill_worker])
+async def test_no_call_runs_twice_and_each_is_told_in_time_however_often_workers_are_killed(
+    postgres: PostgresServer, schema: str, tmp_path: Path, fault: Fault
+) -> None:
+    async with redis_server(tmp_path) as redis:
+        made = await stores(tmp_path, redis, postgres.url, schema, TOOLS, dead_after=DEAD_AFTER)
+        await under(fault, made, tmp_path, fault.__name__)
+
+
+@pytest.mark.skipif(not LONG, reason="the short form is in tests/worker")
+@pytest.mark.parametrize("which", ["redis", "postgres"])
+async def test_no_call_runs_twice_however_often_a_store_is_killed(schema: str, tmp_path: Path, which: str) -> None:
+    port = free_port()
+    with postgres_server() as server:
+        held = contextlib.AsyncExitStack()
+        url = await held.enter_async_context(redis_server(tmp_path, port))
+        made = await stores(tmp_path, url, server.url, schema, TOOLS, dead_after=DEAD_AFTER)
+
+        async def kill(fleet: Fleet, chance: random.Random) -> None:
+            nonlocal held
+            if which == "postgres":
+                await asyncio.to_thread(server.stop)
+                await asyncio.to_thread(server.start, "fsync=off")
+            else:
+                await held.aclose()
+                held = contextlib.AsyncExitStack()
+                await held.enter_async_context(redis_server(tmp_path, port))
+
+        try:
+            await under(kill, made, tmp_path, f"kill_{which}")
+        finally:
+            await held.aclose()
+
+
+async def under(fault: Fault, made: Stores, folder: Path, name: str) -> None:
+    """The load, with a fault again and again, and what must hold afterwards."""
+    marks, chance = folder / "marks", random.Random(7)
+    marks.touch()
+    numbers: asyncio.Queue[int] = asyncio.Queue()
+    for number in range(CALLS):
+        numbers.put_nowait(number)
+    ends: dict[int, Outcome] = {}
+    kills = 0
+    async with proxying(made) as first, proxying(made) as second, Fleet(made, marks) as fleet:
+        began = time.monotonic()
+        working_on = [
+            asyncio.create_task(load(proxy, marks, numbers, ends))
+            for proxy in (first, second)
+            for _ in range(AT_ONCE // 2)
+        ]
+        while kills < KILLS and not all(task.done() for task in working_on):
+            done_before = len(ends)
+            await fault(fleet, chance)
+            kills += 1
+            while len(ends) < min(done_before + CALLS // (2 * KILLS), CALLS - 1) and not numbers.empty():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        await asyncio.gather(*working_on)
+        states = await first.database.fetch("SELECT id, state, note FROM fleet_calls")
+        async with asyncio.timeout(TOLD_WITHIN):  # ends that nobody waits for are written soon
+            while await first.database.fetch("SELECT id FROM calls WHERE ended_at IS NULL"):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        at_odds = await first.database.fetch(
+            "SELECT calls.id, calls.state, fleet_calls.state FROM calls JOIN fleet_calls ON fleet_calls.id = calls.id"
+            " WHERE calls.state <> fleet_calls.state"
+        )
+        slowest = await first.database.fetch(
+            "SELECT coalesce(max(ended_at - began_at), 0) FROM fleet_calls WHERE state = 'unknown'"
+        )
+        took = time.monotonic() - began
+    begun = Counter(line.split()[1] for line in marks.read_text().splitlines() if line.startswith("begin"))
+    finished = {line.split()[1] for line in marks.read_text().splitlines() if line.startswith("end")}
+    twice = [label for label, count in begun.items() if count > 1]
+    counted = Counter(state for _, state, _ in states)
+    report(
+        name,
+        calls=len(ends),
+        kills=kills,
+        twice=len(twice),
+        at_odds=len(at_odds),
+        slowest_unknown=round(slowest[0][0], 2),
+        seconds=round(took, 1),
+        **counted,
+    )
+    assert len(ends) == CALLS
+    assert twice == []
+    assert at_odds == []
+    assert counted.keys() <= {"done", "unknown", "withdrawn"}
+    for number, outcome in ends.items():
+        if not isinstance(outcome, Failed):
+            assert str(number) in finished
+        elif outcome.kind is FailureKind.REFUSED:
+            assert str(number) not in begun
+    assert slowest[0][0] <= TOLD_WITHIN
+    async with asyncio.timeout(5):
+        for pid in processes_with(marks):
+            while is_there(pid):  # noqa: ASYNC110 - a process says nothing when it ends
+                await asyncio.sleep(0.05)
+
+
+async def test_what_a_call_on_a_worker_costs(postgres: PostgresServer, schema: str, tmp_path: Path) -> None:
+    async with redis_server(tmp_path) as redis:
+        made = await stores(tmp_path, redis, postgres.url, schema, TOOLS)
+        async with working(made, concurrency=2), proxying(made) as proxy:
+            for _ in range(20):
+                await proxy.call("add", a=1, b=2)
+            seconds: list[float] = []
+            cpu = own_cpu()
+            for _ in range(CALLS_TIMED):
+                began = time.perf_counter()
+                await proxy.call("add", a=1, b=2)
+                seconds.append(time.perf_counter() - began)
+            alone = (own_cpu() - cpu) / CALLS_TIMED
+
+            async def several() -> None:
+                for _ in range(CALLS_TIMED // 16):
+                    await proxy.call("add", a=1, b=2)
+
+            began, cpu = time.perf_counter(), own_cpu()
+            await asyncio.gather(*(several() for _ in range(16)))
+            took = time.perf_counter() - began
+    each = statistics.quantiles(seconds, n=100)
+    figures: dict[str, Any] = {
+        "p50_ms": round(each[49] * 1e3, 2),
+        "p99_ms": round(each[98] * 1e3, 2),
+        "cpu_us": round(alone * 1e6),
+        "at_16_per_second": round(CALLS_TIMED // 16 * 16 / took),
+        "at_16_cpu_us": round((own_cpu() - cpu) / (CALLS_TIMED // 16 * 16) * 1e6),
+    }
+    report("fleet call", **figures)
+    assert figures["p50_ms"] <= scaled(30.0, 3.0)
+    assert figures["cpu_us"] <= scaled(3000, 500)
+
+
+def own_cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
