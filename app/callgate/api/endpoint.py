@@ -19,6 +19,7 @@ from callgate.api.faces import AnsweredElsewhere, Exchange, Face
 from callgate.api.followed_run import WELL, Ended
 from callgate.api.idempotency import Idempotency, not_durable
 from callgate.api.middleware import RequestContext, context_of
+from callgate.api.operator_ids import check_ids
 from callgate.api.requests import check_body, read_counted_body
 from callgate.api.rights import seen_by
 from callgate.auth.keys import Caller, owner_name
@@ -142,6 +143,8 @@ class FaceEndpoint:
             elif request.tool_events == "trace":
                 seen_by(runtime, caller, "trace runs")
             check_selectors(route.entry, request.words)
+            if request.may_have_ids and not route.entry.provider_selectors:
+                check_ids(request.fields, dotted=request.original is not None)
             context.model = route.name
             notes = context.notes
             notes["model"], notes["stream"] = request.model, request.stream

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from callgate.api.answers import STREAM_HEADERS, ClientLeft, start_message, unless_left
 from callgate.api.middleware import RequestContext, context_of
+from callgate.api.operator_ids import KEPT_BY_PROVIDERS, check_ids, may_have_ids, of_the_operators
 from callgate.api.requests import check_body, read_body
 from callgate.api.strict_json import read_fields
 from callgate.auth.keys import Caller
@@ -33,42 +34,11 @@ PATHS = (
     "/audio/translations",
 )
 """What follows `/v1`."""
-KEPT_BY_PROVIDERS = frozenset(
-    {"previous_response_id", "conversation", "file_id", "file_ids", "vector_store_ids", "container", "item_reference"}
-)
-"""Fields that name what providers keep."""
 TAIL_BYTES = 65_536
 """How much of the end of an answer is looked at for its usage, which providers write last."""
 
 _USAGE = re.compile(rb'"usage"\s*:\s*(?=\{)')
 _objects = json.JSONDecoder()
-
-
-def check_ids(body: bytes, fields: Mapping[str, msgspec.Raw]) -> None:
-    """Refuse what names something that is kept in the operator's account: it is not the client's to use, nor to guess at."""
-    if b"\\u" not in body and not any(b'"%b"' % name.encode() in body for name in KEPT_BY_PROVIDERS):
-        return  # as nearly always; inside a text the quotes would be escaped, and a name could be spelled with escapes
-    for name, value in fields.items():
-        if (found := _named_in({name: msgspec.json.decode(value)}, "")) is not None:
-            raise _of_the_operators(found)
-
-
-def _named_in(value: Any, where: str) -> str | None:
-    """The place of the first such field, if there is one."""
-    inner: Iterable[tuple[str, Any]] = ()
-    if isinstance(value, dict):
-        for name, given in value.items():
-            if name in KEPT_BY_PROVIDERS and given is not None:
-                return f"{where}{name}"
-        inner = ((f"{where}{name}.", given) for name, given in value.items())
-    elif isinstance(value, list):
-        inner = ((f"{where[:-1]}[{at}].", given) for at, given in enumerate(value))
-    return next((found for at, given in inner if (found := _named_in(given, at)) is not None), None)
-
-
-def _of_the_operators(where: str) -> ChatError:
-    message = f"'{where}' would name something in the account of the provider, and is refused."
-    return ChatError(400, message, param=where, code="unsupported_parameter")
 
 
 class PassingEndpoint:
@@ -98,16 +68,18 @@ class PassingEndpoint:
         is_form = content_type.lower().startswith("multipart/form-data")
         form = runtime.read_form(body, content_type) if is_form else None
         fields = {} if is_form else read_fields(body, runtime.limits.json_depth)
-        if form is None:
-            check_ids(body, fields)
-        elif (
-            named := next((name for name in form.names() if name.partition("[")[0] in KEPT_BY_PROVIDERS), None)
-        ) is not None:
-            raise _of_the_operators(named)
         model = _model(fields) if form is None else form.model
         if not model:
             raise ChatError(400, "you must provide a model parameter", param="model", code="missing_required_parameter")
-        check_selectors(runtime.check_model(model, caller), fields if form is None else form.names())
+        entry = runtime.check_model(model, caller)
+        check_selectors(entry, fields if form is None else form.names())
+        if not entry.provider_selectors:
+            if form is None and may_have_ids(body):
+                check_ids(fields)
+            names = () if form is None else form.names()
+            named = next((name for name in names if name.partition("[")[0] in KEPT_BY_PROVIDERS), None)
+            if named is not None:
+                raise of_the_operators(named)
         passage = await runtime.passage(model)
         context.model = runtime.counted_name(model)
         context.notes["model"] = model

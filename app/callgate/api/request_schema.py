@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, get_type_hints
 
 import msgspec
 
+from callgate.api.operator_ids import KEPT_BY_PROVIDERS, WITH_ID, may_have_ids, place_of_id
 from callgate.api.strict_json import Fields, check_text, invalid_json, is_plain
 from callgate.conversation.errors import ChatError
 
@@ -23,8 +24,8 @@ TOOLS_BYTES: Final = 4 * 1024 * 1024
 """How much is remembered of tools that were found right."""
 ONE_TOOLS_BYTES: Final = TOOLS_BYTES // 8
 
-NEVER_PLAIN: Final = frozenset({"functions", "function_call", "input"})
-"""Words of other APIs, which are put into those of chat first."""
+NEVER_PLAIN: Final = frozenset({"functions", "function_call", "input"}) | KEPT_BY_PROVIDERS | WITH_ID
+"""Words of other APIs, which are put into those of chat first, and names of what is the operator's."""
 
 Role = Literal["developer", "system", "user", "assistant", "tool", "function"]
 
@@ -159,6 +160,8 @@ def outline_of(fields: Fields, max_depth: int) -> Outline | None:
                 read = _READERS.get(name)
                 if read is not None:
                     setattr(outline, name, read(text))
+                elif name != "metadata" and may_have_ids(text):
+                    return None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, _NotRight):
         return None
     if not outline.messages or not outline.model:
@@ -233,6 +236,8 @@ def _right_tools(text: bytes, max_depth: int) -> list[Tool] | None:
         _check_tools(tools or ())
     except ChatError:
         raise _NotRight from None
+    if may_have_ids(text) and place_of_id({"tools": msgspec.Raw(text)}):
+        raise _NotRight
     return tools
 
 

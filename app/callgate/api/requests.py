@@ -12,6 +12,7 @@ import msgspec
 from starlette.types import Receive
 
 from callgate.api.legacy import in_todays_words, is_legacy
+from callgate.api.operator_ids import may_have_ids
 from callgate.api.progress import Dialect
 from callgate.api.request_schema import Choice, Outline, Tool, from_validation, outline_of, outline_of_any, wrong
 from callgate.api.responses_compat import as_chat, is_misaddressed
@@ -101,6 +102,8 @@ class ChatRequest(msgspec.Struct):
     """The calls of ours whose rounds the client was shown and gives back, by id."""
     original: Original | None = None
     """The question as it came, where it came by an API that a model may have itself."""
+    may_have_ids: bool = False
+    """It may name what is kept in the operator's account at a provider."""
     _messages: Sequence[msgspec.Raw] | None = None
 
     @property
@@ -209,6 +212,7 @@ def _read(body: bytes, headers: Mapping[str, str], max_messages: int, max_depth:
         may_pass=tool_events != "trace",
         every_event=tool_events == "trace",
     )
+    request.may_have_ids = words is not guessed and may_have_ids(body)
     if outline.tool_choice is not None:
         request.tool_choice = msgspec.json.decode(words["tool_choice"])
         request.allowed, request.mode = _allowed(outline.tool_choice), _mode(outline.tool_choice)

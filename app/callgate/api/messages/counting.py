@@ -7,6 +7,7 @@ from callgate.api.answers import send_whole
 from callgate.api.errors import encode
 from callgate.api.messages.requests import read_messages_request
 from callgate.api.middleware import context_of
+from callgate.api.operator_ids import check_ids
 from callgate.api.requests import check_body, read_counted_body
 from callgate.runtime.manager import RuntimeManager
 
@@ -33,6 +34,8 @@ class CountEndpoint:
             route = runtime.choose(
                 request.model, caller, wanted_tools=request.tool_filter, tool_choice=request.tool_choice
             )
+            if request.may_have_ids and not route.entry.provider_selectors:
+                check_ids(request.fields, dotted=True)
             context.model = route.name
             setup = runtime.toolboxes.engage(route, caller, "", request.tools, None)
             ask = replace(request.read(), tools=setup.toolbox.schemas)

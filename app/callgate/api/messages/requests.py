@@ -11,6 +11,7 @@ from callgate.api.messages.history import History, as_chat
 from callgate.api.messages.original import OriginalMessages
 from callgate.api.messages.request_schema import Choice, McpServer, Outline, Thread, Tool, outline_of, wrong
 from callgate.api.messages.threads import NOTHING_EARLIER, Earlier
+from callgate.api.operator_ids import may_have_ids
 from callgate.api.requests import DIALECTS, ChatRequest
 from callgate.api.strict_json import Fields, check_text, split
 
@@ -87,6 +88,7 @@ def read_messages_request(
         tool_choice=_choice(outline.tool_choice),
     )
     request.shown = frozenset(history.shown)
+    request.may_have_ids = may_have_ids(body)
     request.may_pass = not (history.is_altered or outline.mcp_servers or outline.thread)
     thinking, events = outline.thinking, headers.get("x-callgate-events")
     if events is not None and events not in DIALECTS:

@@ -115,7 +115,8 @@ class ModelEntry(Section):
     lane: Lane = "auto"
     """Who speaks to it: Callgate itself (`direct`), Callgate in the provider's own words (`translated`), or litellm."""
     provider_selectors: Switch = False
-    """Let requests choose among the provider's models and hosts, with fields such as `models`, `route` and `provider`."""
+    """Let requests choose among the provider's models and hosts, with fields such as `models`, `route` and `provider`, and
+    name what is kept in your account there, with fields such as `file_id`."""
     trust_litellm: Switch = False
     """Whether it may have tools although litellm speaks to it, and nobody sees how its provider ended an answer."""
     events: ToolEvents | None = None

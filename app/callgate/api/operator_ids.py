@@ -1,0 +1,90 @@
+"""Names of what providers keep in the operator's account. A request that has one goes out under the operator's key, so that
+it could read what another key put there."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from callgate.conversation import raw_json
+from callgate.conversation.errors import ChatError
+
+KEPT_BY_PROVIDERS: Final = frozenset(
+    """
+    previous_response_id conversation item_reference file_id file_ids file_uri fileUri vector_store_id vector_store_ids
+    file_search_store_names fileSearchStoreNames container container_id cached_content cachedContent connector_id
+    """.split()
+)
+"""Fields that name what providers keep."""
+WITH_ID: Final = frozenset({"prompt", "audio", "input_audio", "voice"})
+"""Fields whose objects name it with their `id`."""
+
+_FREE: Final = frozenset({"metadata", "response_format", "output_config", "output_format", "functions", "logit_bias"})
+"""Fields of a request in which every name is the client's own: labels and schemas."""
+_CALLS: Final = frozenset({"tool_calls", "function_call"})
+_SCHEMAS: Final = _CALLS | {"parameters", "input_schema"}
+"""The same within messages, and within what has a name: tools."""
+_ADDRESSES: Final = ("https://", "http://", "data:")
+"""How a `file_id` begins that is none: what is there is fetched here."""
+_NAMES: Final = "|".join(sorted(KEPT_BY_PROVIDERS | WITH_ID))
+_MARKS: Final = re.compile(rf'"(?:{_NAMES})"|\\u00[2-7]'.encode())
+
+
+def may_have_ids(body: bytes) -> bool:
+    """Whether there may be one: in a text quotes would be escaped, and a name could be spelled with escapes."""
+    return _MARKS.search(body) is not None
+
+
+def check_ids(fields: Mapping[str, msgspec.Raw], *, dotted: bool = False) -> None:
+    """Refuse what names something in the operator's account: it is not the client's to use, nor to guess at.
+
+    `dotted`: places are written as Anthropic writes them.
+    """
+    where = place_of_id(fields, dotted=dotted)
+    if where is not None:
+        raise of_the_operators(where, dotted=dotted)
+
+
+def place_of_id(fields: Mapping[str, msgspec.Raw], *, dotted: bool = False) -> str | None:
+    """Where the first of them stands, if there is one."""
+    named = (_named_in({name: raw_json.read(value)}, "", dotted) for name, value in fields.items() if name not in _FREE)
+    return next((where for where in named if where is not None), None)
+
+
+def of_the_operators(where: str, *, dotted: bool = False) -> ChatError:
+    start = f"{where}: it" if dotted else f"'{where}'"
+    message = f"{start} would name something in the account of the provider, and is refused."
+    return ChatError(400, message, param=where, code="unsupported_parameter")
+
+
+def _named_in(value: Any, where: str, dotted: bool) -> str | None:
+    """The place of the first such field, if there is one."""
+    inner: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, dict):
+        free, kind = _free_in(value), value.get("type")
+        if dotted and where[-2:-1].isdecimal() and isinstance(kind, str):
+            where = f"{where}{kind}."
+        for name, given in value.items():
+            if name in KEPT_BY_PROVIDERS and name not in free and given is not None and not _is_address(given):
+                return where[:-1] if dotted and where.endswith(".source.") else f"{where}{name}"
+            if name in WITH_ID and isinstance(given, dict) and given.get("id") is not None:
+                return f"{where}{name}.id"
+        inner = ((f"{where}{name}.", given) for name, given in value.items() if name not in free)
+    elif isinstance(value, list):
+        inner = ((f"{where}{at}." if dotted else f"{where[:-1]}[{at}].", given) for at, given in enumerate(value))
+    return next((found for at, given in inner if (found := _named_in(given, at, dotted)) is not None), None)
+
+
+def _free_in(value: Mapping[str, Any]) -> frozenset[str]:
+    """The fields of an object in which every name is the client's own."""
+    kind = str(value.get("type"))
+    if kind.endswith("tool_use"):
+        return _CALLS | {"input"}
+    if kind.endswith("_execution_output"):
+        return _CALLS | {"file_id"}  # of a history: what the provider wrote there, which it does not read again
+    return _SCHEMAS if "name" in value else _CALLS
+
+
+def _is_address(given: Any) -> bool:
+    return isinstance(given, str) and given.startswith(_ADDRESSES)
