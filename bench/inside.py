@@ -32,7 +32,7 @@ from callgate.server import serve as server
 SLICE = 0.006
 """Seconds of CPU that a slice takes, about."""
 SLICES = 40
-COUNTED = 6
+COUNTED = 12
 """Requests of which each is counted; the least is told, because what runs once a second may fall into one of them."""
 
 

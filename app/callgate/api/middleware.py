@@ -110,8 +110,10 @@ class Middleware:
         if "origin" in context.headers:
             marks += encoded(cors_headers(context.headers, self._origins))
         method, path = scope["method"], scope["path"]
-        if path[-1:] == "/" and path != "/":
+        straight = self._straight.get((method, path))
+        if straight is None and path[-1:] == "/" and path != "/":
             path = scope["path"] = path.rstrip("/") or "/"
+            straight = self._straight.get((method, path))
 
         def send_marked(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
@@ -124,19 +126,19 @@ class Middleware:
         # Never taken back: a server runs each request in a context of its own, which ends with it.
         stand_on_every_line(context.ids)
         try:
-            if method == "OPTIONS":
+            if straight is None and method == "OPTIONS":
                 await self._answer_options(context, send_marked)
                 return
-            if method == "HEAD":
+            if straight is None and method == "HEAD":
                 method = "GET"
                 scope = {**scope, "method": method}  # the server sends the head of what is answered to a GET
+                straight = self._straight.get((method, path))
             runtime = self._manager.current
             length = context.headers.get("content-length")
             if length is not None and (len(length) > MAX_LENGTH_DIGITS or int(length) > runtime.limits.body_bytes):
                 raise ChatError(
                     413, f"The request body is larger than {runtime.limits.body_bytes} bytes.", code="request_too_large"
                 )
-            straight = self._straight.get((method, path))
             inner = straight or self._app
             caller = context.caller = runtime.admit(context.headers) if straight else _caller(runtime, path, context)
             if caller is None or HAS_PLACE in scope or (straight is None and _is_light(method, path)):

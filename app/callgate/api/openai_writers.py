@@ -401,18 +401,20 @@ class CompletionWriter(msgspec.Struct, eq=False):
         fields: dict[str, list[Any]] = {}
         for turn, events in self._heard.items():
             for event in events:
-                if isinstance(event, TextDelta):
+                if type(event) is TextDelta:
                     text.append(said.feed(turn, event.text))
-                elif isinstance(event, ReasoningDelta):
+                elif type(event) is ReasoningDelta:
                     reasoning.append(thought.feed(turn, event.text))
-                elif isinstance(event, Logprobs):
+                elif type(event) is Logprobs:
                     for name, value in event.value.items():
                         logprobs.setdefault(name, []).append(value)
-                elif isinstance(event, ExtraField) and event.field not in INNER_ASIDES:
+                elif type(event) is ExtraField and event.field not in INNER_ASIDES:
                     fields.setdefault(event.field, []).append(event.value)
-            reasoning += map(thought.line, self._lines.get(turn, ()))
+            if self._lines:
+                reasoning += map(thought.line, self._lines.get(turn, ()))
         text.append(said.finish())
-        message |= {name: _joined(values) for name, values in fields.items()}
+        for name, values in fields.items():
+            message[name] = _joined(values)
         return (
             "".join(text),
             "".join(reasoning),

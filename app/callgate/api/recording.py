@@ -71,14 +71,14 @@ def _row(
     caller: Caller,
     began: float,
 ) -> RunRow:
-    user = request.params.get("user")
+    user = request.words.get("user")
     return RunRow(
         id=conversation.run_id,
         began=began,
         model=route.name,
         request_id=context.request_id,
         key=caller.name,
-        end_user=sha256(bytes(user)).hexdigest()[:16] if isinstance(user, msgspec.Raw) else "",
+        end_user="" if user is None else sha256(bytes(user)).hexdigest()[:16],
         stream=request.stream,
         choices=request.n,
         route=context.route,

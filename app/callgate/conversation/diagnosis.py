@@ -13,6 +13,7 @@ from callgate.calls.outcome import Failed, Returned
 from callgate.calls.states import BrokenCall, Call, ReadyCall
 from callgate.conversation.events import (
     BEFORE_ALL_TURNS,
+    NOBODY,
     NOT_RUN_SHOWN,
     Attempt,
     CallEnded,
@@ -78,13 +79,12 @@ class Diagnosis(Listener, msgspec.Struct, eq=False):
         if self._warnings:
             report["warnings"] = list(self._warnings)
         for event in self._events:
-            match event:
-                case TurnEnded(turn, answer):
-                    turns.append(self._turn(turn, answer))
-                case ChatEnded(ending=ending):
-                    report["ending"] = str(ending.kind)
-                    if ending.note:
-                        report["note"] = ending.note
+            if isinstance(event, TurnEnded):
+                turns.append(self._turn(event.turn, event.answer))
+                continue
+            report["ending"] = str(event.ending.kind)
+            if event.ending.note:
+                report["note"] = event.ending.note
         report["ms"] = _milliseconds(self._clock() - self._began)
         if self._recovered:
             report["recovered"] = self._recovered
@@ -106,10 +106,11 @@ class Diagnosis(Listener, msgspec.Struct, eq=False):
         }
         if answer.lane:
             turn["lane"] = answer.lane
-        turn |= self._who(answer.by)
+        if (by := answer.by) is not NOBODY:
+            turn |= self._who(by)
         if answer.usage:
             turn["usage"] = answer.usage
-            if (price := self.price(answer.by)) is not None:
+            if (price := self.price(by)) is not None:
                 turn["cost"] = price.of_usage(answer.usage) / NANO
         if len(answer.reasons) > 1:
             turn["finish_reasons"] = list(answer.reasons)
@@ -146,7 +147,9 @@ class Diagnosis(Listener, msgspec.Struct, eq=False):
 
     def _who(self, by: Responder) -> dict[str, Any]:
         who = {"deployment": by.deployment} if by.deployment else {}
-        return {**who, "host": by.host} if self._sees and by.host else who
+        if self._sees and by.host:
+            who["host"] = by.host
+        return who
 
 
 def _milliseconds(seconds: float) -> float:

@@ -206,7 +206,28 @@ class _Conversation(msgspec.Struct):
             self.held = self.held and []
             asked = self.clock()
         plan = self.toolbox.plan(turn.calls) if turn.calls else NO_PLAN
-        await emit(TurnEnded(index, _account(turn, plan, self.clock() - began, first, raw, lane, attempts)))
+        await emit(
+            TurnEnded(
+                index,
+                TurnAccount(
+                    reasons=turn.reasons,
+                    findings=turn.findings,
+                    run=plan.ours,
+                    handed_back=plan.theirs,
+                    broken=plan.broken,
+                    usage=turn.usage,
+                    seconds=self.clock() - began,
+                    reason_is_raw=raw,
+                    prompted=turn.prompted,
+                    not_run=turn.not_run,
+                    lane=lane,
+                    by=attempts.by,
+                    attempts=attempts.number,
+                    first_seconds=first,
+                    head=turn.head,
+                ),
+            )
+        )
         if failure is not None:
             raise _broke_off(turn)  # made anew: one that is raised out of its own frame keeps that frame alive
         return turn, plan
@@ -368,28 +389,6 @@ class _Conversation(msgspec.Struct):
 
 def _refuse(calls: Iterable[ReadyCall], why: str) -> dict[str, Outcome]:
     return {call.id: Failed(why, FailureKind.NOT_RUN) for call in calls}
-
-
-def _account(
-    turn: Turn, plan: Plan, seconds: float, first_seconds: float, reason_is_raw: bool, lane: str, attempts: Attempts
-) -> TurnAccount:
-    return TurnAccount(
-        reasons=turn.reasons,
-        findings=turn.findings,
-        run=plan.ours,
-        handed_back=plan.theirs,
-        broken=plan.broken,
-        usage=turn.usage,
-        seconds=seconds,
-        reason_is_raw=reason_is_raw,
-        prompted=turn.prompted,
-        not_run=turn.not_run,
-        lane=lane,
-        by=attempts.by,
-        attempts=attempts.number,
-        first_seconds=first_seconds,
-        head=turn.head,
-    )
 
 
 def _broke_off(turn: Turn) -> ChatError:

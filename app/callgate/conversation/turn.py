@@ -142,9 +142,9 @@ class TurnBuilder:
 
     def feed(self, events: Iterable[ModelEvent]) -> None:
         for event in events:
-            if isinstance(event, TextDelta):
+            if type(event) is TextDelta:
                 self._texts.append(event.text)
-            elif isinstance(event, CallDelta):
+            elif type(event) is CallDelta:
                 self._calls.add(event)
             else:
                 _TAKEN[type(event)](self, event)

@@ -243,7 +243,8 @@ class Recorder:
         """`price`: what who answers costs, as far as it is known without asking anybody."""
         self._policy = policy
         recording = self._under_way[row.id] = self._recording(row, policy, price, trace)
-        self.publish("run", row)
+        if self._feeds:
+            self.publish("run", row)
         return recording
 
     def begin_unlisted(self, row: RunRow, trace: Trace) -> RunRecording:

@@ -284,6 +284,8 @@ class Registry:
 
     def _look(self) -> None:
         """Build everything anew if any source has other tools than at the last look."""
+        if not self._supervisors and self._seen is not None and len(self._seen) == 1:
+            return  # there is the config alone, which stays as it is
         there = [(CONFIG, tuple(self._fixed.values()))]
         for name, supervisor in sorted(self._supervisors.items()):
             if supervisor.status.state is SourceState.READY:
