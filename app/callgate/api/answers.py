@@ -6,7 +6,6 @@ everything that the chat had begun, because cancelling the chat cancels the mode
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
@@ -34,8 +33,7 @@ class ClientLeft(Exception):
     """Nobody is there any more to answer to."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pulse:
+class Pulse(msgspec.Struct, frozen=True, gc=False):
     """The two clocks of a stream."""
 
     first: float = 5.0

@@ -5,9 +5,9 @@ It belongs to none of them. Whoever comes gets it from its beginning, and it end
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from starlette.types import Message, Receive, Send
 
 from callgate.api.answers import start_message, unless_left
@@ -22,8 +22,7 @@ PASSING = frozenset({408, 409, 429})
 with the same key, and that is what the key is for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True):
     """How a run ended: with an error if any, and whether a tool that may change the world had been started."""
 
     error: ChatError | None = None

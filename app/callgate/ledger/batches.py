@@ -8,8 +8,9 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+import msgspec
 
 from callgate.ledger.entry import LedgerEntry, NotRecorded, RunState
 
@@ -22,14 +23,13 @@ BACKLOG: Final = 20_000
 TAKEN_FOR_LOST = "this process was taken for dead, and the call for lost"
 
 
-@dataclass(slots=True)
-class Batch:
+class Batch(msgspec.Struct, eq=False):
     """What is handed over at once."""
 
-    calls: "dict[str, tuple[Any, ...]]" = field(default_factory=dict)
+    calls: dict[str, tuple[Any, ...]] = {}
     """The newest row of each call: one that began and ended since the last batch is written once."""
-    spending: "list[tuple[str, str, int]]" = field(default_factory=list)
-    waiting: "list[tuple[asyncio.Future[None], str]]" = field(default_factory=list)
+    spending: list[tuple[str, str, int]] = []
+    waiting: "list[tuple[asyncio.Future[None], str]]" = []
     """Of those who wait for it to be safe, and for which call."""
 
     def __len__(self) -> int:

@@ -19,8 +19,12 @@ from callgate.tools.executor import Tool
 from callgate.tools.read_more import PagedToolbox, ResultPages
 from callgate.tools.registry import Registry
 from callgate.tools.toolbox import Approve, RequestToolbox, ToolSet, only_named
+from callgate.upstream import litellm_model
 from callgate.upstream.catalogue import Catalogue
 from callgate.upstream.vision import sees_images
+
+REMEMBERED = 1024
+"""Models of which is kept whether they see; a wildcard lets clients make up names."""
 
 
 class ChatSetup(msgspec.Struct, frozen=True):
@@ -46,6 +50,7 @@ class Toolboxes:
         self._ledger = shared.ledger
         self._kept_results = shared.kept_results
         self._catalogue = catalogue
+        self._seeing: dict[tuple[str, bool], bool] = {}
 
     def engage(
         self,
@@ -68,9 +73,18 @@ class Toolboxes:
             model=route.model,
             toolbox=toolbox,
             recall=pages.recall,
-            sees_images=bool(server_tools) and all(map(sees_images, self._catalogue.entries(route.model.name))),
+            sees_images=bool(server_tools) and self._sees_images(route.model.name),
             format_with_tools=route.entry.format_with_tools or not server_tools,
         )
+
+    def _sees_images(self, model: str) -> bool:
+        """Looked up once, and once more when litellm's list is there."""
+        place = (model, litellm_model.is_loaded())
+        if (sees := self._seeing.get(place)) is None:
+            if len(self._seeing) >= REMEMBERED:
+                self._seeing.clear()
+            sees = self._seeing[place] = all(map(sees_images, self._catalogue.entries(model)))
+        return sees
 
     def of_server(self, tools: ToolSet, caller: Caller, run_id: str) -> Toolbox:
         """Tools of the server for calls that no model makes, held to the same rules."""

@@ -243,13 +243,12 @@ class PagedToolbox:
         return self._pages.page(call.arguments["id"], call.arguments.get("offset", 0), self._page_bytes)
 
     def _is_own(self, name: str | None) -> bool:
-        tool = self._tool()
-        return tool is not None and name == tool.name
+        return (tool := self._tool()) is not None and name == tool.name
 
     def _tool(self) -> OfferedTool | None:
         """Once it was offered it stays known: a call that comes too late is answered with that, and not as an unknown tool."""
-        if self._offered is None and self._pages.ids and self._pages:
-            self._offered = OfferedTool(self._pages.name, PARAMETERS, _check)
+        if (pages := self._pages).ids and self._offered is None and pages:
+            self._offered = OfferedTool(pages.name, PARAMETERS, _check)
         return self._offered
 
 

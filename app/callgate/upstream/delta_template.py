@@ -63,12 +63,14 @@ class DeltaTemplate:
         self, payload: bytes, events: Sequence[ModelEvent], read: Callable[[bytes], Sequence[ModelEvent]]
     ) -> None:
         """Make the template of a chunk that was parsed and brought one string and nothing else. `read` parses another."""
-        if len(events) != 1 or (kind := _kind(events[0])) is None or b"\n" in payload:
+        if len(events) != 1 or type(events[0]) not in _TEMPLATED or b"\n" in payload:
             return
         self._read += 1
         if self._given >= PAYS_AFTER:
             self._made = self._given = 0
         if self._made >= MOST_TEMPLATES or self._read < EARLIEST:
+            return
+        if (kind := _kind(events[0])) is None:
             return
         self._made += 1
         name, make = kind
@@ -81,6 +83,9 @@ class DeltaTemplate:
             self._make, self._before, self._after = make, before, after
             self._opening, self._closing = b"data: " + before, after + b"\n\n"
             self._between = self._closing + self._opening
+
+
+_TEMPLATED = frozenset({TextDelta, ReasoningDelta, CallDelta})
 
 
 def _kind(event: ModelEvent) -> tuple[bytes, Make] | None:
