@@ -8,6 +8,7 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import msgspec
@@ -202,7 +203,13 @@ class Middleware:
 
 def read_headers(scope: Scope) -> dict[str, str]:
     """Header values by lower-case name; of a repeated one the last counts."""
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+    if not scope["headers"]:
+        return {}
+    names, values = zip(*scope["headers"], strict=True)
+    return dict(zip(map(str, names, _LATIN_1), map(str, values, _LATIN_1), strict=True))
+
+
+_LATIN_1 = repeat("latin-1")
 
 
 def _caller(runtime: Runtime, path: str, context: RequestContext) -> Caller | None:

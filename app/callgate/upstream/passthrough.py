@@ -88,9 +88,9 @@ class PassthroughModel(DirectModel):
             name: value for name, value in fields.items() if name in ALWAYS_PASSED or not is_denied(name)
         }
         body["model"] = endpoint.model
-        for choice, tools in (("tool_choice", "tools"), ("function_call", "functions")):
+        for choice in _CHOICES.keys() & body.keys():
             # A client that wants none of our tools has none of its own to choose from, and providers refuse that.
-            if choice in body and tools not in body and bytes(fields[choice]).strip() == b'"none"':
+            if _CHOICES[choice] not in body and bytes(fields[choice]).strip() == b'"none"':
                 del body[choice]
         if not endpoint.knows_developers:
             body["messages"] = without_developers(_messages.decode(fields["messages"]))
@@ -104,6 +104,9 @@ class PassthroughModel(DirectModel):
             return _encode(body)
         except UnicodeEncodeError:
             raise ChatError(400, "A message holds half of a surrogate pair, which no JSON text can carry.") from None
+
+
+_CHOICES = {"tool_choice": "tools", "function_call": "functions"}
 
 
 # One body --------------------------------------------------------------------------------------------------------------
