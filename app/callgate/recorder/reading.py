@@ -225,8 +225,10 @@ class RunReader:
         return {} if nano is None else {"cost": nano / NANO}
 
     def _count_attempts(self, choice: int, turn: int, number: int) -> None:
-        self._attempts[choice, turn] = max(number, self._attempts.get((choice, turn), 0))
-        self._row.attempts = sum(self._attempts.values())
+        before = self._attempts.get((choice, turn), 0)
+        if number > before:
+            self._attempts[choice, turn] = number
+            self._row.attempts += number - before
 
     def _handed_back(self, event: CallsHandedBack, choice: int) -> tuple[str, None, Mapping[str, Any]]:
         return "calls_handed_back", None, {"calls": [{"id": call.id, "name": call.name} for call in event.calls]}

@@ -26,7 +26,7 @@ class Kept(StrEnum):
     """It was kept, and then removed to make room."""
 
 
-class RunRow(msgspec.Struct, omit_defaults=False):
+class RunRow(msgspec.Struct, omit_defaults=False, gc=False):
     """One request, as a list shows it."""
 
     id: str
@@ -117,7 +117,7 @@ def grouped(used: Iterable[Usage], by: str, prices: Mapping[str, Price | None] |
     return [{"name": name, **row} for name, row in sorted(rows.items())]
 
 
-class RunEvent(msgspec.Struct, omit_defaults=True):
+class RunEvent(msgspec.Struct, omit_defaults=True, gc=False):
     """Something that happened in a run. Texts, arguments and results are not in it but among the contents."""
 
     at: float
@@ -128,7 +128,7 @@ class RunEvent(msgspec.Struct, omit_defaults=True):
     facts: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
-class Recording(msgspec.Struct):
+class Recording(msgspec.Struct, gc=False):
     """All that is recorded of one run. Contents are by part: `request`, `turn.0.text`, `call.ID.arguments`, …"""
 
     row: RunRow
