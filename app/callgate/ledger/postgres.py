@@ -82,6 +82,7 @@ class PostgresDatabase:
                 max_size=self._connections,
                 timeout=CONNECT_SECONDS,
                 command_timeout=PATIENCE,
+                reset=_nothing_to_reset,
                 server_settings={"search_path": f'"{self._schema}"', "application_name": "callgate"},
             )
         try:
@@ -282,6 +283,11 @@ async def _our_errors() -> AsyncIterator[None]:
         yield
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
         raise DatabaseAway(f"Postgres: {type(error).__name__}: {error}"[:300]) from error
+
+
+async def _nothing_to_reset(connection: Any) -> None:
+    """Each statement is a transaction of its own and sets nothing: what asyncpg would ask the server for is a round trip each
+    time."""
 
 
 def _named(version: int | None) -> str:
