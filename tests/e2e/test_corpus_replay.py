@@ -307,7 +307,7 @@ def check_failed(expect: Mapping[str, Any], outcome: Outcome, failure: str) -> N
         assert outcome.text == expect["content"]
     else:
         assert expect["content"] == ""
-        assert [retry["reason"] for retry in outcome.diagnostics["retries"]] == [failure]
+        assert [attempt["reason"] for attempt in outcome.diagnostics["attempts"] if "reason" in attempt] == [failure]
         assert (outcome.text, len(outcome.asked)) == (FINAL, 2)
 
 
@@ -317,8 +317,7 @@ def check_less(expect: Mapping[str, Any], outcome: Outcome, left: Through) -> No
     if left.refused:
         assert "502" in outcome.error
     elif left.again:
-        assert [retry["reason"] for retry in outcome.diagnostics["retries"]] == ["stream_ended"]
-        assert outcome.text == FINAL
+        assert "nothing of it was run" in outcome.error
     else:
         assert outcome.turn["findings"] == ["finish_without_tool_calls"]
         assert outcome.text == expect["content"]
