@@ -11,7 +11,7 @@ import pytest
 from callgate.stores.disk import DiskStore
 from callgate.stores.memory import MemoryStore
 from callgate.stores.redis import RedisStore
-from callgate.stores.store import Store, StoreError
+from callgate.stores.store import Share, Store, StoreError
 from tests.harness.needs import needs
 from tests.harness.redis import redis_server
 
@@ -169,3 +169,69 @@ async def test_two_prefixes_in_one_redis_do_not_see_each_other(tmp_path: Path) -
         assert await other.get("a") is None
         await one.close()
         await other.close()
+
+
+A, B = Share("a", 1000), Share("b", 1000)
+
+
+async def keys_of(store: Store, keys: list[str]) -> list[str]:
+    return [key for key in keys if await store.get(key) is not None]
+
+
+async def test_over_its_share_the_oldest_of_an_owner_go_and_nobody_elses(store: Store) -> None:
+    await store.put("of_b", b"x" * 900, LONG, B)
+    await store.put("of_nobody", b"x" * 900, LONG)
+    for key in "1234":
+        await store.put(key, b"x" * 400, LONG, A)
+    assert await keys_of(store, ["of_b", "of_nobody", *"1234"]) == ["of_b", "of_nobody", "3", "4"]
+    await store.put("5", b"x" * 900, LONG, A)
+    assert await keys_of(store, ["of_b", *"12345"]) == ["of_b", "5"]
+
+
+async def test_what_is_put_again_or_deleted_counts_once_or_no_more(store: Store) -> None:
+    for _ in range(5):
+        await store.put("1", b"x" * 400, LONG, A)
+    await store.put("2", b"x" * 400, LONG, A)
+    assert await keys_of(store, ["1", "2"]) == ["1", "2"]
+    await store.delete("1", A)
+    assert await store.get("1") is None
+    await store.put("3", b"x" * 400, LONG, A)
+    assert await keys_of(store, ["1", "2", "3"]) == ["2", "3"]
+    await store.put("2", b"x" * 500, LONG, A)  # the latest now
+    await store.put("4", b"x" * 400, LONG, A)
+    assert await keys_of(store, ["2", "3", "4"]) == ["2", "4"]
+
+
+async def test_many_that_are_put_into_a_share_at_once_keep_to_it(store: Store) -> None:
+    keys = [f"{number:02}" for number in range(40)]
+    await asyncio.gather(*(store.put(key, b"x" * 98, LONG, A) for key in keys))
+    assert len(await keys_of(store, keys)) == 10
+
+
+@needs("redis-server", "module:redis")
+async def test_what_redis_let_expire_counts_no_more(tmp_path: Path) -> None:
+    async with redis_server(tmp_path) as url:
+        store = RedisStore(url)
+        await store.put("1", b"x" * 900, 0.05, A)
+        await until_gone(store, "1")
+        await store.put("2", b"x" * 400, 0.05, A)
+        await store.put("3", b"x" * 400, LONG, A)
+        assert await store.get("3") is not None
+        sizes = await store._client.hgetall("callgate:share_sizes:a")
+        assert int(sizes[b""]) <= 1000
+        await store.close()
+
+
+async def test_memory_that_is_full_forgets_the_oldest_of_whoever_has_most() -> None:
+    by_bytes, by_entries = MemoryStore(entries=100, bytes=1500), MemoryStore(entries=5, bytes=10_000)
+    for store, size in ((by_bytes, 290), (by_entries, 10)):
+        await store.put("of_b", b"x" * size, LONG, B)
+        await store.add("decided", b"1", LONG)
+        for key in "12345":
+            await store.put(key, b"x" * size, LONG, Share("a", 100_000))
+        kept = await keys_of(store, ["of_b", "decided", *"12345"])
+        assert kept[:2] == ["of_b", "decided"]
+        assert kept[-1] == "5"
+        assert "1" not in kept
+    assert by_bytes.size <= 1500
+    assert len(by_entries) == 5

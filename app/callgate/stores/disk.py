@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
-from callgate.stores.store import StoreError
+from callgate.stores.store import Share, StoreError
 
 BUSY_SECONDS: Final = 5.0
 PRUNE_EVERY: Final = 256
@@ -18,6 +18,14 @@ PRUNE_EVERY: Final = 256
 _TABLE: Final = (
     "CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, value BLOB NOT NULL, expires_at REAL NOT NULL) STRICT"
 )
+_SHARES: Final = (
+    """CREATE TABLE IF NOT EXISTS kept_shares (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, share TEXT NOT NULL, key TEXT NOT NULL UNIQUE, size INTEGER NOT NULL) STRICT""",
+    "CREATE INDEX IF NOT EXISTS kept_by_share ON kept_shares (share, number, size)",
+    """CREATE TRIGGER IF NOT EXISTS kept_gone AFTER DELETE ON kept
+    BEGIN DELETE FROM kept_shares WHERE key = OLD.key; END""",
+)
+"""What counts in which share, the oldest first."""
 _PUT: Final = "INSERT INTO kept VALUES (?1, ?2, ?3) ON CONFLICT (key) DO UPDATE SET value = ?2, expires_at = ?3"
 Result = TypeVar("Result")
 
@@ -46,13 +54,13 @@ class DiskStore:
 
         return await self._do(get_all)
 
-    async def put(self, key: str, value: bytes, seconds: float) -> None:
-        await self._do(lambda database: database.execute(_PUT, (key, value, time.time() + seconds)))
+    async def put(self, key: str, value: bytes, seconds: float, share: Share | None = None) -> None:
+        await self._do(lambda database: self._put(database, key, value, seconds, share))
 
     async def add(self, key: str, value: bytes, seconds: float) -> bool:
         return await self._do(lambda database: self._add(database, key, value, seconds))
 
-    async def delete(self, key: str) -> None:
+    async def delete(self, key: str, share: Share | None = None) -> None:
         await self._do(lambda database: database.execute("DELETE FROM kept WHERE key = ?", (key,)))
 
     async def close(self) -> None:
@@ -60,11 +68,40 @@ class DiskStore:
             if self._opened is not None:
                 self._opened.close()
 
-    def _add(self, database: sqlite3.Connection, key: str, value: bytes, seconds: float) -> bool:
+    def _put(self, database: sqlite3.Connection, key: str, value: bytes, seconds: float, share: Share | None) -> None:
+        now = self._pruned(database)
+        if share is None:
+            database.execute(_PUT, (key, value, now + seconds))
+            return
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            database.execute(_PUT, (key, value, now + seconds))
+            row = (share.name, key, len(key) + len(value))
+            database.execute("INSERT OR REPLACE INTO kept_shares (share, key, size) VALUES (?, ?, ?)", row)
+            [over] = database.execute(
+                "SELECT sum(size) - ? FROM kept_shares WHERE share = ?", (share.bytes, share.name)
+            ).fetchone()
+            while over > 0:
+                oldest, size = database.execute(
+                    "SELECT key, size FROM kept_shares WHERE share = ? ORDER BY number LIMIT 1", (share.name,)
+                ).fetchone()
+                database.execute("DELETE FROM kept WHERE key = ?", (oldest,))
+                over -= size
+            database.execute("COMMIT")
+        except BaseException:
+            database.execute("ROLLBACK")
+            raise
+
+    def _pruned(self, database: sqlite3.Connection) -> float:
+        """The time, at which now and then what has expired is removed."""
         now = time.time()
         self._added += 1
         if self._added % PRUNE_EVERY == 0:
             database.execute("DELETE FROM kept WHERE expires_at <= ?", (now,))
+        return now
+
+    def _add(self, database: sqlite3.Connection, key: str, value: bytes, seconds: float) -> bool:
+        now = self._pruned(database)
         changed = database.execute(f"{_PUT} WHERE expires_at <= ?4", (key, value, now + seconds, now))
         return changed.rowcount == 1
 
@@ -86,7 +123,8 @@ def _opened(path: Path) -> sqlite3.Connection:
     try:
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")  # a commit is on the disk, not only with the operating system
-        database.execute(_TABLE)
+        for statement in (_TABLE, *_SHARES):
+            database.execute(statement)
     except sqlite3.Error:
         with contextlib.suppress(sqlite3.Error):
             database.close()

@@ -1,9 +1,12 @@
-"""A store in this process: bounded in entries and in bytes, forgetting what was not touched for longest."""
+"""A store in this process: bounded in entries and in bytes, forgetting what was not touched for longest of whoever has
+most in it."""
 
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+
+from callgate.stores.store import Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,13 +14,24 @@ class _Kept:
     value: bytes
     until: float
     size: int
+    share: str
+
+
+@dataclass(slots=True)
+class _Held:
+    """What one share holds, the oldest first."""
+
+    keys: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    size: int = 0
 
 
 class MemoryStore:
     def __init__(self, entries: int, bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._entries, self._bytes = entries, bytes
         self._clock = clock
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._kept: dict[str, _Kept] = {}
+        self._shares: dict[str, _Held] = {}
+        """By name; what is in none stands under no name."""
         self.size = 0
         """Bytes held, keys included."""
 
@@ -31,17 +45,23 @@ class MemoryStore:
     async def get_all(self, keys: Sequence[str], *, renew: float) -> list[bytes | None]:
         return [self._renewed(key, renew) for key in keys]
 
-    async def put(self, key: str, value: bytes, seconds: float) -> None:
+    async def put(self, key: str, value: bytes, seconds: float, share: Share | None = None) -> None:
         self._drop(key)
-        size = len(key) + len(value)
+        size, name = len(key) + len(value), "" if share is None else share.name
         if size > self._bytes:
             return  # larger than the whole store: kept for no time at all
-        self._kept[key] = _Kept(value, self._clock() + seconds, size)
+        self._kept[key] = _Kept(value, self._clock() + seconds, size, name)
+        held = self._shares.setdefault(name, _Held())
+        held.keys[key] = None
+        held.size += size
         self.size += size
         # What has expired and is never asked for goes this way too: it comes to the front and falls out.
-        while len(self._kept) > self._entries or self.size > self._bytes:
-            _, kept = self._kept.popitem(last=False)
-            self.size -= kept.size
+        while share is not None and held.size > share.bytes:
+            self._drop(next(iter(held.keys)))
+        while len(self._kept) > self._entries:
+            self._drop_oldest_of_most(lambda held: len(held.keys))
+        while self.size > self._bytes:
+            self._drop_oldest_of_most(lambda held: held.size)
 
     async def add(self, key: str, value: bytes, seconds: float) -> bool:
         if self._alive(key) is not None:
@@ -49,19 +69,25 @@ class MemoryStore:
         await self.put(key, value, seconds)
         return True
 
-    async def delete(self, key: str) -> None:
+    async def delete(self, key: str, share: Share | None = None) -> None:
         self._drop(key)
 
     async def close(self) -> None:
         self._kept.clear()
+        self._shares.clear()
         self.size = 0
+
+    def _drop_oldest_of_most(self, most: Callable[[_Held], int]) -> None:
+        """Shares go first: that a decision was taken stands in none, and outlives what it was taken about."""
+        name = max(self._shares, key=lambda name: (name != "", most(self._shares[name])))
+        self._drop(next(iter(self._shares[name].keys)))
 
     def _renewed(self, key: str, seconds: float) -> bytes | None:
         kept = self._alive(key)
         if kept is None:
             return None
-        self._kept[key] = _Kept(kept.value, self._clock() + seconds, kept.size)
-        self._kept.move_to_end(key)
+        self._kept[key] = replace(kept, until=self._clock() + seconds)
+        self._shares[kept.share].keys.move_to_end(key)
         return kept.value
 
     def _alive(self, key: str) -> _Kept | None:
@@ -75,3 +101,8 @@ class MemoryStore:
         kept = self._kept.pop(key, None)
         if kept is not None:
             self.size -= kept.size
+            held = self._shares[kept.share]
+            held.size -= kept.size
+            del held.keys[key]
+            if not held.keys:
+                del self._shares[kept.share]

@@ -2,11 +2,47 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any, Final
 
-from callgate.stores.store import StoreError
+from callgate.stores.store import Share, StoreError
 
 PATIENCE = 2.0
 """Seconds for one command. A chat can go on without what is kept here, so it does not wait long for it."""
+
+# The sizes of a share hang in a hash, their sum under the empty name; the order in which they came in a sorted set. What
+# Redis let expire leaves both when its time is over, which all of a share have the same.
+_IN_SHARE: Final = """
+local value, order, sizes = KEYS[1], KEYS[2], KEYS[3]
+local member, bytes, milliseconds, seconds = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
+local time = redis.call('TIME')
+local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
+local function leave(key)
+  redis.call('ZREM', order, key)
+  local size = redis.call('HGET', sizes, key)
+  if size then redis.call('HINCRBY', sizes, '', '-' .. size) end
+  redis.call('HDEL', sizes, key)
+end
+leave(member)
+if not ARGV[5] then
+  redis.call('DEL', value)
+  return
+end
+for _, key in ipairs(redis.call('ZRANGEBYSCORE', order, '-inf', now - seconds)) do leave(key) end
+redis.call('SET', value, ARGV[5], 'PX', milliseconds)
+redis.call('ZADD', order, now, member)
+local size = #member + #ARGV[5]
+redis.call('HSET', sizes, member, size)
+local held = redis.call('HINCRBY', sizes, '', size)
+while held > bytes do
+  local oldest = redis.call('ZRANGE', order, 0, 0)[1]
+  if not oldest then break end
+  leave(oldest)
+  redis.call('DEL', ARGV[6] .. oldest)
+  held = tonumber(redis.call('HGET', sizes, ''))
+end
+redis.call('PEXPIRE', order, milliseconds)
+redis.call('PEXPIRE', sizes, milliseconds)
+"""
 
 
 class RedisStore:
@@ -22,6 +58,7 @@ class RedisStore:
         self._client = redis.asyncio.Redis.from_url(
             url, socket_timeout=PATIENCE, socket_connect_timeout=PATIENCE, retry=Retry(NoBackoff(), 1)
         )
+        self._script = self._client.register_script(_IN_SHARE)
 
     async def get(self, key: str) -> bytes | None:
         async with _our_errors():
@@ -38,7 +75,10 @@ class RedisStore:
                 exchange.getex(self._prefix + key, px=_milliseconds(renew))  # type: ignore[unused-awaitable]
             return list(await exchange.execute())
 
-    async def put(self, key: str, value: bytes, seconds: float) -> None:
+    async def put(self, key: str, value: bytes, seconds: float, share: Share | None = None) -> None:
+        if share is not None:
+            await self._in_share(share, key, _milliseconds(seconds), seconds, value, self._prefix)
+            return
         async with _our_errors():
             await self._client.set(self._prefix + key, value, px=_milliseconds(seconds))
 
@@ -46,12 +86,20 @@ class RedisStore:
         async with _our_errors():
             return bool(await self._client.set(self._prefix + key, value, px=_milliseconds(seconds), nx=True))
 
-    async def delete(self, key: str) -> None:
+    async def delete(self, key: str, share: Share | None = None) -> None:
+        if share is not None:
+            await self._in_share(share, key, 0, 0)
+            return
         async with _our_errors():
             await self._client.delete(self._prefix + key)
 
     async def close(self) -> None:
         await self._client.aclose()
+
+    async def _in_share(self, share: Share, key: str, *rest: Any) -> None:
+        keys = [self._prefix + key, f"{self._prefix}share:{share.name}", f"{self._prefix}share_sizes:{share.name}"]
+        async with _our_errors():
+            await self._script(keys=keys, args=[key, share.bytes, *rest])
 
 
 @asynccontextmanager

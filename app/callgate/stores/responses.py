@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from callgate.stores.store import Store
+from callgate.stores.store import Share, Store, StoreError
 
 CANCEL_SECONDS = 60.0
 """How long a word to cancel waits; it is looked for every second."""
@@ -33,22 +33,27 @@ class StoredResponse(msgspec.Struct):
 class Responses:
     """Keeps responses by owner and id, so that nobody finds another's."""
 
-    def __init__(self, store: Store, seconds: float, *, own_store: bool = False) -> None:
-        """`own_store`: whether the store is closed with the responses."""
+    def __init__(self, store: Store, seconds: float, owner_bytes: int, *, own_store: bool = False) -> None:
+        """`owner_bytes`: how much of one owner is kept; over it its oldest goes. `own_store`: whether the store is closed
+        with the responses."""
         self._store, self._seconds, self._own_store = store, seconds, own_store
+        self._owner_bytes = owner_bytes
 
     async def put(self, owner: str, id: str, response: StoredResponse) -> None:
-        await self._store.put(_key(owner, id), _encode(response), self._seconds)
+        key, value = _key(owner, id), encode_response(response)
+        if len(key) + len(value) > self._owner_bytes:
+            raise StoreError(f"of {len(value)} bytes, where {self._owner_bytes} are kept of one key")
+        await self._store.put(key, value, self._seconds, self._share(owner))
 
     async def get(self, owner: str, id: str) -> StoredResponse | None:
         kept = await self._store.get(_key(owner, id))
-        return None if kept is None else _decode(kept)
+        return None if kept is None else decode_response(kept)
 
     async def delete(self, owner: str, id: str) -> bool:
         """Whether there was one."""
         key = _key(owner, id)
         found = await self._store.get(key) is not None
-        await self._store.delete(key)
+        await self._store.delete(key, self._share(owner))
         return found
 
     async def decide(self, owner: str, id: str) -> bool:
@@ -66,9 +71,12 @@ class Responses:
         if self._own_store:
             await self._store.close()
 
+    def _share(self, owner: str) -> Share:
+        return Share(hashlib.sha256(owner.encode(errors="surrogatepass")).hexdigest(), self._owner_bytes)
 
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(StoredResponse).decode
+
+encode_response = msgspec.json.Encoder().encode
+decode_response = msgspec.json.Decoder(StoredResponse).decode
 
 
 def _key(owner: str, id: str, kind: str = "response:") -> str:

@@ -11,7 +11,7 @@ import msgspec
 from callgate.api.responses.output import ITEM_DIGITS, ResponseHead
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import CallsHandedBack, ChatEnded, HiddenTurns
-from callgate.stores.responses import Responses, StoredResponse
+from callgate.stores.responses import Responses, StoredResponse, decode_response, encode_response
 from callgate.stores.store import StoreError
 
 INPUT_PLACE: Final = 0x8000
@@ -27,25 +27,31 @@ class ConnectionMemory:
     """Responses that are not stored, remembered while their connection lasts."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._kept: OrderedDict[str, bytes] = OrderedDict()
+        self.size = 0
+        """Bytes held."""
 
     def keep(self, id: str, response: StoredResponse) -> None:
-        # Read anew, as it would come from a store: messages that are whole already are dicts.
-        self._kept[id] = msgspec.structs.replace(response, history=_decode(_encode(response.history)))
-        while len(self._kept) > REMEMBERED:
-            self._kept.popitem(last=False)
+        self.forget(id)
+        self._kept[id] = encode_response(response)
+        self.size += len(self._kept[id])
+        while len(self._kept) > REMEMBERED or self.size > REMEMBERED_BYTES:
+            self.forget(next(iter(self._kept)))
 
     def find(self, id: str) -> StoredResponse | None:
-        return self._kept.get(id)
+        found = self._kept.get(id)
+        return None if found is None else decode_response(found)
 
     def forget(self, id: str) -> None:
-        self._kept.pop(id, None)
+        self.size -= len(self._kept.pop(id, b""))
 
 
 CONNECTION: Final[ContextVar[ConnectionMemory | None]] = ContextVar("connection_memory", default=None)
 """That of the WebSocket that a request came over."""
 REMEMBERED: Final = 16
 """Clients go on from the last one."""
+REMEMBERED_BYTES: Final = 32 * 1024 * 1024
+"""Of one connection: some times what a request may have."""
 
 
 class KeptResponses:

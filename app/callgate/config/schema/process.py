@@ -57,7 +57,9 @@ class Store(Section):
     entries: Count = 20_000
     """How many things memory holds; beyond that the oldest is forgotten."""
     bytes: Annotated[int, Field(ge=1024), NO_BOOLEAN] = 268_435_456
-    """How many bytes memory holds."""
+    """How many bytes memory holds; where responses are kept in memory, they have as much again."""
+    response_bytes: Annotated[int, Field(ge=1024), NO_BOOLEAN] = 67_108_864
+    """How many bytes of responses are kept of one key, wherever they are kept; beyond that its oldest is forgotten."""
 
 
 class Reload(Section):

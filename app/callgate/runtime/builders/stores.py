@@ -78,10 +78,17 @@ def claims_of(config: Config, store: Store, process: Callable[[], str]) -> Claim
 
 def responses_of(config: Config, store: Store) -> Responses:
     """Where responses are kept: with all processes where they share a store, else on the disk where there is a folder."""
-    seconds = config.store.conversation_seconds
-    if config.store.redis_url is not None or config.data_dir is None:
-        return Responses(store, seconds)
-    return Responses(DiskStore(Path(config.data_dir) / FILE), seconds, own_store=True)
+    section = config.store
+    seconds, owner_bytes = section.conversation_seconds, section.response_bytes
+    if section.redis_url is not None:
+        return Responses(store, seconds, owner_bytes)
+    own = (
+        # Chats that are remembered, of whichever key, push out no responses.
+        MemoryStore(section.entries, section.bytes)
+        if config.data_dir is None
+        else DiskStore(Path(config.data_dir) / FILE)
+    )
+    return Responses(own, seconds, owner_bytes, own_store=True)
 
 
 def check_files(config: Config) -> None:
