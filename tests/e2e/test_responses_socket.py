@@ -2,6 +2,7 @@
 
 import asyncio
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -137,3 +138,17 @@ async def test_a_get_without_a_handshake_is_a_405(upstream: Upstream) -> None:
     async with serve(create_app(make_config(upstream.url))) as url, http_client(url) as client:
         plain = await client.get("/v1/responses")
         assert (plain.status_code, plain.json()["error"]["code"]) == (405, "method_not_supported")
+
+
+@pytest.mark.parametrize("body", [b"content-length: 4\r\n\r\nGET ", b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n"])
+async def test_a_handshake_with_a_body_is_refused(upstream: Upstream, body: bytes) -> None:
+    handshake = (
+        b"GET /v1/responses HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: Upgrade\r\n"
+        b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+    )
+    async with serve(create_app(make_config(upstream.url))) as url:
+        to = urlsplit(url)
+        reader, writer = await asyncio.open_connection(to.hostname, to.port)
+        writer.write(handshake + body)
+        assert (await reader.readline()).split()[1] == b"400"
+        writer.close()

@@ -57,6 +57,9 @@ class ResponsesSocket:
             raise ChatError(405, "Responses are made with POST; GET is for a WebSocket.", code="method_not_supported")
         if headers.get("sec-websocket-version") != "13" or "sec-websocket-key" not in headers:
             raise ChatError(400, "This is no handshake of WebSocket's version 13.", code="invalid_value")
+        if "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
+            # A proxy in front and we might not agree where it ends and the messages begin.
+            raise ChatError(400, "A handshake of WebSocket has no body.", code="invalid_value")
         fields = {"upgrade": "websocket", "connection": "Upgrade"}
         fields["sec-websocket-accept"] = accept_key(headers["sec-websocket-key"]).decode()
         await send(start_message(101, fields))
