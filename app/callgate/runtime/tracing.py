@@ -31,7 +31,7 @@ class Tracing:
 
         target = _target(section, section.endpoint)
         if self._exporter is None:
-            self._exporter = self._made(config, target)
+            self._exporter = self._made(target)
         self._exporter.target = target
         content = section.content
         shown = Shown(
@@ -60,12 +60,13 @@ class Tracing:
         }
         return {**own, **section.resource}
 
-    def _made(self, config: Config, target: "Target") -> "SpanExporter":
+    def _made(self, target: "Target") -> "SpanExporter":
+        from callgate.http.client import HttpClient
+        from callgate.http.proxies import Proxies
         from callgate.recorder.exporter import SpanExporter
-        from callgate.runtime.builders.models import model_client
 
         return SpanExporter(
-            model_client(config),
+            HttpClient(proxies=Proxies.from_environment()),  # a certificate for providers is not shown to a collector
             target,
             self._metrics.spans_exported.inc,
             lambda spans, why: self._metrics.spans_dropped.of(why).inc(spans),
