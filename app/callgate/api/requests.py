@@ -179,6 +179,7 @@ def _read(body: bytes, headers: Mapping[str, str], max_messages: int, max_depth:
     else:
         passed = words = split(body, max_depth)
         outline = outline_of(words, max_depth)
+    is_plain = outline is not None
     if outline is None:
         check_text(body, max_depth)
         passed, words, hints = _in_words_of_chat(body, words)
@@ -212,7 +213,9 @@ def _read(body: bytes, headers: Mapping[str, str], max_messages: int, max_depth:
         may_pass=tool_events != "trace",
         every_event=tool_events == "trace",
     )
-    request.may_have_ids = words is not guessed and may_have_ids(body)
+    request.may_have_ids = not is_plain and may_have_ids(
+        body
+    )  # in a plain one they were looked for, once for the same tools
     if outline.tool_choice is not None:
         request.tool_choice = msgspec.json.decode(words["tool_choice"])
         request.allowed, request.mode = _allowed(outline.tool_choice), _mode(outline.tool_choice)
