@@ -112,12 +112,44 @@ async def test_only_an_operator_calls_tools_and_only_those_of_its_key(upstream: 
         assert await call("boss", "add") == (200, None)
 
 
-@pytest.mark.parametrize("body", ["{", '{"argument": {}}', '{"arguments": 3}', "[]"])
-async def test_a_body_that_says_something_else_is_refused(upstream: Upstream, body: str) -> None:
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{",
+        '{"argument": {}}',
+        '{"arguments": 3}',
+        "[]",
+        b'{"arguments": {"a": "\xff"}}',
+        b'{"arguments": "\xff"}',
+        '{"arguments": "\\ud83d"}',
+    ],
+)
+async def test_a_body_that_says_something_else_is_refused(upstream: Upstream, body: str | bytes) -> None:
     async with serving(upstream) as client:
         answer = await client.post("/v1/tools/add/call", content=body)
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_body")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        ('{"a": 2, "b": 3, "b": 4}', 200, "broken"),
+        ('{"a": 2, "b": 1e999}', 200, "broken"),
+        ('{"a": 2, "b": 3}, "arguments": {"a": 2, "b": 4}', 400, "duplicate_parameter"),
+        ('{"a": 2, "b": 3}, "arg\\u0075ments": {"a": 2, "b": 4}', 400, "duplicate_parameter"),
+        ('{"a": 2, "b": 1234567890123456789}', 200, "1234567890123456791"),
+    ],
+)
+async def test_the_arguments_are_those_that_were_sent_or_nothing_runs(
+    upstream: Upstream, arguments: str, status: int, said: str
+) -> None:
+    async with serving(upstream) as client:
+        answer = await client.post("/v1/tools/add/call", content=f'{{"arguments": {arguments}}}')
+    found = answer.json()
+
+    assert answer.status_code == status
+    assert said in (found.get("verdict"), found.get("text"), found.get("error", {}).get("code")), found
 
 
 async def test_a_call_that_was_to_be_made_once_is_refused_and_not_made_twice(upstream: Upstream) -> None:

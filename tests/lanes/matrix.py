@@ -6,14 +6,14 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from callgate.calls.states import ReadyCall
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import StreamEnd
-from callgate.conversation.ports import Model, ModelRequest
+from callgate.conversation.ports import Message, Model, ModelRequest
 from callgate.conversation.turn import TurnBuilder
 from callgate.http.client import HttpClient
 from callgate.upstream.catalogue import Catalogue
@@ -39,12 +39,14 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "xai": ("xai/grok-3", {}),
     "azure": ("azure/my-deployment", {"api_version": "2024-10-21"}),
     "anthropic": ("anthropic/claude-sonnet-4-5", {}),
+    "messages": ("anthropic/claude-sonnet-4-5", {}),
     "gemini": ("gemini/gemini-2.5-flash", {}),
     "vertex_ai": ("vertex_ai/gemini-2.5-flash", VERTEX),
     "bedrock": ("bedrock/anthropic.claude-3-5-sonnet-20240620-v1:0", AWS),
     "cohere": ("cohere/command-r-plus", {}),
 }
-"""A model of each provider, and what its entry says beside the address and the key."""
+"""A model of each provider, and what its entry says beside the address and the key; `messages` is Claude, asked by a client of
+the Messages API."""
 REFERENCE = "openai"
 
 
@@ -114,9 +116,9 @@ async def _executed(
     data, count = case.data, itertools.count()
     building = TurnBuilder(offer_of(data["tools"]), lambda: f"made_{next(count)}")
     tools = [msgspec.Raw(json.dumps(tool).encode()) for tool in data["tools"]]
-    end = await _read(
-        answering, ModelRequest([{"role": "user", "content": "hi"}], tools, None, {}, "chunks" in data), building, lanes
-    )
+    original = _Original() if provider == "messages" else None
+    asked = ModelRequest([{"role": "user", "content": "hi"}], tools, None, {}, "chunks" in data, original)
+    end = await _read(answering, asked, building, lanes)
     if end is None:
         return Counter()
     ready = [call for call in building.finish(end).calls if isinstance(call, ReadyCall)]
@@ -138,6 +140,18 @@ async def _read(model: Model, request: ModelRequest, building: TurnBuilder, lane
     except ChatError as error:
         if error.status in {400, 404, 422}:  # the request was refused, so that nothing was played
             raise
+        return None
+
+
+class _Original:
+    """The question as such a client asks it."""
+
+    api: Literal["messages"] = "messages"
+    fields: Mapping[str, msgspec.Raw] = {"max_tokens": msgspec.Raw(b"99")}
+    betas: Sequence[str] = ()
+    foreign: Sequence[tuple[str, str]] = ()
+
+    def blocks_of(self, message: Message) -> tuple[str, Sequence[Any]] | None:
         return None
 
 

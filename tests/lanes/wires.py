@@ -320,9 +320,11 @@ def _cohere_whole(found: Said) -> bytes:
     return json.dumps(body).encode()
 
 
+ANTHROPIC = Wire(_claude_stream, _claude_whole)
 GOOGLES = Wire(_google_stream, _google_whole)
 WIRES: Mapping[str, Wire] = {
-    "anthropic": Wire(_claude_stream, _claude_whole),
+    "anthropic": ANTHROPIC,
+    "messages": ANTHROPIC,
     "gemini": GOOGLES,
     "vertex_ai": GOOGLES,
     "bedrock": Wire(_bedrock_stream, _bedrock_whole, "application/vnd.amazon.eventstream"),

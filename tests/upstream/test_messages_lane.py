@@ -72,6 +72,18 @@ def test_a_stream_cut_in_two_reads_anywhere_is_the_same_turn() -> None:
         assert turn_of([STREAM[:at], STREAM[at:]]) == whole
 
 
+def test_a_piece_that_names_no_block_is_the_latest_ones_and_never_left_out() -> None:
+    for index in (None, "x", 0.5):
+        for at in (15, 16):
+            reads = [
+                f"data: {json.dumps({**event, 'index': index} if place == at else event)}\n\n".encode()
+                for place, event in enumerate(EVENTS)
+            ]
+            [call] = turn_of(reads).calls
+            assert isinstance(call, ReadyCall)
+            assert call.arguments == INPUT
+
+
 def test_a_stream_that_ends_anywhere_runs_no_call_that_the_whole_would_not() -> None:
     whole = turn_of([STREAM])
     for at in range(0, len(STREAM), 3):

@@ -128,6 +128,38 @@ async def test_an_azure_deployment_is_where_its_version_says(base, version, expe
     assert azure_url(base, "m/1", version) == f"https://x.openai.azure.com{expected}"
 
 
+@pytest.mark.parametrize(
+    ("name", "more", "renamed"),
+    [
+        ("openai/gpt-5-mini", {}, True),
+        ("openai/gpt-5.1", {}, True),
+        ("openai/o3", {}, True),
+        ("openai/o4-mini", {"drop_params": True}, True),
+        ("azure/gpt-5", {"api_version": "v1"}, True),
+        ("azure/d", {"api_version": "v1", "base_model": "gpt-5"}, True),
+        ("azure/d", {"api_version": "v1"}, False),
+        ("azure/gpt-35-turbo", {"api_version": "v1"}, False),
+        ("openai/gpt-4o", {}, False),
+        ("openai/gpt-oss-120b", {}, False),
+        ("hosted_vllm/gpt-5", {}, False),
+        ("groq/o3", {}, False),
+    ],
+)
+async def test_models_that_count_their_thinking_are_sent_the_limit_by_its_newer_name(model, name, more, renamed):
+    limit, other = ("max_completion_tokens", "max_tokens") if renamed else ("max_tokens", "max_completion_tokens")
+    async with serving(saying(chunk({"content": "hi"}, finish="stop"))) as server:
+        await turn_of(model(server, name, **more), asking(max_tokens=7))
+    sent = server.requests[0].body
+    assert (sent.get(limit), other in sent) == (7, False)
+
+
+async def test_a_limit_that_came_by_both_names_is_sent_once_as_the_newer_says(model):
+    async with serving(saying(chunk({"content": "hi"}, finish="stop"))) as server:
+        await turn_of(model(server, "openai/gpt-5"), asking(max_tokens=7, max_completion_tokens=9))
+    sent = server.requests[0].body
+    assert (sent["max_completion_tokens"], "max_tokens" in sent) == (9, False)
+
+
 async def test_azure_is_asked_with_its_own_header(model):
     async with serving(saying(chunk(call(), finish="tool_calls"))) as server:
         turn, _, _ = await turn_of(model(server, "azure/d", api_version="2024-10-21"), asking(tools=[NOW]))

@@ -1,7 +1,7 @@
 """`/v1/tools`: the tools that a key may use, the servers they come from, and calling one without a model."""
 
 import time
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -29,12 +29,27 @@ from callgate.recorder.row import RunRow
 from callgate.runtime.manager import RuntimeManager, new_call_id
 from callgate.runtime.runtime import Runtime
 
+EXAMPLE: Final = '{"arguments": {…}}'
+
 
 class CallBody(msgspec.Struct, forbid_unknown_fields=True):
     """What is sent to call a tool."""
 
-    arguments: dict[str, Any] | str = msgspec.field(default_factory=dict)
+    arguments: msgspec.Raw = msgspec.Raw(b"{}")
     """An object, or the text that a model might have written."""
+
+    def text(self) -> str:
+        """The arguments as they were sent: what reading them would lose, as a name that is given twice, is the gate's to see."""
+        sent = bytes(self.arguments).strip()
+        try:
+            if sent[:1] == b'"':
+                return msgspec.json.decode(sent, type=str)
+            if sent[:1] == b"{":
+                return sent.decode()
+            why = "`arguments` is an object or a text"
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            why = str(error)
+        raise ChatError(400, f"The body should be like {EXAMPLE}: {why}.", param="arguments", code="invalid_body")
 
 
 def tool_routes(manager: RuntimeManager) -> APIRouter:
@@ -108,8 +123,8 @@ def tool_routes(manager: RuntimeManager) -> APIRouter:
                 raise ChatError(400, message, param="Idempotency-Key", code="unsupported_parameter")
             check_body(context.headers, runtime.limits.body_bytes)
             sent = await read_body(request.receive, runtime.limits.body_bytes)
-            body = read_json_body(sent, CallBody, '{"arguments": {…}}')
-            calling = _Calling(runtime, context, caller, request.path_params["name"], body.arguments)
+            body = read_json_body(sent, CallBody, EXAMPLE)
+            calling = _Calling(runtime, context, caller, request.path_params["name"], body.text())
             return await calling.answer(request)
 
     return router
@@ -118,9 +133,7 @@ def tool_routes(manager: RuntimeManager) -> APIRouter:
 class _Calling:
     """One call: a chat whose model has written it already, and says nothing to its result."""
 
-    def __init__(
-        self, runtime: Runtime, context: RequestContext, caller: Caller, name: str, arguments: dict[str, Any] | str
-    ) -> None:
+    def __init__(self, runtime: Runtime, context: RequestContext, caller: Caller, name: str, arguments: str) -> None:
         self._run_id = context.ids["run_id"] = new_run_id()
         self._context = context
         self._runtime = runtime
@@ -160,8 +173,7 @@ class _Calling:
         return Response(encode(self._facts(seen)), media_type="application/json", headers=self._headers)
 
     async def _run(self, listeners: list[Listener]) -> None:
-        arguments = self._arguments if isinstance(self._arguments, str) else encode(self._arguments).decode()
-        written: list[ModelEvent] = [CallWritten(self._name, arguments, new_call_id()), Finished("tool_calls")]
+        written: list[ModelEvent] = [CallWritten(self._name, self._arguments, new_call_id()), Finished("tool_calls")]
         await converse(
             ModelRequest(()),
             ReadTurns("", [written, [Finished("stop")]]),

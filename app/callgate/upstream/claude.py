@@ -177,6 +177,8 @@ class EventsReader(EventsBody):
         self._calls: dict[int | None, int] = {}
         """The calls that are being written, by the index of their blocks, and the numbers they go by."""
         self._stopped: set[int | None] = set()
+        self._latest: int | None = None
+        """The index of the block that began last: a piece that names none is that one's."""
         self._begun = 0
         self._inputs: dict[int, object] = {}
         """What blocks of calls began with; nothing, unless a server sends all of it at once."""
@@ -243,7 +245,10 @@ class EventsReader(EventsBody):
         """What an event says of a call, as the provider wrote it; None where it is about something else. Each piece goes to
         the call whose block it names: litellm gives it to the latest, and writes `{}` for none."""
         index, kind = whole_number(event.get("index")), event["type"]
+        if kind != "content_block_start" and index is None:
+            index = self._latest
         if kind == "content_block_start":
+            self._latest = index
             block = event.get("content_block")
             if not isinstance(block, dict) or block.get("type") != "tool_use" or self._is_format(block):
                 self._calls.pop(index, None)

@@ -28,7 +28,7 @@ from callgate.upstream import errors
 from callgate.upstream.chunks import ChunkReader, read_completion
 from callgate.upstream.delta_template import DeltaTemplate
 from callgate.upstream.first_content import first_said
-from callgate.upstream.params import for_body
+from callgate.upstream.params import for_body, with_completion_limit
 
 ANSWER_BYTES = 64 * 1024 * 1024
 """More than any model writes in one turn, images included. What is allowed where nobody says otherwise."""
@@ -61,6 +61,8 @@ class Endpoint:
     """Whether streams are asked for their token counts. Off for servers that refuse `stream_options`."""
     knows_developers: bool = True
     """Whether the role `developer` is known there. Where it is not, what a developer says is the system's word."""
+    counts_completions: bool = False
+    """Whether the limit on tokens has to be called `max_completion_tokens`."""
 
 
 class DirectModel:
@@ -95,7 +97,8 @@ class DirectModel:
             body["tools"] = ask.tools
             if ask.tool_choice is not None:
                 body["tool_choice"] = ask.tool_choice
-        body |= for_body(ask, self._endpoint.defaults)
+        fields = for_body(ask, self._endpoint.defaults)
+        body |= with_completion_limit(fields) if self._endpoint.counts_completions else fields
         body["stream"] = ask.stream
         if ask.stream and self._endpoint.include_usage:
             options = raw_json.read(ask.params.get("stream_options"))

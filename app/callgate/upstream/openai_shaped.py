@@ -13,7 +13,7 @@ from callgate.conversation.events import CallDelta, CallWritten, Finished, Model
 from callgate.conversation.ports import ModelRequest
 from callgate.upstream.direct_model import Body, StreamedBody, WholeBody
 from callgate.upstream.litellm_model import decoded
-from callgate.upstream.params import for_litellm
+from callgate.upstream.params import COUNTS_COMPLETIONS, for_litellm, with_completion_limit
 from callgate.upstream.resolve import KNOW_DEVELOPERS, LiteLLMSettings, Provider, chat_url
 from callgate.upstream.translation import Fields, Question, Unanswerable, encode, messages_of
 
@@ -85,6 +85,8 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, i
     body |= extra_body
     body |= own.get("extra_body") or {}
     body |= {name: decoded(value) for name, value in beside.items()}
+    if provider in {"openai", "azure"} and COUNTS_COMPLETIONS.match(str(own.get("base_model") or model)):
+        body = with_completion_limit(body)  # litellm knows a deployment by its own name only
     body["stream"] = ask.stream
     takes = litellm.get_supported_openai_params(model=model, custom_llm_provider=provider) or ()
     if ask.stream and settings.include_usage and "stream_options" in takes:

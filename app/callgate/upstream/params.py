@@ -6,6 +6,7 @@ litellm takes its own settings as keyword arguments beside the model's, so there
 and the rest goes into `extra_body`.
 """
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -78,6 +79,18 @@ LONGEST_REMEMBERED = 64
 
 SELECTORS = frozenset({"models", "fallback_models", "route", "provider", "preset", "user_config"})
 """Fields with which a request chooses another model, or who runs it, behind the name that its key may ask."""
+
+
+COUNTS_COMPLETIONS = re.compile(r"(?:o[1-9]|gpt-[5-9]|codex)(?![a-z\d])")
+"""How models of OpenAI's begin that refuse `max_tokens` and want `max_completion_tokens`, which counts the thinking as well."""
+
+
+def with_completion_limit(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields, the limit by the name that OpenAI's newer models take."""
+    limit = fields.pop("max_tokens", None)
+    if limit is not None:
+        fields.setdefault("max_completion_tokens", limit)
+    return fields
 
 
 def is_denied(name: str) -> bool:

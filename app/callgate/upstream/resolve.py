@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from callgate.http.interface import Deadlines
 from callgate.upstream.direct_model import ANSWER_BYTES, Endpoint, host_in
-from callgate.upstream.params import NAMED, is_denied
+from callgate.upstream.params import COUNTS_COMPLETIONS, NAMED, is_denied
 
 Lane: TypeAlias = Literal["auto", "direct", "translated", "litellm"]
 
@@ -212,6 +212,7 @@ def endpoint_at(
         defaults=body_settings(params) | (extra if isinstance(extra, dict) else {}),
         include_usage=entry.include_usage,
         knows_developers=provider in KNOW_DEVELOPERS,
+        counts_completions=provider == "openai" and COUNTS_COMPLETIONS.match(model) is not None,
     )
 
 
