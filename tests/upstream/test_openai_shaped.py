@@ -54,6 +54,31 @@ async def test_nothing_of_a_turn_that_its_provider_calls_failed_runs(model, prov
     assert (turn.reasons, raw) == ((reason,), True)
 
 
+ODD_ERRORS = [
+    b'data: {"title": "Internal Server Error", "status": 500}\n\n',
+    b'data: {"type": "response.failed"}\n\n',
+    b'data: {"Error": {"message": "x"}}\n\n',
+    b'data: {"err": "x"}\n\n',
+    b'data: {"msg": "x", "code": 1}\n\n',
+    b"event: error\n\n",
+    b'{"error": {"message": "x"}}\n\n',
+]
+
+
+@pytest.mark.parametrize("error", ODD_ERRORS)
+async def test_an_error_in_any_shape_between_a_call_and_the_end_runs_nothing(model, error):
+    async def serve(request, wire):
+        await wire.head()
+        await wire.event(chunk(call()))
+        await wire.send(error)
+        await wire.event(chunk(finish="tool_calls"))
+        await wire.event("[DONE]")
+
+    async with serving(closing(serve)) as server:
+        turn, _, _ = await turn_of(model(server, "groq/some-model"), asking(tools=[NOW]))
+    assert [type(each) for each in turn.calls] == [BrokenCall]
+
+
 async def test_parameters_are_mapped_and_what_litellm_does_not_know_travels_in_the_body(model):
     async with serving(saying(chunk({"content": "hi"}, finish="stop"))) as server:
         asked = asking(max_completion_tokens=7, top_k=3, tools=[NOW], tool_choice="required")

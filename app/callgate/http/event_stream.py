@@ -171,7 +171,8 @@ def payloads_in(events: bytes) -> list[bytes]:
 def payload_of(event: bytes) -> bytes | None:
     """The data of one event; None where it has none, as a comment has none. Empty lines before the first word are dropped.
 
-    The data of an event that calls itself an error (`event: error`) is an `ErrorEvent`.
+    The data of an event that calls itself an error (`event: error`) is an `ErrorEvent`, and so is one of an error that a
+    server in between wrote into the stream as it is.
     """
     if event.startswith(b"data: ") and b"\n" not in event:
         return event[6:] or None
@@ -181,12 +182,15 @@ def payload_of(event: bytes) -> bytes | None:
     while values and not values[0]:
         del values[0]
     if not values:
+        if b"error" in event and (_ERROR_EVENT.search(event) or _BARE_ERROR.search(event)):
+            return ErrorEvent(b"{}")
         return None
     is_error = b"event" in event and _ERROR_EVENT.search(event) is not None
     return (ErrorEvent if is_error else bytes)(b"\n".join(values))
 
 
 _ERROR_EVENT = re.compile(rb"^event: ?[^\n]*(?:error|exception|fail)", re.MULTILINE | re.IGNORECASE)
+_BARE_ERROR = re.compile(rb'^\s*\{\s*"error"', re.MULTILINE)
 
 
 def looks_like_keep_alive(payload: bytes) -> bool:

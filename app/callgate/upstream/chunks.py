@@ -393,13 +393,23 @@ def error_in(body: dict[str, Any]) -> ProviderError | None:
     for name in ERRORS:
         if said := body.get(name):
             return _error(said if isinstance(said, dict) else {**body, "message": body.get("message") or said})
+    kind, code = body.get("type"), body.get("status")
+    if (type(code) is int and code >= FIRST_ERROR) or (isinstance(kind, str) and "fail" in kind.lower()):
+        return _error({**body, "message": body.get("title")})
+    if "msg" in body and "code" in body:
+        return _error({**body, "message": body["msg"]})
     return _error(body) if "message" in body and ("code" in body or body["message"]) else None
 
 
 ANSWERS: Final = ("message", "delta", "content_block", "output")
 """Fields that hold a part of an answer, with one or another provider."""
-ERRORS: Final = ("detail", "details", "errors", "fault", "exception", "error_message", "error_code", "error_msg")
+ERRORS: Final = (
+    "detail", "details", "errors", "fault", "exception", "error_message", "error_code", "error_msg", "Error", "err",
+)  # fmt: skip
 """Fields that are there only in bodies that report an error. Apart from `error` they count where no answer is beside them."""
+
+FIRST_ERROR: Final = 400
+"""Statuses from here on are errors, in a body as well (problem details)."""
 
 
 def _no_object(value: object) -> list[ModelEvent]:

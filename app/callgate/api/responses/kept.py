@@ -42,11 +42,6 @@ class ConnectionMemory:
         found = self._kept.get(id)
         return None if found is None else decode_response(found)
 
-    def decided(self, id: str) -> None:
-        """A decision was taken. Longer than the store keeps that in mind, a connection may keep the response."""
-        for response in self._kept.values():
-            response.approvals.pop(id, None)
-
     def forget(self, id: str) -> None:
         self.size -= len(self._kept.pop(id, b""))
 
@@ -88,8 +83,6 @@ class KeptResponses:
                     param="input",
                     code="approval_decided",
                 )
-            if (memory := CONNECTION.get()) is not None:
-                memory.decided(id)
 
     async def find(self, owner: str, id: str) -> StoredResponse | None:
         return await self._found(owner, id)
