@@ -231,6 +231,18 @@ async def test_who_leaves_before_a_byte_of_the_feed_gives_the_place_back(
             assert feed.status_code == 200
 
 
+async def test_what_another_page_embeds_takes_no_place_among_those_who_watch(upstream: Upstream) -> None:
+    async with serving(upstream) as client:
+        run = await ask(client, upstream)
+        for site in ("cross-site", "same-site"):
+            embedded = {"sec-fetch-site": site, "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"}
+            feed = await client.get("/v1/feed", headers=embedded)
+            followed = await client.get(f"/v1/runs/{run}", headers={**embedded, "accept": "text/event-stream"})
+            assert [each.json()["error"]["code"] for each in (feed, followed)] == ["origin_not_allowed"] * 2
+        async with client.stream("GET", "/v1/feed", headers={"sec-fetch-site": "same-origin"}) as own:
+            assert own.status_code == 200
+
+
 async def test_a_run_is_followed_while_it_is_under_way_and_ends_with_its_row(upstream: Upstream) -> None:
     upstream.script("m", [Reply(calls=[Call("wait_for_gate", {}, id="call_wait")]), Reply(text="done")])
     config = make_config(upstream.url, tools=["wait_for_gate"])

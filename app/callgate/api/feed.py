@@ -21,6 +21,8 @@ from callgate.runtime.runtime import Runtime
 
 KEEP_ALIVE_SECONDS: Final = 15.0
 """Something is said at least this often, so that nobody between takes the connection for dead."""
+ELSEWHERE: Final = frozenset({"cross-site", "same-site"})
+"""What browsers say of a request that another page makes; another port is the same site."""
 KINDS: Final[Mapping[str, str]] = {"runs": "run", "approvals": "approval", "servers": "server"}
 """What may be asked for, and what its events are called."""
 
@@ -52,7 +54,7 @@ def feed_routes(manager: RuntimeManager) -> APIRouter:
         runtime, caller = manager.current, caller_of(request, "feed")
         wanted, only = _wanted(request.query_params.get("kinds"), runtime, caller)
         recorder = manager.shared.recorder
-        take_place(recorder)
+        take_place(recorder, request.headers)
         watching = recorder.watch()
         return WatchResponse(
             _feed(watching, wanted, only), recorder.give_back_watcher, lambda: recorder.unwatch(watching)
@@ -61,15 +63,18 @@ def feed_routes(manager: RuntimeManager) -> APIRouter:
     return router
 
 
-def take_place(recorder: Recorder) -> None:
+def take_place(recorder: Recorder, headers: Mapping[str, str]) -> None:
     """A place among those who watch. To be given back."""
+    if headers.get("sec-fetch-site") in ELSEWHERE and "origin" not in headers:
+        # An image or a frame of another page: it can read nothing, but a few of them would take all places for ever.
+        raise ChatError(403, "This web page may not watch this server.", code="origin_not_allowed")
     if not recorder.take_watcher():
         raise ChatError(503, "Too many are watching already.", code="too_many_watchers", retry_after=10)
 
 
-def followed(recorder: Recorder, run: Recording) -> "WatchResponse":
+def followed(recorder: Recorder, run: Recording, headers: Mapping[str, str]) -> "WatchResponse":
     """The events of a run: those that were, those that come, and at its end its row."""
-    take_place(recorder)
+    take_place(recorder, headers)
     return WatchResponse(_run(recorder, run), recorder.give_back_watcher)
 
 
