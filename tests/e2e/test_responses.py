@@ -534,3 +534,15 @@ async def test_the_fields_of_a_request_reach_the_model_in_the_words_of_chat(upst
     shown = response.to_dict()
     assert (shown["metadata"], shown["max_output_tokens"], shown["truncation"]) == ({"k": "v"}, 50, "auto")
     assert "previous_response_id" not in sent
+
+
+async def test_a_phase_that_no_chat_has_a_place_for_is_left_out_and_said(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(text="ok")])
+    said = {"type": "message", "role": "assistant", "phase": "commentary", "content": "I look."}
+    async with serve(create_app(make_config(upstream.url))) as url, http_client(url) as http:
+        answer = await http.post(
+            "/v1/responses", json={"model": "m", "input": [said, {"role": "user", "content": "go"}]}
+        )
+    assert answer.status_code == 200
+    assert "`phase`" in answer.headers["x-callgate-warning"]
+    assert asked(upstream)[0] == {"role": "assistant", "content": "I look."}

@@ -9,6 +9,8 @@ from callgate.stores.store import Share, Store, StoreError
 
 CANCEL_SECONDS = 60.0
 """How long a word to cancel waits; it is looked for every second."""
+SHARES = 1024
+"""Owners whose share is at hand."""
 
 
 class StoredResponse(msgspec.Struct):
@@ -38,6 +40,7 @@ class Responses:
         with the responses."""
         self._store, self._seconds, self._own_store = store, seconds, own_store
         self._owner_bytes = owner_bytes
+        self._shares: dict[str, Share] = {}
 
     async def put(self, owner: str, id: str, response: StoredResponse) -> None:
         key, value = _key(owner, id), encode_response(response)
@@ -72,7 +75,13 @@ class Responses:
             await self._store.close()
 
     def _share(self, owner: str) -> Share:
-        return Share(hashlib.sha256(owner.encode(errors="surrogatepass")).hexdigest(), self._owner_bytes)
+        share = self._shares.get(owner)
+        if share is None:
+            if len(self._shares) >= SHARES:
+                self._shares.clear()
+            name = hashlib.sha256(owner.encode(errors="surrogatepass")).hexdigest()
+            share = self._shares[owner] = Share(name, self._owner_bytes)
+        return share
 
 
 encode_response = msgspec.json.Encoder().encode

@@ -146,6 +146,8 @@ class ResponsesExchange:
             conversation.warn(
                 f"left out of `tools`, nobody here has them: {', '.join(sorted(set(self._offered.left_out)))}"
             )
+        if isinstance(self._input, list) and any(isinstance(item, dict) and item.get("phase") for item in self._input):
+            conversation.warn("left out of `input`: `phase`, which no chat has a place for")
         if self.asked.store is False and CONNECTION.get() is None:
             return conversation.work
         return partial(self._kept_work, conversation.work)

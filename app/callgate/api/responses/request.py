@@ -29,7 +29,7 @@ NOT_OURS: Final = {
     "prompt": "Prompts of a provider's account cannot be used here; send 'instructions' and 'input'.",
 }
 """Fields that name something in the operator's account, which is nobody else's."""
-PASSED: Final = (
+PASSED: Final = {
     "temperature",
     "top_p",
     "presence_penalty",
@@ -43,7 +43,7 @@ PASSED: Final = (
     "seed",
     "stop",
     "logit_bias",
-)
+}
 """Fields that a chat has under the same name."""
 
 
@@ -110,9 +110,9 @@ def read_body_of(body: bytes, max_depth: int) -> tuple[ResponsesBody, dict[str, 
         raise from_validation(str(error)) from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise invalid_json(str(error)) from None
-    for name, why in NOT_OURS.items():
-        if name in fields and bytes(fields[name]).strip() != b"null":
-            raise ChatError(400, f"{why} '{name}' is refused.", param=name, code="unsupported_parameter")
+    for name in NOT_OURS.keys() & fields.keys():
+        if bytes(fields[name]).strip() != b"null":
+            raise ChatError(400, f"{NOT_OURS[name]} '{name}' is refused.", param=name, code="unsupported_parameter")
     _check(asked)
     return asked, fields
 
@@ -150,9 +150,11 @@ def _check_metadata(metadata: Mapping[str, Any]) -> None:
 def chat_fields(asked: ResponsesBody, fields: Mapping[str, msgspec.Raw], offered: Offered) -> dict[str, Any]:
     """Every field of the chat but its messages."""
     chat: dict[str, Any] = {
-        name: fields[name] for name in PASSED if name in fields and bytes(fields[name]).strip() != b"null"
+        name: fields[name] for name in PASSED & fields.keys() if bytes(fields[name]).strip() != b"null"
     }
-    chat |= {"model": asked.model, "stream": bool(asked.stream)}
+    chat["model"] = asked.model
+    if asked.stream:
+        chat["stream"] = True
     if asked.metadata:
         chat["metadata"] = asked.metadata
     if asked.max_output_tokens is not None:
