@@ -184,7 +184,7 @@ async def under(fault: Fault, made: Stores, folder: Path, name: str) -> None:
         **counted,
     )
     assert len(ends) >= CALLS
-    assert len(ends) == len(states)
+    assert len(states) <= len(ends)  # what could not be written down was refused
     assert twice == []
     assert at_odds == []
     assert counted.keys() <= {"done", "unknown", "withdrawn"}
