@@ -15,6 +15,9 @@ BUSY_SECONDS: Final = 5.0
 PRUNE_EVERY: Final = 256
 """Entries added between two looks for those that have expired."""
 
+SUM_EVERY: Final = 64
+"""Entries put into a share between two times that it is added up, unless it is full."""
+
 _TABLE: Final = (
     "CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, value BLOB NOT NULL, expires_at REAL NOT NULL) STRICT"
 )
@@ -38,6 +41,8 @@ class DiskStore:
         self._lock = threading.Lock()
         self._opened: sqlite3.Connection | None = None
         self._added = 0
+        self._held: dict[str, tuple[int, int]] = {}
+        """By share: how much it held at most, as far as is known, and what was put in since it was added up."""
 
     async def get(self, key: str) -> bytes | None:
         return await self._do(lambda database: _get(database, key))
@@ -78,9 +83,7 @@ class DiskStore:
             database.execute(_PUT, (key, value, now + seconds))
             row = (share.name, key, len(key) + len(value))
             database.execute("INSERT OR REPLACE INTO kept_shares (share, key, size) VALUES (?, ?, ?)", row)
-            [over] = database.execute(
-                "SELECT sum(size) - ? FROM kept_shares WHERE share = ?", (share.bytes, share.name)
-            ).fetchone()
+            over = self._over(database, share, row[2])
             while over > 0:
                 oldest, size = database.execute(
                     "SELECT key, size FROM kept_shares WHERE share = ? ORDER BY number LIMIT 1", (share.name,)
@@ -91,6 +94,18 @@ class DiskStore:
         except BaseException:
             database.execute("ROLLBACK")
             raise
+
+    def _over(self, database: sqlite3.Connection, share: Share, size: int) -> int:
+        """How much too much a share holds. Adding it up takes longer than putting something in, so that it is done where
+        what this process knows of would be too much, and now and then because others put something in as well."""
+        held, puts = self._held.get(share.name, (share.bytes, 0))
+        if held + size <= share.bytes and puts < SUM_EVERY:
+            self._held[share.name] = held + size, puts + 1
+            return 0
+        query = "SELECT sum(size) FROM kept_shares WHERE share = ?"
+        total: int = database.execute(query, (share.name,)).fetchone()[0]
+        self._held[share.name] = min(total, share.bytes), 0
+        return total - share.bytes
 
     def _pruned(self, database: sqlite3.Connection) -> float:
         """The time, at which now and then what has expired is removed."""
