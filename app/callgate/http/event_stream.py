@@ -138,7 +138,7 @@ class EventStreamReader:
             return
         self._held.append(data)
         self._held_size += len(data)
-        if self._held_size <= 2 * self._compacted_size + COMPACTED_AFTER:
+        if self._held_size <= 2 * self._compacted_size + min(COMPACTED_AFTER, self._limit):
             return
         # Comments may come for ever without a blank line, so they are dropped. Looked for only when as much again has
         # come, so that an event in single bytes takes linear time.
