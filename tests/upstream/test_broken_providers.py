@@ -228,3 +228,40 @@ async def test_bedrocks_whole_calls_without_an_object_do_not_run(given: Any) -> 
     content = [{"toolUse": {"toolUseId": "t", "name": "act", "input": given}}]
     body = {"output": {"message": {"role": "assistant", "content": content}}, "stopReason": "tool_use"}
     assert await executed("bedrock", json.dumps(body).encode(), stream=False) == []
+
+
+def _call(arguments: str = TEXT, reason: str = "tool_calls") -> bytes:
+    """A whole stream of an OpenAI-shaped provider, with what is given in the place of these two."""
+    body = json.dumps({"index": 0, "id": "c1", "type": "function", "function": {"name": "act", "arguments": "ARGS"}})
+    chunk = '{"choices":[{"index":0,"delta":{"tool_calls":[CALL]},"finish_reason":null}]}'.replace("CALL", body)
+    end = '{"choices":[{"index":0,"delta":{},"finish_reason":"REASON"}]}'
+    text = f"data: {chunk}\n\ndata: {end}\n\ndata: [DONE]\n\n"
+    return text.replace('"ARGS"', arguments).replace('"REASON"', reason).encode()
+
+
+@pytest.mark.parametrize("provider", ["openai", "groq"])
+@pytest.mark.parametrize(
+    ("arguments", "reason", "runs"),
+    [
+        (json.dumps(TEXT), '"tool_calls"', True),
+        (json.dumps('{"path": "/a", "n": 3, "x": "\\"arguments\\": 1"}'), '"tool_calls"', True),
+        (json.dumps('{"path": "/b", "n": 1}') + ',"arguments":' + json.dumps(TEXT), '"tool_calls"', False),
+        (json.dumps(TEXT) + ',"name":"act"', '"tool_calls"', False),
+        (json.dumps(TEXT), '"error","finish_reason":"tool_calls"', False),
+        (json.dumps(TEXT), '"tool_calls","finish_reason":"error"', False),
+    ],
+)
+async def test_a_call_does_not_run_where_its_provider_names_a_field_twice(
+    provider: str, arguments: str, reason: str, runs: bool
+) -> None:
+    assert bool(await executed(provider, _call(arguments, reason))) is runs
+
+
+@pytest.mark.parametrize(("twice", "runs"), [("", True), (',"arguments":"{}"', False), (',"name":"other"', False)])
+async def test_nor_in_a_whole_answer(twice: str, runs: bool) -> None:
+    function = '{"name":"act","arguments":' + json.dumps(TEXT) + twice + "}"
+    message = (
+        '{"role":"assistant","content":null,"tool_calls":[{"id":"c1","type":"function","function":' + function + "}]}"
+    )
+    body = '{"id":"x","choices":[{"index":0,"message":' + message + ',"finish_reason":"tool_calls"}]}'
+    assert bool(await executed("openai", body.encode(), stream=False)) is runs

@@ -25,12 +25,11 @@ from callgate.conversation.events import (
 from callgate.conversation.finish import FinishClass, classify
 from callgate.conversation.ports import ModelRequest
 from callgate.upstream.chunks import reason_in, whole_number
-from callgate.upstream.direct_model import Body, read_json
+from callgate.upstream.direct_model import TWICE, Body, read_json
 from callgate.upstream.litellm_model import COMMON_EXTRAS, decoded
 from callgate.upstream.openai_shaped import FormatBody
 from callgate.upstream.resolve import OF_PROVIDERS, LiteLLMSettings
 from callgate.upstream.translation import (
-    TWICE,
     Fields,
     MessageBody,
     Question,

@@ -329,6 +329,9 @@ class StreamedBody:
                 # What came before it in the same read is still given out; then the answer breaks off.
                 self.fault = "an event of the stream is not JSON"
                 break
+            if _may_name_twice(payload) and holds_name_twice(payload):
+                self.fault = TWICE
+                break
             if chunk is not None:
                 found = self._chunks.read(chunk)
                 self._template.make_from(payload, found, _read_alone)
@@ -364,10 +367,14 @@ class WholeBody:
         return ()
 
     def finish(self) -> Sequence[ModelEvent]:
+        text = b"".join(self._parts).removeprefix(BOM)
         try:
-            found = read_json(b"".join(self._parts).removeprefix(BOM))
+            found = read_json(text)
         except ValueError:
             self.fault = "the body is not JSON"
+            return ()
+        if _may_name_twice(text) and holds_name_twice(text):
+            self.fault = TWICE
             return ()
         return self._read(found)
 
@@ -393,6 +400,38 @@ def read_json(text: bytes) -> Any:
         return found if isinstance(found, str) else _sound(found)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+TWICE = "a call names a field twice"
+_ONCE = (b'"arguments"', b'"name"', b'"function"', b'"tool_calls"', b'"function_call"')
+"""Names that stand once in a chunk with one call, whatever its arguments hold: inside of them quotes are escaped."""
+
+
+def _may_name_twice(text: bytes) -> bool:
+    """Whether a closer look is worth its cost: several calls or choices name these fields several times as well."""
+    if text.count(b'"finish_reason"') > 1:
+        return True
+    return (b'"tool_calls"' in text or b'"function_call"' in text) and any(text.count(name) > 1 for name in _ONCE)
+
+
+def holds_name_twice(text: bytes) -> bool:
+    """Whether an object in it has a name twice. Which of the two its provider meant, nobody can say."""
+    try:
+        json.loads(text, object_pairs_hook=_once)
+    except _Twice:
+        return True
+    except (ValueError, RecursionError):
+        return False  # read already, by a reader with more patience
+    return False
+
+
+class _Twice(Exception):
+    pass
+
+
+def _once(pairs: list[tuple[str, Any]]) -> None:
+    if len(dict(pairs)) < len(pairs):
+        raise _Twice
 
 
 PIECES = frozenset({"content", "text", "arguments", "args", "input", "partial_json"})

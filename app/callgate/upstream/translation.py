@@ -4,7 +4,6 @@ What a provider says for itself is in its own module: `claude`, `gemini`.
 """
 
 import copy
-import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from callgate.conversation.events import ModelEvent
 from callgate.conversation.ports import ModelRequest
 from callgate.http.event_stream import ErrorEvent, EventStreamReader, EventTooLarge, looks_like_keep_alive
 from callgate.upstream.chunks import ChunkReader, error_in
-from callgate.upstream.direct_model import Body, WholeBody, read_json, reported
+from callgate.upstream.direct_model import TWICE, Body, WholeBody, holds_name_twice, read_json, reported
 from callgate.upstream.litellm_model import COMMON_EXTRAS, decoded
 from callgate.upstream.params import for_litellm
 from callgate.upstream.resolve import OF_PROVIDERS, LiteLLMSettings
@@ -252,30 +251,12 @@ class MessageBody(WholeBody):
         self.fault = "the body could not be translated"
 
 
-TWICE = "a call names a field twice"
 _CALLS = (b'"functionCall"', b'"tool_use"', b'"toolUse"')
 
 
 def names_twice(text: bytes) -> bool:
     """Whether an object in a text with a call has a name twice. Which of the two the model meant, nobody can say."""
-    if not any(word in text for word in _CALLS):
-        return False
-    try:
-        json.loads(text, object_pairs_hook=_once)
-    except _Twice:
-        return True
-    except (ValueError, RecursionError):
-        return False  # read already, by a reader with more patience
-    return False
-
-
-class _Twice(Exception):
-    pass
-
-
-def _once(pairs: list[tuple[str, Any]]) -> None:
-    if len(dict(pairs)) < len(pairs):
-        raise _Twice
+    return any(word in text for word in _CALLS) and holds_name_twice(text)
 
 
 def tidy(choice: dict[str, Any], message: object) -> None:
