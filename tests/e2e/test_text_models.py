@@ -202,8 +202,8 @@ async def test_what_was_found_out_of_a_model_is_told_beside_it(upstream: Upstrea
         before = await client.models.retrieve("m")
         await asked(client, "m", stream=True)
         after = await client.models.retrieve("m")
-    assert (before.model_extra or {})["x_callgate"] == {"tool_calling": [None]}
-    assert (after.model_extra or {})["x_callgate"] == {"tool_calling": [{"format": "hermes", "decided_by": "probe"}]}
+    assert (before.model_extra or {})["x_callgate"]["tool_calling"] == [None]
+    assert (after.model_extra or {})["x_callgate"]["tool_calling"] == [{"format": "hermes", "decided_by": "probe"}]
 
 
 async def test_a_model_that_calls_natively_is_found_out_once_and_sent_its_tools(upstream: Upstream) -> None:
