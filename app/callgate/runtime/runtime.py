@@ -2,9 +2,8 @@
 
 from collections.abc import Awaitable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import msgspec
 import structlog
 
 from callgate.auth.admission import Place
@@ -14,18 +13,15 @@ from callgate.config.schema import Config
 from callgate.conversation.errors import ChatError
 from callgate.conversation.listeners import Listener
 from callgate.conversation.prices import FREE
-from callgate.http.trace_context import Trace, parent_in
-from callgate.recorder.recorder import RecordPolicy, RunRecording
-from callgate.recorder.row import RunRow
 from callgate.runtime.builders.access import keyring_of, origin_guard_of
 from callgate.runtime.builders.limits import rules_of
 from callgate.runtime.builders.models import concurrency_of
-from callgate.runtime.builders.stores import record_policy_of
 from callgate.runtime.builders.tools import registry_of
 from callgate.runtime.chat_setup import Toolboxes
 from callgate.runtime.models import Models, TokenCounter
 from callgate.runtime.offered_tools import OfferedTools
 from callgate.runtime.prices import Prices
+from callgate.runtime.recording import Recording
 from callgate.runtime.route import Route
 from callgate.runtime.shared import SharedResources
 from callgate.runtime.tool_patterns import check_patterns, pattern_problems
@@ -33,9 +29,6 @@ from callgate.telemetry.listeners import LogListener, MetricsListener
 from callgate.tools.registry import Registry
 from callgate.upstream.proxied_routes import Form, Passage, passage_for
 from callgate.upstream.resolve import ModelEntry
-
-if TYPE_CHECKING:
-    from callgate.recorder.tracer import Tracer
 
 audit = structlog.get_logger("callgate.audit")
 
@@ -47,7 +40,7 @@ WILDCARD = "wildcard"
 """What is counted for a model that only a wildcard names: the rest of the name is the client's."""
 
 
-class Runtime:
+class Runtime(Recording):
     """The objects of one config, connected to one another."""
 
     def __init__(self, config: Config, shared: SharedResources, before: "Runtime | None" = None) -> None:
@@ -83,13 +76,9 @@ class Runtime:
         self._routed_tools: object = None
         self._patterns_checked = False
         self._places = concurrency_of(config)
-        self.recorder = shared.recorder
-        self._record_policy = record_policy_of(config)
+        super().__init__(config, shared)
         self._tools_shown = {("key", key.name): key.responses.tools_shown for key in config.keys}
         self._tools_shown |= {("model", it.model_name): it.responses.tools_shown for it in config.model_list}
-        self.tracer: Tracer | None = None
-        """Set where spans of requests are sent."""
-        self._tracing = shared.tracing
         self.prices = Prices(self.catalogue, {each.model_name: each.model_info for each in config.model_list})
 
     async def open(self) -> None:
@@ -140,46 +129,10 @@ class Runtime:
         """Whether a caller may see everybody's runs."""
         return caller.see == "all" or self.may_administer(caller)
 
-    def _records(self, *, with_tools: bool) -> bool:
-        """Whether runs are recorded from their beginning, or only when they fail."""
-        policy = self._record_policy
-        return policy.runs != "off" and (with_tools or policy.passed == "all")
-
-    def record_as(self, policy: RecordPolicy) -> None:
+    def record_as(self, policy: Any) -> None:
         """Record otherwise from now on."""
         self._record_policy = policy
         self._routes.clear()
-
-    @property
-    def records_errors(self) -> bool:
-        return self._record_policy.runs != "off"
-
-    def begin_trace(self, headers: Mapping[str, str], run_id: str) -> Trace | None:
-        """What is passed on of a request's trace, from here on in this context."""
-        parent = parent_in(headers)
-        if self.tracer is not None:
-            trace = self.tracer.begin(run_id, parent)
-        else:
-            trace = None if parent is None else Trace(parent)
-        if trace is not None:
-            trace.use()
-        return trace
-
-    def pass_trace_on(self, headers: Mapping[str, str]) -> None:
-        """Pass the trace of a request on as it came, from here on in this context."""
-        if (parent := parent_in(headers)) is not None:
-            Trace(parent).use()
-
-    def begin_recording(self, row: RunRow, trace: Trace | None = None, *, content: bool = True) -> RunRecording:
-        """Record a run; `content` is false where its request wants nothing of it kept."""
-        return self.recorder.begin(row, self._policy(content=content), self.prices.at_hand, trace)
-
-    def list_run(self, recording: RunRecording, *, content: bool) -> None:
-        """Have a run that is recorded for its spans alone kept as others are."""
-        recording.is_listed, recording.policy = True, self._policy(content=content)
-
-    def _policy(self, *, content: bool) -> RecordPolicy:
-        return self._record_policy if content else msgspec.structs.replace(self._record_policy, content_bytes=None)
 
     def place(self, caller: Caller) -> Awaitable[Place]:
         """A place for one request, or a refusal: 429 when its key has too many under way, 503 when all have."""
