@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from callgate.tools.concurrency import times_cancelled
 from tests.harness import environment, leftovers
 from tests.harness.installed import install_wheel
 from tests.harness.needs import demanded, missing, summary
@@ -99,7 +100,9 @@ def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
 async def _no_task_left() -> AsyncIterator[None]:
     """Fails a test that leaves tasks behind in its event loop. Set up first, so it looks after all other fixtures."""
     before = asyncio.all_tasks()
+    cancelled_before = times_cancelled()
     yield
+    cancelled = times_cancelled() - cancelled_before
     left = {task for task in asyncio.all_tasks() - before if not _is_the_runners(task)}
     if left:
         _, left = await asyncio.wait(left, timeout=SETTLING)
@@ -107,6 +110,7 @@ async def _no_task_left() -> AsyncIterator[None]:
     for task in left:
         task.cancel()
     assert not left, "tasks left behind:\n  " + "\n  ".join(names)
+    assert not cancelled, f"{cancelled} cancellations of the task that runs all tests were not taken back"
 
 
 def _is_the_runners(task: "asyncio.Task[object]") -> bool:

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import datetime as dt
 import enum
 import functools
@@ -337,6 +338,22 @@ async def test_whatever_is_raised_stays_inside(threads, error, text, kind):
         assert outcome.kind is kind
         assert text is None or outcome.text == text
         assert "Traceback" not in outcome.text
+
+
+@pytest.mark.anyio
+async def test_a_tool_that_is_cancelled_inside_fails_also_in_a_task_that_was_cancelled_before(threads):
+    async def raises() -> None:
+        raise asyncio.CancelledError
+
+    async def survives() -> Outcome:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return await run(python_tool(raises, threads))
+
+    task = asyncio.create_task(survives())
+    asyncio.get_running_loop().call_soon(task.cancel)
+    outcome = await task
+    assert outcome == Failed("CancelledError", FailureKind.RAISED)
 
 
 @pytest.mark.anyio

@@ -7,6 +7,13 @@ MAX_WAITING = 200
 """Calls that wait at one limiter. Beyond it they are turned away at once: they would only time out together."""
 
 
+def times_cancelled() -> int:
+    """How often the running task was asked to end. Only what came on top says that a `CancelledError` is meant for it:
+    libraries do not always take back what they asked for."""
+    task = asyncio.current_task()
+    return task.cancelling() if task else 0
+
+
 class QueueFull(Exception):
     """More calls wait than is sensible."""
 

@@ -29,6 +29,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from callgate.calls.outcome import Failed, FailureKind, Outcome
 from callgate.calls.states import ReadyCall
 from callgate.tools.authoring import Context, Mark, ToolError, mark_of, progress_of
+from callgate.tools.concurrency import times_cancelled
 from callgate.tools.executor import DEFAULT_POLICY, Policy, RunContext, Tool
 from callgate.tools.own_modules import name_taken
 from callgate.tools.results import Unwritable, returned
@@ -116,6 +117,7 @@ class PythonFunction:
             progress.close()
 
     async def _outcome(self, args: list[Any], kwargs: dict[str, Any], run_context: RunContext) -> Outcome:
+        cancelled_before = times_cancelled()
         try:
             return returned(await self._call(args, kwargs), run_context.max_bytes)
         except ToolError as error:
@@ -129,7 +131,7 @@ class PythonFunction:
             self._log_raised(error)
             return Failed(_said(error), FailureKind.UNAVAILABLE)
         except asyncio.CancelledError as error:
-            if _is_cancelled():
+            if times_cancelled() > cancelled_before:
                 raise
             return Failed(_said(error))  # something inside the tool was cancelled, and not the tool by us
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's code: anything may come, and is the model's to read
@@ -332,11 +334,6 @@ def _is_generator(function: Callable[..., Any]) -> bool:
     return any(
         inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in (function, _hinted(function))
     )
-
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def raised_at(error: BaseException) -> str:

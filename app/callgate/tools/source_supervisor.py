@@ -13,6 +13,7 @@ from functools import partial
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from callgate.http.backoff import full_jitter
+from callgate.tools.concurrency import times_cancelled
 from callgate.tools.executor import Source
 
 OPEN_SECONDS = 30.0
@@ -140,13 +141,15 @@ class SourceSupervisor:
         await self._pause(self._delay(self.status.failures))
 
     async def _opened(self) -> str | None:
+        cancelled_before = times_cancelled()
         try:
             async with asyncio.timeout(self._open_seconds):
                 await self.source.open()
         except TimeoutError:
             return f"it did not open within {self._open_seconds:g} s"
-        except asyncio.CancelledError as error:
-            _pass_on_if_ours(error)
+        except asyncio.CancelledError:
+            if times_cancelled() > cancelled_before:
+                raise
             return "opening it was cancelled from within"
         except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - a server of any kind may fail in any way, and must not stop the others
             return reason(error)
@@ -195,10 +198,12 @@ class SourceSupervisor:
             await asyncio.wait([stopping, lost])
 
     async def _closed(self) -> str | None:
+        cancelled_before = times_cancelled()
         try:
             await self.source.close()
-        except asyncio.CancelledError as error:
-            _pass_on_if_ours(error)
+        except asyncio.CancelledError:
+            if times_cancelled() > cancelled_before:
+                raise
             return "closing it was cancelled from within"
         except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - as above; what it leaves behind is its own
             return f"closing it failed: {reason(error)}"
@@ -230,9 +235,3 @@ def reason(error: BaseException | None) -> str:
     if isinstance(error, CannotOpen):
         return message
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
-
-
-def _pass_on_if_ours(error: asyncio.CancelledError) -> None:
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise error
