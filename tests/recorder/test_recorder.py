@@ -1,13 +1,14 @@
 """The recorder: runs under way, ended and written; what was used; and whoever watches."""
 
 import asyncio
+import contextlib
 import threading
 import time
 
 import pytest
 
 from callgate.calls.outcome import Returned
-from callgate.calls.states import BrokenCall, Finding, Flaw, ReadyCall
+from callgate.calls.states import BrokenCall, Finding, Flaw, FlawDetail, ReadyCall
 from callgate.conversation.events import (
     CallEnded,
     CallProgress,
@@ -30,7 +31,7 @@ from callgate.recorder.recorder import (
     RunRecording,
 )
 from callgate.recorder.row import Kept, Recording, RunRow
-from callgate.recorder.store import FILE, RunFilter, day_of
+from callgate.recorder.store import FILE, RunFilter, RunStore, day_of
 
 pytestmark = pytest.mark.anyio
 
@@ -105,6 +106,26 @@ async def test_without_content_no_word_of_it_is_in_the_file(recorder, tmp_path):
     for file in tmp_path.glob(f"{FILE}*"):
         assert b"noon" not in file.read_bytes()
         assert b"zone" not in file.read_bytes()
+
+
+async def test_without_content_only_the_rule_of_a_broken_call_is_kept(recorder, tmp_path):
+    problem = FlawDetail("/planted-key", "integer", '"planted"', "planted-note", "/additionalProperties/type")
+    calls = (
+        BrokenCall("call_1", "send", Flaw.SCHEMA_MISMATCH, '{"planted-key": "planted"}', problem),
+        BrokenCall(
+            "call_2", "x" * 64 + "planted", Flaw.UNKNOWN_TOOL, "{}", FlawDetail(expected="a tool", got="planted")
+        ),
+    )
+    recording = recorder.begin(RunRow("run_1", time.time(), "gpt"), EVERYTHING)
+    recording.listener(0).handle(TurnEnded(0, TurnAccount(("stop",), (), (), (), calls, {}, 0.25)))
+    recorder.end(recording)
+    [event] = (await written(recorder)).events
+
+    assert [call["problem"] for call in event.facts["calls"]] == [
+        {"rule": "/additionalProperties/type"},
+        {"expected": "a tool"},
+    ]
+    assert b"planted" not in (tmp_path / FILE).read_bytes()
 
 
 async def test_with_content_every_text_is_kept_masked(recorder, tmp_path):
@@ -368,6 +389,34 @@ async def test_a_disk_that_cannot_be_written_is_counted_and_the_request_goes_on(
     await recorder.close()
 
     assert len(dropped) == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        TurnAccount(("stop",), (), (), (), (), {"prompt_tokens": 10**30, "words": "x" * 10**6}, 0.25),
+        TurnAccount(("\ud800",), (), (), (), (), None, 0.25),
+        TurnAccount(("stop",), (), (), (object(),), (), None, 0.25),  # type: ignore[arg-type]
+    ],
+    ids=["huge number", "half a character", "no call at all"],
+)
+async def test_a_run_that_cannot_be_written_takes_no_other_with_it(tmp_path, answer):
+    dropped: list[None] = []
+    recorder = Recorder(mask, tmp_path, lambda: dropped.append(None))
+    odd = recorder.begin(RunRow("run_odd", time.time(), "gpt"), EVERYTHING)
+    odd.listener(0).handle(TurnEnded(0, answer))
+    recorder.end(odd)
+    recorder.end(recorded(recorder, "run_beside"))
+    await recorder.close()
+    recorder.end(recorded(recorder, "run_after"))
+    await recorder.close()
+
+    with contextlib.closing(RunStore(tmp_path)) as store:
+        ids = {row.id for row in store.page(RunFilter(), 10)}
+        assert {"run_beside", "run_after"} <= ids
+        assert len(ids) + len(dropped) == 3
+        if (odd_one := store.get("run_odd")) is not None:
+            assert len(str(odd_one.events)) < 1000
 
 
 class Used:

@@ -1,5 +1,6 @@
 import pytest
 
+from callgate.conversation.prices import MOST_TOKENS
 from callgate.telemetry import metrics as room
 from callgate.telemetry.metrics import Metrics
 
@@ -71,8 +72,15 @@ def test_tokens_are_counted_by_kind_and_nonsense_is_not(metrics):
         {"prompt_tokens": None, "completion_tokens": "5", "prompt_tokens_details": {"cached_tokens": -1}}
     )
 
+    metrics.model("odd").spent({"prompt_tokens": 10**30, "completion_tokens": float("inf")})
+
     counted = samples(metrics, "callgate_tokens_total")
-    assert counted == {("demo", "prompt"): 10, ("demo", "completion"): 5, ("demo", "cached"): 4}
+    assert counted == {
+        ("demo", "prompt"): 10,
+        ("demo", "completion"): 5,
+        ("demo", "cached"): 4,
+        ("odd", "prompt"): MOST_TOKENS,
+    }
 
 
 @pytest.mark.parametrize(

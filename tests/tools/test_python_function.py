@@ -442,6 +442,21 @@ async def test_progress_is_told_while_the_tool_still_runs(threads):
 
 
 @pytest.mark.anyio
+async def test_progress_is_text_that_can_be_sent_whatever_a_tool_says(threads):
+    told: list[str] = []
+
+    async def report(message: str, fraction: float | None = None) -> None:
+        told.append(message)
+
+    def works(context: Context) -> None:
+        context.progress("half \ud800")
+        context.progress(3)  # type: ignore[arg-type]
+
+    await python_tool(works, threads).executor.execute(ready("works"), RunContext("r", 0, "k", report, 1000))
+    assert told == ["half \ufffd", "3"]
+
+
+@pytest.mark.anyio
 async def test_progress_after_the_end_is_dropped(threads):
     kept: list[Context] = []
     told: list[str] = []

@@ -119,6 +119,13 @@ def test_a_message_is_bounded():
     assert len(errors.from_status(400, {}, body("long " * 10_000)).message) <= errors.MESSAGE_CHARS
 
 
+def test_half_a_character_of_a_provider_can_be_sent_on():
+    error = errors.from_status(400, {}, b'{"error": {"message": "bad \\ud800", "code": "\\ud800", "param": "\\udc00"}}')
+
+    assert (error.message, error.code, error.param) == ("bad \ufffd", None, None)
+    (error.detail or "").encode()
+
+
 NOW = 1_800_000_000.0
 
 

@@ -56,6 +56,8 @@ class FlawDetail(msgspec.Struct, frozen=True, gc=False):
     expected: str = ""
     got: str = ""
     note: str = ""
+    rule: str = ""
+    """Where the schema says so, as a JSON pointer: what may be kept where nothing is that the model wrote."""
 
 
 class ReadyCall(msgspec.Struct, frozen=True, gc=False):

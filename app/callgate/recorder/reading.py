@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from callgate.calls.outcome import Failed, Returned
-from callgate.calls.states import BrokenCall, Call, ReadyCall
+from callgate.calls.states import BrokenCall, Call, FlawDetail, ReadyCall
 from callgate.conversation.events import (
     Attempt,
     CallEnded,
@@ -24,7 +24,7 @@ from callgate.conversation.events import (
     TurnStarted,
 )
 from callgate.conversation.ports import APPROVAL_GIVEN, APPROVAL_WANTED
-from callgate.conversation.prices import NANO, Price, counted
+from callgate.conversation.prices import MOST_TOKENS, NANO, Price, counted
 from callgate.recorder.row import Kept, Recording, RunEvent, RunRow
 
 Seen: TypeAlias = tuple[float, int, ChatEvent]
@@ -43,6 +43,8 @@ WIRE: Final = "wire."
 """What the names of bodies of providers' answers begin with. They are there for people: nothing is done again from them."""
 NAME_CHARACTERS: Final = 64
 """Of a tool's name: none on offer is longer, and a model may make up others."""
+USAGE_NAMES: Final = 32
+"""Of what a provider counts in a turn."""
 PREVIEW_CHARACTERS: Final = 200
 """Of what a tool says while it runs: a word for a person, not a result."""
 
@@ -130,7 +132,7 @@ class RunReader:
             "finish_reasons": list(answer.reasons),
             "findings": findings,
             "calls": calls,
-            "usage": dict(answer.usage) if answer.usage else None,
+            "usage": _counts(answer.usage) if answer.usage else None,
             "lane": answer.lane,
             "attempts": answer.attempts,
             "first_seconds": answer.first_seconds,
@@ -149,9 +151,10 @@ class RunReader:
     def _call(self, call: Call, owner: str | None, choice: int) -> dict[str, Any]:
         facts: dict[str, Any] = {"id": call.id, "name": call.name, "owner": owner}
         if isinstance(call, BrokenCall):
+            facts["name"] = call.name and call.name[:NAME_CHARACTERS]  # what a model made up may be a whole text
             facts |= {"verdict": "broken", "flaw": str(call.flaw)}
             if call.problem is not None:
-                facts["problem"] = {name: said for name, said in msgspec.structs.asdict(call.problem).items() if said}
+                facts["problem"] = self._told(call.problem)
         elif isinstance(call, ReadyCall):
             facts["verdict"] = "ready"
             if call.findings:
@@ -161,6 +164,13 @@ class RunReader:
             if facts.get("repairs") and isinstance(call, ReadyCall):
                 self.say(part_of(choice, f"call.{call.id}.read"), msgspec.json.encode(call.arguments).decode())
         return facts
+
+    def _told(self, problem: FlawDetail) -> dict[str, str]:
+        """What was wrong. Without texts only what was expected: all else repeats what the model wrote, or names it."""
+        if self._most is None:
+            return {"rule": problem.rule} if problem.rule else {"expected": problem.expected}
+        said = msgspec.structs.asdict(problem) | {"rule": ""}
+        return {name: self._mask(text) for name, text in said.items() if text}
 
     def _call_started(self, event: CallStarted, choice: int) -> tuple[str, int, Mapping[str, Any]]:
         return "call_started", event.turn, {"id": event.call.id, "name": event.call.name, "writes": event.writes}
@@ -253,6 +263,21 @@ _READERS: Final[Mapping[type, Callable[[RunReader, Any, int], tuple[str, int | N
     ChatEnded: RunReader._chat_ended,  # noqa: SLF001
     ChatFailed: RunReader._chat_failed,  # noqa: SLF001
 }
+
+
+def _counts(usage: Mapping[str, Any], depth: int = 1) -> dict[str, Any]:
+    """What a provider counted: numbers, and those of its parts. What else it says of a turn may be of any size."""
+    found: dict[str, Any] = {}
+    for name, value in usage.items():
+        if len(found) == USAGE_NAMES:
+            break
+        if type(value) is int:
+            found[name[:NAME_CHARACTERS]] = max(min(value, MOST_TOKENS), -MOST_TOKENS)
+        elif type(value) in (float, bool):
+            found[name[:NAME_CHARACTERS]] = value
+        elif depth and isinstance(value, Mapping):
+            found[name[:NAME_CHARACTERS]] = _counts(value, depth - 1)
+    return found
 
 
 def part_of(choice: int, part: str) -> str:

@@ -497,7 +497,7 @@ class Recorder:
         is_open = True
         while is_open:
             batch, is_open = self._next_batch()
-            whole = [(self._read(ended), ended) for ended in batch if not ended.is_deleted]
+            whole = [(read, ended) for ended in batch if (read := self._read_or_drop(ended)) is not None]
             kept = [read for read, ended in whole if _is_kept(read.row, ended.policy)]
             if self.export is not None:
                 self._export([(read, ended.trace) for read, ended in whole if ended.trace is not None])
@@ -511,7 +511,7 @@ class Recorder:
                     self._bytes_out += ended.weight
                 removed = {ended.row.id for ended in batch if ended.is_deleted}
             for id in removed:  # while it was read or written
-                self.delete(id)
+                self._remove(id)
             for read in kept if self._feeds else ():
                 if read.row.id not in removed:
                     self.publish("run", read.row)
@@ -520,6 +520,15 @@ class Recorder:
                 self._prune(store)
         if store is not None:
             store.close()
+
+    def _read_or_drop(self, ended: RunRecording) -> Recording | None:
+        if ended.is_deleted:
+            return None
+        try:
+            return self._read(ended)
+        except Exception as error:  # noqa: BLE001 - a mistake of ours about one of them
+            self._drop(ended.row.id, error)
+            return None
 
     def _export(self, traced: Sequence[tuple[Recording, Trace]]) -> None:
         try:
@@ -577,7 +586,7 @@ class Recorder:
         try:
             store = store or RunStore(self._folder)
             if kept:
-                store.add(kept)
+                self._add(store, kept)
             if self._usage:
                 store.count(self._usage.values())
                 self._usage = {}
@@ -592,6 +601,27 @@ class Recorder:
             return None
         self._failure = ""
         return store
+
+    def _add(self, store: RunStore, kept: Sequence[Recording]) -> None:
+        try:
+            store.add(kept)
+        except (ValueError, OverflowError, RecursionError):  # something in one of them that cannot be written
+            for read in kept:
+                try:
+                    store.add([read])
+                except (ValueError, OverflowError, RecursionError) as error:
+                    self._drop(read.row.id, error)
+
+    def _drop(self, id: str, error: Exception) -> None:
+        """One run, and not all that follow it: no other thread writes."""
+        self._on_dropped()
+        log.error("run_not_written", run=id, exc_info=error)
+
+    def _remove(self, id: str) -> None:
+        try:
+            self.delete(id)
+        except StoreUnusable as failure:
+            log.warning("run_not_removed", run=id, reason=str(failure))
 
     def _prune(self, store: RunStore) -> None:
         policy = self._policy

@@ -4,6 +4,7 @@ Labels are names that the operator chose or words of a closed list, never what a
 counted under too many names all the same is counted as `other`.
 """
 
+import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.utils import floatToGoString
 
 from callgate.conversation.events import Responder
+from callgate.conversation.prices import MOST_TOKENS
 
 OTHER: Final = "other"
 
@@ -362,10 +364,11 @@ class OfModel:
             self._add("reasoning", details.get("reasoning_tokens"))
 
     def _add(self, kind: str, tokens: Any) -> int:
-        if type(tokens) not in (int, float) or not tokens > 0:
+        if type(tokens) not in (int, float) or not 0 < tokens < math.inf:
             return 0
         count = self._tokens.get(kind)
         if count is None:
             count = self._tokens[kind] = self._metrics.tokens.of(self.name, kind)
-        count.amount += tokens
-        return int(tokens)
+        counted = min(int(tokens), MOST_TOKENS)
+        count.amount += counted
+        return counted

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from callgate.calls.json_text import sound_text
 from callgate.calls.outcome import FailureKind
 from callgate.calls.states import ReadyCall
 from callgate.conversation.ports import Report
@@ -63,7 +64,7 @@ class _Progress:
     def add(self, message: str, fraction: float | None) -> None:
         if self._closed:
             return
-        self._pending.append((message, fraction))
+        self._pending.append((sound_text(str(message)), None if fraction is None else float(fraction)))
         try:
             self._loop.call_soon_threadsafe(self._there_is_some.set)
         except RuntimeError:

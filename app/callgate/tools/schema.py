@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any, NoReturn
 
 import jsonschema_rs
+import msgspec
 from jsonschema_rs import FancyRegexOptions, RegexOptions, ValidationError, ValidationErrorKind
 
 from callgate.calls.offer import Check
@@ -73,7 +74,8 @@ def compile_schema(parameters: Mapping[str, Any]) -> Check:
     def check(arguments: dict[str, Any]) -> FlawDetail | None:
         if is_valid(arguments):
             return None
-        return _problem(_most_telling(islice(validator.iter_errors(arguments), MAX_ERRORS)), schema)
+        error = _most_telling(islice(validator.iter_errors(arguments), MAX_ERRORS))
+        return msgspec.structs.replace(_problem(error, schema), rule=_pointer(error.schema_path))
 
     return check
 

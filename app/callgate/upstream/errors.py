@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from callgate.calls.json_text import sound_text
 from callgate.conversation.errors import ChatError
 from callgate.http.interface import ConnectFailed, TimedOut, TooLarge, TransportError
 
@@ -257,6 +258,8 @@ def retry_after(headers: Mapping[str, str], now: float | None = None) -> float |
 
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:
+    """What may be said of a provider's words: without what looks like a secret, and as text that can be sent."""
+    text = sound_text(text)
     for secret in secrets:
         if len(secret) >= 4:
             text = text.replace(secret, REDACTED)
