@@ -4,6 +4,7 @@ what one of them sees and another does not is a way around a check; so a body th
 
 import json
 import re
+from collections.abc import Sequence
 from itertools import accumulate
 
 import msgspec
@@ -106,6 +107,20 @@ def check_count(body: bytes) -> None:
         raise ChatError(
             400, f"The JSON body of your request has more than {MAX_VALUES} values.", code="too_many_values"
         )
+
+
+def check_whole(parts: Sequence[bytes | msgspec.Raw], max_bytes: int, param: str) -> None:
+    """Refuse a request that comes to more, with what was kept of it here, than one may that is sent whole. A few bytes may name
+    megabytes, and name them a thousand times."""
+    if sum(memoryview(part).nbytes for part in parts) > max_bytes:
+        raise ChatError(
+            413,
+            f"Together with what it goes on from and refers to, the request is larger than {max_bytes} bytes. "
+            "Begin a new conversation with what of it still matters.",
+            param=param,
+            code="request_too_large",
+        )
+    check_count(b",".join(map(bytes, parts)))
 
 
 def is_plain(text: bytes, max_depth: int) -> bool:

@@ -1,5 +1,6 @@
 """Responses that were given, kept for the key that asked, until they expire or are deleted."""
 
+import asyncio
 import hashlib
 from typing import Any
 
@@ -11,6 +12,8 @@ CANCEL_SECONDS = 60.0
 """How long a word to cancel waits; it is looked for every second."""
 SHARES = 1024
 """Owners whose share is at hand."""
+LARGE = 262_144
+"""Bytes of a response from which on it is read in a thread."""
 
 
 class StoredResponse(msgspec.Struct):
@@ -30,6 +33,8 @@ class StoredResponse(msgspec.Struct):
     """The calls that the client has to decide about, by the ids of the items that say so."""
     after: list[Any] = []
     """Messages that follow the client's answers to the calls it was given: images, which no answer can hold."""
+    size: int = 0
+    """How many bytes it takes where it was found."""
 
 
 class Responses:
@@ -50,7 +55,11 @@ class Responses:
 
     async def get(self, owner: str, id: str) -> StoredResponse | None:
         kept = await self._store.get(_key(owner, id))
-        return None if kept is None else decode_response(kept)
+        if kept is None:
+            return None
+        found = decode_response(kept) if len(kept) < LARGE else await asyncio.to_thread(decode_response, kept)
+        found.size = len(kept)
+        return found
 
     async def delete(self, owner: str, id: str) -> bool:
         """Whether there was one."""

@@ -32,11 +32,12 @@ class MessagesFace:
         limits = config.limits
         assert context.caller is not None, "the middleware lets nobody in without a caller"
         owner = owner_name(context.caller)
-        earlier = await self._threads.earlier(owner, body)
+        earlier = await self._threads.earlier(owner, body, limits.body_bytes)
         reading = partial(
             read_messages_request, body, context.headers, limits.messages, limits.json_depth, earlier=earlier
         )
-        read = reading() if len(body) <= LARGE_BODY else await asyncio.to_thread(reading)
+        is_large = len(body) + earlier.size > LARGE_BODY
+        read = reading() if not is_large else await asyncio.to_thread(reading)
         return MessagesExchange(read, context.request_id, owner, self._threads)
 
 

@@ -4,15 +4,18 @@ What is kept is what the client would otherwise send again: its fields, and all 
 responses of the other API, under its key alone.
 """
 
+import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 import structlog
 
 from callgate.api.messages.request_schema import Thread, from_validation
+from callgate.api.strict_json import check_whole
 from callgate.conversation.errors import ChatError
-from callgate.stores.responses import Responses, StoredResponse
+from callgate.stores.responses import LARGE, Responses, StoredResponse
 from callgate.stores.store import StoreError
 
 NOT_KEPT: Final = frozenset({"model", "messages", "max_tokens", "stream", "thread"})
@@ -29,6 +32,8 @@ class Earlier(msgspec.Struct, frozen=True):
 
     fields: Mapping[str, msgspec.Raw] = {}
     messages: list[msgspec.Raw] = []
+    size: int = 0
+    """How many bytes it takes where it is kept."""
 
 
 NOTHING_EARLIER: Final = Earlier()
@@ -45,8 +50,8 @@ class Threads:
     def __init__(self, kept: Responses) -> None:
         self._kept = kept
 
-    async def earlier(self, owner: str, body: bytes) -> Earlier:
-        """What the thread holds that a body goes on with."""
+    async def earlier(self, owner: str, body: bytes, max_bytes: int) -> Earlier:
+        """What the thread holds that a body goes on with; both come to `max_bytes` together at most."""
         if b'"thread"' not in body:
             return NOTHING_EARLIER
         try:
@@ -65,7 +70,9 @@ class Threads:
         if found is None:
             message = f"thread.previous_message_id: no thread has the message '{thread.previous_message_id[:80]}'"
             raise ChatError(404, message, param="thread.previous_message_id", code="thread_not_found")
-        return Earlier(_fields.decode(found.response), found.input)
+        checking = partial(check_whole, [body, *found.input], max_bytes, "thread.previous_message_id")
+        await asyncio.to_thread(checking) if found.size > LARGE else checking()
+        return Earlier(_fields.decode(found.response), found.input, found.size)
 
     async def keep(self, owner: str, message: Mapping[str, Any], fields: Mapping[str, msgspec.Raw]) -> None:
         """Keep a conversation under its last message. Without it the client sends all of it again."""

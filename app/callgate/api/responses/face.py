@@ -22,7 +22,7 @@ from callgate.api.responses.offered import OWN_LABEL, Offered, offered_tools
 from callgate.api.responses.output import ResponseBody, ResponseHead, ResponseItems, ResponseWriter
 from callgate.api.responses.request import ResponsesBody, chat_fields, read_body_of, shown_fields
 from callgate.api.responses.seal import sealed, unsealed
-from callgate.api.strict_json import LARGE_BODY
+from callgate.api.strict_json import LARGE_BODY, check_whole
 from callgate.auth.keys import owner_name
 from callgate.config.schema import Config
 from callgate.conversation.approved_calls import ClientApprovals
@@ -64,7 +64,9 @@ class ResponsesFace:
         parent = None
         if asked.previous_response_id is not None:
             parent = await self._kept.parent(owner, asked.previous_response_id)
-        items = await self._kept.resolved(owner, asked.input) if isinstance(asked.input, list) else asked.input
+        most = config.limits.body_bytes
+        items = await self._kept.resolved(owner, asked.input, most) if isinstance(asked.input, list) else asked.input
+        is_large = is_large or items is not asked.input or (parent is not None and parent.size > LARGE_BODY)
         if not items and parent is None:
             raise wrong("input", "Missing required parameter: 'input'.", "missing_required_parameter")
         offering = partial(offered_tools, asked.tools or (), config.responses.hosted_tools, runtime.labels())
@@ -91,7 +93,11 @@ class ResponsesFace:
         instructions = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
         history = [*map(_raw, instructions), *before, *messages]
         chat = chat_fields(asked, fields, offered) | {"messages": history}
-        request = read_chat_request(_encode(chat), context.headers, config.limits.messages, config.limits.json_depth)
+        text = _encode(chat)
+        if parent is not None or items is not asked.input:
+            where = "input" if parent is None else "previous_response_id"
+            check_whole([text], config.limits.body_bytes, where)
+        request = read_chat_request(text, context.headers, config.limits.messages, config.limits.json_depth)
         request.may_pass, request.every_event, request.keeps_hidden = False, True, True
         request.tool_events = "off"
         request.max_calls = asked.max_tool_calls

@@ -1,17 +1,20 @@
 """Responses that are kept: going on from them, referring to their items, and what of a chat is kept."""
 
+import asyncio
 import re
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 
 from callgate.api.responses.output import ITEM_DIGITS, ResponseHead
+from callgate.api.strict_json import check_whole
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import CallsHandedBack, ChatEnded, HiddenTurns
-from callgate.stores.responses import Responses, StoredResponse, decode_response, encode_response
+from callgate.stores.responses import LARGE, Responses, StoredResponse, decode_response, encode_response
 from callgate.stores.store import StoreError
 
 INPUT_PLACE: Final = 0x8000
@@ -40,7 +43,11 @@ class ConnectionMemory:
 
     def find(self, id: str) -> StoredResponse | None:
         found = self._kept.get(id)
-        return None if found is None else decode_response(found)
+        if found is None:
+            return None
+        response = decode_response(found)
+        response.size = len(found)
+        return response
 
     def forget(self, id: str) -> None:
         self.size -= len(self._kept.pop(id, b""))
@@ -123,29 +130,36 @@ class KeptResponses:
             )
         return found
 
-    async def resolved(self, owner: str, items: Sequence[Any]) -> list[Any]:
-        """The items, each reference replaced by what it refers to."""
-        seen: dict[str, StoredResponse | None] = {}
-        whole: list[Any] = []
-        for place, item in enumerate(items):
-            if not isinstance(item, dict) or item.get("type") != "item_reference":
-                whole.append(item)
-                continue
-            id = item.get("id")
-            where = _ITEM_ID.fullmatch(id) if isinstance(id, str) else None
-            found = None
-            if where is not None:
-                response_id = f"resp_{where[1]}"
-                if response_id not in seen:
-                    seen[response_id] = await self._found(owner, response_id)
-                found = _item(seen[response_id], str(id))
-            if found is None:
+    async def resolved(self, owner: str, items: list[Any], max_bytes: int) -> list[Any]:
+        """The items, each reference replaced by what it refers to, which comes to `max_bytes` together at most. The very list
+        where there is no reference in it."""
+        references = {place: item.get("id") for place, item in enumerate(items) if _is_reference(item)}
+        if not references:
+            return items
+        wanted: dict[str, set[str]] = {}
+        for id in references.values():
+            if isinstance(id, str) and (parts := _ITEM_ID.fullmatch(id)):
+                wanted.setdefault(f"resp_{parts[1]}", set()).add(id)
+        found: dict[Any, msgspec.Raw] = {}
+        for response_id, ids in wanted.items():
+            response = await self._found(owner, response_id)
+            if response is not None:
+                is_large = response.size > LARGE
+                found |= await asyncio.to_thread(_items_of, response, ids) if is_large else _items_of(response, ids)
+        for place, id in references.items():
+            if not isinstance(id, str) or id not in found:
                 message = f"Item with id '{str(id)[:80]}' not found."
                 raise ChatError(404, message, param=f"input[{place}].id", code="item_not_found")
-            whole.append(found)
-        return whole
+        referred = [found[id] for id in references.values()]
+        size = sum(memoryview(each).nbytes for each in referred)
+        checking = partial(check_whole, referred, max_bytes, "input")
+        await asyncio.to_thread(checking) if LARGE < size <= max_bytes else checking()
+        read = {id: _decode(found[id]) for id in set(references.values())}
+        return [read[references[place]] if place in references else item for place, item in enumerate(items)]
 
     async def _found(self, owner: str, id: str) -> StoredResponse | None:
+        if not id.startswith("resp_"):
+            return None  # what else is kept with the responses is found by other routes
         memory = CONNECTION.get()
         if memory is not None and (found := memory.find(id)) is not None:
             return found
@@ -155,11 +169,30 @@ class KeptResponses:
             raise _unreachable() from error
 
 
-def _item(response: StoredResponse | None, id: str) -> Any:
-    if response is None:
-        return None
-    items = [*_decode(response.response)["output"], *map(_decode, response.input)]
-    return next((item for item in items if item.get("id") == id), None)
+class _Output(msgspec.Struct):
+    output: list[msgspec.Raw]
+
+
+class _Item(msgspec.Struct):
+    id: Any = None
+
+
+_read_output = msgspec.json.Decoder(_Output).decode
+_read_item = msgspec.json.Decoder(_Item).decode
+
+
+def _is_reference(item: Any) -> bool:
+    return isinstance(item, dict) and item.get("type") == "item_reference"
+
+
+def _items_of(response: StoredResponse, ids: Collection[str]) -> dict[Any, msgspec.Raw]:
+    """The items with these ids, of those that it answered and those that it is."""
+    found: dict[Any, msgspec.Raw] = {}
+    for item in (*_read_output(response.response).output, *response.input):
+        id = _read_item(item).id
+        if isinstance(id, str) and id in ids:
+            found.setdefault(id, item)
+    return found
 
 
 def numbered(given: str | Sequence[Any], head: ResponseHead) -> list[msgspec.Raw]:
