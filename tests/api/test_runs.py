@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -179,6 +180,39 @@ async def test_a_request_that_fails_leaves_a_run_that_says_why(upstream: Upstrea
     assert [row["state"] for row in rows] == ["failed", "failed"]
     assert {row["status"] for row in rows} == {failed.status_code, also.status_code}
     assert all(row["error"] for row in rows)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_plain_request_that_outlived_an_outage_leaves_a_run_with_its_attempts(
+    upstream: Upstream, stream: bool
+) -> None:
+    upstream.script("m", [Reply(status=503), Reply(text="hi")])
+    async with serving(upstream, upstream={"retries": 1}) as client:
+        began = time.monotonic()
+        answer = await client.post("/v1/chat/completions", json={**QUESTION, "tool_choice": "none", "stream": stream})
+        took = time.monotonic() - began
+        run = (await client.get(f"/v1/runs/{answer.headers['x-callgate-run']}")).json()
+
+    assert (answer.status_code, run["state"], run["attempts"], run["turns"]) == (200, "answered", 2, 1)
+    assert [
+        (each["facts"].get("reason"), each["facts"]["status"]) for each in run["events"] if each["kind"] == "attempt"
+    ] == [
+        ("upstream_overloaded", 503),
+        (None, 200),
+    ]
+    [*_, waited, ended] = (each["at"] for each in run["events"] if each["kind"] in ("attempt", "ended"))
+    assert 0 < waited <= ended <= run["seconds"] <= took
+
+
+async def test_a_plain_request_that_failed_has_its_attempts_and_its_time(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(status=503)], repeat_last=True)
+    async with serving(upstream, upstream={"retries": 1}) as client:
+        answer = await client.post("/v1/chat/completions", json={**QUESTION, "tool_choice": "none"})
+        run = (await client.get(f"/v1/runs/{answer.headers['x-callgate-run']}")).json()
+
+    attempts = [each for each in run["events"] if each["kind"] == "attempt"]
+    assert (run["state"], run["attempts"], len(attempts)) == ("failed", 2, 2)
+    assert run["seconds"] >= attempts[1]["facts"]["wait"] > 0
 
 
 async def test_a_plain_request_that_went_well_leaves_no_run_but_is_counted(upstream: Upstream) -> None:

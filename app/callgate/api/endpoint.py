@@ -165,12 +165,12 @@ class FaceEndpoint:
                 notes["ending"] = state = "client_left"
                 return Ended(wrote=context.wrote, left=True)
             finally:
-                if error is not None:
-                    runtime.metrics.model(route.name, caller.name).failed_request()
-                    recording.keep_failed(runtime, route, conversation, context, request, caller, began)
+                if recording.is_unusual(conversation, error):
+                    recording.keep_unusual(runtime, route, conversation, context, request, caller, began)
                 if conversation.recording is not None:
                     recording.end(conversation.recording, runtime, context, state, error)
             if error is not None:
+                runtime.metrics.model(route.name, caller.name).failed_request()
                 notes |= {"error": error.code or error.type, "detail": error.detail}
             elif not context.wrote:
                 return WELL

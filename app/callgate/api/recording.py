@@ -41,7 +41,12 @@ def begin(
         conversation.recording = runtime.recorder.begin_unlisted(row, trace)
 
 
-def keep_failed(
+def is_unusual(conversation: Conversation, error: ChatError | None) -> bool:
+    """Whether a request failed, or outlived failures of a provider."""
+    return error is not None or conversation.diagnoses[0].has_failed_attempts
+
+
+def keep_unusual(
     runtime: Runtime,
     route: Route,
     conversation: Conversation,
@@ -50,7 +55,7 @@ def keep_failed(
     caller: Caller,
     began: float,
 ) -> None:
-    """Have a request that failed recorded, if those are and it is not yet."""
+    """Have an unusual request recorded, if those are and it is not yet."""
     recording = conversation.recording
     if not runtime.records_errors or (recording is not None and recording.is_listed):
         return
@@ -58,6 +63,9 @@ def keep_failed(
         row = _row(route, conversation, context, request, caller, began)
         recording = runtime.begin_recording(row, conversation.trace, content=_wants_content(context))
         conversation.recording = recording
+        recording.began = conversation.diagnoses[0].began
+        for choice, diagnosis in enumerate(conversation.diagnoses):
+            recording.seen += [(at, choice, event) for at, event in diagnosis.happened()]
     else:
         runtime.list_run(recording, content=_wants_content(context))
     _say_request(recording, request)

@@ -18,9 +18,11 @@ from callgate.conversation.events import (
     Attempt,
     CallEnded,
     ChatEnded,
+    ChatEvent,
     Responder,
     TurnAccount,
     TurnEnded,
+    TurnStarted,
 )
 from callgate.conversation.listeners import Handlers, Listener
 from callgate.conversation.prices import NANO, Price
@@ -42,7 +44,8 @@ class Diagnosis(Listener, msgspec.Struct, eq=False):
     _began: float = msgspec.field(default_factory=time.monotonic)
     _sees: bool = False
     _events: list[TurnEnded | ChatEnded] = []
-    _attempts: list[Attempt] = []
+    _attempts: list[tuple[float, Attempt]] = []
+    """And when each ended. There are none where the first was answered."""
     _recovered: list[dict[str, Any]] = []
     _outcomes: dict[tuple[int, str], dict[str, Any]] = {}
 
@@ -52,8 +55,24 @@ class Diagnosis(Listener, msgspec.Struct, eq=False):
     def _keep(self, event: TurnEnded | ChatEnded) -> None:
         self._events.append(event)
 
+    @property
+    def began(self) -> float:
+        """When the chat began, by the monotonic clock."""
+        return self._began
+
+    @property
+    def has_failed_attempts(self) -> bool:
+        return bool(self._attempts)
+
+    def happened(self) -> list[tuple[float, ChatEvent]]:
+        """The first turn of a chat that nobody recorded while it was under way, with seconds since its beginning."""
+        if not (self._attempts or self._events):
+            return []
+        now = self._clock() - self._began
+        return [(0.0, TurnStarted(0)), *self._attempts, *((now, event) for event in self._events)]
+
     def _attempt(self, event: Attempt) -> None:
-        self._attempts.append(event)
+        self._attempts.append((self._clock() - self._began, event))
 
     def _call_ended(self, event: CallEnded) -> None:
         word = str(event.outcome.kind) if isinstance(event.outcome, Failed) else "returned"
@@ -89,7 +108,7 @@ class Diagnosis(Listener, msgspec.Struct, eq=False):
         if self._recovered:
             report["recovered"] = self._recovered
         if self._attempts:
-            report["attempts"] = [self._shown(attempt) for attempt in self._attempts]
+            report["attempts"] = [self._shown(attempt) for _, attempt in self._attempts]
         return report
 
     def _turn(self, index: int, answer: TurnAccount) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class Record(Section):
     runs: Annotated[Literal["all", "eventful", "off"], BeforeValidator(off_or_on)] = "all"
     """`eventful`: only runs that called a tool, had a finding, were asked again, failed, or took over 30 seconds."""
     passed: Annotated[Literal["all", "errors"], BeforeValidator(off_or_on)] = "errors"
-    """The same for requests that are passed through without a tool of Callgate's."""
+    """The same for requests that are passed through without a tool of Callgate's; `errors` are a provider's too that the request outlived."""
     content: Switch = False
     """Keep what was said too: the request, texts, arguments and results. They may hold anything; secrets known to
     Callgate are masked."""
