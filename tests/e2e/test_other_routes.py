@@ -191,6 +191,23 @@ async def test_a_providers_refusal_is_told_in_our_shape_without_its_secrets() ->
     assert "sk-operator" not in str(caught.value)
 
 
+async def test_what_was_used_is_counted_by_key_and_a_failure_leaves_a_run() -> None:
+    usage = b'{"data":[],"usage":{"prompt_tokens":7,"total_tokens":7}}'
+    provider, asked = Provider(parts=(usage,)), {"model": "m", "input": "hi"}
+    async with passing(provider) as url, http_client(url) as client:
+        await client.post("/v1/embeddings", json=asked)
+        provider.status = 503
+        failed = await client.post("/v1/embeddings", json=asked)
+        counted = (await client.get("/metrics")).text
+        [run] = (await client.get("/v1/runs")).json()["data"]
+
+    for what, amount in (("requests", 2), ("failed", 1), ("tokens_in", 7)):
+        assert f'callgate_key_used_total{{key="anonymous",what="{what}"}} {amount}.0' in counted
+    assert (run["state"], run["status"], run["route"]) == ("failed", failed.status_code, "embeddings")
+    assert run["request_id"] == failed.headers["x-request-id"]
+    assert run["seconds"] > 0
+
+
 async def test_a_route_that_the_provider_does_not_have_is_a_404() -> None:
     async with passing(Provider(status=404, parts=(b"no",))) as url:
         answer = await raw_post(url, {"model": "m", "query": "x"}, path="/v1/rerank")

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -17,6 +18,8 @@ from callgate.api.strict_json import read_fields
 from callgate.auth.keys import Caller
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import ChatEnded, Ending, EndingKind, TurnStarted
+from callgate.conversation.ids import new_run_id
+from callgate.recorder.row import RunRow
 from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.route import check_selectors
 from callgate.runtime.runtime import Runtime
@@ -58,10 +61,38 @@ class PassingEndpoint:
                 if "traceparent" in context.headers:
                     runtime.pass_trace_on(context.headers)
                 asked = await self._asked(runtime, context, context.caller, body)
-                with await runtime.place_at(asked.model):
-                    await unless_left(asked.answer(send), receive)
+                used = runtime.metrics.model(context.model, context.caller.name)
+                began, since = time.time(), time.monotonic()
+                try:
+                    with await runtime.place_at(asked.model):
+                        await unless_left(asked.answer(send), receive)
+                except ChatError as error:
+                    used.failed_request()
+                    self._record(runtime, context, began, since, error)
+                    raise
+                used.passed_on(asked.usage)
             except ClientLeft:
                 context.notes["ending"] = "client_left"
+
+    def _record(self, runtime: Runtime, context: RequestContext, began: float, since: float, error: ChatError) -> None:
+        """Keep a row of a request that failed, where those are kept."""
+        if not runtime.records_errors:
+            return
+        assert context.caller is not None, "the middleware lets nobody in without a caller"
+        run = context.ids["run_id"] = new_run_id()
+        row = RunRow(
+            id=run,
+            began=began,
+            model=context.model,
+            request_id=context.request_id,
+            key=context.caller.name,
+            route=self._path.removeprefix("/"),
+            state="failed",
+        )
+        recording = runtime.begin_recording(row, content=False)
+        recording.began = since
+        status = context.status or error.status
+        runtime.recorder.end(recording, state="failed", status=status, error=error.code or error.type)
 
     async def _asked(self, runtime: Runtime, context: RequestContext, caller: Caller, body: bytes) -> "_Asked":
         content_type = context.headers.get("content-type", "")
@@ -101,19 +132,21 @@ class _Asked:
         self, runtime: Runtime, caller: Caller, model: str, size: int, way: AbstractAsyncContextManager[Any]
     ) -> None:
         self.model = model
+        self.usage: dict[str, Any] | None = None
+        """What the answer says that it used, once it was passed on."""
         self._runtime, self._caller, self._size, self._way = runtime, caller, size, way
 
     async def answer(self, send: Send) -> None:
         if not self._caller.allowance.is_metered:
-            await self._pass_on(send, {})
+            self.usage = usage_in(await self._pass_on(send, {}))
             return
         meter = await self._runtime.meter(self._caller, self.model, self._size, None, 1)
         tally = meter.tally()
         async with meter:
             tally.handle(TurnStarted(0))  # counts as estimated unless the answer says what it cost
-            usage = usage_in(await self._pass_on(send, meter.headers))
-            if usage is not None:
-                tally.handle(ChatEnded(Ending(EndingKind.ANSWERED, "stop"), usage))
+            self.usage = usage_in(await self._pass_on(send, meter.headers))
+            if self.usage is not None:
+                tally.handle(ChatEnded(Ending(EndingKind.ANSWERED, "stop"), self.usage))
 
     async def _pass_on(self, send: Send, headers: Mapping[str, str]) -> bytes:
         """The answer, part by part. Returns the end of it."""

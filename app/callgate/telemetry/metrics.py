@@ -354,6 +354,12 @@ class OfModel:
         self.requests += 1
         self.failed += 1
 
+    def passed_on(self, usage: Mapping[str, Any] | None) -> None:
+        """A request that is no chat was answered."""
+        self.requests += 1
+        if usage:
+            self.spent(usage)
+
     def spent(self, usage: Mapping[str, Any]) -> None:
         """A chat's token counts, as providers report them."""
         self.tokens_in += self._add("prompt", usage.get("prompt_tokens"))
