@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,13 @@ async def fleet(postgres: PostgresServer, schema: str, tmp_path: Path, upstream:
     upstream.script("m", answers)
     async with redis_server(tmp_path) as redis:
         yield await stores(
-            tmp_path, redis, postgres.url, schema, [placed("nap"), placed("climb")], upstream=upstream.url
+            tmp_path,
+            redis,
+            postgres.url,
+            schema,
+            [placed("nap"), placed("climb")],
+            upstream=upstream.url,
+            server={"drain_seconds": 0.5},
         )
 
 
@@ -78,6 +85,24 @@ async def test_a_call_goes_on_when_its_server_is_killed_and_the_next_one_waits_f
             first.process.kill()
             with pytest.raises(httpx.TransportError):
                 await asking
+        async with http_client(second.url) as client:
+            answered = await client.post("/v1/chat/completions", json=chat("nap 4"), headers=keyed)
+            assert answered.json()["choices"][0]["message"]["content"] == "rested", json.dumps(answered.json())
+    assert [line.split()[0] for line in lines_of(marks)] == ["begin", "end"]
+
+
+async def test_a_server_that_drains_hands_a_run_over_and_its_call_goes_on_at_the_worker(
+    fleet: Stores, tmp_path: Path
+) -> None:
+    marks = tmp_path / "marks"
+    keyed = {"Idempotency-Key": "one"}
+    async with working(fleet), serving(fleet.config) as second:
+        async with serving(fleet.config) as first, http_client(first.url) as client:
+            asking = asyncio.create_task(client.post("/v1/chat/completions", json=chat("nap 4"), headers=keyed))
+            await marked(marks, "begin")
+            first.signal(signal.SIGTERM)
+            await first.ended(20)
+            await asyncio.wait([asking])
         async with http_client(second.url) as client:
             answered = await client.post("/v1/chat/completions", json=chat("nap 4"), headers=keyed)
             assert answered.json()["choices"][0]["message"]["content"] == "rested", json.dumps(answered.json())

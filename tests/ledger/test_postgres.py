@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -53,6 +54,26 @@ async def test_while_the_server_is_away_nothing_that_may_write_begins_and_ends_a
                 await ledger.database.fetch("SELECT 1")
             await asyncio.to_thread(server.start, "fsync=off")
             await until(ledger, {"before": "done"})
+
+
+async def test_after_the_server_was_away_nobody_is_dead_whom_there_was_no_time_to_hear(schema: str) -> None:
+    with postgres_server() as server:
+        async with opened(server.url, schema, dead_after=1.0) as ledger:
+            await ledger.calls.start(entry("of_another"))
+            await ledger.database.fetch("UPDATE calls SET process = 'other'")
+            await ledger.database.fetch("INSERT INTO processes VALUES ('other', 'proxy', '', {now})")
+            presence = ledger.presence
+            async with asyncio.timeout(15):
+                while presence.silence != presence.dead_after:  # noqa: ASYNC110 - it beats when it beats
+                    await asyncio.sleep(0.01)
+                await asyncio.to_thread(server.stop)
+                while presence.silence == presence.dead_after:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+                await asyncio.to_thread(server.start, "fsync=off")
+            await ledger.database.fetch("UPDATE processes SET seen_at = {now} - 5.0 WHERE name = 'other'")
+            began = time.monotonic()
+            await until(ledger, {"of_another": "unknown"})
+            assert time.monotonic() - began > 0.5
 
 
 async def test_a_server_that_takes_no_writes_refuses_them_in_words(postgres: PostgresServer, schema: str) -> None:

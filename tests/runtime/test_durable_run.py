@@ -1,7 +1,7 @@
 """A run is cut at every write it makes, before the write and after it, and carried on: nothing runs twice, and it ends alike."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +11,17 @@ from callgate.calls.outcome import Outcome, Returned
 from callgate.calls.states import ReadyCall
 from callgate.conversation.loop import converse
 from callgate.conversation.ports import ModelRequest
-from callgate.ledger.database import Database
-from callgate.ledger.entry import NoLedger
+from callgate.ledger.database import Database, DatabaseAway
+from callgate.ledger.entry import LedgerEntry, NoLedger, NotRecorded, RunState
 from callgate.ledger.journal import LedgerJournal
-from callgate.ledger.runs import RunLedger, StoredRun
+from callgate.ledger.runs import RunLedger, StoredCall, StoredRun
 from callgate.ledger.shared import SharedLedger, open_ledger
 from callgate.runtime.durable_run import DurableRun
 from callgate.tools.executor import Policy, RunContext, Safety, Tool
 from callgate.tools.registry import Registry
 from callgate.tools.toolbox import RequestToolbox
 from tests.fakes import Listener, ScriptedModel, calls, counter, says
+from tests.harness.needs import needs
 
 pytestmark = pytest.mark.anyio
 
@@ -42,6 +43,9 @@ class CutDatabase:
         self._database, self._left, self._done = database, at, done
         self.is_cut = False
 
+    def cut(self) -> None:
+        self.is_cut = True
+
     async def fetch(self, statement: str, *values: Any) -> Any:
         if self.is_cut:
             raise Cut
@@ -57,24 +61,46 @@ class CutDatabase:
         return getattr(self._database, name)
 
 
+class AwayOnce:
+    """Does not answer its k-th statement, which was done or was not."""
+
+    def __init__(self, database: Database, at: int, *, done: bool) -> None:
+        self._database, self._left, self._done = database, at, done
+        self.was_away = False
+
+    async def fetch(self, statement: str, *values: Any) -> Any:
+        self._left -= 1
+        if self._left:
+            return await self._database.fetch(statement, *values)
+        self.was_away = True
+        if self._done:
+            await self._database.fetch(statement, *values)
+        raise DatabaseAway("it was restarted")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._database, name)
+
+
 class Counting:
     """Puts down what it ran."""
 
-    def __init__(self, ran: list[int]) -> None:
-        self._ran = ran
+    def __init__(self, ran: list[int], on_look: Callable[[], None]) -> None:
+        self._ran, self._on_look = ran, on_look
 
     async def execute(self, call: ReadyCall, context: RunContext) -> Outcome:
         self._ran.append(call.arguments["n"])
+        if call.name == "look":
+            self._on_look()
         await asyncio.sleep(0)
         return Returned(f"ran {call.arguments['n']}")
 
 
-async def play(run: DurableRun, ran: list[int]) -> tuple[str, list[Any]]:
+async def play(run: DurableRun, ran: list[int], on_look: Callable[[], None] = lambda: None) -> tuple[str, list[Any]]:
     """What it says in the end, and the results that the model was given."""
     registry = Registry()
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     for name, safety in (("pay", Safety.WRITE), ("look", Safety.READ_ONLY)):
-        registry.add(Tool(name, "", schema, Counting(ran), policy=Policy(safety=safety)))
+        registry.add(Tool(name, "", schema, Counting(ran, on_look), policy=Policy(safety=safety)))
     choice = run.choice(0)
     journal = LedgerJournal(choice.ledger, run_id=run.id, key_name="alice")
     box = RequestToolbox(registry.tools(), run_id=run.id, limits=registry.limits, journal=journal)
@@ -91,15 +117,21 @@ async def play(run: DurableRun, ran: list[int]) -> tuple[str, list[Any]]:
     return heard.text, results
 
 
-@pytest.fixture
-async def ledger(tmp_path: Path) -> AsyncIterator[SharedLedger]:
-    opened = await open_ledger(folder=tmp_path, dead_after=5.0, on_lost=lambda _: None)
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=needs("postgres", "module:asyncpg"))])
+async def ledger(request: Any, tmp_path: Path, schema: str) -> AsyncIterator[SharedLedger]:
+    where: dict[str, Any] = {"folder": tmp_path}
+    if request.param == "postgres":
+        from callgate.ledger.postgres import migrate
+
+        where = {"url": request.getfixturevalue("postgres").url, "schema": schema}
+        await migrate(*where.values())
+    opened = await open_ledger(**where, dead_after=5.0, on_lost=lambda _: None)
     yield opened
     await opened.close()
 
 
 async def begun(database: Database) -> StoredRun:
-    return await RunLedger(database, "gone", 5.0).begin(
+    return await RunLedger(database, "gone").begin(
         "run_1",
         caller="key alice",
         key_digest="k",
@@ -112,20 +144,21 @@ async def begun(database: Database) -> StoredRun:
 
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
 async def test_wherever_it_is_cut_it_is_carried_on_to_the_same_end(ledger: SharedLedger, done: bool) -> None:
-    heirs = RunLedger(ledger.database, ledger.calls.process, 5.0)
+    heirs = RunLedger(ledger.database, ledger.calls.process)
     cuts = 0
     while True:
         cuts += 1
         for table in ("runs", "calls", "journal"):
             await ledger.database.fetch(f"DELETE FROM {table}")
         ran: list[int] = []
+        left: list[str] = []
         dying = CutDatabase(ledger.database, cuts, done=done)
-        first = DurableRun(RunLedger(dying, "gone", 5.0), NoLedger(), await begun(ledger.database))
+        first = DurableRun(RunLedger(dying, "gone"), NoLedger(), await begun(ledger.database), leave=left.append)
         try:
-            said, results = await play(first, ran)
+            said, results = await asyncio.create_task(play(first, ran))  # whoever is cut off has been cancelled
         except* Cut:
-            [stored] = await heirs.take_over()
-            said, results = await play(await DurableRun.taken_over(heirs, NoLedger(), stored), ran)
+            [stored] = await heirs.take_over(5.0)
+            said, results = await play(await DurableRun.taken_over(heirs, NoLedger(), stored, leave=left.append), ran)
         assert said == "done"
         paid = [n for n in ran if n != 3]
         assert len(paid) == len(set(paid)), (cuts, ran)
@@ -140,3 +173,60 @@ async def test_wherever_it_is_cut_it_is_carried_on_to_the_same_end(ledger: Share
         if not dying.is_cut:
             break
     assert cuts > 10
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
+async def test_whenever_the_ledger_is_away_the_model_is_told_what_the_ledger_says(
+    ledger: SharedLedger, done: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("callgate.runtime.durable_run.AGAIN_SECONDS", 0.0)
+    at, was_away = 0, True
+    while was_away:
+        at += 1
+        for table in ("runs", "calls", "journal"):
+            await ledger.database.fetch(f"DELETE FROM {table}")
+        ran: list[int] = []
+        database = AwayOnce(ledger.database, at, done=done)
+        stored = await begun(ledger.database)
+        said, results = await play(DurableRun(RunLedger(database, "gone"), NoLedger(), stored, leave=print), ran)
+        was_away = database.was_away
+        assert said == "done"
+        assert sorted(ran) == sorted(set(ran))
+        rows = await ledger.database.fetch("SELECT state, outcome IS NULL FROM calls WHERE tool = 'pay'")
+        refused = sum("cannot write down" in each for each in results)
+        assert len([n for n in ran if n != 3]) + refused == 3
+        assert sorted(rows) == sorted([("done", False)] * (3 - refused) + [("failed", False)] * refused), at
+    assert at > 10
+
+
+async def test_a_call_that_a_worker_may_have_is_not_said_to_be_not_run(ledger: SharedLedger) -> None:
+    """Whoever takes a run over claims the call again, to wait for it."""
+    database = AwayOnce(ledger.database, 1, done=False)
+    stored = await begun(ledger.database)
+    call = LedgerEntry("run_1", 0, "call_1", "pay", "00", "alice", writes=True, started_at=0.0, id="run_1/0/0/0")
+    known = {call.id: StoredCall(RunState.STARTED, writes=True, outcome=None)}
+    run = DurableRun(RunLedger(database, "gone"), NoLedger(), stored, known=known, leave=print)
+    await run.claim(call)
+    assert database.was_away
+    database = AwayOnce(ledger.database, 1, done=False)
+    with pytest.raises(NotRecorded):
+        await DurableRun(RunLedger(database, "gone"), NoLedger(), stored, leave=print).claim(call)
+
+
+async def test_a_call_that_only_reads_is_not_what_ends_one_process_after_the_other(ledger: SharedLedger) -> None:
+    heirs = RunLedger(ledger.database, ledger.calls.process)
+    await begun(ledger.database)
+    died = 0
+    while True:
+        await ledger.database.fetch("UPDATE runs SET owner = 'gone'")
+        [stored] = await heirs.take_over(5.0)
+        ran: list[int] = []
+        dying = CutDatabase(ledger.database, 0, done=False)
+        run = await DurableRun.taken_over(RunLedger(dying, heirs.process), NoLedger(), stored, leave=print)
+        try:
+            _, results = await asyncio.create_task(play(run, ran, dying.cut))
+            break
+        except* Cut:
+            died += 1
+    assert 2 < died < 6
+    assert sum("may or may not have happened" in each for each in results) == 1

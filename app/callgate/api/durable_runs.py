@@ -7,7 +7,7 @@ its answer from the beginning; when its process dies, another plays it again fro
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, Self
 
 import msgspec
@@ -21,7 +21,8 @@ from callgate.auth.keys import Caller
 from callgate.conversation.errors import ChatError
 from callgate.conversation.ids import new_run_id
 from callgate.ledger.database import DatabaseAway
-from callgate.ledger.runs import RunLedger, StoredRun
+from callgate.ledger.presence import Presence
+from callgate.ledger.runs import MOST_TAKEN, RunLedger, StoredRun
 from callgate.runtime.durable_run import DurableRun, TakenOver
 from callgate.runtime.manager import RuntimeManager
 from callgate.stores.store import StoreError
@@ -29,6 +30,8 @@ from callgate.telemetry.logs import stand_on_every_line
 
 LOOK_SECONDS: Final = 0.5
 """How often runs are looked for whose process is gone, and those of ours that are to be stopped."""
+SOON_SECONDS: Final = 0.05
+"""The same after as many were taken over as are at a time: there may be more, and the other processes want some too."""
 POLL_SECONDS: Final = 0.25
 """How often a run of another process is looked at by whoever follows it."""
 FOLLOWED_SECONDS: Final = 2.0
@@ -96,8 +99,8 @@ class DurableRuns:
     async def __aenter__(self) -> Self:
         config, shared = self._manager.current.config, self._manager.shared.shared_ledger
         if shared is not None and config.runs.durable == "keyed":
-            self._ledger = RunLedger(shared.database, shared.calls.process, config.runs.dead_after_seconds)
-            self._looking = asyncio.create_task(self._look(self._ledger), name="looking for runs")
+            self._ledger = RunLedger(shared.database, shared.calls.process)
+            self._looking = asyncio.create_task(self._look(self._ledger, shared.presence), name="looking for runs")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -107,7 +110,7 @@ class DurableRuns:
             self._looking.cancel()
             await asyncio.wait({self._looking})
         for carried in list(self._ours.values()):
-            carried.hand_over()
+            carried.durable.lose()
         tasks = {
             run.task for run in (*self._followed.values(), *(it.followed for it in self._ours.values())) if run.task
         }
@@ -217,7 +220,7 @@ class DurableRuns:
                     raise other_request()
                 run.stands(stored)
                 if stored.id == id:
-                    durable = DurableRun(ledger, self._manager.shared.ledger, stored)
+                    durable = DurableRun(ledger, self._manager.shared.ledger, stored, leave=self._leave)
                     await self._carry(_Carried(run, durable), begin)
                     return
                 if await self._follow(ledger, stored, run):
@@ -272,7 +275,7 @@ class DurableRuns:
         except asyncio.CancelledError:
             if not self._is_closing:
                 raise
-            durable.is_lost = True
+            durable.lose()
             with contextlib.suppress(DatabaseAway):  # then we are taken for dead, a little later
                 await ledger.release(stored)
             log.info("run_handed_over", run_id=stored.id)
@@ -354,21 +357,29 @@ class DurableRuns:
 
     # -- of others
 
-    async def _look(self, ledger: RunLedger) -> None:
+    async def _look(self, ledger: RunLedger, presence: Presence) -> None:
         looks = 0
         while True:
+            taken: Sequence[StoredRun] = ()
             try:
                 for id in await ledger.cancelled(list(self._ours)):
                     if id in self._ours:
                         self._ours[id].stop()
-                for stored in await ledger.take_over() if self._manager.is_ready else ():
+                if self._manager.is_ready:
+                    taken = await ledger.take_over(presence.silence)
+                for stored in taken:
                     self._carry_on(ledger, stored)
                 if looks % PRUNE_LOOKS == 0:
                     await ledger.prune(self._manager.current.config.store.answer_seconds)
                 looks += 1
             except DatabaseAway:
                 pass  # said once by whoever says that we live
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(LOOK_SECONDS if len(taken) < MOST_TAKEN else SOON_SECONDS)
+
+    def _leave(self, id: str) -> None:
+        """Calls of a run that another process has from now on."""
+        if self._manager.shared.fleet is not None:
+            self._manager.shared.fleet.leave(id)
 
     def _carry_on(self, ledger: RunLedger, stored: StoredRun) -> None:
         run = FollowedRun(stored.request_digest, outlives_server=True)
@@ -392,7 +403,9 @@ class DurableRuns:
         try:
             while True:
                 try:
-                    durable = await DurableRun.taken_over(ledger, self._manager.shared.ledger, stored)
+                    durable = await DurableRun.taken_over(
+                        ledger, self._manager.shared.ledger, stored, leave=self._leave
+                    )
                     break
                 except DatabaseAway:
                     await asyncio.sleep(LOOK_SECONDS)
@@ -435,10 +448,6 @@ class _Carried:
             publisher.feed(message)
 
         return record
-
-    def hand_over(self) -> None:
-        """From now on nothing of it is written here."""
-        self.durable.is_lost = True
 
     async def unwanted(self, ledger: RunLedger) -> None:
         """Returns when it was cancelled, or nobody follows it any more, here or elsewhere."""

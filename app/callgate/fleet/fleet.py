@@ -33,6 +33,7 @@ from callgate.fleet.message import (
 )
 from callgate.ledger.database import DatabaseAway
 from callgate.ledger.fleet_calls import FleetCallState, FleetLedger
+from callgate.ledger.presence import Presence
 from callgate.tools.executor import RunContext
 
 LOOK_SECONDS: Final = 0.5
@@ -45,6 +46,8 @@ LISTEN_SECONDS: Final = 10.0
 """For one message, before it is asked for again."""
 PATIENCE: Final = 2.0
 """Seconds for one command of Redis."""
+KILL_SECONDS: Final = 60.0
+"""For a worker to be there that hears that a call is to be killed."""
 STOP_PATIENCE: Final = 0.4
 """For a call to be stopped before whoever gave it up goes on. Less than what a cancelled tool is waited for."""
 UNKNOWN: Final = (
@@ -71,6 +74,11 @@ class FleetPool:
 class _Underway:
     queue: str
     message: bytes
+    run_id: str
+    may_be_anothers: bool
+    """It is a durable run's: whoever has that now waits for it."""
+    is_left: bool = False
+    """It is another process's from now on."""
     outcome: Outcome | None = None
     said: deque[tuple[str, float | None]] = field(default_factory=deque)
     """Progress that was not reported yet."""
@@ -88,17 +96,15 @@ class Fleet:
         self._on_lost = on_lost
         self._underway: dict[str, _Underway] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._stopping: set[asyncio.Task[None]] = set()
+        self._stopping: set[asyncio.Task[Any]] = set()
         self._reaching = True
-        self._asked_since = inf
-        self._seen: float = -inf
 
-    async def open(self, ledger: FleetLedger) -> None:
+    async def open(self, ledger: FleetLedger, presence: Presence) -> None:
         import redis.asyncio
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
 
-        self._ledger = ledger
+        self._ledger, self._presence = ledger, presence
         self._replies = f"{self._prefix}replies.{ledger.process}"
         self._redis = redis.asyncio.Redis.from_url(
             self._url, socket_timeout=PATIENCE, socket_connect_timeout=PATIENCE, retry=Retry(NoBackoff(), 1)
@@ -118,6 +124,11 @@ class Fleet:
         await asyncio.wait({*self._tasks, *self._stopping})
         await self._redis.aclose()
 
+    def leave(self, run_id: str) -> None:
+        """The calls of a run are another process's from now on: they are not stopped when they are not waited for any more."""
+        for mine in self._underway.values():
+            mine.is_left = mine.is_left or mine.run_id == run_id
+
     async def run(self, pool: FleetPool, tool: str, call: ReadyCall, context: RunContext, seconds: float) -> Outcome:
         """Have a worker run a call; `seconds` count from its beginning there."""
         sent = FleetCall(
@@ -132,30 +143,42 @@ class Fleet:
             max_bytes=context.max_bytes,
             reply=self._replies,
         )
-        try:
-            sent = await self._offered(pool.name, sent)
-        except DatabaseAway as away:
-            log.error("fleet_call_not_offered", tool=tool, error=str(away))  # noqa: TRY400 - the reason is all there is to say
-            return Failed(NO_LEDGER, FailureKind.REFUSED)
         queue = queue_of(self._prefix, pool.name)
-        mine = _Underway(queue, task_message(sent, queue, seconds + KILL_AFTER))
-        self._underway[sent.id] = mine
-        try:
-            await self._publish(mine)
-            return await self._end_of(sent.id, mine, context.report, pool.queue_seconds, seconds)
-        except asyncio.CancelledError:
-            await asyncio.wait([self._in_background(self._stop(sent.id))], timeout=STOP_PATIENCE)
-            raise
-        finally:
-            del self._underway[sent.id]
-
-    async def _offered(self, pool: str, call: FleetCall) -> FleetCall:
-        """The call under the first of its ids of which we have not seen an end: each further try has another."""
+        # A call of a durable run is known by its place in the run, wherever that is carried on.
+        may_be_anothers = context.key.startswith(f"{context.run_id}/")
         tries = 1
-        while not await self._ledger.offer(call.id, pool, call.tool, call.arguments_hash):
+        while True:
+            message = task_message(sent, queue, seconds + KILL_AFTER)
+            mine = self._underway[sent.id] = _Underway(queue, message, context.run_id, may_be_anothers)
+            try:
+                if await self._is_offered(pool.name, sent, mine):
+                    await self._publish(mine)
+                    return await self._end_of(sent.id, mine, context.report, pool.queue_seconds, seconds)
+            except DatabaseAway as away:
+                log.error("fleet_call_not_offered", tool=tool, error=str(away))  # noqa: TRY400 - the reason is all there is to say
+                _ = self._in_background(self._stop(sent.id, may_be_anothers=may_be_anothers))
+                return Failed(NO_LEDGER, FailureKind.REFUSED)
+            except asyncio.CancelledError:
+                if not mine.is_left:
+                    stopping = self._in_background(self._stop(sent.id, may_be_anothers=may_be_anothers))
+                    await asyncio.wait([stopping], timeout=STOP_PATIENCE)
+                raise
+            finally:
+                del self._underway[sent.id]
+            # We have seen an end of it under this id: each further try has another.
             tries += 1
-            call = replace(call, id=f"{call.key}#{tries}")
-        return call
+            sent = replace(sent, id=f"{sent.key}#{tries}")
+
+    async def _is_offered(self, pool: str, call: FleetCall, mine: _Underway) -> bool:
+        """False where this process has seen an end of it. Raises `DatabaseAway` where certainly nobody has begun it."""
+        while True:
+            try:
+                return await self._ledger.offer(call.id, pool, call.tool, call.arguments_hash)
+            except DatabaseAway:
+                # Whoever had its run before may have published it: that it was not run is not ours to say.
+                if not mine.may_be_anothers:
+                    raise
+            await asyncio.sleep(LOOK_SECONDS)
 
     async def _end_of(self, id: str, mine: _Underway, report: Report, queue_seconds: float, seconds: float) -> Outcome:
         look_at = mine.offered + min(queue_seconds, seconds)
@@ -176,42 +199,48 @@ class Fleet:
                 look_at = monotonic() + LOOK_SECONDS
                 if monotonic() - mine.offered < queue_seconds + seconds + KILL_AFTER:
                     continue
-                _ = self._in_background(self._stop(id))
+                _ = self._in_background(self._stop(id, may_be_anothers=mine.may_be_anothers))
                 return Failed(UNKNOWN, FailureKind.UNKNOWN)
             if (outcome := _outcome_of(found)) is not None:
                 return outcome
             if found.state == "running":
                 look_at = monotonic() + seconds - found.seconds
                 if found.seconds >= seconds:
-                    await self._stop(id)
+                    await self._stop(id, may_be_anothers=mine.may_be_anothers)
                     return Failed(TIMED_OUT.format(seconds), FailureKind.TIMEOUT)
             else:
                 look_at = mine.offered + queue_seconds
                 if monotonic() >= look_at:
                     look_at = monotonic() + LOOK_SECONDS
-                    if await self._stop(id) == "withdrawn":
+                    if await self._stop(id, may_be_anothers=mine.may_be_anothers) == "withdrawn":
                         return Failed(NO_PLACE.format(queue_seconds), FailureKind.REFUSED)
 
-    async def _stop(self, id: str) -> str | None:
+    async def _stop(self, id: str, *, may_be_anothers: bool) -> str | None:
         """Withdraw a call that has not begun, kill one that has. Goes on until the ledger knows of it."""
+        is_killed = False
         while True:
-            state: str | None = None
-            away = False
+            state, is_known = None, True
             try:
                 state = await self._ledger.stop(id, "given up")
             except DatabaseAway:
-                away = True
-            if state != "withdrawn":
-                await self._send(
-                    "PUBLISH",
-                    control_channel(self._prefix, self._url),
-                    revoke_message(id, control_exchange(self._prefix)),
-                )
-            if not away:
+                is_known = False
+            if not is_killed and (state == "unknown" or not (is_known or may_be_anothers)):
+                is_killed = True
+                _ = self._in_background(self._kill(id))
+            if is_known:
                 return state
             await asyncio.sleep(LOOK_SECONDS)
 
-    def _in_background(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[None]":
+    async def _kill(self, id: str) -> None:
+        """Have the process killed that runs a call, as soon as a worker hears it. Some time later its own time ends it."""
+        message = revoke_message(id, control_exchange(self._prefix))
+        until = monotonic() + KILL_SECONDS
+        while not await self._send("PUBLISH", control_channel(self._prefix, self._url), message):
+            if monotonic() >= until:
+                return
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _in_background(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         task = asyncio.create_task(work)
         self._stopping.add(task)
         task.add_done_callback(self._stopping.discard)
@@ -222,18 +251,19 @@ class Fleet:
         if await self._send("LPUSH", mine.queue, mine.message):
             mine.published = monotonic()
 
-    async def _send(self, *command: str | bytes) -> bool:
+    async def _send(self, *command: str | bytes) -> Any:
+        """What Redis says, or None where it is away."""
         import redis
 
         try:
-            await self._command(*command)
+            said = await self._command(*command)
         except (redis.RedisError, OSError) as error:
             if self._reaching:
                 log.error("fleet_redis_away", error=type(error).__name__)  # noqa: TRY400 - said once
             self._reaching = False
-            return False
+            return None
         self._reaching = True
-        return True
+        return said
 
     async def _command(self, *command: str | bytes) -> Any:
         return await self._redis.execute_command(*command)  # type: ignore[no-untyped-call]
@@ -277,14 +307,11 @@ class Fleet:
                     prune_at = monotonic() + PRUNE_SECONDS
                     await self._ledger.prune()
             except DatabaseAway:
-                self._asked_since = inf  # said by whoever keeps this process on the list of those that live
+                pass  # said by whoever keeps this process on the list of those that live
 
     async def _look(self) -> None:
         now = monotonic()
-        self._asked_since = min(self._asked_since, now)
-        # After a time in which the database did not answer nobody has been seen: all are given time to say that they live.
-        is_sure = now - self._asked_since >= self._ledger.dead_after
-        if is_sure and (lost := await self._ledger.sweep(list(self._underway))):
+        if lost := await self._ledger.sweep(list(self._underway), self._presence.silence):
             self._on_lost(lost)
         waiting = [id for id, each in self._underway.items() if now - each.offered > LOOK_SECONDS]
         if not waiting:

@@ -17,6 +17,11 @@ class DatabaseAway(Exception):
 class Database(Protocol):
     """Raises `DatabaseAway` where it cannot be asked."""
 
+    @property
+    def sees_deaths(self) -> bool:
+        """Whether the end of a process is seen, and not concluded from its silence."""
+        ...
+
     async def fetch(self, statement: str, *values: Any) -> list[Row]: ...
 
     async def beat(self, process: str, kind: str, version: str) -> bool:

@@ -34,11 +34,15 @@ _END: Final = (
 _STOP: Final = (
     "WITH stopped AS (UPDATE fleet_calls SET state = CASE state WHEN 'offered' THEN 'withdrawn' ELSE 'unknown' END,"
     " ended_at = {now}, note = CASE state WHEN 'offered' THEN 'never begun: ' ELSE '' END || CAST(?2 AS TEXT)"
-    " WHERE id = ?1 AND ended_at IS NULL RETURNING id, state, note),"
+    " WHERE id = ?1 AND process = ?3 AND (ended_at IS NULL OR (state = 'unknown' AND note = ?2))"
+    " AND NOT EXISTS (SELECT runs.id FROM calls JOIN runs ON runs.id = calls.run_id"
+    " WHERE calls.id = split_part(?1, '#', 1) AND runs.ended_at IS NULL AND runs.owner IS DISTINCT FROM CAST(?3 AS TEXT))"
+    " RETURNING id, state, note),"
     " told AS (UPDATE calls SET state = stopped.state, ended_at = {now}, note = stopped.note FROM stopped"
     " WHERE calls.id = stopped.id AND calls.ended_at IS NULL)"
     " SELECT state FROM stopped"
 )
+"""Only by the process that wants it: a run that another has taken over, or was given, goes on there with its calls."""
 _LOST: Final = (
     "UPDATE fleet_calls SET state = 'unknown', ended_at = {now}, note = 'its worker was not seen any more'"
     f" WHERE ended_at IS NULL AND state = 'running' AND worker NOT IN ({_ALIVE}) RETURNING id"
@@ -97,8 +101,8 @@ class FleetLedger:
         return bool(await self._database.fetch(_END, id, attempt, state, outcome))
 
     async def stop(self, id: str, why: str) -> str | None:
-        """Give a call up: `withdrawn` where it has not begun, else `unknown`; None where it had an end."""
-        found = await self._database.fetch(_STOP, id, why)
+        """Give a call up: `withdrawn` where it has not begun, else `unknown`; None where it had an end, or is another's."""
+        found = await self._database.fetch(_STOP, id, why, self.process)
         return str(found[0][0]) if found else None
 
     async def states(self, ids: Sequence[str]) -> list[FleetCallState]:
@@ -109,11 +113,11 @@ class FleetLedger:
         )
         return [FleetCallState(*row) for row in rows]
 
-    async def sweep(self, ours: Sequence[str]) -> int:
+    async def sweep(self, ours: Sequence[str], dead_after: float) -> int:
         """End what will never end by itself; how many calls were found to be unknown. `ours` are waited for here."""
-        lost = await self._database.fetch(_LOST, self.dead_after)
-        await self._database.fetch(_UNWANTED, self.dead_after, self.process, list(ours))
-        await self._database.fetch(_SETTLE, self.dead_after)
+        lost = await self._database.fetch(_LOST, dead_after)
+        await self._database.fetch(_UNWANTED, dead_after, self.process, list(ours))
+        await self._database.fetch(_SETTLE, dead_after)
         return len(lost)
 
     async def prune(self) -> None:

@@ -66,6 +66,8 @@ class NotMigrated(Exception):
 class PostgresDatabase:
     """A few connections to one server and one schema of it."""
 
+    sees_deaths: Final = False
+
     def __init__(self, url: str, schema: str = "callgate", connections: int = CONNECTIONS) -> None:
         self._url, self._schema, self._connections = url, schema, connections
         self._pool: asyncpg.Pool[Any] | None = None

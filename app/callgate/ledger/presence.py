@@ -1,7 +1,9 @@
 """Which processes share a ledger and live, and what those that died have left under way."""
 
 import asyncio
+import time
 from collections.abc import Callable
+from math import inf
 from typing import Final
 
 import structlog
@@ -11,6 +13,9 @@ from callgate.ledger.tables import MARK_LOST
 
 BEATS: Final = 5
 """How often a process says that it lives, and looks for what others left, in the time after which it is taken for dead."""
+
+NEVER: Final = 1e15
+"""Seconds of silence after which nobody is dead who has not said that he ends."""
 
 log = structlog.get_logger("callgate.ledger")
 
@@ -33,6 +38,17 @@ class Presence:
         self._on_lost = on_lost
         self._task: asyncio.Task[None] | None = None
         self._is_away = False
+        self._heard_since = self._beat_at = inf, inf
+
+    @property
+    def silence(self) -> float:
+        """Seconds of silence after which a process is taken for dead.
+
+        None are enough for a while where the database, or this process, has been away: nobody was heard then, and all are
+        given the time to say that they live."""
+        if self._database.sees_deaths:
+            return self.dead_after
+        return self.dead_after if _since(self._heard_since) >= self.dead_after else NEVER
 
     async def open(self) -> None:
         """Raises `DatabaseAway`: a process that cannot say that it lives would be taken for dead."""
@@ -61,9 +77,23 @@ class Presence:
                 self._is_away = True
 
     async def _look(self) -> None:
-        if not await self._database.beat(self.process, self._kind, self._version):
+        try:
+            news = await self._database.beat(self.process, self._kind, self._version)
+        except DatabaseAway:
+            self._heard_since = inf, inf
+            raise
+        now = time.monotonic(), time.time()
+        if self._heard_since[0] == inf or _since(self._beat_at) > self.dead_after / 2:
+            self._heard_since = now
+        self._beat_at = now
+        if not news:
             return
-        lost = await self._database.fetch(MARK_LOST, self.dead_after)
+        lost = await self._database.fetch(MARK_LOST, self.silence)
         unknown = [state for [state] in lost].count("unknown")
         if unknown:
             self._on_lost(unknown)
+
+
+def _since(then: tuple[float, float]) -> float:
+    """Seconds since then, by whichever clock says more: one of them stands still while a machine sleeps."""
+    return max(time.monotonic() - then[0], time.time() - then[1])

@@ -58,8 +58,10 @@ _NEVER_BEGUN_CALL: Final = (
     " CAST(?15 AS TEXT), CAST(?16 AS {blob}) FROM mine WHERE true"
     " ON CONFLICT (id) DO UPDATE SET state = excluded.state, note = excluded.note, result = excluded.result,"
     " outcome = excluded.outcome, ended_at = excluded.ended_at, epoch = excluded.epoch"
-    " WHERE calls.state IN ('waiting', 'withdrawn') RETURNING id"
+    " WHERE calls.state IN ('waiting', 'withdrawn') OR (calls.state = 'started' AND calls.epoch = excluded.epoch"
+    " AND calls.process = excluded.process AND NOT {on_fleet}) RETURNING id"
 )
+"""One of ours that is `started` was claimed by a statement whose answer never came."""
 _LEFT: Final = f"SELECT id FROM runs WHERE ended_at IS NULL AND (owner IS NULL OR owner NOT IN ({_ALIVE})) LIMIT 1"
 """Asked first: in SQLite nobody has to wait for a question."""
 _TAKE: Final = (
@@ -109,8 +111,8 @@ class StoredCall(msgspec.Struct, frozen=True):
 class RunLedger:
     """The runs of a ledger, for one process. Every method raises `DatabaseAway`."""
 
-    def __init__(self, database: Database, process: str, dead_after: float) -> None:
-        self._database, self.process, self._dead_after = database, process, dead_after
+    def __init__(self, database: Database, process: str) -> None:
+        self._database, self.process = database, process
 
     async def begin(
         self,
@@ -226,11 +228,11 @@ class RunLedger:
             run.epoch,
         )
 
-    async def take_over(self) -> Sequence[StoredRun]:
-        """Runs whose process is gone, which are ours from now on."""
-        if not await self._database.fetch(_LEFT, self._dead_after):
+    async def take_over(self, dead_after: float) -> Sequence[StoredRun]:
+        """Runs whose process is gone, or was not seen for so many seconds, which are ours from now on."""
+        if not await self._database.fetch(_LEFT, dead_after):
             return []
-        return [_run(row) for row in await self._database.fetch(_TAKE, self._dead_after, self.process, MOST_TAKEN)]
+        return [_run(row) for row in await self._database.fetch(_TAKE, dead_after, self.process, MOST_TAKEN)]
 
     async def settle_calls(self, run: StoredRun) -> None:
         """Calls that earlier owners had under way: nobody will see their ends."""

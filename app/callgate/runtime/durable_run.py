@@ -24,6 +24,8 @@ from callgate.ledger.runs import Fenced, RunLedger, StoredCall, StoredRun
 
 AGAIN_SECONDS: Final = 0.25
 """Between two tries to write what a run cannot go on without."""
+MOST_EPOCHS: Final = 4
+"""A call that only reads is run again by whoever takes its run over, but not by ever more of them: it may be what ends them."""
 UNKNOWN: Final = (
     "The server that ran this was lost before it answered: what it should do may or may not have happened. It is not run again."
     " Look whether it happened before you call it again."
@@ -57,7 +59,10 @@ class DurableRun:
         stored: StoredRun,
         turns: Mapping[tuple[int, int], bytes] | None = None,
         known: Mapping[str, StoredCall] | None = None,
+        *,
+        leave: Callable[[str], None],
     ) -> None:
+        """`leave` is called with the run's id where another process has it from now on, and its calls with it."""
         self.stored = stored
         self.is_lost = False
         """Another process has it."""
@@ -65,11 +70,15 @@ class DurableRun:
         """The answer in one piece, where it is streamed."""
         self._ledger, self._calls = ledger, calls
         self._turns, self._known = turns or {}, known or {}
+        self._leave = leave
 
     @classmethod
-    async def taken_over(cls, ledger: RunLedger, calls: Ledger, stored: StoredRun) -> "DurableRun":
+    async def taken_over(
+        cls, ledger: RunLedger, calls: Ledger, stored: StoredRun, *, leave: Callable[[str], None]
+    ) -> "DurableRun":
         await ledger.settle_calls(stored)
-        return cls(ledger, calls, stored, await ledger.turns(stored.id), await ledger.calls(stored.id))
+        turns, known = await ledger.turns(stored.id), await ledger.calls(stored.id)
+        return cls(ledger, calls, stored, turns, known, leave=leave)
 
     @property
     def id(self) -> str:
@@ -94,7 +103,7 @@ class DurableRun:
             return None
         if call.outcome is not None:
             return decode_outcome(call.outcome)
-        if call.state is RunState.UNKNOWN and call.writes:
+        if call.state is RunState.UNKNOWN and (call.writes or self.stored.epoch > MOST_EPOCHS):
             return Failed(UNKNOWN, FailureKind.UNKNOWN)
         return None
 
@@ -104,8 +113,14 @@ class DurableRun:
 
     async def claim(self, entry: LedgerEntry) -> None:
         """Raises `NotRecorded` where the call must not begin."""
+        known = self._known.get(entry.id)
         try:
-            begun = await self._ledger.claim(self.stored, entry)
+            if (
+                known is not None and known.state is RunState.STARTED
+            ):  # a worker has it: that it is not run would be untrue
+                begun = await self.insist(lambda: self._ledger.claim(self.stored, entry))
+            else:
+                begun = await self._ledger.claim(self.stored, entry)
         except DatabaseAway as away:
             raise NotRecorded(str(away)) from away
         except Fenced:
@@ -138,8 +153,13 @@ class DurableRun:
         if not self.is_lost:
             self._calls.end(entry, end.state, end.note, end.result)
 
-    def _lost(self) -> TakenOver:
+    def lose(self) -> None:
+        """Another process has it from now on: nothing of it is written here, and calls that workers run are left to them."""
         self.is_lost = True
+        self._leave(self.id)
+
+    def _lost(self) -> TakenOver:
+        self.lose()
         return TakenOver()
 
 

@@ -77,7 +77,8 @@ class SharedResources:
         if shared is not None:
             self.ledger = shared.calls
         if self.fleet is not None and shared is not None:
-            await self.fleet.open(FleetLedger(shared.database, shared.calls.process, shared.presence.dead_after))
+            ledger = FleetLedger(shared.database, shared.calls.process, shared.presence.dead_after)
+            await self.fleet.open(ledger, shared.presence)
         self.decisions.use(shared)
         if shared is not None and self._config.ledger.url is not None:
             self._ledger_pins = LedgerPins(shared.database, self.pins)
