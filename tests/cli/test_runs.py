@@ -54,6 +54,56 @@ async def command(*arguments: str, lines: bytes = b"") -> tuple[int, str, str]:
     return process.returncode or 0, out.decode(), err.decode()
 
 
+async def test_a_run_is_told_turn_by_turn_and_its_texts_only_if_asked_for(recorded: tuple[Path, str]) -> None:
+    file, id = recorded
+    told = run(app, ["runs", "show", id, "-c", str(file)]).output
+    with_texts = run(app, ["runs", "show", id, "-c", str(file), "--content"]).output
+    events = run(app, ["runs", "show", id, "-c", str(file), "--events"]).output
+
+    for line in (
+        id,
+        "answered after",
+        "2 turns, 2 calls (1 broken)",
+        "→ call add (call_add): whole",
+        "✗ call add (call_half): broken, schema_mismatch; not run",
+        "✓ add returned after",
+    ):
+        assert line in told
+    assert told.index("turn 1") < told.index("add returned") < told.index("turn 2")
+    assert "planted" not in told
+    assert "said: planted answer" in with_texts
+    assert 'arguments: {"a":2' in with_texts
+    assert "turn_ended" in events
+
+
+async def test_without_a_command_the_newest_are_listed_and_the_old_question_about_calls_is_answered(
+    recorded: tuple[Path, str],
+) -> None:
+    file, id = recorded
+    listed = run(app, ["runs", "-c", str(file)])
+    calls = run(app, ["runs", "-c", str(file), "--state", "done"])
+    nonsense = run(app, ["runs", "-c", str(file), "--state", "asleep"])
+
+    assert (listed.exit_code, listed.output) == (0, run(app, ["runs", "list", "-c", str(file)]).output)
+    assert id in listed.output
+    assert "call_add" in calls.output
+    assert "callgate calls --state" in calls.output
+    assert nonsense.exit_code != 0
+
+
+async def test_what_was_used_has_its_cost(recorded: tuple[Path, str]) -> None:
+    file, _ = recorded
+    priced = file.read_text().replace("model_name: m", "model_name: m\n  model_info: {input_cost_per_token: 0.5}")
+    file.write_text(priced)
+    by_model = json.loads(run(app, ["usage", "--by", "model", "--json", "-c", str(file)]).output)
+    shown = run(app, ["usage", "-c", str(file)]).output
+
+    [used] = by_model
+    assert used["tokens_in"] > 0
+    assert used["cost"] == pytest.approx(used["tokens_in"] * 0.5)
+    assert f"${used['cost']:.5f}" in shown
+
+
 async def test_a_run_is_exported_in_three_ways(recorded: tuple[Path, str]) -> None:
     file, id = recorded
     whole = json.loads(run(app, ["runs", "export", id, "-c", str(file)]).output)

@@ -4,7 +4,7 @@ import json
 import sqlite3
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import typer
 
@@ -13,15 +13,14 @@ from callgate.cli.shared import ConfigOption, JsonOption, give_up, printable, re
 if TYPE_CHECKING:
     from callgate.config.schema.process import LedgerSection
 
+CallState: TypeAlias = Literal["waiting", "started", "done", "failed", "withdrawn", "unknown"]
+NOT_KEPT: Final = "not kept (logging.content: off when it ran, or the call has not ended)"
 COLUMNS = "started_at, state, tool, run_id, turn, call_id, key_name, writes, ended_at, note"
 
 
 def calls(
     config: ConfigOption = None,
-    state: Annotated[
-        Literal["waiting", "started", "done", "failed", "withdrawn", "unknown"] | None,
-        typer.Option(help="Only runs in this state."),
-    ] = None,
+    state: Annotated[CallState | None, typer.Option(help="Only runs in this state.")] = None,
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many, the newest first.")] = 20,
     content: Annotated[
         bool, typer.Option("--content", help="Show arguments and results too, where they are kept (`logging.content`).")
@@ -48,7 +47,7 @@ def calls(
         )
         typer.echo(line.rstrip())
         for name in ("arguments", "result") if content else ():
-            text = "not kept" if run[name] is None else printable(run[name])
+            text = NOT_KEPT if run[name] is None else printable(run[name])
             typer.echo(f"    {name}: {text}")
 
 

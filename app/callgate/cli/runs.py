@@ -6,11 +6,12 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast, get_args
 from urllib.parse import quote, urlencode
 
 import typer
 
+from callgate.cli.calls import CallState, calls
 from callgate.cli.server_client import UrlOption, answered, asked, follow, run_asking
 from callgate.cli.shared import WRONG, ConfigOption, JsonOption, give_up, printable, read_config
 
@@ -21,11 +22,28 @@ REPLAY_SECONDS: Final = 1800.0
 """A person may be asked on the way, and a local model takes its time."""
 UNDER_WAY: Final = "under_way"
 
-runs = typer.Typer(help="Recorded runs.", no_args_is_help=True)
+runs = typer.Typer(help="Recorded runs; without a command the newest.", invoke_without_command=True)
 
 ServerKeyOption = Annotated[str | None, typer.Option(help="The key to ask the server with.", envvar="CALLGATE_KEY")]
 Id = Annotated[str, typer.Argument(help="As `callgate runs list` and the header `x-callgate-run` have it.")]
 ContentOption = Annotated[bool, typer.Option("--content", help="Show what was said too, where it was kept.")]
+
+
+@runs.callback()
+def newest(
+    context: typer.Context,
+    state: Annotated[str | None, typer.Option(hidden=True)] = None,
+    config: Annotated[Path | None, typer.Option("--config", "-c", hidden=True)] = None,
+) -> None:
+    if context.invoked_subcommand is not None:
+        return
+    if state is None:
+        list_runs(config)
+        return
+    typer.echo("callgate: `runs --state` asks for calls of tools: that is `callgate calls --state` by now", err=True)
+    if state not in get_args(CallState):
+        raise give_up(f"--state should be one of {', '.join(get_args(CallState))}")
+    calls(config, cast("CallState", state))
 
 
 @runs.command("list")
@@ -61,8 +79,16 @@ def list_runs(
 
 
 @runs.command("show")
-def show(id: Id, config: ConfigOption = None, content: ContentOption = False, as_json: JsonOption = False) -> None:
-    """One run, turn by turn."""
+def show(
+    id: Id,
+    config: ConfigOption = None,
+    content: ContentOption = False,
+    events: Annotated[bool, typer.Option("--events", help="Every event with all its facts, one a line.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """One run, turn by turn: who was asked, what became of each call."""
+    from callgate.cli.run_story import story
+
     found = _one(id, config)
     if as_json:
         import msgspec
@@ -70,24 +96,21 @@ def show(id: Id, config: ConfigOption = None, content: ContentOption = False, as
         whole = _facts(found.row) | {"events": [msgspec.structs.asdict(event) for event in found.events]}
         typer.echo(json.dumps((whole | ({"content": dict(found.content)} if content else {})), indent=2))
         return
-    row = found.row
-    typer.echo(_line(row))
-    typer.echo(f"  {row.route}, key {row.key or '-'}, {row.request_id}, content {row.kept}")
-    replays = _read(config, lambda store: store.replays_of(row.id))
-    for word, ids in (("asks again", [row.replay_of]), ("asked again by", [replay.id for replay in replays])):
-        if any(ids):
-            typer.echo(f"  {word} {', '.join(ids)}")
-    if row.findings:
-        typer.echo(f"  findings: {', '.join(row.findings)}")
+    if events:
+        _show_events(found)
+        return
+    replays = _read(config, lambda store: store.replays_of(found.row.id))
+    for line in story(found, [replay.id for replay in replays], content=content):
+        typer.echo(line)
+
+
+def _show_events(found: "Recording") -> None:
     for event in found.events:
         facts = " ".join(
             f"{name}={json.dumps(value)}" for name, value in event.facts.items() if value not in (None, "", [])
         )
         turn = "" if event.turn is None else f"turn {event.turn + 1}"
-        typer.echo(f"  {event.at:9.3f}s  {turn:<8} {event.kind:<18} {facts}".rstrip())
-    if content:
-        for part, text in found.content.items():
-            typer.echo(f"\n{part}:\n{printable(text)}")
+        typer.echo(f"{event.at:9.3f}s  {turn:<8} {event.kind:<18} {facts}".rstrip())
 
 
 @runs.command("export")
@@ -258,7 +281,16 @@ def _line(row: "RunRow") -> str:
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(row.began))
     took = "-" if row.seconds is None else f"{row.seconds:.3f}s"
     model = row.model if row.deployment in ("", row.model) else f"{row.model} -> {row.deployment}"
-    odd = f"  {row.broken_calls} broken" if row.broken_calls else ""
+    failed = max(row.attempts - row.turns, 0)
+    odd = "".join(
+        f"  {count} {what}"
+        for count, what in (
+            (row.broken_calls, "broken"),
+            (row.failed_calls, "calls failed"),
+            (failed, "attempts failed"),
+        )
+        if count
+    )
     error = f"  {row.status} {row.error}" if row.error else ""
     return (
         f"{began}  {row.state:<11} {took:>9}  {printable(model):<24} {row.id}  {row.turns} turns {row.calls} calls"

@@ -2,12 +2,17 @@
 
 import json
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from callgate.cli.shared import ConfigOption, JsonOption, give_up, read_config
+from callgate.conversation.prices import Price
+
+if TYPE_CHECKING:
+    from callgate.config.schema import Config
 
 
 def usage(
@@ -20,7 +25,8 @@ def usage(
     from callgate.recorder.row import grouped
     from callgate.recorder.store import FILE, RunStore, StoreUnusable, day_of
 
-    folder = read_config(config, without_variables=True).config.data_dir
+    loaded = read_config(config, without_variables=True).config
+    folder = loaded.data_dir
     if folder is None:
         raise give_up("nothing is written: the config has no `data_dir`")
     used = []
@@ -31,13 +37,28 @@ def usage(
             store.close()
         except StoreUnusable as error:
             raise give_up(f"data_dir: {error}") from None
-    rows = grouped(used, by)
+    rows = grouped(used, by, _prices(loaded, {each.model for each in used}))
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    typer.echo(f"{by:<28} {'requests':>9} {'failed':>7} {'calls':>7} {'tokens in':>11} {'tokens out':>11}")
+    typer.echo(f"{by:<28} {'requests':>9} {'failed':>7} {'calls':>7} {'tokens in':>11} {'tokens out':>11} {'cost':>12}")
     for row in rows:
         typer.echo(
             f"{row['name']:<28} {row['requests']:>9} {row['failed']:>7} {row['calls']:>7}"
-            f" {row['tokens_in']:>11} {row['tokens_out']:>11}"
+            f" {row['tokens_in']:>11} {row['tokens_out']:>11} {_money(row['cost']):>12}"
         )
+
+
+def _money(dollars: float | None) -> str:
+    return "no price" if dollars is None else f"${dollars:.5f}"
+
+
+def _prices(config: "Config", models: Iterable[str]) -> dict[str, Price | None]:
+    """By the operator's `model_info`, or litellm's list, which is loaded only where it is needed."""
+    from callgate.upstream.prices import price_of
+
+    found: dict[str, Price | None] = {}
+    for name in models:
+        entry = next((each for each in config.model_list if each.model_name == name), None)
+        found[name] = None if entry is None else price_of(entry.litellm_params.reveal(), entry.model_info)
+    return found

@@ -1,5 +1,6 @@
 """What a model's tokens cost: as the operator says in its entry, or as litellm's price list has it."""
 
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any, Final
@@ -34,6 +35,7 @@ def _said(litellm_params: Mapping[str, Any], model_info: Mapping[str, Any]) -> P
 
 
 def _listed(model: str) -> Price | None:
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or it fetches its list from the network
     import litellm
 
     prices: Mapping[str, Mapping[str, Any]] = litellm.model_cost
