@@ -1,15 +1,20 @@
 """`GET /v1/responses` as a WebSocket: responses one after another, with a memory of their own."""
 
 import asyncio
+import contextlib
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
+from callgate.api.responses.frames import FrameReader
+from callgate.api.responses.socket_limits import MESSAGES_OF_ONE
 from callgate.application import create_app
 from callgate.auth.keys import hash_key
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config
+from tests.harness.loop_probe import LoopProbe
 from tests.harness.responses import check_events
 from tests.harness.server import serve
 from tests.harness.websocket import CLOSE, PING, PONG, TEXT, client_frame, websocket
@@ -74,6 +79,75 @@ async def test_a_client_that_leaves_in_the_middle_stops_the_model(upstream: Upst
                 pass
         async with asyncio.timeout(2):
             await upstream.requests[0].until_closed()
+
+
+async def test_one_key_leaves_connections_to_the_others(upstream: Upstream) -> None:
+    upstream.script("m", lambda request: Reply(text="ok"))
+    keys = [{"name": name, "hash": hash_key(f"cg-{name}")} for name in ("alice", "bob", "carol")]
+    config = make_config(upstream.url, auth="keys", keys=keys, server={"connections": 12})
+    async with serve(create_app(config)) as url, contextlib.AsyncExitStack() as stack, http_client(url) as client:
+        alice, bob, carol = ({"authorization": f"Bearer cg-{name}"} for name in ("alice", "bob", "carol"))
+        sockets = [await stack.enter_async_context(websocket(url, **alice)) for _ in range(3)]
+        assert await refused(client, alice) == (429, "too_many_sockets")
+        for _ in range(3):
+            await stack.enter_async_context(websocket(url, **bob))
+        assert await refused(client, carol) == (503, "too_many_sockets")
+        await sockets[0].send_raw(client_frame(CLOSE, b"\x03\xe8"))
+        assert await sockets[0].closing_code() == 1000
+        assert (await sockets[1].turn({"model": "m", "input": "one"}))[-1]["type"] == "response.completed"
+        await stack.enter_async_context(websocket(url, **alice))
+
+
+async def refused(client: httpx.AsyncClient, headers: dict[str, str]) -> tuple[int, str]:
+    shake = {
+        "connection": "upgrade",
+        "upgrade": "websocket",
+        "sec-websocket-version": "13",
+        "sec-websocket-key": "eA==",
+    }
+    answer = await client.get("/v1/responses", headers={**headers, **shake})
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+async def test_one_key_holds_only_so_much_of_messages_that_never_end(upstream: Upstream) -> None:
+    upstream.script("m", lambda request: Reply(text="ok"))
+    largest = 20_000
+    keys = [{"name": name, "hash": hash_key(f"cg-{name}")} for name in ("alice", "bob")]
+    config = make_config(upstream.url, auth="keys", keys=keys, limits={"body_bytes": largest})
+    async with serve(create_app(config)) as url, contextlib.AsyncExitStack() as stack:
+        sockets = [
+            await stack.enter_async_context(websocket(url, authorization="Bearer cg-alice"))
+            for _ in range(MESSAGES_OF_ONE + 1)
+        ]
+        for socket in sockets:
+            # Answered, so that what came before it has been taken in.
+            await socket.send_raw(client_frame(TEXT, b"x" * (largest - 10), final=False) + client_frame(PING, b""))
+        kinds = [await socket.frame() for socket in sockets]
+        assert [kind for kind, _ in kinds] == [PONG] * len(sockets)
+        assert await sockets[-1].closing_code() == 1013
+        bob = await stack.enter_async_context(websocket(url, authorization="Bearer cg-bob"))
+        assert (await bob.turn({"model": "m", "input": "one"}))[-1]["type"] == "response.completed"
+
+
+async def test_a_message_of_many_values_is_an_error_and_keeps_nobody_waiting(upstream: Upstream) -> None:
+    fields = ",".join(f'"k{number}":1' for number in range(600_000))
+    data = b'{"type":"response.create",%b}' % fields.encode()
+    message = b"\x81\xff" + len(data).to_bytes(8, "big") + bytes(4) + data
+    async with serve(create_app(make_config(upstream.url))) as url, websocket(url) as socket, LoopProbe() as probe:
+        for start in range(0, len(message), 65_536):
+            await socket.send_raw(message[start : start + 65_536])
+        error = await socket.message()
+        assert error["error"]["code"] == "too_many_values"
+    assert probe.longest < 0.2
+
+
+def test_pieces_without_content_take_no_memory() -> None:
+    reader = FrameReader(1000)
+    assert list(reader.feed(client_frame(TEXT, b"a", final=False))) == []
+    assert list(reader.feed(client_frame(0x0, b"", final=False) * 10_000)) == []
+    assert reader.held == 1
+    assert list(reader.feed(client_frame(0x0, b"b"))) == [(TEXT, b"ab")]
+    assert reader.held == 0
 
 
 @pytest.mark.parametrize(

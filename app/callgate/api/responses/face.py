@@ -185,7 +185,7 @@ class ResponsesExchange:
     async def _keep(self, id: str, kept: StoredResponse, response: dict[str, Any]) -> None:
         if self.asked.store is False:
             if (memory := CONNECTION.get()) is not None:
-                memory.keep(id, kept)
+                await memory.keep(id, kept)
             return
         try:
             await self._kept.put(self._owner, id, kept)

@@ -11,7 +11,7 @@ _FINAL, _RESERVED, _MASKED = 0x80, 0x70, 0x80
 _GUID: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 CONTROL_BYTES: Final = 125
 
-PROTOCOL_ERROR, UNSUPPORTED, NOT_TEXT, TOO_MANY, TOO_LARGE = 1002, 1003, 1007, 1008, 1009
+PROTOCOL_ERROR, UNSUPPORTED, NOT_TEXT, TOO_MANY, TOO_LARGE, TRY_LATER = 1002, 1003, 1007, 1008, 1009, 1013
 
 
 class FrameError(Exception):
@@ -49,9 +49,13 @@ class FrameReader:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._read = bytearray()
-        self._parts: list[bytes] = []
-        self._size = 0
+        self._message = bytearray()
         self._open = False
+
+    @property
+    def held(self) -> int:
+        """Bytes of what is not whole yet."""
+        return len(self._read) + len(self._message)
 
     def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
         self._read += data
@@ -62,16 +66,17 @@ class FrameReader:
             elif (kind == CONTINUED) != self._open:
                 raise FrameError(PROTOCOL_ERROR, "a message begins in another")
             else:
-                self._size += len(payload)
-                if self._size > self._max_bytes:
+                if len(self._message) + len(payload) > self._max_bytes:
                     raise FrameError(TOO_LARGE, f"a message has at most {self._max_bytes} bytes")
-                self._parts.append(payload)
                 self._open = not is_final
-                if is_final:
-                    whole = b"".join(self._parts)
-                    self._parts.clear()
-                    self._size = 0
+                if not is_final:
+                    self._message += payload
+                elif self._message:
+                    whole = bytes(self._message + payload)
+                    self._message.clear()
                     yield TEXT, whole
+                else:
+                    yield TEXT, payload
 
     def _next(self) -> tuple[int, bool, bytes] | None:
         """The next frame, if all of it is there: its kind, whether it ends its message, and its payload."""

@@ -14,8 +14,9 @@ from callgate.api.responses.output import ITEM_DIGITS, ResponseHead
 from callgate.api.strict_json import check_whole
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import CallsHandedBack, ChatEnded, HiddenTurns
+from callgate.stores.memory import MemoryStore
 from callgate.stores.responses import LARGE, Responses, StoredResponse, decode_response, encode_response
-from callgate.stores.store import StoreError
+from callgate.stores.store import Share, StoreError
 
 INPUT_PLACE: Final = 0x8000
 """From here on count the places of the items that a response answered."""
@@ -27,38 +28,48 @@ _decode = msgspec.json.decode
 
 
 class ConnectionMemory:
-    """Responses that are not stored, remembered while their connection lasts."""
+    """Responses that are not stored, remembered while their connection lasts. The connections of one key share what it may
+    keep."""
 
-    def __init__(self) -> None:
-        self._kept: OrderedDict[str, bytes] = OrderedDict()
-        self.size = 0
-        """Bytes held."""
+    def __init__(self, store: MemoryStore, share: Share, name: str, seconds: float) -> None:
+        """`name` is no other connection's; `seconds` is how long one lasts."""
+        self._store, self._share, self._name, self._seconds = store, share, name, seconds
+        self._ids: OrderedDict[str, None] = OrderedDict()
 
-    def keep(self, id: str, response: StoredResponse) -> None:
-        self.forget(id)
-        self._kept[id] = encode_response(response)
-        self.size += len(self._kept[id])
-        while len(self._kept) > REMEMBERED or self.size > REMEMBERED_BYTES:
-            self.forget(next(iter(self._kept)))
+    async def keep(self, id: str, response: StoredResponse) -> None:
+        value = encode_response(response)
+        if len(value) > self._share.bytes:
+            return
+        await self._store.put(self._key(id), value, self._seconds, self._share)
+        self._ids[id] = None
+        if len(self._ids) > REMEMBERED:
+            await self.forget(next(iter(self._ids)))
 
-    def find(self, id: str) -> StoredResponse | None:
-        found = self._kept.get(id)
+    async def find(self, id: str) -> StoredResponse | None:
+        found = await self._store.get(self._key(id)) if id in self._ids else None
         if found is None:
             return None
         response = decode_response(found)
         response.size = len(found)
         return response
 
-    def forget(self, id: str) -> None:
-        self.size -= len(self._kept.pop(id, b""))
+    async def forget(self, id: str) -> None:
+        if id in self._ids:
+            del self._ids[id]
+            await self._store.delete(self._key(id))
+
+    async def forget_all(self) -> None:
+        for id in list(self._ids):
+            await self.forget(id)
+
+    def _key(self, id: str) -> str:
+        return f"{self._name}\0{id}"
 
 
 CONNECTION: Final[ContextVar[ConnectionMemory | None]] = ContextVar("connection_memory", default=None)
 """That of the WebSocket that a request came over."""
 REMEMBERED: Final = 16
 """Clients go on from the last one."""
-REMEMBERED_BYTES: Final = 32 * 1024 * 1024
-"""Of one connection: some times what a request may have."""
 
 
 class KeptResponses:
@@ -161,7 +172,7 @@ class KeptResponses:
         if not id.startswith("resp_"):
             return None  # what else is kept with the responses is found by other routes
         memory = CONNECTION.get()
-        if memory is not None and (found := memory.find(id)) is not None:
+        if memory is not None and (found := await memory.find(id)) is not None:
             return found
         try:
             return await self._responses.get(owner, id)

@@ -6,7 +6,9 @@ so that the next response can go on from it.
 """
 
 import asyncio
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, Final
 
 import msgspec
@@ -22,6 +24,7 @@ from callgate.api.responses.frames import (
     PONG,
     TEXT,
     TOO_MANY,
+    TRY_LATER,
     FrameError,
     FrameReader,
     accept_key,
@@ -29,13 +32,20 @@ from callgate.api.responses.frames import (
     frame,
 )
 from callgate.api.responses.kept import CONNECTION, ConnectionMemory
-from callgate.api.strict_json import read_fields
+from callgate.api.responses.socket_limits import SocketLimits
+from callgate.api.strict_json import LARGE_BODY, Fields, check_count, read_fields
+from callgate.auth.keys import owner_name
+from callgate.config.schema import Limits
 from callgate.conversation.errors import ChatError
 from callgate.runtime.manager import RuntimeManager
+from callgate.stores.memory import MemoryStore
+from callgate.stores.store import Share
 
 SECONDS: Final = 3600.0
 """How long a connection lasts."""
 GOING_AWAY, NORMAL = 1001, 1000
+SLICE: Final = 8192
+"""Bytes between which the loop goes on: a read may hold forty thousand frames."""
 NOT_SENT: Final = frozenset({b"content-length", b"transfer-encoding", b"upgrade", b"connection", b"expect"})
 """Headers of the handshake that mean nothing for the requests that follow."""
 IGNORED: Final = ("type", "stream", "background", "stream_options")
@@ -48,6 +58,13 @@ class ResponsesSocket:
 
     def __init__(self, manager: RuntimeManager) -> None:
         self._manager = manager
+        self._limits = SocketLimits()
+
+    @cached_property
+    def _memory(self) -> MemoryStore:
+        """Of all connections."""
+        store = self._manager.current.config.store
+        return MemoryStore(store.entries, store.bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = context_of(scope)
@@ -60,25 +77,58 @@ class ResponsesSocket:
         if "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
             # A proxy in front and we might not agree where it ends and the messages begin.
             raise ChatError(400, "A handshake of WebSocket has no body.", code="invalid_value")
+        assert context.caller is not None, "the middleware lets nobody in without a caller"
+        owner, config = owner_name(context.caller), self._manager.current.config
+        self._limits.enter(owner, config.server.connections)
+        try:
+            await self._serve(owner, config.limits, scope, receive, send)
+        finally:
+            self._limits.leave(owner)
+
+    async def _serve(self, owner: str, limits: Limits, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = context_of(scope).headers
         fields = {"upgrade": "websocket", "connection": "Upgrade"}
         fields["sec-websocket-accept"] = accept_key(headers["sec-websocket-key"]).decode()
         await send(start_message(101, fields))
         await send({"type": "http.response.body", "body": b"", "more_body": True})
-        limit = self._manager.current.config.limits.body_bytes
-        await _Connection(scope, receive, send, limit, self._manager.draining).serve()
+        memory = ConnectionMemory(
+            self._memory, Share(owner, self._manager.current.config.store.response_bytes), secrets.token_hex(8), SECONDS
+        )
+
+        def hold(more: int) -> bool:
+            return self._limits.hold(owner, more, limits.body_bytes)
+
+        connection = _Connection(scope, receive, send, limits, hold, memory, self._manager.draining)
+        try:
+            await connection.serve()
+        finally:
+            connection.let_go()
+            await memory.forget_all()
 
 
 class _Connection:
     """One connection: its messages are read ahead, and answered one at a time."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, limit: int, draining: asyncio.Event) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        limits: Limits,
+        hold: Callable[[int], bool],
+        memory: ConnectionMemory,
+        draining: asyncio.Event,
+    ) -> None:
+        """`hold` is called with how many bytes more are held, or fewer; false where that is too much."""
         self._scope, self._receive, self._send = scope, receive, send
         self._draining = draining
-        self._reader = FrameReader(limit)
+        self._reader = FrameReader(limits.body_bytes)
+        self._depth = limits.json_depth
         self._messages: asyncio.Queue[bytes] = asyncio.Queue(maxsize=1)
         self._left = asyncio.Event()
         self._code = NORMAL
-        self._memory = ConnectionMemory()
+        self._memory = memory
+        self._hold, self._held, self._waiting = hold, 0, 0
 
     async def serve(self) -> None:
         CONNECTION.set(self._memory)
@@ -102,6 +152,8 @@ class _Connection:
         try:
             await asyncio.wait({getting, reading, waiting}, return_when=asyncio.FIRST_COMPLETED)
             if getting.done():
+                self._waiting = 0
+                self._note_held()
                 return getting.result()
             if waiting.done():
                 self._code = GOING_AWAY
@@ -116,19 +168,41 @@ class _Connection:
                 event = await self._receive()
                 if event["type"] == "http.disconnect":
                     return
-                for kind, data in self._reader.feed(event["body"]):
-                    if kind == TEXT:
-                        if self._messages.full():
-                            raise FrameError(TOO_MANY, "one response is made at a time")
-                        self._messages.put_nowait(data)
-                    elif kind == PING:
-                        await self._put(frame(PONG, data))
-                    elif kind == CLOSE:
+                body = event["body"]
+                for start in range(0, len(body), SLICE):
+                    if start:
+                        await asyncio.sleep(0)
+                    if await self._take(body[start : start + SLICE]):
                         return
+                if not self._note_held():
+                    raise FrameError(TRY_LATER, "too many large messages are on their way")
         except FrameError as error:
             self._code = error.code
         finally:
             self._left.set()
+
+    async def _take(self, data: bytes) -> bool:
+        """Take in what came; whether the client has said that it leaves."""
+        for kind, payload in self._reader.feed(data):
+            if kind == TEXT:
+                if self._messages.full():
+                    raise FrameError(TOO_MANY, "one response is made at a time")
+                self._messages.put_nowait(payload)
+                self._waiting = len(payload)
+            elif kind == PING:
+                await self._put(frame(PONG, payload))
+            elif kind == CLOSE:
+                return True
+        return False
+
+    def _note_held(self) -> bool:
+        held = self._reader.held + self._waiting
+        more, self._held = held - self._held, held
+        return self._hold(more)
+
+    def let_go(self) -> None:
+        """Nothing is held any more."""
+        self._hold(-self._held)
 
     async def _put(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
@@ -136,7 +210,8 @@ class _Connection:
     async def _answer(self, message: bytes) -> None:
         """One message, as a request of its own."""
         try:
-            fields = read_fields(message, 100)
+            is_large = len(message) > LARGE_BODY
+            fields = await asyncio.to_thread(self._fields, message) if is_large else self._fields(message)
             kind = msgspec.json.decode(fields.get("type", b"null"))
             if kind != "response.create":
                 raise ChatError(
@@ -154,7 +229,12 @@ class _Connection:
         turn = _Turn(self, _encode({**asked, "stream": True}))
         await self._scope["app"](self._request(), turn.receive, turn.send)
         if not turn.succeeded and isinstance(parent, str):
-            self._memory.forget(parent)
+            await self._memory.forget(parent)
+
+    def _fields(self, message: bytes) -> Fields:
+        if len(message) > LARGE_BODY:
+            check_count(message)
+        return read_fields(message, self._depth)
 
     def _request(self) -> Scope:
         kept = [(name, value) for name, value in self._scope["headers"] if name not in NOT_SENT]

@@ -1,0 +1,56 @@
+"""What WebSockets take of a server: connections, and bytes of messages that are still coming. Both are counted for each key, so
+that one of them leaves room for the others."""
+
+from typing import Final
+
+import msgspec
+
+from callgate.conversation.errors import ChatError
+
+OF_ALL: Final = 2
+"""A half of the connections may be WebSockets."""
+OF_ONE: Final = 4
+"""And a quarter those of one key."""
+MESSAGES_OF_ALL: Final = 32
+"""How many of the largest messages may be on their way at once."""
+MESSAGES_OF_ONE: Final = 8
+
+
+class _Taken(msgspec.Struct):
+    connections: int = 0
+    held: int = 0
+
+
+class SocketLimits:
+    """Counts the WebSockets of one process."""
+
+    def __init__(self) -> None:
+        self._all = _Taken()
+        self._of: dict[str, _Taken] = {}
+
+    def enter(self, owner: str, connections: int) -> None:
+        """Take a place. To be given back with `leave`. `connections` is how many the server has at most."""
+        mine = self._of.get(owner, _Taken())
+        if mine.connections >= max(connections // OF_ONE, 1):
+            message = "This key has too many WebSockets open. Close some, or use one for several responses."
+            raise ChatError(429, message, type="rate_limit_error", code="too_many_sockets", retry_after=5)
+        if self._all.connections >= max(connections // OF_ALL, 1):
+            message = "Too many WebSockets are open. Use POST, or try again later."
+            raise ChatError(503, message, type="server_error", code="too_many_sockets", retry_after=5)
+        self._of[owner] = mine
+        mine.connections += 1
+        self._all.connections += 1
+
+    def leave(self, owner: str) -> None:
+        mine = self._of[owner]
+        mine.connections -= 1
+        self._all.connections -= 1
+        if not mine.connections:
+            del self._of[owner]
+
+    def hold(self, owner: str, more: int, largest: int) -> bool:
+        """Note that so many bytes more are held, or fewer; false where that is too much. `largest` is what a message may have."""
+        mine = self._of[owner]
+        mine.held += more
+        self._all.held += more
+        return more <= 0 or (mine.held <= MESSAGES_OF_ONE * largest and self._all.held <= MESSAGES_OF_ALL * largest)
