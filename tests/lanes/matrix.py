@@ -30,6 +30,7 @@ VERTEX = {
 }  # fmt: skip
 MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "openai": ("openai/m", {}),
+    "responses": ("openai/responses/gpt-5-pro", {}),
     "groq": ("groq/llama-3.3-70b-versatile", {}),
     "deepseek": ("deepseek/deepseek-chat", {}),
     "openrouter": ("openrouter/some/model", {}),
@@ -46,7 +47,7 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "cohere": ("cohere/command-r-plus", {}),
 }
 """A model of each provider, and what its entry says beside the address and the key; `messages` is Claude, asked by a client of
-the Messages API."""
+the Messages API, and `responses` a model of OpenAI's that answers on no other API."""
 REFERENCE = "openai"
 
 

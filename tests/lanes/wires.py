@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from callgate.conversation.finish import FinishClass, classify
+
 Json = dict[str, Any]
 VERBATIM = "\u2603verbatim\u2603"
 
@@ -320,11 +322,63 @@ def _cohere_whole(found: Said) -> bytes:
     return json.dumps(body).encode()
 
 
+def _response_status(reason: str | None) -> Json:
+    """This API has two words for how an answer ended, and a reason beside the second."""
+    if not reason:
+        return {}
+    if classify(reason) < FinishClass.LENGTH:
+        return {"status": "completed"}
+    known = {"length": "max_output_tokens"}.get(reason, reason)
+    return {"status": "incomplete", "incomplete_details": {"reason": known}}
+
+
+def _response(found: Said, output: list[Json]) -> Json:
+    usage = {"input_tokens": 9, "output_tokens": 9, "total_tokens": 18}
+    return {"id": "resp_1", "object": "response", "model": "m", "output": output, "usage": usage} | _response_status(
+        found.reason
+    )
+
+
+def _response_item(at: int, block: str | Call, status: str = "completed") -> Json:
+    if isinstance(block, str):
+        part = {"type": "output_text", "text": block, "annotations": []}
+        return {"type": "message", "id": f"msg_{at}", "role": "assistant", "status": status, "content": [part]}
+    made = {"call_id": block.id, "name": block.name, "arguments": "".join(block.pieces)}
+    return {"type": "function_call", "id": f"fc_{at}", "status": status, **made}
+
+
+def _responses_stream(found: Said) -> bytes:
+    events: list[Json] = [{"type": "response.created", "response": _response(Said(reason=None), [])}]
+    for at, block, pieces in _blocks(found):
+        item = _response_item(at, block)
+        where: Json = {"output_index": at, "item_id": item["id"]}
+        empty: Json = {"content": []} if isinstance(block, str) else {"arguments": ""}
+        events.append(
+            {"type": "response.output_item.added", **where, "item": {**item, "status": "in_progress", **empty}}
+        )
+        kind = "output_text" if isinstance(block, str) else "function_call_arguments"
+        events += [{"type": f"response.{kind}.delta", **where, "delta": piece} for piece in pieces]
+        if found.end == "done":
+            key, text = ("text" if isinstance(block, str) else "arguments"), "".join(pieces)
+            events.append({"type": f"response.{kind}.done", **where, key: text})
+            events.append({"type": "response.output_item.done", **where, "item": item})
+    if found.end == "done":
+        output = [_response_item(at, block) for at, block, _ in _blocks(found)]
+        response = _response(found, output)
+        events.append({"type": f"response.{response.get('status', 'completed')}", "response": response})
+    return b"".join(_sse(event, event["type"]) for event in events)
+
+
+def _responses_whole(found: Said) -> bytes:
+    return _text(_response(found, [_response_item(at, block) for at, block, _ in _blocks(found)]))
+
+
 ANTHROPIC = Wire(_claude_stream, _claude_whole)
 GOOGLES = Wire(_google_stream, _google_whole)
 WIRES: Mapping[str, Wire] = {
     "anthropic": ANTHROPIC,
     "messages": ANTHROPIC,
+    "responses": Wire(_responses_stream, _responses_whole),
     "gemini": GOOGLES,
     "vertex_ai": GOOGLES,
     "bedrock": Wire(_bedrock_stream, _bedrock_whole, "application/vnd.amazon.eventstream"),

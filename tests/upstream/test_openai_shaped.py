@@ -226,7 +226,9 @@ async def test_every_name_in_the_table_has_openais_wire_by_litellms_own_classes(
         ({"model": "ollama_chat/x"}, "direct"),
         ({"model": "ollama/x", "num_ctx": 8192}, "litellm"),
         ({"model": "nlp_cloud/x"}, "litellm"),
-        ({"model": "openai/gpt-5-pro"}, "litellm"),
+        ({"model": "openai/gpt-5-pro"}, "responses"),
+        ({"model": "openai/qwen-codex", "api_base": "http://127.0.0.1:9/v1"}, "direct"),
+        ({"model": "openai/responses/gpt-5", "api_base": "http://127.0.0.1:9/v1"}, "responses"),
         ({"model": "groq/x", "guardrails": ["g"]}, "litellm"),
     ],
 )
@@ -235,7 +237,8 @@ async def test_the_lane_follows_from_the_entry_alone(params, lane):
 
 
 @pytest.mark.parametrize(
-    "params", [{"model": "ollama/x", "num_ctx": 1}, {"model": "openai/gpt-5-pro"}, {"model": "nowhere/x"}]
+    "params",
+    [{"model": "ollama/x", "num_ctx": 1}, {"model": "openai/gpt-5-pro", "ssl_verify": False}, {"model": "nowhere/x"}],
 )
 async def test_where_the_end_is_not_seen_tools_are_refused_at_load(params):
     entry = ModelEntry("m", params, tools=("*",))

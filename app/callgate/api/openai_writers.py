@@ -34,13 +34,14 @@ from callgate.conversation.events import (
 )
 from callgate.conversation.listeners import Handlers
 from callgate.conversation.messages_api import BLOCKS
+from callgate.conversation.response_items import ITEMS
 from callgate.conversation.usage import add_usage
 
 DONE = b"data: [DONE]\n\n"
 NO_USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
 PART_BREAK = "\n\n"
 """Between what a model says before a call and what it says after it."""
-INNER_ASIDES = frozenset({"provider_specific_fields", "thinking_blocks", BLOCKS})
+INNER_ASIDES = frozenset({"provider_specific_fields", "thinking_blocks", BLOCKS, ITEMS})
 """Belong to single turns and their calls; the loop gives them back to the model, a client has no use for them."""
 
 _TOOL_EVENTS = (CallStarted, CallProgress, CallEnded)

@@ -79,6 +79,8 @@ def _way_there(place: "Whereabouts") -> str:
             return "Built in: a few rules that show the loop, no language model."
         case "direct":
             return f"Callgate itself asks {where}, in OpenAI's protocol."
+        case "responses":
+            return f"Callgate itself asks {where}, in the protocol of OpenAI's Responses API."
         case "translated":
             return f"Callgate itself asks {where}, in the provider's own protocol; litellm translates."
         case _:

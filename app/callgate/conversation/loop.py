@@ -39,6 +39,7 @@ from callgate.conversation.events import (
 )
 from callgate.conversation.finish import FinishClass
 from callgate.conversation.ports import Emit, ModelRequest, Passthrough, Plan, Toolbox, TurnModel
+from callgate.conversation.response_items import ITEMS, hold_thought
 from callgate.conversation.transcript import Transcript
 from callgate.conversation.turn import PassedTurn, Turn, TurnBuilder
 from callgate.conversation.usage import add_usage
@@ -235,7 +236,10 @@ class _Conversation(msgspec.Struct):
     def _was_shown(self, turn: Turn) -> bool:
         """Whether a client has seen anything of a turn: it cannot be taken back, and what is asked again would follow it."""
         text = self.held is None and (turn.text or turn.logprobs)
-        return bool(text or turn.reasoning or turn.extra_fields or turn.passed)
+        fields = turn.extra_fields
+        if ITEMS in fields and not hold_thought(fields[ITEMS]):
+            fields = {name: value for name, value in fields.items() if name != ITEMS}
+        return bool(text or turn.reasoning or fields or turn.passed)
 
     def _holds_text(self, question: ModelRequest | Passthrough) -> bool:
         """Whether text waits for the end of its turn: it is no part of an answer in JSON if the turn calls a tool of ours."""

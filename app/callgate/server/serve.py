@@ -79,7 +79,7 @@ def serve(loaded: Loaded, read: Callable[[], Loaded] | None = None) -> int:
     host, port = listening.getsockname()[:2]
     listening.close()  # nobody else has the port; from here on it is shared
     with bound_to(host, port, listening.family) as address:
-        if any(resolve.lane_of(entry) != "direct" for entry in model_entries(config)):
+        if any(resolve.lane_of(entry) not in {"direct", "responses"} for entry in model_entries(config)):
             asyncio.run(litellm_model.loaded())  # once, and not in each worker
 
         def work(siblings: Siblings, listening: socket.socket) -> int:

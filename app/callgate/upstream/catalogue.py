@@ -23,6 +23,7 @@ from callgate.upstream.direct_model import Endpoint
 from callgate.upstream.media import Fetch
 from callgate.upstream.passthrough import PassthroughModel
 from callgate.upstream.resolve import ModelEntry
+from callgate.upstream.responses_lane import ResponsesModel
 from callgate.upstream.retry import Circumstances, RetryBudget, RetryingModel, RetryPolicy
 
 if TYPE_CHECKING:
@@ -150,11 +151,15 @@ class Catalogue:
         return pool
 
     def _deployment(self, entry: ModelEntry) -> Deployment:
-        inner: DemoModel | PassthroughModel | _Undecided
+        inner: DemoModel | PassthroughModel | ResponsesModel | _Undecided
         if is_demo(entry):
             from callgate.upstream import demo_model
 
             inner = demo_model.DemoModel(entry.model_name)
+        elif resolve.lane_of(entry) == "responses" and (endpoint := resolve.responses_endpoint(entry)) is not None:
+            inner = ResponsesModel(
+                entry.model_name, endpoint, self._client, entry.deadlines, answer_bytes=entry.answer_bytes
+            )
         elif entry.lane in {"auto", "direct"} and (endpoint := resolve.known_endpoint(entry)) is not None:
             inner = _direct(entry, endpoint, self._client)
         else:

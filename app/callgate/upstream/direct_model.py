@@ -20,6 +20,7 @@ from callgate.conversation import raw_json
 from callgate.conversation.errors import AnswerTooLarge, BrokenOff, ChatError
 from callgate.conversation.events import ModelEvent, ProviderError, ProviderHead
 from callgate.conversation.ports import Message, ModelAnswer, ModelRequest, Passthrough, as_read
+from callgate.conversation.response_items import ITEMS, without_items
 from callgate.http.client import HttpClient
 from callgate.http.event_stream import BOM, ErrorEvent, EventStreamReader, EventTooLarge, looks_like_keep_alive
 from callgate.http.interface import Deadlines, Response, TransportError
@@ -38,6 +39,8 @@ JSON_BYTES = 8 * 1024 * 1024
 MAX_UNREADABLE = 10_000
 """Characters that the tolerant reader replaces, each in a call of its own."""
 DONE = b"[DONE]"
+
+_ITEMS = f'"{ITEMS}"'.encode()
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -104,9 +107,12 @@ class DirectModel:
             options = raw_json.read(ask.params.get("stream_options"))
             body["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
         try:
-            return _encode(body)
+            encoded = _encode(body)
         except UnicodeEncodeError:
             raise ChatError(400, "A message holds half of a surrogate pair, which no JSON text can carry.") from None
+        if _ITEMS in encoded:
+            return _encode({**body, "messages": [without_items(raw_json.read(message)) for message in messages]})
+        return encoded
 
 
 class HttpRequest(msgspec.Struct, eq=False):

@@ -65,6 +65,8 @@ async def whereabouts(entry: ModelEntry) -> Whereabouts:
     """May load litellm, which takes two seconds the first time."""
     if is_demo(entry):
         return Whereabouts("demo", None)
+    if resolve.lane_of(entry) == "responses" and (endpoint := resolve.responses_endpoint(entry)) is not None:
+        return Whereabouts("responses", host_in(endpoint.url), endpoint)
     endpoint = None
     if entry.lane in {"auto", "direct"}:
         endpoint = resolve.known_endpoint(entry) or await litellm_model.vouched_endpoint(entry)

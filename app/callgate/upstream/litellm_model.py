@@ -22,6 +22,7 @@ from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import Finished, ModelEvent, ProviderError
 from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough, as_read
 from callgate.conversation.request_checks import check_request
+from callgate.conversation.response_items import without_items
 from callgate.http.interface import Deadlines
 from callgate.upstream import errors, resolve
 from callgate.upstream.bounds import check_schemas
@@ -73,7 +74,9 @@ class LiteLLMModel:
         check_schemas(ask)
         litellm = await loaded()
         clock = _Clock(self._deadlines)
-        messages = await put_in([copy.deepcopy(decoded(message)) for message in ask.messages], self._fetch)
+        messages = await put_in(
+            [copy.deepcopy(without_items(decoded(message))) for message in ask.messages], self._fetch
+        )
         arguments = self._arguments(litellm, ask, messages)
         try:
             async with asyncio.timeout(clock.until_first()):

@@ -40,6 +40,8 @@ DENIED = frozenset(
     assistant_continue_message base64_source bitbucket_config dotprompt_config gitlab_config
     """.split()
 )
+DENIED |= {"reasoning_summary"}
+"""Asked by clients of the Responses API, in whose words there is a place for it; no other has one."""
 DENIED_STARTS = (
     "mock_",
     "litellm",

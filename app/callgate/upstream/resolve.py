@@ -1,8 +1,9 @@
 """From one entry's `litellm_params` to the lane its model is reached on.
 
-`direct` for providers whose wire is OpenAI's, `translated` for those whose own wire has a reader here, `litellm` for the rest.
+`direct` for providers whose wire is OpenAI's, `responses` for models that answer on OpenAI's Responses API alone, `translated` for
+those whose own wire has a reader here, `litellm` for the rest.
 The lane follows from the entry alone, without loading litellm, so that it is known when the config is read and never
-changes afterwards. On the first two the provider's own end of an answer is seen.
+changes afterwards. On all but the last the provider's own end of an answer is seen.
 """
 
 import os
@@ -16,7 +17,7 @@ from callgate.http.interface import Deadlines
 from callgate.upstream.direct_model import ANSWER_BYTES, Endpoint, host_in
 from callgate.upstream.params import COUNTS_COMPLETIONS, NAMED, is_denied
 
-Lane: TypeAlias = Literal["auto", "direct", "translated", "litellm"]
+Lane: TypeAlias = Literal["auto", "direct", "responses", "translated", "litellm"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,9 @@ OLLAMAS = frozenset({"ollama", "ollama_chat"})
 OPENAI_NAMES = re.compile(r"(?:gpt-|chatgpt-|o[1-9](?:-|$)|ft:gpt-)[A-Za-z0-9.:_-]*")
 """Names that litellm takes for OpenAI's without a prefix."""
 NOT_CHAT = re.compile(r"responses/|.*(?:-pro(?:-\d|$)|codex|deep-research)")
-"""OpenAI models that answer on the Responses API alone; litellm has a bridge to it and we have not."""
+"""OpenAI models that answer on the Responses API alone, or are to be asked there."""
+RESPONSES_MARK = "responses/"
+"""What says so before a model's name, with litellm."""
 
 KNOW_DEVELOPERS = frozenset({"openai", "azure", None})
 """Providers to whom the role `developer` goes as it is, and those of whom only the operator knows."""
@@ -182,8 +185,22 @@ def known_endpoint(entry: ModelEntry) -> Endpoint | None:
     known = OLLAMA if provider in OLLAMAS else PROVIDERS.get(provider or "")
     if known is None or (provider in OLLAMAS and why_not_direct(entry) is not None):
         return None
-    if entry.lane == "auto" and (not is_plain(params) or (provider == "openai" and NOT_CHAT.match(model))):
+    if entry.lane == "auto" and (not is_plain(params) or _is_no_chat(provider, model, params)):
         return None
+    return _endpoint_of(entry, params, provider, model, known)
+
+
+def responses_endpoint(entry: ModelEntry) -> Endpoint | None:
+    """The endpoint of an entry on the lane `responses`, as the one of a chat; None where nothing says where it is."""
+    params = opened(entry.litellm_params)
+    provider, model = split_provider(params)
+    known = PROVIDERS.get(provider or "", Provider(None, (), ""))
+    return _endpoint_of(entry, params, provider, model.removeprefix(RESPONSES_MARK), known)
+
+
+def _endpoint_of(
+    entry: ModelEntry, params: Mapping[str, Any], provider: str | None, model: str, known: Provider
+) -> Endpoint | None:
     base = _base(params) or next(
         (found for name in known.base_variables if (found := os.environ.get(name))), known.base
     )
@@ -244,6 +261,8 @@ def check(entry: ModelEntry) -> None:
             "lane is direct, and where the model is cannot be known without litellm: set litellm_params.api_base"
             + (f" or {needed.base_variables[0]}" if needed and needed.base_variables else "")
         )
+    if entry.lane == "responses" and responses_endpoint(entry) is None:
+        raise LaneError("lane is responses, and where the model is cannot be known: set litellm_params.api_base")
     if entry.tools and (reason := why_unseen(entry)) is not None:
         raise LaneError(
             f"it may not have tools: {reason}, and on litellm's lane nobody sees how its provider ended an answer, so that "
@@ -261,10 +280,13 @@ def why_unseen(entry: ModelEntry) -> str | None:
     return "lane is litellm" if entry.lane == "litellm" else why_not_translated(entry)
 
 
-def lane_of(entry: ModelEntry) -> Literal["direct", "translated", "litellm"]:
+def lane_of(entry: ModelEntry) -> Literal["direct", "responses", "translated", "litellm"]:
     """The lane an entry takes."""
     if entry.lane != "auto":
         return entry.lane
+    params = opened(entry.litellm_params)
+    if is_plain(params) and _is_no_chat(*split_provider(params), params):
+        return "responses"
     if why_not_direct(entry) is None:
         return "direct"
     return "translated" if why_not_translated(entry) is None else "litellm"
@@ -281,8 +303,8 @@ def why_not_direct(entry: ModelEntry) -> str | None:
         return f"only the litellm lane can honour {', '.join(sorted(unknown))}" if unknown else None
     if provider not in OPENAI_SHAPED:
         return "its wire is not known to be OpenAI's"
-    if provider == "openai" and NOT_CHAT.match(model):
-        return "it answers on the Responses API alone, to which litellm has a bridge"
+    if _is_no_chat(provider, model, params):
+        return _only_litellm(params, provider or "") or "it answers on the Responses API alone"
     if provider == "azure_ai" and ("claude" in model.lower() or model.startswith("agents/")):
         return "its wire is not OpenAI's"
     return _only_litellm(params, provider or "")
@@ -311,6 +333,14 @@ def _only_litellm(params: Mapping[str, Any], provider: str) -> str | None:
     allowed = _MAPPED | OF_PROVIDERS.get(provider.removesuffix("_beta"), frozenset())
     unknown = set(_litellms(params)) - allowed
     return f"only the litellm lane can honour {', '.join(sorted(unknown))}" if unknown else None
+
+
+def _is_no_chat(provider: str | None, model: str, params: Mapping[str, Any]) -> bool:
+    """Whether a model answers on the Responses API alone. At an address of one's own a name says so that is OpenAI's."""
+    if provider != "openai" or not NOT_CHAT.match(model):
+        return False
+    is_openais = OPENAI_NAMES.fullmatch(model) is not None or model.startswith(RESPONSES_MARK)
+    return is_openais or host_of(params) in ("", "api.openai.com")
 
 
 def _litellms(params: Mapping[str, Any]) -> Iterator[str]:

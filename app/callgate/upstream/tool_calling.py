@@ -97,6 +97,8 @@ def _known(entry: ModelEntry) -> CallingMode | None:
         return CallingMode(NATIVE, "family")
     if entry.calls_natively is not None:
         return CallingMode(NATIVE if entry.calls_natively else _format(entry), "model_info")
+    if resolve.lane_of(entry) == "responses":
+        return CallingMode(NATIVE, "provider")
     return None
 
 

@@ -19,6 +19,7 @@ from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import ModelEvent, Usage
 from callgate.conversation.ports import ModelAnswer, ModelRequest, Original, Passthrough, as_read
 from callgate.conversation.request_checks import check_request
+from callgate.conversation.response_items import without_items
 from callgate.http.client import HttpClient
 from callgate.http.event_stream import BOM
 from callgate.http.interface import Deadlines, Response, TransportError
@@ -106,7 +107,7 @@ class TranslatedModel:
         litellm = await loaded()
         try:
             async with asyncio.timeout(self._deadlines.first_byte):  # it may have to sign in first
-                messages = [copy.deepcopy(decoded(message)) for message in ask.messages]
+                messages = [copy.deepcopy(without_items(decoded(message))) for message in ask.messages]
                 messages = await put_in(messages, self._fetch, files_only=self._takes_addresses)
                 ask = replace(ask, messages=messages)
                 if is_large(ask):

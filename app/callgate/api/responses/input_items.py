@@ -14,6 +14,7 @@ from callgate.api.request_schema import wrong
 from callgate.conversation.errors import ChatError
 from callgate.conversation.hidden_history import ShownAgain
 from callgate.conversation.ports import Message
+from callgate.conversation.response_items import ITEMS
 
 SKIPPED: Final = frozenset(
     {
@@ -99,8 +100,9 @@ class _Turn:
         text = fields.get("reasoning_content")
         if text and (before := self.thought.get("reasoning_content")):
             fields = {**fields, "reasoning_content": f"{before}\n\n{text}"}
-        if blocks := fields.get("thinking_blocks"):
-            fields = {**fields, "thinking_blocks": [*self.thought.get("thinking_blocks", ()), *blocks]}
+        for name in ("thinking_blocks", ITEMS):
+            if found := fields.get(name):
+                fields = {**fields, name: [*self.thought.get(name, ()), *found]}
         self.thought |= fields
 
     def message(self, calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from callgate.conversation.events import (
     TurnEnded,
 )
 from callgate.conversation.listeners import Handlers
+from callgate.conversation.response_items import ITEMS
 
 DONE: Final = b"data: [DONE]\n\n"
 CAME_WHOLE: Final = frozenset({Flaw.SCHEMA_MISMATCH, Flaw.UNKNOWN_TOOL})
@@ -191,6 +192,11 @@ class ResponseItems:
                 self.emit("response.content_part.added", {**message.where, "content_index": 1, "part": part})
             message.refusal += event.value
             self.emit("response.refusal.delta", {**message.where, "content_index": 1, "delta": event.value})
+        elif event.field == ITEMS:
+            # Of what it thought; what it said and called has items of ours.
+            if thoughts := [each for each in event.value if each["item"].get("type") == "reasoning"]:
+                self._blocks += thoughts
+                self._think("")
         elif event.field == "annotations" and isinstance(event.value, list):
             message = self._message or self._open_message()
             for annotation in filter(None, map(_annotation, event.value)):

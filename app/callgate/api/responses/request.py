@@ -163,6 +163,8 @@ def chat_fields(asked: ResponsesBody, fields: Mapping[str, msgspec.Raw], offered
         chat |= {"logprobs": True, "top_logprobs": asked.top_logprobs or 0}
     if asked.reasoning is not None and asked.reasoning.effort is not None:
         chat["reasoning_effort"] = asked.reasoning.effort
+    if asked.reasoning is not None and (summary := asked.reasoning.summary or asked.reasoning.generate_summary):
+        chat["reasoning_summary"] = summary
     if asked.text is not None:
         if asked.text.verbosity is not None:
             chat["verbosity"] = asked.text.verbosity

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from callgate.conversation.response_items import ITEMS
 from callgate.conversation.turn import ThinkingBlocks
 
 MARK: Final = "cg1."
@@ -20,17 +21,22 @@ class _Thought(msgspec.Struct):
     model: str
     text: str
     blocks: list[dict[str, Any]] = []
+    items: list[dict[str, Any]] = []
 
 
 _decode = msgspec.json.Decoder(_Thought).decode
 
 
 def sealed(model: str, blocks: Sequence[Mapping[str, Any]], text: str) -> str:
-    """`blocks` are the pieces of thinking blocks in their order."""
+    """`blocks` are the pieces of thinking blocks in their order, and kept items of the Responses API."""
     thinking = ThinkingBlocks()
+    items: list[dict[str, Any]] = []
     for block in blocks:
-        thinking.add(block)
-    packed = msgspec.json.encode(_Thought(model, text, thinking.blocks()))
+        if "item" in block:
+            items.append(dict(block))
+        else:
+            thinking.add(block)
+    packed = msgspec.json.encode(_Thought(model, text, thinking.blocks(), items))
     return MARK + base64.urlsafe_b64encode(packed).decode()
 
 
@@ -45,4 +51,5 @@ def unsealed(model: str, given: str) -> Mapping[str, Any] | None:
     if thought.model != model:
         return {}
     fields: dict[str, Any] = {"reasoning_content": thought.text} if thought.text else {}
-    return fields | ({"thinking_blocks": thought.blocks} if thought.blocks else {})
+    fields |= {"thinking_blocks": thought.blocks} if thought.blocks else {}
+    return fields | ({ITEMS: thought.items} if thought.items else {})

@@ -61,7 +61,7 @@ ToolCalling: TypeAlias = Literal["auto", "native", "json", TextFormat]
 CONSTRAINED: tuple[ToolCalling, ...] = ("auto", "json", "litellm_json", "llama3_json")
 """The formats whose call is one bare JSON object, whose schema a server can enforce."""
 SchemaDialect: TypeAlias = Literal["auto", "full", "openai", "gemini", "anthropic", "llama_cpp"]
-Lane: TypeAlias = Literal["auto", "direct", "translated", "litellm"]
+Lane: TypeAlias = Literal["auto", "direct", "responses", "translated", "litellm"]
 
 ThinkingSetting: TypeAlias = Literal["auto", "prefilled", "none"]
 

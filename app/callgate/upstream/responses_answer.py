@@ -1,0 +1,384 @@
+"""What a model of the Responses API answers, as the events of a chat.
+
+The whole of a call comes more than once; where two of them differ it is no call. Only what ends the response ends the answer.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from callgate.calls.json_text import sound_text
+from callgate.calls.states import Flaw
+from callgate.conversation.events import (
+    CallDelta,
+    CallWritten,
+    ExtraField,
+    Finished,
+    Logprobs,
+    ModelEvent,
+    ProviderError,
+    ProviderHead,
+    ReasoningDelta,
+    TextDelta,
+    Usage,
+)
+from callgate.conversation.finish import FinishClass, classify
+from callgate.conversation.response_items import ITEMS
+from callgate.http.event_stream import EventStreamReader, EventTooLarge, looks_like_keep_alive
+from callgate.upstream.chunks import ChunkReader, error_in, reason_in, whole_number
+from callgate.upstream.direct_model import (
+    TWICE,
+    WholeBody,
+    holds_name_twice,
+    read_json,
+)
+from callgate.upstream.translation import field_of
+
+CALLS: Final = frozenset({"function_call", "custom_tool_call"})
+KEPT: Final = CALLS | {"message", "reasoning"}
+"""Items that the model's next turn is asked with. All others are of tools that its provider runs."""
+PIECES: Final[Mapping[str, str]] = {
+    "response.function_call_arguments": "arguments",
+    "response.custom_tool_call_input": "input",
+}
+"""Events about what a call is made with, and how it is called in their last one."""
+SUMMARIES: Final = frozenset({"response.reasoning_summary_text.delta", "response.reasoning_summary.delta"})
+THINKING: Final = frozenset({"response.reasoning_text.delta", "response.reasoning.delta"})
+ENDS: Final = frozenset({"response.completed", "response.incomplete", "response.failed", "response.cancelled"})
+STATUSES: Final = {
+    "server_error": 500,
+    "rate_limit_exceeded": 429,
+    "insufficient_quota": 429,
+    "context_length_exceeded": 400,
+}
+OF_REQUESTS: Final = ("invalid_", "image_", "unsupported_", "empty_image", "failed_to_download")
+"""What the codes of failed responses would have been as a status, and how those begin that speak of the request."""
+
+
+class _Open:
+    """A call that is being written."""
+
+    def __init__(self) -> None:
+        self.pieces: list[str] = []
+        self.checked = ""
+        """The whole of it, as some event said it."""
+
+
+class ResponseEvents:
+    """Reads a stream of events. Only what ends the response ends the answer: the mark behind it says nothing by itself."""
+
+    def __init__(self, by: str) -> None:
+        self._by = by
+        self._sse = EventStreamReader()
+        self._chunks = ChunkReader()
+        self._calls: dict[int, _Open] = {}
+        self._said: set[tuple[int | None, int | None]] = set()
+        """The parts of messages of which something came."""
+        self._message: int | None = None
+        """The message that speaks."""
+        self._thought: tuple[str, object, object] | None = None
+        """What kind of thinking is shown, and the part of it that was shown last."""
+        self._has_head = False
+        self.done = False
+        self.fault: str | None = None
+
+    def feed(self, data: bytes) -> Sequence[ModelEvent]:
+        try:
+            return self._read(self._sse.feed(data))
+        except EventTooLarge as error:
+            self.fault = str(error)
+            return ()
+
+    def finish(self) -> Sequence[ModelEvent]:
+        events = [*self._read(self._sse.finish()), *self._chunks.finish()]
+        self.fault = None  # a last event that was cut off says no more than the end of the body does
+        return events
+
+    def _read(self, payloads: Sequence[bytes]) -> list[ModelEvent]:
+        events: list[ModelEvent] = []
+        for payload in payloads:
+            try:
+                event = read_json(payload)
+            except ValueError:
+                if looks_like_keep_alive(payload):
+                    continue
+                self.fault = "an event of the stream is not JSON"
+                break
+            if _is_about_calls(payload) and holds_name_twice(payload):
+                self.fault = TWICE
+                break
+            if isinstance(event, dict):
+                events += self._read_event(event)
+            else:
+                events += self._chunks.read(event)  # nothing of an answer, but it may be an error
+            if self.done or self.fault is not None:
+                break
+        return events
+
+    def _read_event(self, event: dict[str, Any]) -> list[ModelEvent]:
+        kind = event.get("type")
+        if not isinstance(kind, str) or not kind.startswith("response."):
+            error = error_in(event)
+            return [] if error is None else [_failed(event.get("error") or event)]
+        if kind in ENDS:
+            return self._ended(event.get("response"))
+        at = whole_number(event.get("output_index"))
+        if kind in ("response.created", "response.in_progress", "response.queued"):
+            return self._head(event.get("response"))
+        about, _, what = kind.rpartition(".")
+        if about in PIECES:
+            given = event.get("delta") if what == "delta" else event.get(PIECES[about])
+            return self._piece(at, given) if what == "delta" else self._check(at, given)
+        if kind == "response.output_text.delta":
+            return self._text(at, event)
+        if kind == "response.refusal.delta" and isinstance(delta := event.get("delta"), str):
+            self._said.add((at, None))
+            return [ExtraField("refusal", sound_text(delta))]
+        if kind in SUMMARIES or kind in THINKING:
+            return self._think(kind, at, event)
+        if kind == "response.output_text.annotation.added":
+            return [ExtraField("annotations", list(_annotations([event.get("annotation")])))]
+        item = event.get("item")
+        if kind == "response.output_item.added" and isinstance(item, dict):
+            return self._begun(at, item)
+        if kind == "response.output_item.done" and isinstance(item, dict):
+            return self._item(at, item)
+        return []
+
+    def _head(self, response: Any) -> list[ModelEvent]:
+        if self._has_head or not isinstance(response, dict):
+            return []
+        self._has_head = True
+        return [head_of(response)]
+
+    def _text(self, at: int | None, event: Mapping[str, Any]) -> list[ModelEvent]:
+        delta, logprobs = event.get("delta"), event.get("logprobs")
+        if not isinstance(delta, str):
+            return []
+        between = self._goes_on(at)
+        self._said.add((at, None))
+        events = [*between, *self._chunks.read({"choices": [{"delta": {"content": delta}}]})]
+        if isinstance(logprobs, list) and logprobs:
+            events.append(Logprobs({"content": logprobs}))
+        return events
+
+    def _goes_on(self, at: int | None) -> list[ModelEvent]:
+        """What stands between two messages of a turn."""
+        before, self._message = self._message, at
+        return [TextDelta("\n\n")] if before is not None and at != before else []
+
+    def _think(self, kind: str, at: int | None, event: Mapping[str, Any]) -> list[ModelEvent]:
+        delta = event.get("delta")
+        if not isinstance(delta, str) or not delta:
+            return []
+        shown = "summary" if kind in SUMMARIES else "text"
+        place = (shown, at, event.get("summary_index", event.get("content_index")))
+        before = self._thought
+        if before is not None and before[0] != shown:
+            return []  # who shows both shows the same twice
+        self._thought = place
+        between = "\n\n" if before is not None and before != place else ""
+        return [ReasoningDelta(between + sound_text(delta))]
+
+    # -- items
+
+    def _begun(self, at: int | None, item: Mapping[str, Any]) -> list[ModelEvent]:
+        if item.get("type") not in CALLS:
+            return []
+        if at is None or at in self._calls:
+            return self._breaks("an item has no place of its own")
+        self._calls[at] = _Open()
+        name = item.get("name")
+        custom = item["type"] == "custom_tool_call"
+        return [CallDelta(at, _id(item), name if isinstance(name, str) and name else None, custom=custom)]
+
+    def _piece(self, at: int | None, given: Any) -> list[ModelEvent]:
+        call = None if at is None else self._calls.get(at)
+        if call is None or at is None:
+            return self._breaks("a piece belongs to no call")
+        if isinstance(given, str):
+            call.pieces.append(given)
+        return [CallDelta(at, arguments=given if isinstance(given, str) else [given])]
+
+    def _check(self, at: int | None, given: Any) -> list[ModelEvent]:
+        """Hold what came of a call against the whole of it. What differs is no call: which of the two was meant nobody knows."""
+        call = None if at is None else self._calls.get(at)
+        if call is None or at is None:
+            return self._breaks("a text belongs to no call")
+        if given is None or given == "":
+            return []
+        if not isinstance(given, str):
+            return [CallDelta(at, arguments=[given])]
+        came, call.pieces = "".join(call.pieces) or call.checked, []
+        call.checked = came or given
+        if not came:
+            return [CallDelta(at, arguments=given)]
+        return [] if came == given else [CallDelta(at, arguments=[given])]
+
+    def _item(self, at: int | None, item: dict[str, Any]) -> list[ModelEvent]:
+        events: list[ModelEvent] = []
+        kind = item.get("type")
+        if kind in CALLS:
+            if at is not None and at not in self._calls:
+                events += self._begun(at, item)
+            events += self._check(at, item.get("input" if kind == "custom_tool_call" else "arguments"))
+            if item.get("status") == "incomplete" and at is not None:
+                events.append(CallDelta(at, arguments=[{"status": "incomplete"}]))
+        elif kind == "message" and (at, None) not in self._said:
+            self._said.add((at, None))
+            events += [*self._goes_on(at), *_spoken(item)]
+        if kind in KEPT:
+            events.append(ExtraField(ITEMS, [{"by": self._by, "item": item}]))
+        return events
+
+    def _breaks(self, why: str) -> list[ModelEvent]:
+        self.fault = why
+        return []
+
+    def _ended(self, response: Any) -> list[ModelEvent]:
+        self.done = True
+        if not isinstance(response, dict):
+            self.done = False
+            return self._breaks("the last event has no response")
+        events: list[ModelEvent] = [*self._chunks.finish(), *self._head(response)]
+        output = response.get("output")
+        if not self._said and not self._calls and isinstance(output, list):
+            for at, item in enumerate(output):
+                if isinstance(item, dict):
+                    events += self._item(at, item)
+        return [*events, *end_of(response, has_calls=bool(self._calls))]
+
+
+class ResponseObject(WholeBody):
+    """Reads a body that is one response."""
+
+    def __init__(self, by: str) -> None:
+        super().__init__()
+        self._by = by
+
+    def finish(self) -> Sequence[ModelEvent]:
+        text = b"".join(self._parts)
+        if _is_about_calls(text) and holds_name_twice(text):
+            self.fault = TWICE
+            return ()
+        return super().finish()
+
+    def _read(self, found: Any) -> Sequence[ModelEvent]:
+        output = found.get("output") if isinstance(found, dict) else None
+        if not isinstance(found, dict) or not isinstance(output, list):
+            error = error_in(found) if isinstance(found, dict) else None
+            if error is None:
+                self.fault = "the body is not a response"
+                return ()
+            self.done = True
+            return [_failed(error.body)]
+        self.done = True
+        events: list[ModelEvent] = [head_of(found)]
+        has_calls = spoke = False
+        for item in output:
+            kind = item.get("type") if isinstance(item, dict) else None
+            if kind in CALLS:
+                has_calls = True
+                events.append(_written(item))
+            elif kind == "message":
+                events += [TextDelta("\n\n")] if spoke else []
+                spoke = True
+                events += _spoken(item)
+            elif kind == "reasoning":
+                thought = "\n\n".join(texts_of(item.get("summary"))) or "\n\n".join(texts_of(item.get("content")))
+                events += [ReasoningDelta(sound_text(thought))] if thought else []
+            if kind in KEPT:
+                events.append(ExtraField(ITEMS, [{"by": self._by, "item": item}]))
+        return [*events, *end_of(found, has_calls=has_calls)]
+
+
+def _is_about_calls(text: bytes) -> bool:
+    return b"function_call" in text or b"custom_tool_call" in text
+
+
+def head_of(response: Mapping[str, Any]) -> ProviderHead:
+    id, model, tier = (response.get(name) for name in ("id", "model", "service_tier"))
+    return ProviderHead(
+        id if isinstance(id, str) else None,
+        model if isinstance(model, str) else None,
+        service_tier=tier if isinstance(tier, str) else None,
+    )
+
+
+def _written(item: Mapping[str, Any]) -> CallWritten:
+    custom = item["type"] == "custom_tool_call"
+    flaw = Flaw.TRUNCATED if item.get("status") == "incomplete" else None
+    given, name = item.get("input" if custom else "arguments"), item.get("name")
+    return CallWritten(name if isinstance(name, str) else None, given or None, _id(item), flaw, custom=custom)
+
+
+def _id(item: Mapping[str, Any]) -> str | int | None:
+    id = item.get("call_id")
+    return id if isinstance(id, str | int) and not isinstance(id, bool) else None
+
+
+def _spoken(item: Mapping[str, Any]) -> Iterator[ModelEvent]:
+    content = item.get("content")
+    for part in content if isinstance(content, list) else ():
+        text, refusal, logprobs = (field_of(part, name) for name in ("text", "refusal", "logprobs"))
+        if isinstance(text, str) and text:
+            yield TextDelta(sound_text(text))
+            if isinstance(logprobs, list) and logprobs:
+                yield Logprobs({"content": logprobs})
+        if isinstance(refusal, str) and refusal:
+            yield ExtraField("refusal", sound_text(refusal))
+        if isinstance(annotations := field_of(part, "annotations"), list) and annotations:
+            yield ExtraField("annotations", list(_annotations(annotations)))
+
+
+def texts_of(parts: Any) -> Iterator[str]:
+    """The texts in a list of parts."""
+    for part in parts if isinstance(parts, list) else ():
+        if isinstance(text := field_of(part, "text"), str) and text:
+            yield text
+
+
+def _annotations(found: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """As a chat has them."""
+    for each in found:
+        if isinstance(each, dict) and each.get("type") == "url_citation":
+            yield {"type": "url_citation", "url_citation": {name: it for name, it in each.items() if name != "type"}}
+
+
+def end_of(response: Mapping[str, Any], *, has_calls: bool) -> Iterator[ModelEvent]:
+    """What the status of a response means. This API has no finish reasons; those of a chat stand for its statuses."""
+    if isinstance(counts := response.get("usage"), dict):
+        yield usage_of(counts)
+    status, error = response.get("status"), response.get("error")
+    if error or status not in (None, "completed", "incomplete"):
+        yield _failed(error or f"the response is {str(status)[:40]}")
+    elif status == "incomplete":
+        reason = reason_in(field_of(response, "incomplete_details", "reason")) or "length"
+        yield Finished(reason if classify(reason) >= FinishClass.LENGTH else "length")
+    elif status == "completed":
+        yield Finished("tool_calls" if has_calls else "stop")
+
+
+def _failed(error: Any) -> ProviderError:
+    if isinstance(error, dict) and "status" not in error and isinstance(code := error.get("code"), str):
+        status = STATUSES.get(code) or (400 if code.startswith(OF_REQUESTS) else None)
+        error = error if status is None else {**error, "status": status}
+    message = error.get("message") if isinstance(error, dict) else error
+    return ProviderError(message if isinstance(message, str) and message else "the provider reported an error", error)
+
+
+def usage_of(counts: Mapping[str, Any]) -> Usage:
+    """The counts as those of a chat."""
+    known = {name: value for name, value in counts.items() if type(value) is int}
+    asked, said = known.get("input_tokens", 0), known.get("output_tokens", 0)
+    usage: dict[str, Any] = {
+        "prompt_tokens": asked,
+        "completion_tokens": said,
+        "total_tokens": known.get("total_tokens", asked + said),
+    }
+    for name, theirs in (
+        ("prompt_tokens_details", "input_tokens_details"),
+        ("completion_tokens_details", "output_tokens_details"),
+    ):
+        if isinstance(details := counts.get(theirs), dict) and details:
+            usage[name] = {each: value for each, value in details.items() if type(value) is int}
+    return Usage(usage)

@@ -1,0 +1,91 @@
+"""A model behind the Responses API of OpenAI's: some of its models answer on no other, and the thinking of all of them goes on
+from turn to turn there.
+
+Nothing is kept at the provider: each turn is asked with its whole history, the items of earlier turns as the model made them,
+and what it thought sealed by its provider.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Final
+
+import msgspec
+
+from callgate.conversation.errors import ChatError
+from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough, as_read
+from callgate.conversation.request_checks import check_request
+from callgate.http.client import HttpClient
+from callgate.http.interface import Deadlines, Response
+from callgate.upstream.direct_model import (
+    ANSWER_BYTES,
+    Body,
+    Endpoint,
+    HttpAnswer,
+    HttpRequest,
+    StreamedBody,
+    host_in,
+    recognised,
+)
+from callgate.upstream.responses_answer import ResponseEvents, ResponseObject
+from callgate.upstream.responses_question import body_of
+
+LANE: Final = "responses"
+CHAT_PATH: Final = "/chat/completions"
+PATH: Final = "/responses"
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ResponsesModel:
+    """A model on this lane."""
+
+    def __init__(
+        self,
+        name: str,
+        endpoint: Endpoint,
+        client: HttpClient,
+        deadlines: Deadlines,
+        *,
+        answer_bytes: int = ANSWER_BYTES,
+    ) -> None:
+        """`endpoint`: where the provider has its chats. `answer_bytes`: how long one answer may be."""
+        self.name = name
+        self.host = host_in(endpoint.url)
+        base = endpoint.url.removesuffix(CHAT_PATH)
+        self._url = base if base.endswith(PATH) else base + PATH
+        self._endpoint = endpoint
+        self._by = f"{self.host} {endpoint.model}"
+        self._client, self._deadlines, self._answer_bytes = client, deadlines, answer_bytes
+        self._headers = {"Content-Type": "application/json", **endpoint.headers}
+
+    def ask(self, ask: ModelRequest | Passthrough) -> AbstractAsyncContextManager[ModelAnswer]:
+        read = as_read(ask, signed=False)
+        check_request(read)
+        body = body_of(read, self._endpoint.model, self._by, self._endpoint.defaults)
+        try:
+            encoded = _encode(body)
+        except UnicodeEncodeError:
+            raise ChatError(400, "A message holds half of a surrogate pair, which no JSON text can carry.") from None
+        exchange = self._client.post(self._url, self._headers, encoded, self._deadlines)
+        return _Request(exchange, self._endpoint, self._answer_bytes, self._by)
+
+
+class _Request(HttpRequest):
+    _by: str
+
+    def _answer(self, response: Response) -> ModelAnswer:
+        return _Answer(response, self._endpoint.secrets, self._answer_bytes, self._by)
+
+
+class _Answer(HttpAnswer):
+    lane = LANE
+
+    def __init__(self, response: Response, secrets: Sequence[str], answer_bytes: int, by: str) -> None:
+        super().__init__(response, secrets, answer_bytes)
+        self._by = by
+
+    def _recognise(self, start: bytes) -> Body | None:
+        body = recognised(start, self._response)
+        if body is None:
+            return None
+        return ResponseEvents(self._by) if isinstance(body, StreamedBody) else ResponseObject(self._by)

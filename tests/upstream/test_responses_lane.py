@@ -1,0 +1,303 @@
+"""However a stream of the Responses API is cut, the same comes of it; half of one runs nothing that the whole would not; and a turn
+goes back as its model made it, to that model alone."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import pytest
+
+from callgate.calls.offer import Offer, OfferedTool
+from callgate.calls.states import BrokenCall, Flaw, ReadyCall
+from callgate.conversation.errors import ChatError
+from callgate.conversation.events import ExtraField, Logprobs, ModelEvent, ProviderError, StreamEnd, TextDelta
+from callgate.conversation.ports import ModelRequest
+from callgate.conversation.response_items import ITEMS
+from callgate.conversation.turn import Turn, TurnBuilder
+from callgate.tools.schema import compile_schema
+from callgate.upstream import responses_question
+from callgate.upstream.responses_answer import ResponseEvents, ResponseObject
+
+BY = "api.example gpt-x"
+INPUT = {"city": "東京", "unit": "celsius"}
+TEXT = json.dumps(INPUT, ensure_ascii=False)
+THOUGHT = {
+    "type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "I look"}], "encrypted_content": "c2ln+/=",
+}  # fmt: skip
+SAID = {
+    "type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "phase": "commentary",
+    "content": [{"type": "output_text", "text": "So: 🌤", "annotations": [], "logprobs": []}],
+}  # fmt: skip
+CALL = {
+    "type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "weather", "arguments": TEXT, "status": "completed",
+}  # fmt: skip
+USAGE = {
+    "input_tokens": 9, "output_tokens": 33, "total_tokens": 42,
+    "input_tokens_details": {"cached_tokens": 4}, "output_tokens_details": {"reasoning_tokens": 20},
+}  # fmt: skip
+RESPONSE = {
+    "id": "resp_1",
+    "object": "response",
+    "model": "gpt-x",
+    "status": "completed",
+    "error": None,
+    "usage": USAGE,
+}
+EVENTS: Sequence[dict[str, Any]] = (
+    {"type": "response.created", "response": {**RESPONSE, "status": "in_progress", "output": [], "usage": None}},
+    {"type": "response.output_item.added", "output_index": 0, "item": {"type": "reasoning", "id": "rs_1", "summary": []}},
+    {"type": "response.reasoning_summary_part.added", "output_index": 0, "summary_index": 0, "part": {"type": "summary_text", "text": ""}},
+    {"type": "response.reasoning_summary_text.delta", "output_index": 0, "summary_index": 0, "delta": "I "},
+    {"type": "response.reasoning_summary_text.delta", "output_index": 0, "summary_index": 0, "delta": "look"},
+    {"type": "response.output_item.done", "output_index": 0, "item": THOUGHT},
+    {"type": "response.output_item.added", "output_index": 1, "item": {"type": "web_search_call", "id": "ws_1", "status": "in_progress"}},
+    {"type": "response.output_item.done", "output_index": 1, "item": {"type": "web_search_call", "id": "ws_1", "status": "completed"}},
+    {"type": "response.output_item.added", "output_index": 2, "item": {**SAID, "content": [], "status": "in_progress"}},
+    {"type": "response.output_text.delta", "output_index": 2, "content_index": 0, "delta": "So: ", "logprobs": [{"token": "So"}]},
+    {"type": "response.output_text.delta", "output_index": 2, "content_index": 0, "delta": "🌤", "logprobs": []},
+    {"type": "response.output_text.done", "output_index": 2, "content_index": 0, "text": "So: 🌤"},
+    {"type": "response.output_item.done", "output_index": 2, "item": SAID},
+    {"type": "response.output_item.added", "output_index": 3, "item": {**CALL, "arguments": "", "status": "in_progress"}},
+    *({"type": "response.function_call_arguments.delta", "output_index": 3, "delta": piece} for piece in (TEXT[:9], TEXT[9:])),
+    {"type": "response.function_call_arguments.done", "output_index": 3, "arguments": TEXT},
+    {"type": "response.output_item.done", "output_index": 3, "item": CALL},
+    {"type": "response.completed", "response": {**RESPONSE, "output": [THOUGHT, SAID, CALL]}},
+)  # fmt: skip
+END = len(EVENTS) - 1
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+OFFER: Offer = {"weather": OfferedTool("weather", SCHEMA, compile_schema(SCHEMA))}
+
+
+def sse(events: Iterable[Mapping[str, Any]]) -> bytes:
+    return b"".join(f"event: {e['type']}\ndata: {json.dumps(e, ensure_ascii=False)}\n\n".encode() for e in events)
+
+
+STREAM = sse(EVENTS)
+
+
+def with_event(at: int, **fields: Any) -> bytes:
+    """The stream, with another event in the place of one."""
+    return sse([{**event, **fields} if place == at else event for place, event in enumerate(EVENTS)])
+
+
+def turn_of(reads: Iterable[bytes]) -> Turn:
+    body, events = ResponseEvents(BY), list[ModelEvent]()
+    for data in reads:
+        events += body.feed(data)
+    fault = body.fault
+    if not body.done:
+        events += body.finish()
+    builder = TurnBuilder(OFFER, lambda: "made")
+    builder.feed(events)
+    return builder.finish(StreamEnd.DONE if body.done and fault is None else StreamEnd.EOF)
+
+
+def ready(turn: Turn) -> list[dict[str, Any]]:
+    return [call.arguments for call in turn.calls if isinstance(call, ReadyCall)]
+
+
+def test_a_stream_cut_in_two_reads_anywhere_is_the_same_turn() -> None:
+    whole = turn_of([STREAM])
+    assert ready(whole) == [INPUT]
+    assert (whole.text, whole.reasoning, whole.reasons, whole.findings) == ("So: 🌤", "I look", ("tool_calls",), ())
+    for at in range(0, len(STREAM), 3):
+        assert turn_of([STREAM[:at], STREAM[at:]]) == whole
+
+
+def test_a_stream_that_ends_anywhere_runs_no_call() -> None:
+    last = STREAM.index(b'data: {"type": "response.completed"')
+    for at in range(0, len(STREAM) - 2, 3):
+        assert ready(turn_of([STREAM[:at]])) in ([], [INPUT])
+        if at <= last:
+            assert ready(turn_of([STREAM[:at]])) == [], "nothing runs before its provider ended the response"
+    assert ready(turn_of([sse(EVENTS[:END]) + b"data: [DONE]\n\n"])) == [], "a mark ends no response"
+
+
+def test_a_whole_answer_says_what_the_stream_does() -> None:
+    body = ResponseObject(BY)
+    body.feed(json.dumps({**RESPONSE, "output": [THOUGHT, {"type": "web_search_call"}, SAID, CALL]}).encode())
+    builder = TurnBuilder(OFFER, lambda: "made")
+    builder.feed(body.finish())
+    whole, streamed = builder.finish(), turn_of([STREAM])
+    assert body.done
+    for field in ("text", "reasoning", "calls", "reasons", "usage", "extra_fields", "head"):
+        assert getattr(whole, field) == getattr(streamed, field), field
+    assert whole.usage is not None
+    assert whole.usage["prompt_tokens_details"] == {"cached_tokens": 4}
+    assert [each["item"]["type"] for each in whole.extra_fields[ITEMS]] == ["reasoning", "message", "function_call"]
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        pytest.param(with_event(END - 1, item={**CALL, "arguments": '{"city": "Rome"}'}), id="another text at its end"),
+        pytest.param(with_event(END - 2, arguments='{"city": "Rome"}'), id="another text before its end"),
+        pytest.param(with_event(END - 1, item={**CALL, "arguments": INPUT}), id="an object for a text"),
+        pytest.param(with_event(END - 1, item={**CALL, "status": "incomplete"}), id="said to be cut"),
+        pytest.param(with_event(END - 3, delta={"city": "Rome"}), id="a piece that is no text"),
+        pytest.param(with_event(END - 3, output_index=9), id="a piece of no call"),
+        pytest.param(with_event(END - 3, output_index=None), id="a piece without a place"),
+        pytest.param(with_event(END - 5, output_index=None), id="a call without a place"),
+        pytest.param(with_event(END, type="response.failed", response={**RESPONSE, "status": "failed"}), id="failed"),
+        pytest.param(with_event(END, response={**RESPONSE, "status": "cancelled"}), id="cancelled"),
+        pytest.param(with_event(END, response={**RESPONSE, "error": {"code": "server_error"}}), id="an error in the end"),
+        pytest.param(with_event(END, response=None), id="an end without a response"),
+        pytest.param(STREAM.replace(b'"arguments": "{', b'"arguments": "{}", "arguments": "{'), id="a field twice"),
+        pytest.param(sse([*EVENTS[:END], {"type": "error", "message": "no"}, EVENTS[END]]), id="an error before the end"),
+        pytest.param(
+            with_event(END, response={**RESPONSE, "status": "incomplete", "incomplete_details": {"reason": "content_filter"}}),
+            id="filtered",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_not_whole_does_not_run(events: bytes) -> None:
+    assert ready(turn_of([events])) == []
+
+
+def test_a_response_that_is_incomplete_for_an_unknown_reason_was_cut() -> None:
+    incomplete = {**RESPONSE, "status": "incomplete", "incomplete_details": None}
+    cut = [*EVENTS[: END - 3], {"type": "response.incomplete", "response": incomplete}]
+    turn = turn_of([sse(cut)])
+    [call] = turn.calls
+    assert isinstance(call, BrokenCall)
+    assert (call.flaw, turn.reasons) == (Flaw.TRUNCATED, ("length",))
+
+
+def test_what_only_the_end_says_is_read_from_there() -> None:
+    for events in ([EVENTS[0], EVENTS[END]], [EVENTS[0], EVENTS[5], EVENTS[12], EVENTS[END - 1], EVENTS[END]]):
+        turn = turn_of([sse(events)])
+        assert (ready(turn), turn.text) == ([INPUT], "So: 🌤")
+
+
+def test_thinking_that_is_shown_twice_is_read_once() -> None:
+    kinds = ("reasoning_text", "reasoning_summary_text", "reasoning_text")
+    builder = TurnBuilder({}, lambda: "made")
+    read = ResponseEvents(BY).feed(
+        sse({"type": f"response.{kind}.delta", "output_index": 0, "content_index": 0, "delta": "x"} for kind in kinds)
+    )
+    builder.feed(read)
+    assert builder.finish().reasoning == "xx"
+
+
+def test_logprobs_and_annotations_are_those_of_a_chat() -> None:
+    citation = {"type": "url_citation", "start_index": 0, "end_index": 2, "url": "http://a", "title": "A"}
+    added = {"type": "response.output_text.annotation.added", "output_index": 2, "annotation": citation}
+    read = ResponseEvents(BY).feed(sse([EVENTS[9], added]))
+    assert read == [
+        TextDelta("So: "),
+        Logprobs({"content": [{"token": "So"}]}),
+        ExtraField(
+            "annotations",
+            [{"type": "url_citation", "url_citation": {k: v for k, v in citation.items() if k != "type"}}],
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        ({"code": "rate_limit_exceeded", "message": "slow"}, 429),
+        ({"code": "server_error", "message": "oh"}, 500),
+        ({"code": "invalid_prompt", "message": "no"}, 400),
+        ({"code": "something_new", "message": "?"}, None),
+    ],
+)
+def test_errors_have_the_status_that_they_would_have_had(error: dict[str, str], status: int | None) -> None:
+    failed = {"type": "response.failed", "response": {**RESPONSE, "status": "failed", "error": error}}
+    for event in (failed, {"type": "error", **error}, {"type": "error", "error": error}):
+        [found] = [each for each in ResponseEvents(BY).feed(sse([event])) if isinstance(each, ProviderError)]
+        assert found.message == error["message"]
+        assert found.body.get("status") == status
+
+
+# What is sent ----------------------------------------------------------------------------------------------------------
+
+
+def body_of(messages: Sequence[dict[str, Any]] = ({"role": "user", "content": "hi"},), **params: Any) -> dict[str, Any]:
+    tools, choice = params.pop("tools", ()), params.pop("tool_choice", None)
+    return responses_question.body_of(ModelRequest(messages, tools, choice, params), "gpt-x", BY, {})
+
+
+def test_a_turn_goes_back_as_its_model_made_it() -> None:
+    made = turn_of([STREAM]).assistant_message()
+    answer = {"role": "tool", "tool_call_id": "call_1", "content": "4 C"}
+    asked = body_of([{"role": "user", "content": "hi"}, made, answer])["input"]
+    assert asked == [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+        {k: v for k, v in THOUGHT.items() if k != "id"},
+        {"type": "message", "role": "assistant", "phase": "commentary", "content": [{"type": "output_text", "text": "So: 🌤"}]},
+        {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": TEXT},
+        {"type": "function_call_output", "call_id": "call_1", "output": "4 C"},
+    ]  # fmt: skip
+
+
+def test_what_another_model_thought_is_left_out() -> None:
+    made = turn_of([STREAM]).assistant_message()
+    made[ITEMS] = [{**each, "by": "elsewhere gpt-x"} for each in made[ITEMS]]
+    kinds = [item["type"] for item in body_of([made])["input"]]
+    assert kinds == ["message", "function_call"]
+
+
+def test_a_history_names_nothing_in_the_operators_account() -> None:
+    forged = [
+        {"type": "item_reference", "id": "msg_of_somebody"},
+        {"type": "message", "role": "user", "content": [{"type": "input_file", "file_id": "file_1"}]},
+        {"type": "reasoning", "id": "rs_of_somebody", "summary": []},
+        {"type": "web_search_call", "id": "ws_1"},
+        {"type": "message", "id": "msg_of_somebody", "content": [{"type": "output_text", "text": "x"}]},
+    ]
+    message = {"role": "assistant", "content": "x", ITEMS: [{"by": BY, "item": item} for item in forged]}
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "x"}]}
+    assert body_of([message])["input"] == [said]
+    named = (
+        "previous_response_id",
+        "conversation",
+        "prompt",
+        "background",
+        "instructions",
+        "input",
+        "include",
+        "store",
+    )
+    assert "theirs" not in str(body_of(**cast(Any, dict.fromkeys(named, "theirs"))))
+
+
+def test_fields_have_the_names_of_this_api() -> None:
+    schema = {"name": "n", "schema": {"type": "object"}, "strict": True}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    grammar = {"type": "grammar", "grammar": {"definition": "a: b", "syntax": "lark"}}
+    body = body_of(
+        tools=[tool, {"type": "custom", "custom": {"name": "c", "format": grammar}}],
+        tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [tool]}},
+        max_completion_tokens=9, reasoning_effort="high", reasoning_summary="auto", verbosity="low", logprobs=True,
+        top_logprobs=2, parallel_tool_calls=False, metadata={"a": "b"}, seed=None, presence_penalty=0,
+        response_format={"type": "json_schema", "json_schema": schema}, previous_response_id="resp_x", store=True,
+    )  # fmt: skip
+    assert body["tools"] == [
+        {"type": "function", "strict": False, "name": "f", "parameters": {"type": "object"}},
+        {"type": "custom", "name": "c", "format": {"type": "grammar", "definition": "a: b", "syntax": "lark"}},
+    ]
+    assert body["tool_choice"]["tools"] == [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
+    assert body["text"] == {"format": {"type": "json_schema", **schema}, "verbosity": "low"}
+    assert body["reasoning"] == {"effort": "high", "summary": "auto"}
+    assert body["include"] == ["reasoning.encrypted_content", "message.output_text.logprobs"]
+    assert (body["max_output_tokens"], body["metadata"], body["store"]) == (9, {"a": "b"}, False)
+    assert {"seed", "presence_penalty", "previous_response_id", "max_completion_tokens"}.isdisjoint(body)
+
+
+def test_a_field_without_a_place_is_refused_by_its_name() -> None:
+    with pytest.raises(ChatError) as refused:
+        body_of(stop=["END"])
+    assert (refused.value.status, refused.value.param) == (400, "stop")
+
+
+def test_parts_have_the_names_of_this_api() -> None:
+    parts = [
+        {"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}},
+        {"type": "file", "file": {"file_data": "data:application/pdf;base64,AA==", "filename": "a.pdf"}},
+    ]  # fmt: skip
+    [message] = body_of([{"role": "user", "content": parts}])["input"]
+    assert [part["type"] for part in message["content"]] == ["input_text", "input_image", "input_file"]
+    with pytest.raises(ChatError) as refused:
+        body_of([{"role": "user", "content": [{"type": "file", "file": {"file_id": "file_1"}}]}])
+    assert refused.value.param == "messages[0].content[0]"
