@@ -1,7 +1,7 @@
 """A run is cut at every write it makes, before the write and after it, and carried on: nothing runs twice, and it ends alike."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -95,12 +95,18 @@ class Counting:
         return Returned(f"ran {call.arguments['n']}")
 
 
-async def play(run: DurableRun, ran: list[int], on_look: Callable[[], None] = lambda: None) -> tuple[str, list[Any]]:
+async def play(
+    run: DurableRun,
+    ran: list[int],
+    on_look: Callable[[], None] = lambda: None,
+    tools: Collection[str] = ("pay", "look"),
+) -> tuple[str, list[Any]]:
     """What it says in the end, and the results that the model was given."""
     registry = Registry()
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     for name, safety in (("pay", Safety.WRITE), ("look", Safety.READ_ONLY)):
-        registry.add(Tool(name, "", schema, Counting(ran, on_look), policy=Policy(safety=safety)))
+        if name in tools:
+            registry.add(Tool(name, "", schema, Counting(ran, on_look), policy=Policy(safety=safety)))
     choice = run.choice(0)
     journal = LedgerJournal(choice.ledger, run_id=run.id, key_name="alice")
     box = RequestToolbox(registry.tools(), run_id=run.id, limits=registry.limits, journal=journal)
@@ -229,4 +235,20 @@ async def test_a_call_that_only_reads_is_not_what_ends_one_process_after_the_oth
         except* Cut:
             died += 1
     assert 2 < died < 6
-    assert sum("may or may not have happened" in each for each in results) == 1
+    assert "may or may not have happened" in results[2]
+
+
+async def test_with_another_config_what_began_stays_begun_and_what_did_not_does_not_begin_later(
+    ledger: SharedLedger,
+) -> None:
+    heirs = RunLedger(ledger.database, ledger.calls.process)
+    run = DurableRun(RunLedger(ledger.database, "gone"), NoLedger(), await begun(ledger.database), leave=print)
+    ran: list[int] = []
+    await play(run, ran, tools=["look"])
+    assert ran == [3]
+    await ledger.database.fetch("UPDATE calls SET outcome = NULL, state = 'started', ended_at = NULL, writes = 1")
+    [stored] = await heirs.take_over(5.0)
+    taken = await DurableRun.taken_over(heirs, NoLedger(), stored, leave=print)
+    said, results = await play(taken, ran, tools=["pay"])
+    assert [each[:8] for each in results] == ["Not run:", "Not run:", "The serv", "ran 4", '{"error"']
+    assert (said, ran) == ("done", [3, 4]), "after the last turn that is kept it goes on with what there is now"

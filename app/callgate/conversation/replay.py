@@ -111,6 +111,11 @@ class KeptModel:
         async with self._model.ask(ask, attempts) as answer:
             yield _Noted(answer, self._note)
 
+    @property
+    def has_more(self) -> bool:
+        """Whether the turn after this one is kept: all that this one wanted has been answered."""
+        return self._next < len(self._turns)
+
     async def keep(self) -> None:
         """Returns when all turns so far are kept."""
         async with self._keeping:

@@ -30,6 +30,7 @@ UNKNOWN: Final = (
     "The server that ran this was lost before it answered: what it should do may or may not have happened. It is not run again."
     " Look whether it happened before you call it again."
 )
+SETTLED: Final = "Not run: this call was answered without being run when it was made."
 BEGUN_BEFORE: Final = "this call has begun before"
 
 log = structlog.get_logger("callgate.runs")
@@ -95,6 +96,11 @@ class DurableRun:
         while (body := self._turns.get((number, len(turns)))) is not None:
             turns.append(KeptTurn.decode(body))
         return DurableChoice(self, number, turns)
+
+    def begun(self, key: str) -> StoredCall | None:
+        """A call that began, or came to something, before we had the run."""
+        call = self._known.get(key)
+        return None if call is None or (call.outcome is None and call.state in _HARMLESS) else call
 
     def known(self, key: str) -> Outcome | None:
         """What came of a call before we had the run; None where it is to be run."""
@@ -187,7 +193,7 @@ class DurableChoice:
             await self._run.keep_turn(self._number, turn, kept)
 
         remembering = KeptModel(model, self.kept, keep)
-        return remembering, DurableToolbox(toolbox, self._run, self.ledger, remembering.keep)
+        return remembering, DurableToolbox(toolbox, self._run, self.ledger, remembering)
 
 
 class DurableLedger:
@@ -236,14 +242,16 @@ class DurableLedger:
 
 
 class DurableToolbox:
-    """Around another toolbox: a call whose end is kept is not run for."""
+    """Around another toolbox: a call whose end is kept is not run for.
 
-    def __init__(
-        self, inner: Toolbox, run: DurableRun, ledger: DurableLedger, keep_turn: Callable[[], Awaitable[None]]
-    ) -> None:
-        """`keep_turn` returns when the turn is kept whose calls are to be run."""
-        self._inner, self._run, self._ledger, self._keep_turn = inner, run, ledger, keep_turn
+    The config may be another than the one the run began with. What began stays begun where its tool is gone by now, and a
+    call that did not begin when its turn was answered does not begin later."""
+
+    def __init__(self, inner: Toolbox, run: DurableRun, ledger: DurableLedger, model: KeptModel) -> None:
+        self._inner, self._run, self._ledger, self._model = inner, run, ledger, model
         self._turn = -1
+        self._orphans: dict[str, StoredCall] = {}
+        """Calls that began and are not ours to run any more, by their ids."""
 
     @property
     def offer(self) -> Offer:
@@ -256,20 +264,39 @@ class DurableToolbox:
     def plan(self, calls: Sequence[Call]) -> Plan:
         self._turn += 1
         self._ledger.number(calls)
-        return self._inner.plan(calls)
+        plan = self._inner.plan(calls)
+        self._orphans = {
+            call.id: begun
+            for call in plan.broken
+            if (begun := self._run.begun(self._ledger.key_at(self._turn, call.id))) is not None
+        }
+        if not self._orphans:
+            return plan
+        # They have no arguments any more, and are never run: their ends are known.
+        orphans = [
+            ReadyCall(call.id, call.name or "", {}, call.text) for call in plan.broken if call.id in self._orphans
+        ]
+        places = [call.id for call in calls]
+        ours = sorted((*plan.ours, *orphans), key=lambda call: places.index(call.id))
+        return Plan(tuple(ours), plan.theirs, tuple(call for call in plan.broken if call.id not in self._orphans))
 
     def is_clients(self, name: str | None) -> bool:
         return self._inner.is_clients(name)
 
     def writes(self, call: ReadyCall) -> bool:
-        return self._inner.writes(call)
+        orphan = self._orphans.get(call.id)
+        return self._inner.writes(call) if orphan is None else orphan.writes
 
     async def run(self, call: ReadyCall, report: Report) -> Outcome:
         key = self._ledger.key_at(self._turn, call.id)
         known = self._run.known(key)
         if known is not None:
             return known
-        await self._keep_turn()
+        if call.id in self._orphans:
+            return Failed(UNKNOWN, FailureKind.UNKNOWN)
+        if self._model.has_more:
+            return Failed(SETTLED, FailureKind.NOT_RUN)
+        await self._model.keep()
         try:
             outcome = await self._inner.run(call, report)
         except BaseException:
