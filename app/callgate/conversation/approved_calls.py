@@ -12,8 +12,9 @@ from callgate.calls.offer import Offer
 from callgate.calls.outcome import Failed, FailureKind, Outcome
 from callgate.calls.states import BrokenCall, Call, ReadyCall
 from callgate.conversation import feedback
-from callgate.conversation.events import BEFORE_ALL_TURNS, CallEnded, CallProgress, CallStarted
+from callgate.conversation.events import BEFORE_ALL_TURNS, CallEnded, CallStarted
 from callgate.conversation.ports import Emit, Message, Plan, Report, Toolbox
+from callgate.conversation.progress import CallReports
 
 
 class ApprovedCall(msgspec.Struct, frozen=True, gc=False):
@@ -101,9 +102,7 @@ async def _outcome(approved: ApprovedCall, toolbox: Toolbox, emit: Emit, clock: 
     if toolbox.is_clients(call.name):
         return Failed("Not run: a tool of this name is the client's now.", FailureKind.NOT_RUN)
 
-    async def report(message: str, fraction: float | None = None) -> None:
-        await emit(CallProgress(BEFORE_ALL_TURNS, call, message, fraction))
-
+    report = CallReports(emit, BEFORE_ALL_TURNS, call, clock).report
     await emit(CallStarted(BEFORE_ALL_TURNS, call, toolbox.writes(call)))
     began = clock()
     outcome = await toolbox.run(call, report)

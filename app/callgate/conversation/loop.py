@@ -20,7 +20,6 @@ from callgate.conversation.attempts import Attempts
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import (
     CallEnded,
-    CallProgress,
     CallsHandedBack,
     CallStarted,
     ChatEnded,
@@ -39,6 +38,7 @@ from callgate.conversation.events import (
 )
 from callgate.conversation.finish import FinishClass
 from callgate.conversation.ports import Emit, ModelRequest, Passthrough, Plan, Toolbox, TurnModel
+from callgate.conversation.progress import CallReports
 from callgate.conversation.response_items import ITEMS, hold_thought
 from callgate.conversation.transcript import Transcript
 from callgate.conversation.turn import PassedTurn, Turn, TurnBuilder
@@ -359,9 +359,7 @@ class _Conversation(msgspec.Struct):
         return {id: task.result() for id, task in tasks.items()}
 
     async def _run_call(self, call: ReadyCall) -> Outcome:
-        async def report(message: str, fraction: float | None = None) -> None:
-            await self.emit(CallProgress(self.index, call, message, fraction))
-
+        report = CallReports(self.emit, self.index, call, self.clock).report
         await self.emit(CallStarted(self.index, call, self.toolbox.writes(call)))
         began = self.clock()
         outcome = await self.toolbox.run(call, report)
