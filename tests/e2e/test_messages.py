@@ -260,6 +260,17 @@ async def test_every_route_below_it_answers_errors_in_anthropics_shape(
     assert found["request_id"] == answer.headers["request-id"]
 
 
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/agents", "/v1/skills", "/v1/organizations/me"])
+async def test_a_client_of_anthropics_gets_its_errors_wherever_it_asks(upstream: Upstream, path: str) -> None:
+    async with serving(upstream) as client:
+        answer = await client.http.get(path, headers={"anthropic-version": "2023-06-01"})
+        plain = await client.http.get(path)
+    found = answer.json()
+    assert (answer.status_code, found["error"]["type"]) == (404, "not_found_error")
+    assert found["request_id"] == answer.headers["request-id"]
+    assert plain.json().keys() == {"error"}
+
+
 @pytest.mark.parametrize("header", ["x-api-key", "authorization"])
 async def test_a_key_comes_in_either_header(upstream: Upstream, header: str) -> None:
     upstream.script("m", [Reply(text="Hello.")])

@@ -20,7 +20,7 @@ encode = msgspec.json.Encoder().encode
 ErrorBody: TypeAlias = Callable[[ChatError], bytes]
 ErrorShape: TypeAlias = Callable[[ChatError, str], Any]
 """Makes the body of an error, given the id of the request."""
-MESSAGES, MODELS, VERSION = "/v1/messages", "/v1/models", "anthropic-version"
+MESSAGES, VERSION = "/v1/messages", "anthropic-version"
 OVERLOADED = 529
 MAX_NEAR_PATH = 100
 """Characters of a path that no route has, for which a near one is looked for."""
@@ -57,8 +57,8 @@ def error_body(error: ChatError, path: str, request_id: str, headers: Mapping[st
 
 
 def is_anthropics(path: str, headers: Mapping[str, str] = NO_HEADERS) -> bool:
-    """Whether whoever asks for a path is a client of Anthropic's: they say so where a path is OpenAI's as well."""
-    return path.startswith(MESSAGES) or (VERSION in headers and path.startswith(MODELS))
+    """Whether whoever asks for a path is a client of Anthropic's: they say so, wherever they ask."""
+    return path.startswith(MESSAGES) or VERSION in headers
 
 
 def status_at(path: str, status: int) -> int:
