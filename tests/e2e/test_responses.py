@@ -546,3 +546,22 @@ async def test_a_phase_that_no_chat_has_a_place_for_is_left_out_and_said(upstrea
     assert answer.status_code == 200
     assert "`phase`" in answer.headers["x-callgate-warning"]
     assert asked(upstream)[0] == {"role": "assistant", "content": "I look."}
+
+
+@BOTH
+async def test_a_refusal_alone_is_no_empty_text(upstream: Upstream, stream: bool) -> None:
+    upstream.script("m", [Reply(refusal="I cannot."), Reply(refusal="No.", text="So it is.")])
+    async with serving(upstream) as client:
+        response = await responded(client, stream=stream, model="m", input="go")
+        parts = [part.to_dict(warnings=False) for part in response.output[0].content]
+        both = await responded(client, stream=stream, model="m", input="go")
+    assert parts == [{"type": "refusal", "refusal": "I cannot."}]
+    assert sorted(part.type for part in both.output[0].content) == ["output_text", "refusal"]
+
+
+@BOTH
+async def test_a_message_that_was_cut_says_so(upstream: Upstream, stream: bool) -> None:
+    upstream.script("m", [Reply(text="And th", finish="length")])
+    async with serving(upstream) as client:
+        response = await responded(client, stream=stream, model="m", input="go")
+    assert (response.status, response.output[0].status) == ("incomplete", "incomplete")

@@ -33,12 +33,14 @@ from callgate.conversation.events import (
     ThinkingBlock,
     TurnEnded,
 )
+from callgate.conversation.finish import FinishClass, classify
 from callgate.conversation.listeners import Handlers
 from callgate.conversation.response_items import ITEMS
 
 DONE: Final = b"data: [DONE]\n\n"
 CAME_WHOLE: Final = frozenset({Flaw.SCHEMA_MISMATCH, Flaw.UNKNOWN_TOOL})
 """Flaws of calls whose text is all there: what is wrong with them is the client's to say."""
+CUT: Final = frozenset({FinishClass.LENGTH, FinishClass.CONTENT_FILTER})
 ITEM_DIGITS: Final = 4
 """Of an item's place, at the end of its id."""
 
@@ -151,13 +153,15 @@ class ResponseItems:
                 return
             text = text.lstrip() if self._said_before else text
             message = self._open_message()
+        if message.text_at is None:
+            self._open_text(message)
         message.pieces.append(text)
         if isinstance(after, Logprobs):
             logprobs = [*(after.value.get("content") or ())]
             message.logprobs += logprobs
             self.emit(
                 "response.output_text.delta",
-                {**message.where, "content_index": 0, "delta": text, "logprobs": logprobs},
+                {**message.where, "content_index": message.text_at, "delta": text, "logprobs": logprobs},
             )
         elif text:
             self.emit_text(message, text)
@@ -167,9 +171,12 @@ class ResponseItems:
         self._said_before, self._held = True, ""
         item = {"type": "message", "status": "in_progress", "role": "assistant", "content": []}
         message = self._message = self._open("msg", item)
-        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        self.emit("response.content_part.added", {**message.where, "content_index": 0, "part": part})
         return message
+
+    def _open_text(self, message: "_Open") -> None:
+        message.text_at = 0 if message.refusal_at is None else 1
+        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        self.emit("response.content_part.added", {**message.where, "content_index": message.text_at, "part": part})
 
     def _think(self, text: str) -> None:
         thought = self._thought
@@ -187,11 +194,14 @@ class ResponseItems:
     def _other(self, event: ExtraField) -> None:
         if event.field == "refusal" and isinstance(event.value, str) and event.value:
             message = self._message or self._open_message()
-            if not message.refusal:
-                part = {"type": "refusal", "refusal": ""}
-                self.emit("response.content_part.added", {**message.where, "content_index": 1, "part": part})
+            if message.refusal_at is None:
+                # Without an empty text before it: who asked for JSON would read that as its answer.
+                message.refusal_at = 0 if message.text_at is None else 1
+                place = {**message.where, "content_index": message.refusal_at}
+                self.emit("response.content_part.added", {**place, "part": {"type": "refusal", "refusal": ""}})
             message.refusal += event.value
-            self.emit("response.refusal.delta", {**message.where, "content_index": 1, "delta": event.value})
+            place = {**message.where, "content_index": message.refusal_at}
+            self.emit("response.refusal.delta", {**place, "delta": event.value})
         elif event.field == ITEMS:
             # Of what it thought; what it said and called has items of ours.
             if thoughts := [each for each in event.value if each["item"].get("type") == "reasoning"]:
@@ -199,14 +209,18 @@ class ResponseItems:
                 self._think("")
         elif event.field == "annotations" and isinstance(event.value, list):
             message = self._message or self._open_message()
+            if message.text_at is None:
+                self._open_text(message)
             for annotation in filter(None, map(_annotation, event.value)):
-                place = {"content_index": 0, "annotation_index": len(message.annotations)}
+                place = {"content_index": message.text_at, "annotation_index": len(message.annotations)}
                 message.annotations.append(annotation)
                 self.emit("response.output_text.annotation.added", {**message.where, **place, "annotation": annotation})
 
     def _turn_ended(self, ended: TurnEnded) -> None:
         self._close_thought()
-        self._close_message()
+        account = ended.answer
+        is_cut = not account.run and any(classify(reason) in CUT for reason in account.reasons)
+        self._close_message("incomplete" if is_cut else "completed")
         self._turn = ended.turn + 1
 
     def _attempted(self, event: Attempt) -> None:
@@ -316,10 +330,23 @@ class ResponseItems:
             thought.item["encrypted_content"] = self.head.seal(blocks, text)
         self._done(thought.index)
 
-    def _close_message(self) -> None:
+    def _close_message(self, status: str = "completed") -> None:
         message, self._message = self._message, None
         if message is None:
             return
+        parts: list[dict[str, Any]] = []
+        if message.text_at is not None:
+            parts.append(self._closed_text(message))
+        if message.refusal_at is not None:
+            refusal = {"type": "refusal", "refusal": message.refusal}
+            place = {**message.where, "content_index": message.refusal_at}
+            self.emit("response.refusal.done", {**place, "refusal": message.refusal})
+            self.emit("response.content_part.done", {**place, "part": refusal})
+            parts.insert(message.refusal_at, refusal)
+        message.item |= {"content": parts, "status": status}
+        self._done(message.index)
+
+    def _closed_text(self, message: "_Open") -> dict[str, Any]:
         text = "".join(message.pieces)
         part = {
             "type": "output_text",
@@ -327,18 +354,10 @@ class ResponseItems:
             "annotations": message.annotations,
             "logprobs": message.logprobs,
         }
-        place = {**message.where, "content_index": 0}
+        place = {**message.where, "content_index": message.text_at}
         self.emit("response.output_text.done", {**place, "text": text, "logprobs": message.logprobs})
         self.emit("response.content_part.done", {**place, "part": part})
-        message.item["content"] = [part]
-        if message.refusal:
-            refusal = {"type": "refusal", "refusal": message.refusal}
-            place["content_index"] = 1
-            self.emit("response.refusal.done", {**place, "refusal": message.refusal})
-            self.emit("response.content_part.done", {**place, "part": refusal})
-            message.item["content"] = [part, refusal]
-        message.item["status"] = "completed"
-        self._done(message.index)
+        return part
 
     # -- the end
 
@@ -346,7 +365,9 @@ class ResponseItems:
         """The response, all its items done."""
         if self.response is None:
             if self._held and not self._said_before and not self._handed:
-                self._open_message().pieces.append(self._held)  # all that was ever said
+                held, message = self._held, self._open_message()  # all that was ever said
+                self._open_text(message)
+                message.pieces.append(held)
             self._close_thought()
             self._close_message()
             self.response = self._ended(ended)
@@ -422,7 +443,9 @@ _FUNCTION = ("fc", "arguments", "function_call_arguments")
 class _Open:
     """An item that is not done."""
 
-    __slots__ = ("annotations", "index", "item", "logprobs", "pieces", "refusal", "template", "where")
+    __slots__ = (
+        "annotations", "index", "item", "logprobs", "pieces", "refusal", "refusal_at", "template", "text_at", "where",
+    )  # fmt: skip
 
     def __init__(self, item: dict[str, Any], index: int) -> None:
         self.item, self.index = item, index
@@ -431,6 +454,9 @@ class _Open:
         self.logprobs: list[Any] = []
         self.annotations: list[Any] = []
         self.refusal = ""
+        self.text_at: int | None = None
+        self.refusal_at: int | None = None
+        """Which part of a message it is, once it is one."""
         self.template: tuple[bytes, bytes] | None = None
 
 
@@ -500,7 +526,7 @@ class ResponseWriter(ResponseItems):
     def emit_text(self, message: _Open, text: str) -> None:
         """Nearly every event is one of these: the same bytes around a number and a text."""
         if message.template is None:
-            fields = {**message.where, "content_index": 0, "logprobs": []}
+            fields = {**message.where, "content_index": message.text_at, "logprobs": []}
             rest = _encode(fields)[1:-1]
             message.template = (
                 b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta",%b,"sequence_number":'
