@@ -104,6 +104,9 @@ async def test_the_parts_of_a_turn_add_up_and_a_fallback_shows_who_failed(upstre
         page = await tabs.open(f"{url}/#/run/{run}")
         table = page.get_by_role("table", name="Waterfall")
         await table.wait_for()
+        await page.get_by_text(
+            "openai/m failed 3 times, then openai/spare answered. The model made 2 calls: 2 ran."
+        ).wait_for()
         turns = await table.locator(".of-turn").all()
         sums = [
             await turn.locator("i").evaluate_all("(all) => all.reduce((sum, e) => sum + +e.dataset.ms, 0)")
@@ -122,6 +125,23 @@ async def test_the_parts_of_a_turn_add_up_and_a_fallback_shows_who_failed(upstre
     assert "answered" in attempts[-1]
     (one, one_end), (other, other_end) = calls
     assert max(one, other) < min(one_end, other_end)
+
+
+async def test_a_failed_run_says_why_and_one_that_was_kept_what_was_asked(upstream: Upstream, tabs: Tabs) -> None:
+    upstream.script("m", [Reply(status=401, body={"error": {"message": "no such account"}})])
+    async with serving(upstream, tabs, **CONTENT) as url, http_client(url) as client:
+        failed = (await client.post("/v1/chat/completions", json=QUESTION)).headers["x-callgate-run"]
+        answered = await run_of(client, upstream, [Reply(calls=[ADD]), Reply(text="It is 5.")])
+        page = await tabs.open(f"{url}/#/run/{failed}")
+        await page.get_by_text("502 upstream_auth: upstream status 401: no such account").wait_for()
+        assert await page.locator("i.attempt[data-from]").count() == 1
+        assert await page.locator("i.speaking[data-from]").count() == 0
+        await page.goto(f"{url}/#/run/{answered}")
+        said = page.locator(".said")
+        await said.get_by_text("It is 5.").wait_for()
+        asked = await said.locator("dd").first.inner_text()
+
+    assert asked == "what is 2 + 3?"
 
 
 async def test_a_huge_run_opens_within_a_second_and_scrolls(upstream: Upstream, tabs: Tabs) -> None:

@@ -20,6 +20,8 @@ from tests.scripted_upstream import Call, Reply, Upstream
 pytestmark = [pytest.mark.anyio, needs("environment:page", "chromium-headless-shell")]
 
 PAGES = ("playground", "runs", "approvals", "tools", "models", "usage")
+LONG = "somebodys-model-with-a-vendor-a-size-and-a-date/instruct-2026-11-18"
+SHOUT = Call("echo", {"text": "wide" * 100}, id="call_shout")
 
 
 async def test_it_opens_without_a_word_in_the_console_or_a_request_elsewhere(upstream: Upstream, tabs: Tabs) -> None:
@@ -223,16 +225,34 @@ async def test_a_server_that_ends_sends_five_tabs_away_at_once_and_they_find_the
 @pytest.mark.parametrize(("dark", "width"), [(False, 360), (True, 1600)], ids=["light, narrow", "dark, wide"])
 async def test_no_page_has_a_serious_barrier(upstream: Upstream, tabs: Tabs, axe: str, dark: bool, width: int) -> None:
     upstream.script("m", [Reply(calls=[Call("add", {"a": 1, "b": 2}, id="c"), Call("add", '{"a"')]), Reply(text="3")])
+    upstream.script(LONG, [Reply(status=401, body={"error": {"message": "no such key " * 20}}), Reply(calls=[SHOUT])])
     found: list[Any] = []
-    async with serving(upstream, tabs, record={"content": True}) as url:
+    options: dict[str, Any] = {
+        "models": ["m", LONG],
+        "record": {"content": True},
+        "require_approval": {"always": ["echo"]},
+    }
+    async with serving(upstream, tabs, **options) as url, http_client(url) as client:
+        question = {"model": LONG, "messages": [{"role": "user", "content": "wide" * 200}]}
+        failed = (await client.post("/v1/chat/completions", json=question)).headers["x-callgate-run"]
+        waiting = asyncio.create_task(client.post("/v1/chat/completions", json=question))
         page = await tabs.open(url, dark=dark, width=width, bypass_csp=True)
         await ask(page)
         run = (await page.get_by_text("Open run_").inner_text()).removeprefix("Open ")
         await page.evaluate(axe)
-        routes = [*PAGES, f"run/{run}?call=c", f"run/{run}?tab=conversation", f"compare/{run}/{run}", "tools/add"]
+        routes = [
+            *PAGES,
+            f"run/{run}?call=c",
+            f"run/{failed}",
+            f"run/{run}?tab=conversation",
+            f"compare/{run}/{run}",
+            "tools/add",
+        ]
         for route in routes:
             await page.evaluate("(hash) => { location.hash = hash; }", f"#/{route}")
             await page.wait_for_function("() => !document.querySelector('main').innerText.includes('Loading')")
+            if route == "approvals":
+                await page.get_by_role("button", name="Approve").wait_for()
             result = await page.evaluate("() => axe.run({ resultTypes: ['violations'] })")
             assert len(result["passes"]) > 10
             found += [
@@ -242,6 +262,8 @@ async def test_no_page_has_a_serious_barrier(upstream: Upstream, tabs: Tabs, axe
             ]
             if await page.evaluate("() => document.documentElement.scrollWidth > innerWidth"):
                 found.append((route, "scrolls sideways", ""))
+        waiting.cancel()
+        await asyncio.wait({waiting})
 
     assert found == []
 

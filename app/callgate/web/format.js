@@ -29,6 +29,9 @@ export function money(dollars) {
   return dollars < 0.01 ? `$${dollars.toFixed(5)}` : `$${dollars.toFixed(2)}`;
 }
 
+/** @param {number} count @param {string} word */
+export const many = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
+
 /** @param {number} bytes */
 export function bytes(bytes) {
   if (bytes < 1024) return `${bytes} B`;

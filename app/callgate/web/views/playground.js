@@ -8,6 +8,8 @@ import { asCurl, asPython, copyButton, fail } from "./shared.js";
 
 export const title = "Playground";
 
+const TRIES = ["What is 2*21, and what time is it in Tokyo?", "What is 17 times 23, and then the time in Berlin?"];
+
 /** @typedef {{id: string, name: string, text: string, pieces: number, state: string, note: string, result?: string, seconds?: number, progress?: string}} Call */
 /** @typedef {{index: number, choice: number, words: number, started: number, first?: number, ended?: any, attempts: any[], calls: Map<string, Call>}} Turn */
 
@@ -224,7 +226,10 @@ function draw() {
               (message) => html`<article class=${message.role}><h3>${message.role}</h3>
                 <p>${message.content}</p>${message.note ? html`<p class="odd" role="alert">${message.note}</p>` : nothing}</article>`,
             )}
-            ${messages.length ? nothing : html`<p class="empty">Ask something that needs a tool: “What is 2*21, and what time is it in Tokyo?”</p>`}
+            ${messages.length
+              ? nothing
+              : html`<p class="empty">Ask something that needs a tool, and see each call while it is written.</p>
+                <p class="tries">${TRIES.map((each) => html`<button type="button" class="quiet" @click=${fill}>${each}</button>`)}</p>`}
           </div>
           <form @submit=${ask}>
             <textarea name="message" rows="2" aria-label="Message" placeholder="Message (Enter sends)" @keydown=${onKey}></textarea>
@@ -249,6 +254,13 @@ function draw() {
       </div>`,
     root,
   );
+}
+
+/** An example goes into the field, and is not sent yet. @param {Event} event */
+function fill(event) {
+  const field = /** @type {HTMLTextAreaElement} */ (root.querySelector("textarea[name=message]"));
+  field.value = /** @type {HTMLElement} */ (event.target).innerText;
+  field.focus();
 }
 
 function clear() {

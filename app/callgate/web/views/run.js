@@ -4,7 +4,7 @@
 import { html, nothing, render } from "../lit.js";
 import { events, get, send } from "../api.js";
 import * as format from "../format.js";
-import { markOf, textOf, toldOf, turnsOf, whyNoReplay, wordOf } from "./run_facts.js";
+import { inWords, markOf, messagesOf, saidOf, textOf, toldOf, turnsOf, whyNoReplay, wordOf, wordsOf } from "./run_facts.js";
 import { copyButton, download, fail, notice, question } from "./shared.js";
 
 export const title = "Run";
@@ -88,24 +88,26 @@ function draw() {
     return;
   }
   const [mark, word] = format.state(run.state);
-  const failed = run.turns ? run.attempts - run.turns : run.attempts;
   const why = whyNoReplay(run);
+  const turns = turnsOf(run);
+  const said = saidOf(run, turns);
+  const lost = run.error ? turns.flatMap((turn) => turn.attempts).findLast((each) => each.reason) : undefined;
   render(
-    html`<h2>${run.id}</h2>
-      <p class="summary">
+    html`<h2><a href="#/runs">Runs</a> ▸ ${run.id}</h2>
+      <p class="summary facts">
         <span class="state ${run.state}">${mark} ${word}</span>
-        · ${[
-          run.finish_reason,
-          `${run.turns} turns`,
-          `${run.calls + run.broken_calls} calls`,
-          failed > 0 ? `${failed} attempts failed` : "",
+        ${[
           format.seconds(run.seconds),
-          `${format.count(run.tokens_in)} + ${format.count(run.tokens_out)} tokens`,
-          format.money(run.cost),
+          run.turns && format.many(run.turns, "turn"),
+          run.tokens_in + run.tokens_out && `${format.count(run.tokens_in)} + ${format.count(run.tokens_out)} tokens`,
+          run.turns && format.money(run.cost),
+          run.finish_reason && `finish_reason ${run.finish_reason}`,
         ]
           .filter(Boolean)
-          .join(" · ")}
+          .map((each) => html`<span>${each}</span>`)}
       </p>
+      <p>${inWords(run, turns)}</p>
+      ${said.length ? html`<dl class="said">${said.map(([who, words]) => html`<dt>${who}</dt><dd tabindex="0">${words}</dd>`)}</dl>` : nothing}
       <p><small>
         key ${run.key || "–"} · model ${run.model || "–"}${run.deployment ? ` → ${run.deployment}` : ""} · ${format.moment(run.began)} · ${run.request_id}
         ${run.trace_id ? html` · trace ${run.trace_id}` : nothing} · content ${run.kept === "content" ? "kept" : format.whyNotKept(run.kept)}
@@ -115,7 +117,7 @@ function draw() {
           : nothing}
       </small></p>
       ${message ? html`<p class="odd" role="alert">${message}</p>` : nothing}
-      ${run.error ? html`<p class="odd">${run.status} ${run.error}</p>` : nothing}
+      ${run.error ? html`<p class="odd">${run.status} ${run.error}${lost ? `: ${lost.detail}` : ""}</p>` : nothing}
       ${(run.findings ?? []).length ? html`<p class="odd">findings: ${run.findings.join(", ")}</p>` : nothing}
       <menu>
         ${TABS.map((each) => html`<li><a href=${link({ tab: each })} aria-current=${each === tab ? "true" : nothing}>${each}</a></li>`)}
@@ -212,16 +214,17 @@ function waterfall() {
   const whole = Math.max(run.seconds ?? 0, ...all.map((turn) => turn.to), 0.001);
   const bar = (/** @type {string} */ what, /** @type {number} */ from, /** @type {number} */ to) =>
     html`<i class=${what} title="${what}: ${format.seconds(to - from)}" data-from=${Math.max(from, 0) / whole} data-to=${to / whole} data-ms=${((to - from) * 1000).toFixed(1)}></i>`;
-  const row = (/** @type {any} */ label, /** @type {any} */ bars, /** @type {number} */ took, kind = "") =>
-    html`<div class="row ${kind && `of-${kind}`}" role="row"><span role="cell">${label}</span><span class="track" role="cell">${bars}</span><span role="cell" class="number">${format.seconds(took)}</span></div>`;
+  const row = (/** @type {any} */ label, /** @type {any} */ bars, /** @type {number} */ took, kind = "", hint = "") =>
+    html`<div class="row ${kind && `of-${kind}`}" role="row"><span role="cell" title=${hint}>${label}</span><span class="track" role="cell">${bars}</span><span role="cell" class="number">${format.seconds(took)}</span></div>`;
   return html`<div><section class="waterfall" role="table" aria-label="Waterfall">
       <div class="row axis" role="row"><span role="columnheader">part</span><span class="track" role="columnheader">0 … ${format.seconds(whole)}</span><span role="columnheader" class="number">took</span></div>
       ${all.map((turn) => {
+        const isSilent = turn.answered === undefined && run.state !== "under_way"; // it failed before it said anything
         const spoke = turn.answered ?? turn.to;
-        const first = turn.facts?.first_seconds === undefined ? spoke : Math.min(turn.from + turn.facts.first_seconds, spoke);
+        const first = isSilent || turn.facts?.first_seconds === undefined ? spoke : Math.min(turn.from + turn.facts.first_seconds, spoke);
         return html`${row(
           html`<b>turn ${turn.index + 1}${turn.choice ? ` · choice ${turn.choice + 1}` : ""}</b> <small>${turn.facts?.deployment ?? ""}</small>`,
-          [bar("first", turn.from, first), bar("speaking", first, spoke), turn.to > spoke ? bar("calls", spoke, turn.to) : nothing],
+          [bar("first", turn.from, first), isSilent ? nothing : bar("speaking", first, spoke), turn.to > spoke ? bar("calls", spoke, turn.to) : nothing],
           turn.to - turn.from,
           "turn",
         )}
@@ -231,6 +234,7 @@ function waterfall() {
             [each.wait ? bar("waited", each.waitFrom, each.from) : nothing, bar(each.reason ? "attempt" : "first", each.from, each.to)],
             each.seconds,
             "attempt",
+            each.detail ?? "",
           ),
         )}
         ${[...turn.calls.values()].map((call) =>
@@ -239,12 +243,13 @@ function waterfall() {
             call.parts.map((/** @type {any} */ part) => bar(part.what, part.from, part.to)),
             call.seconds,
             "call",
+            wordOf(call),
           ),
         )}`;
       })}
     </section>
     ${all.length ? nothing : html`<p class="empty">${run.route === "chat" ? "No turn began." : "This request was passed through or failed before its first turn: it has none."}</p>`}
-    <p class="legend"><small><i class="first"></i> until the first words <i class="speaking"></i> speaking <i class="tool"></i> tool <i class="waiting"></i> waiting for a person <i class="attempt"></i> failed attempt <i class="waited"></i> waited before the next</small></p></div>`;
+    <p class="legend"><small><i class="first"></i> until the first words <i class="speaking"></i> speaking <i class="tool"></i> tool <i class="waiting"></i> waiting for a person <i class="attempt"></i> failed attempt <i class="waited"></i> waited before the next${chosen || !all.some((turn) => turn.calls.size) ? "" : " · choose a call to see it as it was written, read and answered"}</small></p></div>`;
 }
 
 /** @param {string | undefined} kept */
@@ -301,8 +306,10 @@ function wire(/** @type {any} */ turn) {
 
 function conversation() {
   return html`<section aria-label="Conversation">
-    <h3>Request</h3>
-    ${text(run.content?.request)}
+    ${messagesOf(run).length
+      ? html`<div class="messages">${messagesOf(run).map((message) => html`<article class=${message.role}><h3>${message.role}</h3><p>${wordsOf(message)}</p></article>`)}</div>
+        <details><summary>The request as JSON</summary>${text(run.content?.request)}</details>`
+      : html`<h3>Request</h3>${text(run.content?.request)}`}
     ${turnsOf(run).map((turn) => {
       const reasoning = textOf(run, turn, `turn.${turn.index}.reasoning`);
       const words = textOf(run, turn, `turn.${turn.index}.text`);
@@ -310,7 +317,7 @@ function conversation() {
         ${reasoning === undefined ? nothing : html`<details><summary>Reasoning</summary><pre tabindex="0">${reasoning}</pre></details>`}
         ${words === undefined ? (turn.calls.size ? nothing : text(words)) : html`<pre tabindex="0">${words}</pre>`}
         ${[...turn.calls.values()].map(
-          (call) => html`<div class="call ${call.verdict}"><p><b>${call.name ?? "(no name)"}</b> ${markOf(call)} <small>${wordOf(call)}</small></p>
+          (call) => html`<div class="call ${call.verdict === "broken" ? "broken" : call.outcome ? (call.outcome === "returned" ? "done" : "failed") : ""}"><p><b>${call.name ?? "(no name)"}</b> ${markOf(call)} <small>${wordOf(call)}</small></p>
             ${text(textOf(run, turn, `call.${call.id}.arguments`))}
             ${call.owner === "client" ? nothing : html`<p><small>told to the model</small></p>${text(toldOf(run, turn, call))}`}</div>`,
         )}

@@ -1,6 +1,8 @@
 // @ts-check
 // What a run's events and texts say of its turns and calls.
 
+import { many } from "../format.js";
+
 /**
  * The turns of a run, each with its attempts and calls, out of its events.
  * @param {any} run @returns {any[]}
@@ -87,6 +89,47 @@ export function wordOf(call) {
   if (call.verdict === "broken") return `broken: ${call.flaw}`;
   const said = call.owner === "client" ? "the client's own" : call.outcome === "returned" ? "" : (call.outcome ?? "");
   return [call.approval ? (call.isApproved ? "approved" : call.outcome ? "" : "waits for approval") : "", said].filter(Boolean).join(", ");
+}
+
+const BECAME = { "✓": "ran", "✗": "failed", "↩": "handed to the client", "⏸": "waiting for a person", "…": "under way" };
+
+/** What happened, for somebody who sees a run for the first time. @param {any} run @param {any[]} turns */
+export function inWords(run, turns) {
+  const lost = turns.flatMap((turn) => turn.attempts.filter((/** @type {any} */ each) => each.reason).map((/** @type {any} */ each) => each.deployment));
+  const calls = turns.flatMap((turn) => [...turn.calls.values()]).map((call) => (call.verdict === "broken" ? "broken and not run" : BECAME[markOf(call)]));
+  const what = [...new Set(calls)].map((each) => `${calls.filter((other) => other === each).length} ${each}`);
+  const who = run.turns && !lost.includes(run.deployment) ? `, then ${run.deployment} answered` : "";
+  return [
+    lost.length && `${[...new Set(lost)].join(", ")} failed ${many(lost.length, "time")}${who}.`,
+    calls.length && `The model made ${many(calls.length, "call")}: ${what.join(", ")}.`,
+  ].filter(Boolean).join(" ");
+}
+
+/** What a person asked last, and what came of it, where texts are kept. @param {any} run @param {any[]} turns @returns {[string, string][]} */
+export function saidOf(run, turns) {
+  const asked = messagesOf(run).findLast((/** @type {any} */ message) => message.role === "user");
+  const answers = turns.map((turn) => textOf(run, turn, `turn.${turn.index}.text`)).filter(Boolean);
+  /** @type {[string, string][]} */ const found = [];
+  if (asked) found.push(["asked", wordsOf(asked)]);
+  if (answers.length) found.push(["answered", answers.at(-1) ?? ""]);
+  return found;
+}
+
+/** The messages of the request; none where they are not kept, or cut. @param {any} run @returns {any[]} */
+export function messagesOf(run) {
+  try {
+    const found = JSON.parse(run.content?.request ?? "{}").messages;
+    return Array.isArray(found) ? found : [];
+  } catch {
+    return [];
+  }
+}
+
+/** The words of a message; JSON for all else that it has. @param {any} message @returns {string} */
+export function wordsOf({ role, content, ...more }) {
+  const parts = Array.isArray(content) ? content.map((part) => part.text ?? JSON.stringify(part)) : content ? [content] : [];
+  if (Object.keys(more).length) parts.push(JSON.stringify(more));
+  return parts.join("\n");
 }
 
 /** Why a run cannot be asked again; empty where it can. @param {any} run */
