@@ -2,6 +2,7 @@
 
 import base64
 import json
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,18 @@ def test_the_hash_is_of_all_that_decides_what_is_done() -> None:
         msgspec.structs.replace(CALL, tool="sub"),
         msgspec.structs.replace(CALL, arguments="{}"),
         msgspec.structs.replace(CALL, text="{}"),
+        msgspec.structs.replace(CALL, key="other"),
+        msgspec.structs.replace(CALL, run_id="other"),
     ]
-    assert len({each.arguments_hash for each in (CALL, *others)}) == 4
+    assert len({each.arguments_hash for each in (CALL, *others)}) == 6
     assert msgspec.structs.replace(CALL, reply="other").arguments_hash == CALL.arguments_hash
+
+
+@pytest.mark.parametrize("more", ["", "?ssl_ca_certs=/etc/ca.pem"])
+def test_a_worker_checks_the_certificate_of_redis_as_a_proxy_does(more: str) -> None:
+    from callgate.worker.celery_app import celery_app
+
+    with celery_app(f"rediss://localhost:1/0{more}", "callgate:", ["gpu"]).connection_for_read() as connection:
+        assert connection.ssl
+        assert connection.ssl.get("ssl_cert_reqs", ssl.CERT_REQUIRED) is ssl.CERT_REQUIRED
+        assert connection.ssl.get("ssl_check_hostname", True)

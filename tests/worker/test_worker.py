@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from callgate.calls.outcome import Failed, FailureKind, Returned
 from callgate.fleet.fleet import NO_PLACE, TIMED_OUT, UNKNOWN
-from callgate.fleet.message import FleetCall, queue_of, task_message
+from callgate.fleet.message import FleetCall, control_channel, queue_of, task_message
 from callgate.ledger.fleet_calls import FleetLedger
 from tests.harness.fleet import DEAD_AFTER, Proxy, Stores, placed, proxying, shared_worker, stores, working
 from tests.harness.needs import needs
@@ -177,6 +177,52 @@ async def test_a_message_that_comes_again_or_was_made_up_runs_nothing(
     async with asyncio.timeout(5):
         while worker.log.count("fleet_call_ignored") < 9:  # noqa: ASYNC110 - another loop reads it
             await asyncio.sleep(0.01)
+
+
+ODD = [
+    b"{",
+    b"null",
+    b"[]",
+    b"{}",
+    b"\xff\xfe",
+    b'{"body": "!", "properties": {}, "headers": {}}',
+    (
+        b'{"body": "e30=", "content-type": "application/json", "content-encoding": "utf-8", "headers": {"task": "callgate.run"},'
+        b' "properties": {"delivery_tag": "1", "delivery_info": {"exchange": "", "routing_key": "x"}, "body_encoding": "base64"}}'
+    ),
+    (
+        b'{"body": "gASVAAAAAAAAAA==", "content-type": "application/x-python-serialize", "content-encoding": "binary",'
+        b' "headers": {"task": "callgate.run", "id": "1"}, "properties": {"delivery_tag": "2", "delivery_info": {"exchange":'
+        b' "", "routing_key": "x"}, "body_encoding": "base64"}}'
+    ),
+]
+"""What may stand in Redis and is no message of ours."""
+
+
+async def test_what_is_no_message_harms_neither_worker_nor_proxy(lone: tuple[Proxy, Child], tmp_path: Path) -> None:
+    from redis.asyncio import Redis
+
+    from callgate.config.load import load
+
+    proxy, worker = lone
+    store = load(tmp_path / "fleet.yaml").config.store
+    assert store.redis_url is not None
+    url = store.redis_url.get_secret_value()
+    good = FleetCall("made_up", "add", "call_1", "{}", "{}", "run_1", 0, "key", 1 << 20, "nobody")
+    queue = queue_of(store.prefix, "gpu")
+    other = task_message(good, queue, 30.0)
+    odd = [*ODD, other.replace(b"callgate.run", b"celery.chord"), other.replace(b'"id":"made_up"', b'"id":null')]
+    async with Redis.from_url(url) as client:
+        assert await proxy.call("add", a=1, b=1) == Returned("2")
+        [replies] = [name for name in await client.pubsub_channels() if b"replies" in name]
+        for each in odd:
+            await client.lpush(queue, each)
+            await client.publish(control_channel(store.prefix, url), each)
+            await client.publish(replies, each)
+            proxy.said.clear()
+            assert isinstance(await proxy.call("climb", steps=1), Returned), each
+            assert proxy.said == [("step 0", 0.0)], each
+    assert worker.log.count("worker_ready") == 1
 
 
 async def test_a_call_that_takes_too_long_is_killed_by_its_proxy_and_else_by_its_worker(

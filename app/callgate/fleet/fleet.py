@@ -15,6 +15,7 @@ from math import inf
 from time import monotonic
 from typing import Any, Final
 
+import msgspec
 import structlog
 from msgspec.structs import replace
 
@@ -284,7 +285,11 @@ class Fleet:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _take(self, data: bytes) -> None:
-        reply = decode_reply(data)
+        try:
+            reply = decode_reply(data)
+        except msgspec.MsgspecError as error:
+            log.error("fleet_message_ignored", error=str(error))  # noqa: TRY400 - the reason is all there is to say
+            return
         mine = self._underway.get(reply.id)
         if mine is None:
             return

@@ -37,7 +37,7 @@ class FleetCall(msgspec.Struct, frozen=True):
     @property
     def arguments_hash(self) -> str:
         """Of all that decides what is done."""
-        whole = json.dumps([self.tool, self.arguments, self.text])
+        whole = json.dumps([self.tool, self.arguments, self.text, self.run_id, self.key])
         return hashlib.sha256(whole.encode()).hexdigest()
 
 

@@ -1,5 +1,6 @@
 """Celery, set up so that a call is taken by whoever is free, run in a process that can be killed, and never given out again."""
 
+import ssl
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -8,6 +9,7 @@ from celery.concurrency.asynpool import AsynPool
 from celery.concurrency.prefork import TaskPool
 
 from callgate.fleet.message import TASK, control_exchange, queue_of
+from callgate.worker import transport
 
 PROC_ALIVE_SECONDS: Final = 120.0
 """For a new process to import the tools: a library for GPUs may take its time."""
@@ -30,6 +32,7 @@ class _Prefork(TaskPool):  # type: ignore[misc]  # celery has no types
 
 
 def celery_app(redis_url: str, prefix: str, pools: Sequence[str], *, fresh_process: bool = False) -> Celery:
+    transport.use()
     app = Celery("callgate", broker=redis_url, set_as_current=False)
     app.conf.update(
         accept_content=["json"],
@@ -50,6 +53,7 @@ def celery_app(redis_url: str, prefix: str, pools: Sequence[str], *, fresh_proce
         worker_redirect_stdouts=False,
         worker_cancel_long_running_tasks_on_connection_loss=False,
         control_exchange=control_exchange(prefix),
+        broker_use_ssl={"ssl_cert_reqs": ssl.CERT_REQUIRED} if redis_url.startswith("rediss:") else None,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
     )

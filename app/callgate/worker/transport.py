@@ -1,0 +1,105 @@
+"""Celery's way to Redis, which takes nothing but our messages from it.
+
+Celery ends where it reads what is no message, and obeys whatever it reads that is one. What stands in Redis may be
+anybody's: a call is looked for in the ledger before it runs, and of orders only the one to kill a call is followed.
+"""
+
+from typing import Any, Final
+
+import msgspec
+import structlog
+from kombu.transport import TRANSPORT_ALIASES
+from kombu.transport.redis import Channel, Transport
+
+from callgate.fleet.message import TASK
+
+ORDERS: Final = frozenset({"revoke"})
+
+log = structlog.get_logger("callgate.worker")
+
+
+class _Headers(msgspec.Struct):
+    task: str
+    id: str
+
+
+class _Properties(msgspec.Struct):
+    delivery_tag: str
+    delivery_info: dict[str, Any]
+    body_encoding: str
+
+
+class _TaskMessage(msgspec.Struct, rename={"content_type": "content-type", "content_encoding": "content-encoding"}):
+    """What Celery reads of a message before a process of the worker does."""
+
+    body: bytes
+    """Base64 on the way."""
+    headers: _Headers
+    properties: _Properties
+    content_type: str
+    content_encoding: str
+
+
+class _OrderMessage(msgspec.Struct):
+    body: bytes
+    properties: _Properties
+
+
+class _Revoked(msgspec.Struct):
+    task_id: str
+    terminate: bool = False
+    signal: str = "SIGKILL"
+
+
+class _Order(msgspec.Struct):
+    method: str
+    arguments: _Revoked
+    destination: None = None
+    pattern: None = None
+    matcher: None = None
+
+
+class WaryChannel(Channel):  # type: ignore[misc]  # kombu has no types
+    """Goes on after what cannot be read."""
+
+    def _brpop_read(self, **options: Any) -> Any:
+        try:
+            return super()._brpop_read(**options)
+        except ValueError as error:
+            log.error("fleet_message_ignored", error=str(error))  # noqa: TRY400 - the reason is all there is to say
+            return True
+
+
+class WaryTransport(Transport):  # type: ignore[misc]
+    """Hands on what is ours."""
+
+    Channel = WaryChannel
+
+    def _deliver(self, message: Any, queue: str) -> None:
+        try:
+            if queue.endswith(".pidbox"):
+                _check_order(message)
+            else:
+                _check_task(message)
+        except msgspec.MsgspecError as error:
+            log.error("fleet_message_ignored", error=str(error))  # noqa: TRY400
+            return
+        super()._deliver(message, queue)
+
+
+def use() -> None:
+    """Have Celery reach Redis so in this process."""
+    for scheme in ("redis", "rediss"):
+        TRANSPORT_ALIASES[scheme] = f"{__name__}:{WaryTransport.__name__}"
+
+
+def _check_task(message: Any) -> None:
+    found = msgspec.convert(message, _TaskMessage)
+    if found.headers.task != TASK:
+        raise msgspec.ValidationError(f"the task is `{found.headers.task[:64]}`")
+
+
+def _check_order(message: Any) -> None:
+    order = msgspec.json.decode(msgspec.convert(message, _OrderMessage).body, type=_Order)
+    if order.method not in ORDERS:
+        raise msgspec.ValidationError(f"the order is `{order.method[:64]}`")
