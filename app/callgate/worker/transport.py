@@ -59,18 +59,18 @@ class _Order(msgspec.Struct):
     matcher: None = None
 
 
-class WaryChannel(Channel):  # type: ignore[misc]  # kombu has no types
+class WaryChannel(Channel):
     """Goes on after what cannot be read."""
 
     def _brpop_read(self, **options: Any) -> Any:
         try:
-            return super()._brpop_read(**options)
+            return super()._brpop_read(**options)  # type: ignore[no-untyped-call]
         except ValueError as error:
             log.error("fleet_message_ignored", error=str(error))  # noqa: TRY400 - the reason is all there is to say
             return True
 
 
-class WaryTransport(Transport):  # type: ignore[misc]
+class WaryTransport(Transport):
     """Hands on what is ours."""
 
     Channel = WaryChannel
@@ -84,7 +84,7 @@ class WaryTransport(Transport):  # type: ignore[misc]
         except msgspec.MsgspecError as error:
             log.error("fleet_message_ignored", error=str(error))  # noqa: TRY400
             return
-        super()._deliver(message, queue)
+        super()._deliver(message, queue)  # type: ignore[no-untyped-call]
 
 
 def use() -> None:
