@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from callgate.calls.states import ReadyCall
+from callgate.conversation.errors import ChatError
 from callgate.conversation.events import CallsHandedBack, HiddenTurns
 from callgate.conversation.turn_recovery import Recovery
 from callgate.stores.conversations import Conversations
@@ -16,6 +18,8 @@ from tests.fakes import Listener, ShelfToolbox, counter
 
 pytestmark = pytest.mark.anyio
 
+MOST = 100_000
+"""Bytes that may be put back into one history."""
 OWN = ReadyCall("c", "echo", {}, "{}")
 UNSEEN = HiddenTurns((), said(call("h", "clock"), call("c")), {"h": answer("h", "ours")}, ran=("h",))
 HANDED = CallsHandedBack((OWN,), UNSEEN)
@@ -27,7 +31,7 @@ def conversations(store: Any = None) -> Conversations:
 
 async def returned(kept: Conversations, caller: str, id: str = "c") -> list[Any]:
     back = [raw(said(call(id))), raw(answer(id))]
-    return plain(await kept.made_whole(caller, back, {}, Recovery(ShelfToolbox({"echo"}), Listener(), 64)))
+    return plain(await kept.made_whole(caller, back, {}, Recovery(ShelfToolbox({"echo"}), Listener(), 64), MOST))
 
 
 WHOLE = [UNSEEN.assistant, answer("h", "ours"), answer("c")]
@@ -54,11 +58,15 @@ async def test_a_counted_id_of_another_chat_is_not_taken_for_what_was_kept() -> 
     assert (await kept.keep("alice", HANDED, [asked])).calls[0].id == "c"
     turn = [raw(said(call("c"))), raw(answer("c"))]
     assert (
-        plain(await kept.made_whole("alice", [other, *turn], {}, Recovery(ShelfToolbox({"echo"}), Listener(), 64)))[1:]
+        plain(
+            await kept.made_whole("alice", [other, *turn], {}, Recovery(ShelfToolbox({"echo"}), Listener(), 64), MOST)
+        )[1:]
         == AS_IT_CAME
     )
     assert (
-        plain(await kept.made_whole("alice", [asked, *turn], {}, Recovery(ShelfToolbox({"echo"}), Listener(), 64)))[1:]
+        plain(
+            await kept.made_whole("alice", [asked, *turn], {}, Recovery(ShelfToolbox({"echo"}), Listener(), 64), MOST)
+        )[1:]
         == WHOLE
     )
 
@@ -81,7 +89,7 @@ async def test_an_id_that_the_clients_own_history_has_is_handed_out_anew() -> No
     handed = await kept.keep("alice", HANDED, earlier)
     [id] = [call.id for call in handed.calls]
     back = [*earlier, raw(said(call(id))), raw(answer(id))]
-    whole = plain(await kept.made_whole("alice", back, {}, Recovery(ShelfToolbox({"echo"}), Listener(), 64)))
+    whole = plain(await kept.made_whole("alice", back, {}, Recovery(ShelfToolbox({"echo"}), Listener(), 64), MOST))
     assert whole == [said(call("c")), answer("c", "earlier"), *WHOLE]
 
 
@@ -113,3 +121,25 @@ async def test_a_store_that_is_away_costs_what_was_not_seen_and_nothing_else() -
     kept = conversations(BrokenStore())
     assert (await kept.keep("alice", HANDED)).calls == (OWN,)
     assert await returned(kept, "alice") == AS_IT_CAME
+
+
+async def test_no_more_is_put_back_into_one_history_than_a_request_may_have() -> None:
+    """A hundred kilobytes of a client's brought in a hundred megabytes."""
+    kept = conversations(MemoryStore(100, 10 * MOST))
+    back: list[msgspec.Raw] = []
+    for number in range(3):
+        id = f"call_{number}a9b8c7d6"
+        hidden = HiddenTurns(
+            (), said(call("h", "clock"), call(id)), {"h": answer("h", "x" * (MOST * 2 // 5))}, ran=("h",)
+        )
+        await kept.keep("alice", CallsHandedBack((replace(OWN, id=id),), hidden))
+        back += [raw(said(call(id))), raw(answer(id))]
+
+    async def whole(count: int) -> list[Any]:
+        recovery = Recovery(ShelfToolbox({"echo"}), Listener(), 64)
+        return plain(await kept.made_whole("alice", back[: 2 * count], {}, recovery, MOST))
+
+    assert len(await whole(2)) == 6
+    with pytest.raises(ChatError) as refused:
+        await whole(3)
+    assert (refused.value.status, refused.value.code) == (413, "request_too_large")

@@ -87,7 +87,7 @@ async def divided(chat: Made) -> list[bytes]:
                 event = await kept.keep("caller", event, sent)
             await heard(event)
 
-        messages = await kept.made_whole("caller", sent, {}, Recovery(box, heard, 64))
+        messages = await kept.made_whole("caller", sent, {}, Recovery(box, heard, 64), 10_000_000)
         await converse(ModelRequest(messages), model, box, tell, new_id=counter("made"), rules=RULES)
         handed = heard.of(CallsHandedBack)
         if not handed:

@@ -263,6 +263,7 @@ class Conversation(msgspec.Struct, eq=False):
                     messages,
                     request.hints,
                     Recovery(toolbox, emit_to_listeners(listeners, _emit_nothing), rules.max_calls_per_turn),
+                    self._runtime.limits.body_bytes,
                 )
             if request.shown:
                 messages = without_repeats(messages, request.shown)

@@ -1,12 +1,15 @@
 """What clients do not see of their chats, kept for each caller until the client comes back with its answers."""
 
+import asyncio
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import structlog
 from msgspec.structs import replace
 
 from callgate.calls.states import Call
+from callgate.conversation.errors import ChatError
 from callgate.conversation.events import CallsHandedBack, HiddenTurns
 from callgate.conversation.hidden_history import decode_hidden, encode_hidden, handle_of, handles_in, put_back
 from callgate.conversation.ports import Message
@@ -23,6 +26,8 @@ from callgate.conversation.turn_recovery import (
 from callgate.stores.store import Store, StoreError
 
 HIDDEN, HINT = "unseen:", "hint:"
+LARGE = 262_144
+"""Bytes of what is put back from which on it is done in a thread."""
 HINT_SECONDS = 30 * 86_400.0
 """Which calls ran is a few hundred bytes, and is remembered when what they returned no longer is."""
 
@@ -58,23 +63,22 @@ class Conversations:
         return replace(handed, calls=(replace(first, extras={**first.extras, FIELD: hint}), *others))
 
     async def made_whole(
-        self, caller: str, messages: Sequence[Message], hints: Mapping[int, Hint], recovery: Recovery
+        self, caller: str, messages: Sequence[Message], hints: Mapping[int, Hint], recovery: Recovery, max_bytes: int
     ) -> tuple[Message, ...]:
-        """The history with what was kept for its calls put back, and made again where it is gone."""
+        """The history with what was kept for its calls put back, and made again where it is gone; `max_bytes` is what may
+        be put back. A few bytes of a client's name megabytes that are kept."""
         handles = list(dict.fromkeys(handles_in(messages)))
         if not handles and not hints:
             return tuple(messages)
         kept: dict[str, HiddenTurns] = {}
         remembered: dict[str, Hint] = {}
+        is_large = False
         try:
             values = await self._store.get_all([_key(caller, handle) for handle in handles], renew=self._seconds)
-            # Calls of one turn share what was kept; the same words at another place of the history are another turn's.
-            turns: dict[tuple[bytes, str], HiddenTurns] = {}
-            kept = {
-                handle: turns.setdefault((value, handle.partition("\0")[2]), decode_hidden(value))
-                for handle, value in zip(handles, values, strict=True)
-                if value is not None
-            }
+            found = {handle: value for handle, value in zip(handles, values, strict=True) if value is not None}
+            is_large = sum(len(value) for value in found.values()) > LARGE
+            reading = partial(_decoded, found, max_bytes)
+            kept = await asyncio.to_thread(reading) if is_large else reading()
             remembered = await self._remembered(caller, [handle for handle in handles if handle not in kept])
         except StoreError as error:
             log.warning("conversation_not_found", error=str(error))
@@ -83,7 +87,9 @@ class Conversations:
             log.info("turn_recovered", calls=[call.id for call in turn.calls])
             kept |= dict.fromkeys(turn.handles, hidden)
             await self._keep_again(caller, turn, hidden)
-        return put_back(messages, kept) if kept else tuple(messages)
+        if not kept:
+            return tuple(messages)
+        return await asyncio.to_thread(put_back, messages, kept) if is_large else put_back(messages, kept)
 
     async def _remembered(self, caller: str, handles: Sequence[str]) -> dict[str, Hint]:
         """What is still known of turns that are gone."""
@@ -141,6 +147,28 @@ class _Place:
 
     def _handle(self, id: str) -> str:
         return handle_of(id, self._history, len(self._history))
+
+
+def _decoded(found: Mapping[str, bytes], max_bytes: int) -> dict[str, HiddenTurns]:
+    """What was kept, by handle. Calls of one turn share it; the same words at another place of the history are another
+    turn's."""
+    places = {handle: (value, handle.partition("\0")[2]) for handle, value in found.items()}
+    if sum(len(value) for value, _ in set(places.values())) > max_bytes:
+        raise _too_large(max_bytes)
+    turns: dict[tuple[bytes, str], HiddenTurns] = {}
+    for place in places.values():
+        if place not in turns:
+            turns[place] = decode_hidden(place[0])
+    return {handle: turns[place] for handle, place in places.items()}
+
+
+def _too_large(max_bytes: int) -> ChatError:
+    return ChatError(
+        413,
+        f"What was done here in the turns of this conversation comes to more than {max_bytes} bytes. Leave its earliest turns out.",
+        param="messages",
+        code="request_too_large",
+    )
 
 
 def _key(caller: str, handle: str, kind: str = HIDDEN) -> str:
