@@ -26,14 +26,31 @@ _MAX_DEPTH: Final = 12
 """Deeper values are shown by their repr, which also ends values that hold themselves."""
 
 _PATTERNS: Final = (
-    (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), MASK),
-    (re.compile(r"(?<![A-Za-z0-9])(?:sk|pk|rk|cg|gsk|xai)-[A-Za-z0-9_-]{12,}"), MASK),
-    (re.compile(r"(?<![A-Za-z0-9])(?:gh[pousr]_|github_pat_|glpat-|hf_|xox[a-z]-)[A-Za-z0-9_-]{16,}"), MASK),
-    (re.compile(r"(?<![A-Za-z0-9])(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])|AIza[A-Za-z0-9_-]{30,}"), MASK),
-    (re.compile(r"(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*"), MASK),
-    (re.compile(r"\b(bearer|basic)(\s+|%20)[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE), rf"\1\2{MASK}"),
-    (re.compile(r"(://[^/\s:@]*:)[^/\s@]+@"), rf"\1{MASK}@"),
     (
+        ("-----begin",),
+        re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL),
+        MASK,
+    ),
+    (("k-", "g-", "i-"), re.compile(r"(?<![A-Za-z0-9])(?:sk|pk|rk|cg|gsk|xai)-[A-Za-z0-9_-]{12,}"), MASK),
+    (
+        ("ghp_", "gho_", "ghu_", "ghr_", "ghs_", "pat_", "pat-", "hf_", "xox"),
+        re.compile(r"(?<![A-Za-z0-9])(?:gh[pousr]_|github_pat_|glpat-|hf_|xox[a-z]-)[A-Za-z0-9_-]{16,}"),
+        MASK,
+    ),
+    (
+        ("akia", "asia", "aiza"),
+        re.compile(r"(?<![A-Za-z0-9])(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])|AIza[A-Za-z0-9_-]{30,}"),
+        MASK,
+    ),
+    (("eyj",), re.compile(r"(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*"), MASK),
+    (
+        ("bearer", "basic"),
+        re.compile(r"\b(bearer|basic)(\s+|%20)[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE),
+        rf"\1\2{MASK}",
+    ),
+    (("://",), re.compile(r"(://[^/\s:@]*:)[^/\s@]+@"), rf"\1{MASK}@"),
+    (
+        ("key", "token", "secret", "passw", "authorization"),
         re.compile(
             r"(?<![A-Za-z0-9])((?:x-)?api[_-]?key|(?:access|auth|refresh|id)[_-]?token|token|secret|password|passwd|authorization)"
             r"([\"']?\s{0,4}[:=]\s{0,4}[\"']?)(?!bearer\b|basic\b)[^\s\"',;&}\])]{8,}",
@@ -41,18 +58,17 @@ _PATTERNS: Final = (
         ),
         rf"\1\2{MASK}",
     ),
-    (re.compile(r"([?&]key=)[^\s\"'&]{8,}", re.IGNORECASE), rf"\1{MASK}"),
+    (("key",), re.compile(r"([?&]key=)[^\s\"'&]{8,}", re.IGNORECASE), rf"\1{MASK}"),
 )
+"""What secrets look like, and before it what stands, in lower case, in whatever such a pattern matches: most texts have none.
+Looking for each in turn takes an eightieth of the time of one pattern with alternatives."""
 
 
-_HINTS: Final = (
-    "-----begin", "k-", "g-", "i-", "ghp_", "gho_", "ghu_", "ghr_", "ghs_", "pat_", "pat-", "hf_", "xox", "akia", "asia", "aiza",
-    "eyj", "bearer", "basic", "://", "key", "token", "secret", "passw", "authorization",
-)  # fmt: skip
-"""One of these stands, in lower case, in whatever a pattern matches; most texts have none. Looking for each in turn takes
-an eightieth of the time of one pattern with alternatives."""
+_HINTS: Final = tuple(dict.fromkeys(hint for hints, _, _ in _PATTERNS for hint in hints))
 
 _MIN_MATCH: Final = len("://:x@")
+
+_LONG: Final = 1024
 
 _SHORT_NUMBER: Final = 10 ** (MIN_SECRET_LENGTH - 2)
 """Below it, whole numbers have fewer characters than any secret."""
@@ -109,12 +125,19 @@ class Redactor:
         return masked
 
     def _masked(self, text: str) -> str:
-        if self._pattern is not None and len(text) >= MIN_SECRET_LENGTH:
+        # Over a long text, looking for each secret in turn takes a tenth of the time of one pattern with all of them.
+        if (
+            self._pattern is not None
+            and len(text) >= MIN_SECRET_LENGTH
+            and (len(text) < _LONG or any(form in text for form in self._known))
+        ):
             text = self._pattern.sub(MASK, text)
-        if not _may_hold_a_secret(text):
+        folded = _folded(text)
+        if not any(hint in folded for hint in _HINTS):
             return text
-        for pattern, replacement in _PATTERNS:
-            text = pattern.sub(replacement, text)
+        for hints, pattern, replacement in _PATTERNS:
+            if any(hint in folded for hint in hints):
+                text = pattern.sub(replacement, text)
         return text
 
     def value(self, value: Any, name: str = "") -> Any:
@@ -146,9 +169,8 @@ class Redactor:
         return self.text(repr(value))
 
 
-def _may_hold_a_secret(text: str) -> bool:
-    folded = text.casefold().replace("ı", "i")  # the one letter that patterns fold and `casefold` does not
-    return any(hint in folded for hint in _HINTS)
+def _folded(text: str) -> str:
+    return text.casefold().replace("ı", "i")  # the one letter that patterns fold and `casefold` does not
 
 
 def _forms(secret: str) -> set[str]:
