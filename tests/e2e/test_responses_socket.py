@@ -208,6 +208,17 @@ async def test_the_end_of_the_server_ends_a_connection_that_asks_nothing(upstrea
         assert await socket.closing_code() == 1001
 
 
+@pytest.mark.parametrize("line", ["HEAD /v1/responses HTTP/1.1", "GET /v1/responses HTTP/1.0"])
+async def test_a_handshake_is_a_get_of_the_current_version(upstream: Upstream, line: str) -> None:
+    fields = "upgrade: websocket\r\nconnection: upgrade\r\nsec-websocket-version: 13\r\nsec-websocket-key: eA==\r\n"
+    async with serve(create_app(make_config(upstream.url))) as url:
+        where = urlsplit(url)
+        reader, writer = await asyncio.open_connection(where.hostname, where.port)
+        writer.write(f"{line}\r\nhost: {where.netloc}\r\n{fields}\r\n".encode())
+        assert b" 405 " in await reader.readline()
+        writer.close()
+
+
 async def test_a_get_without_a_handshake_is_a_405(upstream: Upstream) -> None:
     async with serve(create_app(make_config(upstream.url))) as url, http_client(url) as client:
         plain = await client.get("/v1/responses")

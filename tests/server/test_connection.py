@@ -353,7 +353,8 @@ async def test_a_body_beside_an_upgrade_that_is_not_framed_properly_is_refused()
 @pytest.mark.parametrize(
     "twice",
     [b"host: localhost\r\nhost: localhost", b"Host: a\r\nhost: b", b"authorization: a\r\nx: y\r\nAuthorization: b",
-     b"content-length: 0\r\ncontent-length: 0", b"x-api-key: a\r\nX-Api-Key: b"],
+     b"content-length: 0\r\ncontent-length: 0", b"x-api-key: a\r\nX-Api-Key: b",
+     b"x-callgate-tools: none\r\nX-Callgate-Tools: a", b"idempotency-key: a\r\nidempotency-key: b", b"origin: a\r\norigin: b"],
 )  # fmt: skip
 async def test_what_must_be_said_once_and_is_said_twice_is_refused(twice: bytes) -> None:
     app = Scopes()

@@ -48,7 +48,11 @@ _NONE, _ASKED, _HEAD_AGAIN, _BODY_AGAIN, _OVER = range(5)
 """How far a request has come that asks for another protocol: nobody asks; its head was read; its framing is fed to another
 parser; that one reads the body; it is complete, and what follows is ignored."""
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
-_ONCE: Final = (b"host", b"authorization", b"content-length", b"x-api-key", b"api-key")
+_ONCE: Final = frozenset(
+    {b"host", b"authorization", b"content-length", b"x-api-key", b"api-key", b"idempotency-key", b"origin"}
+)
+_OURS: Final = b"x-callgate-"
+"""How headers begin that say how a request is to be treated, as which tools it may use."""
 
 
 class ServerConnection(asyncio.Protocol):
@@ -304,7 +308,8 @@ class ServerConnection(asyncio.Protocol):
         if b"upgrade" in fields and self._parser.should_upgrade():
             self._upgrade = _ASKED
             keep = False
-            scope["extensions"] = TUNNEL
+            # Proxies take a 101 for what it is in the answer to no other request.
+            scope["extensions"] = TUNNEL if is_current and scope["method"] == "GET" else {}
         if self._in_reserve or factory.draining:
             if scope["path"] not in ALWAYS_ANSWERED:
                 raise refusals.closing() if factory.draining else refusals.too_many_connections()
@@ -379,10 +384,11 @@ class ServerConnection(asyncio.Protocol):
 
     def _check_repeated(self) -> None:
         """Refuse a request that says twice what must be said once: whoever stands in front may have read the other one."""
-        names = [name for name, _ in self._headers]
-        for name in _ONCE:
-            if names.count(name) > 1:
-                raise refusals.repeated_header(name.decode())
+        seen: set[bytes] = set()
+        for name, _ in self._headers:
+            if name in seen and (name in _ONCE or name.startswith(_OURS)):
+                raise refusals.repeated_header(name.decode("latin-1"))
+            seen.add(name)
 
     def _start(self, cycle: RequestCycle) -> None:
         self._answering = cycle
