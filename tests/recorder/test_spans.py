@@ -84,6 +84,27 @@ def test_what_went_wrong_is_an_error_of_its_span_and_a_broken_call_is_an_event_a
     assert "execute_tool send" not in spans
 
 
+def test_a_wait_for_a_person_and_what_was_repaired_stand_at_the_call() -> None:
+    calls = [{"id": "call_1", "name": "wipe", "owner": "server", "verdict": "ready", "repairs": ["fence_removed"]}]
+    events = [
+        RunEvent(0.0, "turn_started", 0, 0),
+        RunEvent(1.0, "turn_ended", 0, 0, {**TURN, "calls": calls}),
+        RunEvent(1.0, "call_started", 0, 0, {"id": "call_1", "name": "wipe", "writes": True}),
+        RunEvent(1.1, "call_progress", 0, 0, {"id": "call_1", "approval": "appr_1"}),
+        RunEvent(1.6, "call_progress", 0, 0, {"id": "call_1", "approved": True}),
+        RunEvent(1.7, "call_progress", 0, 0, {"id": "call_1", "fraction": 0.5}),
+    ]
+    ended = RunEvent(2.0, "call_ended", 0, 0, {"id": "call_1", "name": "wipe", "seconds": 1.0, "outcome": "returned"})
+    for last in ([ended], []):  # without an end it was left while it waited
+        spans = spans_of(Recording(RUN.row, [*events, *last]))
+        [call] = (span for span in spans if span.name == "execute_tool wipe")
+        assert [(each.name, round((each.at - 1000 * NANO) / NANO, 3)) for each in call.events] == [
+            ("callgate.call.waiting_for_approval", 1.1),
+            ("callgate.call.approved", 1.6),
+        ]
+        assert call.attributes.get("callgate.call.repairs") == (["fence_removed"] if last else None)
+
+
 def test_no_content_is_in_the_spans() -> None:
     assert "planted" not in str(as_otlp(RUN))
 

@@ -3,7 +3,6 @@ on its behalf. Ids of spans follow from the run and what is done in it, so that 
 """
 
 import re
-import time
 from collections.abc import Mapping
 from contextvars import ContextVar
 from hashlib import sha256
@@ -65,7 +64,6 @@ class Trace:
 
     __slots__ = (
         "_choice",
-        "events",
         "headers",
         "is_exported",
         "notes",
@@ -85,8 +83,6 @@ class Trace:
         """Attributes of every question to the model."""
         self.notes: dict[str, dict[str, Any]] = {}
         """Attributes of spans, by id."""
-        self.events: list[tuple[str, int, str]] = []
-        """What happened in which span, when (nanoseconds since 1970), and its name."""
         self._choice = 0
         self._in_span("" if parent is None else parent.span_id)
 
@@ -107,18 +103,13 @@ class Trace:
         if self.is_exported:
             self.notes.setdefault(self.span_id, {}).update(attributes)
 
-    def happened(self, name: str) -> None:
-        """Something happened in the span of this context."""
-        if self.is_exported:
-            self.events.append((self.span_id, time.time_ns(), name))
-
     def _enter(self, *parts: object) -> None:
         if self.is_exported:
             TRACE.set(self._copy(self._choice, span_id_for(self.run_id, *parts)))
 
     def _copy(self, choice: int, span_id: str) -> "Trace":
         copy: Trace = Trace.__new__(Trace)
-        for name in ("parent", "run_id", "is_exported", "trace_id", "request", "notes", "events"):
+        for name in ("parent", "run_id", "is_exported", "trace_id", "request", "notes"):
             setattr(copy, name, getattr(self, name))
         copy._choice = choice
         copy._in_span(span_id)

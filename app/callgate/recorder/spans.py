@@ -77,7 +77,7 @@ def trace_id_of(recording: Recording) -> str:
 def spans_of(recording: Recording, trace: Trace | None = None, shown: Shown = NOTHING_SAID) -> list[Span]:
     """The run, its turns with their attempts, and the calls that ran. `trace`: what was noted beside the events."""
     spans = _Reader(recording, shown, {} if trace is None else trace.request).spans()
-    if trace is not None and (trace.notes or trace.events):
+    if trace is not None and trace.notes:
         _add_notes(spans, trace)
     if shown.latest_names:
         for span in spans:
@@ -92,9 +92,6 @@ def _add_notes(spans: Sequence[Span], trace: Trace) -> None:
             span.attributes = {**span.attributes, **attributes}
             if span.error == "raised" and "mcp.method.name" in attributes:
                 span.attributes["error.type"] = "tool_error"
-    for id, at, name in list(trace.events):
-        if (span := by_id.get(id)) is not None:
-            span.events = [*span.events, SpanEvent(at, name, {})]
 
 
 class _Reader:
@@ -104,6 +101,10 @@ class _Reader:
         self._shown = shown
         self._asked = asked
         self._run = self._id("run")
+        self._repairs: dict[tuple[int, Any], Sequence[str]] = {}
+        """What was repaired in a call, by choice and id."""
+        self._waits: dict[tuple[int, Any], list[SpanEvent]] = {}
+        """When a call began to wait for a person, and when it was approved."""
 
     def spans(self) -> list[Span]:
         row, events = self._row, self._recording.events
@@ -141,6 +142,9 @@ class _Reader:
                 case "turn_started":
                     began.setdefault(("turn", event.choice, event.turn), event)
                 case "turn_ended":
+                    for call in event.facts["calls"]:
+                        if call.get("repairs"):
+                            self._repairs[event.choice, call["id"]] = call["repairs"]
                     made = attempts.get((event.choice, event.turn), ())
                     start = began.get(("turn", event.choice, event.turn), event)
                     found.append(self._turn(event, start, made))
@@ -162,6 +166,8 @@ class _Reader:
                     handed_back.append(SpanEvent(at, "callgate.calls.handed_back", {"callgate.tools": names}))
                 case "call_started":
                     began["call", event.choice, event.facts["id"]] = event
+                case "call_progress":
+                    self._note_wait(event)
                 case "call_ended":
                     found.append(self._call(event, began.get(("call", event.choice, event.facts["id"]), event)))
         run.events = handed_back
@@ -191,7 +197,11 @@ class _Reader:
                 "error.type": error,
             }
             kind = SpanKind.CLIENT if what == "turn" else SpanKind.INTERNAL
-            events = self._retries(attempts.get((choice, which), ())) if what == "turn" else ()
+            events = (
+                self._retries(attempts.get((choice, which), ()))
+                if what == "turn"
+                else self._waits.get((choice, which), ())
+            )
             spans.append(Span(id, self._run, name, kind, self._moment(event.at), last, attributes, error, events))
         return spans
 
@@ -327,9 +337,18 @@ class _Reader:
                 "error.type": failure or None,
                 "callgate.call.writes": began.facts.get("writes"),
                 "callgate.call.bytes_cut": facts.get("cut_bytes"),
+                "callgate.call.repairs": self._repairs.get((event.choice, facts["id"])),
             },
             error=failure,
+            events=self._waits.get((event.choice, facts["id"]), ()),
         )
+
+    def _note_wait(self, event: RunEvent) -> None:
+        facts = event.facts
+        name = "waiting_for_approval" if "approval" in facts else "approved" if facts.get("approved") else ""
+        if name:
+            noted = SpanEvent(self._moment(event.at), f"callgate.call.{name}", {})
+            self._waits.setdefault((event.choice, facts["id"]), []).append(noted)
 
     def _turn_id(self, event: RunEvent) -> str:
         return self._id("turn", event.choice, event.turn)

@@ -236,8 +236,6 @@ class RequestToolbox:
             if self._approve is None:
                 return Failed("Not run: this tool needs approval, and nobody can be asked.", FailureKind.REFUSED)
             record.wait()
-            if (trace := TRACE.get()) is not None:
-                trace.happened("callgate.call.waiting_for_approval")
             refusal = await self._approve(run.tool, run.call, run.report)
             if refusal is not None:
                 return refusal
