@@ -1,5 +1,6 @@
 """Every form in which clients ask: choices of tools, several answers, old and misplaced words, tools of other kinds."""
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
@@ -10,12 +11,13 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
+from callgate.api.conversation import CHOICES_AT_ONCE
 from callgate.application import create_app
-from tests.harness.clients import openai_client, streamed, whole
+from tests.harness.clients import http_client, openai_client, streamed, whole
 from tests.harness.configs import make_config
 from tests.harness.server import serve
 from tests.harness.wire import RawAnswer, raw_post
-from tests.scripted_upstream import Call, Reply, Upstream, by_turn
+from tests.scripted_upstream import Call, Hold, Pace, Reply, Upstream, by_turn
 
 pytestmark = pytest.mark.anyio
 
@@ -62,6 +64,26 @@ async def test_n_answers_are_n_chats_side_by_side(upstream: Upstream, stream: bo
     assert {choice.finish_reason for choice in answer.choices} == {"stop"}
     assert answer.usage.total_tokens == 33 * len(turns)
     assert all("n" not in request.body for request in upstream.requests)
+
+
+async def test_of_many_chats_only_some_are_under_way_at_a_time(upstream: Upstream) -> None:
+    gate, arrived = asyncio.Event(), asyncio.Event()
+
+    def answer(request: Any) -> Reply:
+        if len(upstream.requests) >= CHOICES_AT_ONCE:
+            arrived.set()
+        return Reply(text="ok", pace=Pace(hold=Hold(gate, after=None)))
+
+    upstream.script("m", answer)
+    config = make_config(upstream.url, tools=("add",))
+    async with serve(create_app(config)) as url, openai_client(url) as client, http_client(url) as plain:
+        asking = asyncio.create_task(Served(url, client).ask(stream=False, n=3 * CHOICES_AT_ONCE))
+        await arrived.wait()
+        for _ in range(20):
+            await plain.get("/health/live")
+        assert len(upstream.requests) == CHOICES_AT_ONCE
+        gate.set()
+        assert len((await asking).choices) == 3 * CHOICES_AT_ONCE
 
 
 @BOTH

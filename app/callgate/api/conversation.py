@@ -53,6 +53,8 @@ EmitAny: TypeAlias = Callable[[Any], Awaitable[None]]
 """Takes what the writer of the answer understands."""
 
 new_call_id: Callable[[], str] = partial(new_id, "call")
+CHOICES_AT_ONCE = 8
+"""Chats of one request that go on side by side: each has the whole question in its own words, and a connection to the model."""
 USUAL = ((TurnStarted, False), (TurnEnded, False), (CallsHandedBack, True))
 """What does not go straight to the writer even where no listener handles it, and whether it goes there at all: most writers
 have nothing to say of a turn."""
@@ -183,10 +185,17 @@ class Conversation(msgspec.Struct, eq=False):
                     self._meter.begin_again()
             else:
                 return
+        places = asyncio.Semaphore(CHOICES_AT_ONCE)
+
+        async def in_place(choice: int, model: TurnModel) -> None:
+            async with places:
+                await self._chat(choice, model, _for_choice(choice, emit))
+
         try:
             async with asyncio.TaskGroup() as group:
                 for choice, model in enumerate(models):
-                    group.create_task(self._chat(choice, model, _for_choice(choice, emit)))
+                    group.create_task(in_place(choice, model))
+                    await asyncio.sleep(0)  # each writes down its question, and others wait meanwhile
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None  # the client gets one error; it cannot be answered in parts
 
