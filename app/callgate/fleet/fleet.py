@@ -33,7 +33,7 @@ from callgate.fleet.message import (
     task_message,
 )
 from callgate.ledger.database import DatabaseAway
-from callgate.ledger.fleet_calls import FleetCallState, FleetLedger
+from callgate.ledger.fleet_calls import FleetCallState, FleetLedger, TakenForDead
 from callgate.ledger.presence import Presence
 from callgate.tools.executor import RunContext
 
@@ -56,6 +56,7 @@ UNKNOWN: Final = (
     " Look whether it happened before you call it again."
 )
 NO_PLACE: Final = "Not run: no worker was free to begin it within {:g} s. Try again later."
+WITHDRAWN: Final = "Not run: the call was withdrawn before a worker began it. Try again."
 NO_LEDGER: Final = "Not run: this server cannot write down what it runs at the moment. Try again later."
 
 TIMED_OUT: Final = "No result after {:g} s; the tool was stopped. What it should do may or may not have happened."
@@ -159,6 +160,9 @@ class Fleet:
                 log.error("fleet_call_not_offered", tool=tool, error=str(away))  # noqa: TRY400 - the reason is all there is to say
                 _ = self._in_background(self._stop(sent.id, may_be_anothers=may_be_anothers))
                 return Failed(NO_LEDGER, FailureKind.REFUSED)
+            except TakenForDead:
+                log.error("fleet_call_not_offered", tool=tool, error="this process was taken for dead")  # noqa: TRY400
+                return Failed(WITHDRAWN, FailureKind.REFUSED)
             except asyncio.CancelledError:
                 if not mine.is_left:
                     stopping = self._in_background(self._stop(sent.id, may_be_anothers=may_be_anothers))
@@ -214,6 +218,7 @@ class Fleet:
                 if monotonic() >= look_at:
                     look_at = monotonic() + LOOK_SECONDS
                     if await self._stop(id, may_be_anothers=mine.may_be_anothers) == "withdrawn":
+                        await self._send("LREM", mine.queue, "1", mine.message)  # nobody may ever come for it
                         return Failed(NO_PLACE.format(queue_seconds), FailureKind.REFUSED)
 
     async def _stop(self, id: str, *, may_be_anothers: bool) -> str | None:
@@ -352,5 +357,5 @@ def _outcome_of(found: FleetCallState) -> Outcome | None:
     if found.state == "unknown":
         return Failed(UNKNOWN, FailureKind.UNKNOWN)
     if found.state == "withdrawn":
-        return Failed("Not run: the call was withdrawn before a worker began it. Try again.", FailureKind.REFUSED)
+        return Failed(WITHDRAWN, FailureKind.REFUSED)
     return None

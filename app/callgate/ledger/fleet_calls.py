@@ -15,9 +15,16 @@ KEPT_SECONDS: Final = 7 * 86_400.0
 """For rows that have an end: the calls themselves stand in the ledger for longer."""
 
 _ALIVE: Final = "SELECT name FROM processes WHERE seen_at > {now} - CAST(?1 AS {real})"
+_NOT_OURS: Final = (
+    "SELECT calls.id FROM calls LEFT JOIN runs ON runs.id = calls.run_id AND runs.ended_at IS NULL"
+    " WHERE calls.id = split_part(?1, '#', 1)"
+    " AND (calls.ended_at IS NOT NULL OR (runs.id IS NOT NULL AND runs.owner IS DISTINCT FROM CAST(?2 AS TEXT)))"
+)
+"""Its call has been given up in the name of a process that was taken for dead, or its run is another's."""
 _OFFER: Final = (
     "INSERT INTO fleet_calls (id, process, pool, tool, arguments_hash, state, offered_at)"
-    " VALUES (?1, ?2, ?3, ?4, ?5, 'offered', {now}) ON CONFLICT (id) DO UPDATE SET process = excluded.process,"
+    " SELECT ?1, CAST(?2 AS TEXT), CAST(?3 AS TEXT), CAST(?4 AS TEXT), CAST(?5 AS TEXT), 'offered', {now}"
+    f" WHERE NOT EXISTS ({_NOT_OURS}) ON CONFLICT (id) DO UPDATE SET process = excluded.process,"
     " state = CASE fleet_calls.state WHEN 'withdrawn' THEN 'offered' ELSE fleet_calls.state END,"
     " ended_at = CASE fleet_calls.state WHEN 'withdrawn' THEN NULL ELSE fleet_calls.ended_at END"
     " WHERE fleet_calls.arguments_hash = excluded.arguments_hash"
@@ -25,8 +32,10 @@ _OFFER: Final = (
 )
 _CLAIM: Final = (
     "UPDATE fleet_calls SET state = 'running', worker = ?3, child = ?4, attempt = ?5, began_at = {now}"
-    " WHERE id = ?1 AND arguments_hash = ?2 AND (state = 'offered' OR (state = 'running' AND attempt = ?5)) RETURNING id"
+    " WHERE id = ?1 AND arguments_hash = ?2 AND (state = 'offered' OR (state = 'running' AND attempt = ?5))"
+    " AND EXISTS (SELECT name FROM processes WHERE name = ?3 AND seen_at > {now} - CAST(?6 AS {real})) RETURNING id"
 )
+"""Not by a worker that was not seen for so long that its calls would be taken for lost."""
 _END: Final = (
     "UPDATE fleet_calls SET state = ?3, ended_at = {now}, outcome = ?4"
     " WHERE id = ?1 AND attempt = ?2 AND (state = 'running' OR outcome = ?4) RETURNING id"
@@ -64,6 +73,10 @@ _CHILD_GONE: Final = (
 )
 
 
+class TakenForDead(Exception):
+    """This process was, and what it has is another's."""
+
+
 class FleetCallState(msgspec.Struct, frozen=True):
     """How one call stands."""
 
@@ -89,12 +102,20 @@ class FleetLedger:
         self._database, self.process, self.dead_after = database, process, dead_after
 
     async def offer(self, id: str, pool: str, tool: str, arguments_hash: str) -> bool:
-        """Offer a call, or take on one that another process has offered. False where this process has seen an end of it."""
-        return bool(await self._database.fetch(_OFFER, id, self.process, pool, tool, arguments_hash))
+        """Offer a call, or take on one that another process has offered. False where this process has seen an end of it.
+
+        Raises `TakenForDead`."""
+        if await self._database.fetch(_OFFER, id, self.process, pool, tool, arguments_hash):
+            return True
+        if await self._database.fetch(_NOT_OURS, id, self.process):
+            raise TakenForDead
+        return False
 
     async def claim(self, id: str, arguments_hash: str, child: int, attempt: str) -> bool:
         """Whether a call may begin here, now. `attempt` is another for each delivery."""
-        return bool(await self._database.fetch(_CLAIM, id, arguments_hash, self.process, child, attempt))
+        return bool(
+            await self._database.fetch(_CLAIM, id, arguments_hash, self.process, child, attempt, self.dead_after)
+        )
 
     async def end(self, id: str, attempt: str, state: str, outcome: bytes) -> bool:
         """Write an end down. False where the call was given up meanwhile."""

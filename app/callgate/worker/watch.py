@@ -5,6 +5,7 @@ In a thread of the worker's first process with an event loop of its own: a tool 
 
 import asyncio
 import os
+import signal
 import threading
 from typing import Final
 
@@ -57,6 +58,11 @@ class Watch:
     async def _whole_life(self) -> None:
         self._task = asyncio.ensure_future(self._watch())
         await asyncio.wait([self._task])
+        if not self._task.cancelled() and (error := self._task.exception()) is not None:
+            # Nobody says any more that this worker lives: it would begin calls that are taken for lost.
+            log.error("worker_not_seen", exc_info=error)
+            self._first.set()
+            os.kill(os.getpid(), signal.SIGTERM)
 
     async def _watch(self) -> None:
         dead_after = self._config.runs.dead_after_seconds
