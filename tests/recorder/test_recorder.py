@@ -358,6 +358,14 @@ async def test_there_is_an_end_to_how_many_may_watch(recorder):
     assert recorder.take_watcher()
 
 
+async def test_a_key_that_sees_its_own_runs_leaves_places_to_others(recorder):
+    assert [recorder.take_watcher("bob") for _ in range(7)] == [True] * 5 + [False] * 2
+    assert recorder.take_watcher("eve")
+    assert recorder.take_watcher()
+    recorder.give_back_watcher("bob")
+    assert recorder.take_watcher("bob")
+
+
 async def test_a_run_can_be_followed_to_its_end(recorder):
     recording = recorder.begin(RunRow("run_1", time.time(), "gpt"), RecordPolicy())
     listener = recording.listener(0)

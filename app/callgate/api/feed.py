@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from fastapi import APIRouter, Request
@@ -54,28 +55,26 @@ def feed_routes(manager: RuntimeManager) -> APIRouter:
         runtime, caller = manager.current, caller_of(request, "feed")
         wanted, only = _wanted(request.query_params.get("kinds"), runtime, caller)
         recorder = manager.shared.recorder
-        take_place(recorder, request.headers)
+        give_back = take_place(recorder, request.headers, only)
         watching = recorder.watch()
-        return WatchResponse(
-            _feed(watching, wanted, only), recorder.give_back_watcher, lambda: recorder.unwatch(watching)
-        )
+        return WatchResponse(_feed(watching, wanted, only), give_back, lambda: recorder.unwatch(watching))
 
     return router
 
 
-def take_place(recorder: Recorder, headers: Mapping[str, str]) -> None:
-    """A place among those who watch. To be given back."""
+def take_place(recorder: Recorder, headers: Mapping[str, str], only: str | None) -> Callable[[], None]:
+    """A place among those who watch, for whoever sees the runs of one key or, with None, of all. What gives it back."""
     if headers.get("sec-fetch-site") in ELSEWHERE and "origin" not in headers:
         # An image or a frame of another page: it can read nothing, but a few of them would take all places for ever.
         raise ChatError(403, "This web page may not watch this server.", code="origin_not_allowed")
-    if not recorder.take_watcher():
+    if not recorder.take_watcher(only):
         raise ChatError(503, "Too many are watching already.", code="too_many_watchers", retry_after=10)
+    return partial(recorder.give_back_watcher, only)
 
 
-def followed(recorder: Recorder, run: Recording, headers: Mapping[str, str]) -> "WatchResponse":
+def followed(recorder: Recorder, run: Recording, headers: Mapping[str, str], only: str | None) -> "WatchResponse":
     """The events of a run: those that were, those that come, and at its end its row."""
-    take_place(recorder, headers)
-    return WatchResponse(_run(recorder, run), recorder.give_back_watcher)
+    return WatchResponse(_run(recorder, run), take_place(recorder, headers, only))
 
 
 class WatchResponse(StreamingResponse):

@@ -92,7 +92,7 @@ def run_routes(manager: RuntimeManager) -> APIRouter:
     async def get_run(request: Request) -> Response:
         found = await one(request)
         if "text/event-stream" in request.headers.get("accept", ""):
-            return followed(recorder, found, request.headers)
+            return followed(recorder, found, request.headers, whose(request))
         facts = facts_of(found.row) | {"events": found.events}
         facts["replays"] = await read_runs(recorder.replays_of, found.row.id, whose(request))
         if request.query_params.get("content") in YES:

@@ -9,7 +9,7 @@ import queue
 import socket
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias, TypeVar
@@ -55,6 +55,8 @@ SLICE: Final = 500
 LOOKED_AT: Final = 10_000
 """Runs that are looked at for one page of a filter that no index knows."""
 WATCHERS: Final = 20
+WATCHERS_OF_ONE: Final = 5
+"""How many of them one key may have that sees its own runs alone: whoever operates the server finds a place."""
 FEED_BACKLOG: Final = 1000
 """What a watcher that does not read may be behind; more is left out: it asks for the list again."""
 
@@ -224,7 +226,7 @@ class Recorder:
         self._ended: queue.SimpleQueue[RunRecording | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._feeds: list[Feed] = []
-        self._watchers = 0
+        self._watchers: Counter[str | None] = Counter()
         self._feeds_ended = False
         self._policy = RecordPolicy()
         self._thread: threading.Thread | None = None
@@ -308,15 +310,18 @@ class Recorder:
             self._closing.clear()
             self._thread = None
 
-    def take_watcher(self) -> bool:
-        """Take a place for somebody who watches a run or the feed; false where all are taken. To be given back."""
-        if self._watchers >= WATCHERS:
+    def take_watcher(self, key: str | None = None) -> bool:
+        """Take a place for somebody who watches a run or the feed; false where all are taken. To be given back. `key` is whose,
+        if it may have some of them only."""
+        if self._watchers.total() >= WATCHERS or (key is not None and self._watchers[key] >= WATCHERS_OF_ONE):
             return False
-        self._watchers += 1
+        self._watchers[key] += 1
         return True
 
-    def give_back_watcher(self) -> None:
-        self._watchers -= 1
+    def give_back_watcher(self, key: str | None = None) -> None:
+        self._watchers[key] -= 1
+        if not self._watchers[key]:
+            del self._watchers[key]
 
     def watch(self) -> Feed:
         """A feed of all that is published from now on. To be given back with `unwatch`."""
