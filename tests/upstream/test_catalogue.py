@@ -273,3 +273,26 @@ def test_reading_the_room_and_building_a_catalogue_does_not_load_litellm():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+async def test_a_reload_does_not_forget_who_is_left_alone_unless_the_entry_has_changed(catalogue):
+    before = catalogue(entry("same"), entry("changed"), entry("any/*", "openai/*"), cooldown_seconds=60.0)
+    for name in ("same", "changed", "any/one"):
+        [deployment] = before.deployments(name)
+        for _ in range(3):
+            deployment.cooldown.failed(on_trial=False)
+
+    after = catalogue(
+        entry("same", tools=("*",)),
+        entry("changed", base="http://127.0.0.1:10/v1"),
+        entry("any/*", "openai/*"),
+        cooldown_seconds=60.0,
+        known=before.handed_on(),
+    )
+    otherwise = catalogue(entry("same"), cooldown_seconds=5.0, known=before.handed_on())
+
+    def resting(catalogue, name):
+        return catalogue.deployments(name)[0].cooldown.is_resting
+
+    assert [resting(after, name) for name in ("same", "changed", "any/one")] == [True, False, True]
+    assert not resting(otherwise, "same")

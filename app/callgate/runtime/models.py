@@ -27,7 +27,8 @@ audit = structlog.get_logger("callgate.audit")
 class Models:
     """The catalogue, each of its deployments wrapped."""
 
-    def __init__(self, config: Config, has_schema: Callable[[Any], bool]) -> None:
+    def __init__(self, config: Config, has_schema: Callable[[Any], bool], before: Catalogue | None = None) -> None:
+        """`before`: the catalogue whose place this one is to take."""
         self.client = model_client(config)
         self._schemas = AdaptedSchemas(has_schema, _log_losses)
         self._tool_calling = ToolCalling(
@@ -41,6 +42,7 @@ class Models:
             fetch=_fetched,
             cooldown_seconds=config.upstream.cooldown_seconds,
             on_cooldown=write_cooldown,
+            known=() if before is None else before.handed_on(),
         )
 
     def deployments(self, name: str, *, with_hosts: bool) -> list[dict[str, Any]]:

@@ -27,6 +27,7 @@ from callgate.runtime.shared import SharedResources
 from callgate.runtime.tool_patterns import check_patterns, pattern_problems
 from callgate.telemetry.listeners import LogListener, MetricsListener
 from callgate.tools.registry import Registry
+from callgate.upstream.catalogue import Catalogue
 from callgate.upstream.proxied_routes import Form, Passage, passage_for
 from callgate.upstream.resolve import ModelEntry
 
@@ -67,8 +68,8 @@ class Runtime(Recording):
             fleet=shared.fleet,
         )
         check_patterns(config, self.registry)
-        self._models = Models(config, self.registry.has_schema)
-        self.catalogue = self._models.catalogue
+        self._models = Models(config, self.registry.has_schema, None if before is None else before.catalogue)
+        self.catalogue: Catalogue = self._models.catalogue
         self._exact = frozenset(self.catalogue.names())
         self.offered = OfferedTools(self.registry)
         self.toolboxes = Toolboxes(config, shared, self.registry, self.catalogue)

@@ -54,8 +54,10 @@ class Catalogue:
         fetch: Fetch | None = None,
         cooldown_seconds: float = 0.0,
         on_cooldown: OnCooldown = lambda responder, seconds: None,
+        known: Sequence[tuple[ModelEntry, Cooldown]] = (),
     ) -> None:
-        """`cooldown_seconds`: how long a deployment is left alone at first when it keeps failing; 0 is never."""
+        """`cooldown_seconds`: how long a deployment is left alone at first when it keeps failing; 0 is never. `known`: how
+        deployments fared before."""
         for entry in entries:
             resolve.check(entry)
         self._client = client
@@ -72,6 +74,7 @@ class Catalogue:
         self._patterns.sort(key=lambda pattern: -len(pattern.text.replace("*", "")))
         self._cooldown_seconds = cooldown_seconds
         self._on_cooldown = on_cooldown
+        self._known = [(entry, cooldown) for entry, cooldown in known if cooldown.seconds == cooldown_seconds]
         self._ready: OrderedDict[str, _Ready] = OrderedDict()
         self._pools: OrderedDict[str, Pool] = OrderedDict()
         """One for each name, whether it is asked for or fallen back to: how a deployment fares is known once."""
@@ -106,6 +109,15 @@ class Catalogue:
     def known_deployments(self) -> Sequence[Deployment]:
         """Those of all names that were asked for so far."""
         return [each for pool in self._pools.values() for each in pool.deployments]
+
+    def handed_on(self) -> list[tuple[ModelEntry, Cooldown]]:
+        """How the deployments fare that failed when they were asked last, for the catalogue that takes this one's place."""
+        return [
+            (entry, deployment.cooldown)
+            for name, pool in self._pools.items()
+            for entry, deployment in zip(self._match(name), pool.deployments, strict=True)
+            if deployment.cooldown.failures
+        ]
 
     async def close(self) -> None:
         await self._client.close()
@@ -166,10 +178,15 @@ class Catalogue:
             inner = _Undecided(entry, self._client, self._fetch)
         name = str(entry.litellm_params["model"])
         responder = Responder(entry.model_name, name, inner.host, entry.configured_name, entry.pattern or name)
-        cooldown = Cooldown(
+        cooldown = next((cooldown for known, cooldown in self._known if _is_same(known, entry)), None) or Cooldown(
             self._cooldown_seconds, lambda seconds: self._on_cooldown(responder, seconds), self._circumstances.clock
         )
         return Deployment(self._wrap(inner, entry), responder, inner, cooldown)
+
+
+def _is_same(one: ModelEntry, other: ModelEntry) -> bool:
+    """Whether two entries, of this config and of the one before, are the same deployment."""
+    return one.model_name == other.model_name and one.litellm_params == other.litellm_params
 
 
 def is_demo(entry: ModelEntry) -> bool:

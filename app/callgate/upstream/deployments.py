@@ -42,6 +42,11 @@ class Cooldown:
         self._clock = clock
 
     @property
+    def seconds(self) -> float:
+        """How long it is left alone at first."""
+        return self._first
+
+    @property
     def is_resting(self) -> bool:
         """Whether it is left alone, or on trial."""
         return self.failures >= FAILURES and self._first > 0
