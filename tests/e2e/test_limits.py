@@ -206,3 +206,32 @@ async def test_a_call_that_waits_in_a_full_house_can_be_decided_about(upstream: 
         decided = await client.post(f"/v1/approvals/{waiting[0]['id']}", json={"decision": "approve"})
         assert decided.status_code == 200, decided.text
         assert (await asking).status_code == 200
+
+
+async def test_large_bodies_of_one_key_leave_memory_to_others(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body is held until its request ends, and a model may take its time."""
+    monkeypatch.setattr("callgate.api.large_bodies.OF_ONE", 1)
+    monkeypatch.setattr("callgate.api.large_bodies.OF_ALL", 2)
+    gate, arrived = asyncio.Event(), asyncio.Event()
+
+    def answer(request: Any) -> Reply:
+        large = len(request.body["messages"][0]["content"]) > 1000
+        if large:
+            arrived.set()
+        return Reply(text="hi", pace=Pace(hold=Hold(gate, after=None) if large else None))
+
+    upstream.script("m", answer)
+    large = [{"role": "user", "content": "x" * 300_000}]
+    async with serving(upstream, limits={"body_bytes": 400_000}) as client:
+        first = asyncio.create_task(ask(client, messages=large))
+        await arrived.wait()
+        assert refused(await ask(client, messages=large)) == (503, "over_capacity")
+        assert (await ask(client)).status_code == 200
+        arrived.clear()
+        of_bob = asyncio.create_task(ask(client, BOB, messages=large))
+        await arrived.wait()
+        gate.set()
+        assert [(await each).status_code for each in (first, of_bob)] == [200, 200]
+        assert (await ask(client, messages=large)).status_code == 200

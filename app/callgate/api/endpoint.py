@@ -47,7 +47,7 @@ class FaceEndpoint:
         config = self._manager.current.config
         if "content-encoding" in context.headers:  # its length was looked at by the middleware
             check_body(context.headers, config.limits.body_bytes)
-        body = await read_counted_body(receive, config.limits.body_bytes)
+        body = await read_counted_body(receive, config.limits.body_bytes, context.hold)
         try:
             exchange = await self._face.read(body, context, config)
         except AnsweredElsewhere as elsewhere:

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from callgate.api.answers import encoded, send_whole, start_message
 from callgate.api.cors import METHODS, cors_headers, preflight_headers
 from callgate.api.errors import as_chat_error, error_body, is_anthropics, shutting_down, status_at
+from callgate.api.large_bodies import LargeBodies
 from callgate.auth.admission import Place
 from callgate.auth.keys import Caller
 from callgate.conversation.errors import ChatError
@@ -73,6 +74,10 @@ class RequestContext(msgspec.Struct, eq=False):
     """A tool that may change the world has been started, so a client must not repeat the request by itself."""
     started: float = msgspec.field(default_factory=time.perf_counter)
     notes: dict[str, Any] = {}
+    large_bodies: LargeBodies | None = None
+    """Where the bytes of its body are counted, if it is large."""
+    held: int = 0
+    """How many of them are."""
 
     def __post_init__(self) -> None:
         given = self.headers.get("x-request-id")
@@ -80,6 +85,30 @@ class RequestContext(msgspec.Struct, eq=False):
             self.request_id, self.ids["request_id"] = given, masked(given)
         else:
             self.request_id = self.ids["request_id"] = new_id("req")
+
+    def hold(self, size: int, largest: int) -> None:
+        """Count so many bytes of its body, which may have `largest`; `ChatError` 503 where there is no room for them."""
+        if self.large_bodies is None:
+            return
+        if not self.large_bodies.grow(self._owner, size - self.held, largest):
+            raise ChatError(
+                503,
+                "Too many large requests are under way. Try again in a moment.",
+                type="server_error",
+                code="over_capacity",
+                retry_after=1,
+            )
+        self.held = size
+
+    def let_go(self) -> None:
+        """Nothing of its body is held any more."""
+        if self.held and self.large_bodies is not None:
+            self.large_bodies.shrink(self._owner, self.held)
+            self.held = 0
+
+    @property
+    def _owner(self) -> str:
+        return "" if self.caller is None else self.caller.name
 
     def error_body(self, error: ChatError) -> bytes:
         """An error in the shape that clients of this path expect."""
@@ -98,12 +127,13 @@ class Middleware:
     ) -> None:
         self._app, self._manager = app, manager
         self._straight = straight or {}
+        self._large_bodies = LargeBodies()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        context = RequestContext(read_headers(scope), scope["path"])
+        context = RequestContext(read_headers(scope), scope["path"], large_bodies=self._large_bodies)
         scope["context"] = context
         marks = [(b"x-request-id", context.request_id.encode())]
         if is_anthropics(context.path, context.headers):
@@ -153,7 +183,7 @@ class Middleware:
             # The server alone cancels a request as a whole: the time to drain is over. Nothing runs after this.
             await self._refuse(shutting_down(wrote=context.wrote), context, send_marked)
         finally:
-            self._note(scope, context)
+            self._end(scope, context)
 
     @property
     def _origins(self) -> Sequence[str]:
@@ -181,7 +211,9 @@ class Middleware:
                 headers["x-should-retry"] = "false"
             await send_whole(send, error.status, context.error_body(error), headers, error)
 
-    def _note(self, scope: Scope, context: RequestContext) -> None:
+    def _end(self, scope: Scope, context: RequestContext) -> None:
+        if context.held:
+            context.let_go()
         seconds = time.perf_counter() - context.started
         status = context.status or CLIENT_CLOSED
         self._manager.metrics.request(context.route, status, context.model, seconds)

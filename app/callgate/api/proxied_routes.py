@@ -56,7 +56,7 @@ class PassingEndpoint:
         assert context.caller is not None, "the middleware lets nobody in without a caller"
         with self._manager.lease() as runtime:
             check_body(context.headers, runtime.limits.body_bytes)
-            body = await read_body(receive, runtime.limits.body_bytes)
+            body = await read_body(receive, runtime.limits.body_bytes, context.hold)
             try:
                 if "traceparent" in context.headers:
                     runtime.pass_trace_on(context.headers)

@@ -6,11 +6,12 @@ of history must cost a scan and a copy.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, TypeAlias, get_args
 
 import msgspec
 from starlette.types import Receive
 
+from callgate.api.large_bodies import LARGE
 from callgate.api.legacy import in_todays_words, is_legacy
 from callgate.api.operator_ids import may_have_ids
 from callgate.api.progress import Dialect
@@ -36,6 +37,7 @@ OURS = frozenset({"model", "messages", "tools", "tool_choice", "stream", "stream
 
 MAX_DIGITS = 15
 """Of a length; nobody's body has more."""
+Hold: TypeAlias = Callable[[int, int], None]
 HINT_MARK = f'"{FIELD}"'.encode()
 
 DIALECTS: Mapping[str, Dialect] = {dialect: dialect for dialect in get_args(Dialect)}
@@ -250,16 +252,17 @@ def check_body(headers: Mapping[str, str], limit: int) -> None:
         )
 
 
-async def read_counted_body(receive: Receive, most: int) -> bytes:
+async def read_counted_body(receive: Receive, most: int, hold: Hold) -> bytes:
     """A body that is JSON, and has no more values than can be read while others wait."""
-    body = await read_body(receive, most)
+    body = await read_body(receive, most, hold)
     if len(body) > LARGE_BODY:
         await asyncio.to_thread(check_count, body)
     return body
 
 
-async def read_body(receive: Receive, limit: int) -> bytes:
-    """The whole body, refused as soon as it is larger than the limit."""
+async def read_body(receive: Receive, limit: int, hold: Hold | None = None) -> bytes:
+    """The whole body, refused as soon as it is larger than the limit. `hold` is called with the size of what is here of a large
+    one, and with the limit; it raises where there is no room."""
     parts: list[bytes] = []
     size = 0
     while True:
@@ -270,6 +273,8 @@ async def read_body(receive: Receive, limit: int) -> bytes:
         size += len(part)
         if size > limit:
             raise _too_large(limit)
+        if size > LARGE and hold is not None:
+            hold(size, limit)
         if not message.get("more_body"):
             return b"".join((*parts, part)) if parts else part
         parts.append(part)

@@ -122,7 +122,7 @@ def tool_routes(manager: RuntimeManager) -> APIRouter:
                 message = "A call of a tool takes no Idempotency-Key. Look into the ledger (`callgate calls`) before you repeat one."
                 raise ChatError(400, message, param="Idempotency-Key", code="unsupported_parameter")
             check_body(context.headers, runtime.limits.body_bytes)
-            sent = await read_body(request.receive, runtime.limits.body_bytes)
+            sent = await read_body(request.receive, runtime.limits.body_bytes, context.hold)
             body = read_json_body(sent, CallBody, EXAMPLE)
             calling = _Calling(runtime, context, caller, request.path_params["name"], body.text())
             return await calling.answer(request)

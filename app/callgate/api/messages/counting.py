@@ -1,5 +1,8 @@
 """`POST /v1/messages/count_tokens`."""
 
+import asyncio
+from functools import partial
+
 from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
@@ -9,6 +12,7 @@ from callgate.api.messages.requests import read_messages_request
 from callgate.api.middleware import context_of
 from callgate.api.operator_ids import check_ids
 from callgate.api.requests import check_body, read_counted_body
+from callgate.api.strict_json import LARGE_BODY
 from callgate.runtime.manager import RuntimeManager
 
 HEADER = "x-callgate-token-count"
@@ -27,8 +31,11 @@ class CountEndpoint:
         assert caller is not None, "the middleware lets nobody in without a caller"
         limits = self._manager.current.config.limits
         check_body(context.headers, limits.body_bytes)
-        body = await read_counted_body(receive, limits.body_bytes)
-        read = read_messages_request(body, context.headers, limits.messages, limits.json_depth, counts_only=True)
+        body = await read_counted_body(receive, limits.body_bytes, context.hold)
+        reading = partial(
+            read_messages_request, body, context.headers, limits.messages, limits.json_depth, counts_only=True
+        )
+        read = reading() if len(body) <= LARGE_BODY else await asyncio.to_thread(reading)
         request = read.request
         with self._manager.lease() as runtime:
             route = runtime.choose(

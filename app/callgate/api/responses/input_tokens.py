@@ -26,7 +26,7 @@ class InputTokens:
         with self._manager.lease() as runtime:
             limit = runtime.config.limits.body_bytes
             check_body(context.headers, limit)
-            body = await read_counted_body(receive, limit)
+            body = await read_counted_body(receive, limit, context.hold)
             request = (await self._face.read_here(body, context, runtime.config)).request
             route = runtime.choose(
                 request.model,
