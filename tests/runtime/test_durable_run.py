@@ -252,3 +252,21 @@ async def test_with_another_config_what_began_stays_begun_and_what_did_not_does_
     said, results = await play(taken, ran, tools=["pay"])
     assert [each[:8] for each in results] == ["Not run:", "Not run:", "The serv", "ran 4", '{"error"']
     assert (said, ran) == ("done", [3, 4]), "after the last turn that is kept it goes on with what there is now"
+
+
+async def test_of_a_run_that_has_ended_its_answer_is_kept_and_its_request_is_not(ledger: SharedLedger) -> None:
+    runs = RunLedger(ledger.database, "gone")
+    stored = await runs.begin(
+        "run_1",
+        caller="key alice",
+        key_digest="k",
+        request_digest=b"d",
+        face="ChatFace",
+        request=b"x" * 1000,
+        background=False,
+    )
+    await runs.finish(stored, "done", b"answer")
+    await runs.finish(stored, "done", b"answer")  # whose answer was lost
+    found = await runs.find("run_1")
+    assert found is not None
+    assert (found.state, found.answer, found.request_digest, found.request) == ("done", b"answer", b"d", b"")

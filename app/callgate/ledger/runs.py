@@ -204,14 +204,16 @@ class RunLedger:
             raise Fenced
 
     async def finish(self, run: StoredRun, state: str, answer: bytes) -> None:
-        """The end of a run, and what it answered. Raises `Fenced`."""
+        """The end of a run, and what it answered. Nobody carries it on any more, so that its request goes: it may be ten
+        megabytes. Raises `Fenced`."""
         if not await self._database.fetch(
-            "UPDATE runs SET state = ?3, answer = ?4, ended_at = {now} WHERE id = ?1 AND epoch = ?2"
+            "UPDATE runs SET state = ?3, answer = ?4, request = ?5, ended_at = {now} WHERE id = ?1 AND epoch = ?2"
             " AND (state = 'running' OR answer = ?4) RETURNING id",
             run.id,
             run.epoch,
             state,
             answer,
+            b"",
         ):
             raise Fenced
 
