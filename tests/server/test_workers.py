@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from callgate.config.schema import Config
@@ -84,14 +85,20 @@ async def test_workers_share_the_requests_and_the_metrics_count_all_of_them(tmp_
 async def test_a_worker_that_is_killed_is_started_again_and_the_others_go_on(tmp_path: Path):
     async with workers(tmp_path, 2) as child, http_client(child.url) as client:
         first = of(child)
+        for _ in range(12):
+            await client.post("/v1/chat/completions", json=ASK, headers={"connection": "close"})
+        assert await asked(client) == 12.0
         os.kill(min(first), signal.SIGKILL)
         await child.line("worker_died")
+        assert await asked(client) == 12.0, "a sum that goes down is taken for a new beginning, and all of it for new"
         for _ in range(10):
             assert (await client.get("/health/ready", headers={"connection": "close"})).status_code == 200
         async with asyncio.timeout(20):
             while len(now := of(child)) < 2 or now == first:  # noqa: ASYNC110 - no event of another process' children
                 await asyncio.sleep(0.05)
         assert max(first) in of(child)
+        for _ in range(3):
+            assert await asked(client) == 12.0
         child.signal(signal.SIGTERM)
         assert await child.ended() == 0
 
@@ -106,6 +113,13 @@ async def test_workers_whose_parent_is_killed_end_too(tmp_path: Path):
         async with asyncio.timeout(20):
             while any(map(lives, left)):  # noqa: ASYNC110 - they are not our children
                 await asyncio.sleep(0.05)
+
+
+async def asked(client: httpx.AsyncClient) -> float:
+    """How many requests were counted, whichever worker is asked."""
+    page = (await client.get("/metrics", headers={"connection": "close"})).text
+    [count] = re.findall(r'^callgate_requests_total{model="demo",route="chat",status="200"} (\S+)', page, re.MULTILINE)
+    return float(count)
 
 
 async def test_several_workers_without_redis_are_refused_with_what_to_do(tmp_path: Path):

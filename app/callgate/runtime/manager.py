@@ -86,7 +86,8 @@ class RuntimeManager:
         if self._siblings is None:
             return self.metrics.exposition(accept)
         own, _ = self.metrics.exposition()
-        return added_up([own, *await self._siblings.expositions()], accept)
+        counted = await self._siblings.counted(own)
+        return added_up(counted.living, accept, ended=counted.ended)
 
     async def __aenter__(self) -> Self:
         await self.shared.open()

@@ -265,16 +265,18 @@ class Metrics:
         return family
 
 
-def added_up(expositions: Sequence[bytes], accept: str = "") -> tuple[bytes, str]:
-    """The metrics of several processes as one, and their content type: everything is added up, but for when it began."""
+def added_up(expositions: Sequence[bytes], accept: str = "", *, ended: Sequence[bytes] = ()) -> tuple[bytes, str]:
+    """The metrics of several processes as one, and their content type: everything is added up, but for when it began.
+
+    Of processes that have ended what they counted stays, as a sum must not go down; how they stood does not."""
     from prometheus_client.parser import text_string_to_metric_families
 
     families: dict[str, Metric] = {}
     samples: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     family_of: dict[tuple[str, tuple[tuple[str, str], ...]], str] = {}
-    for exposition in expositions:
+    for at, exposition in enumerate((*expositions, *ended)):
         for family in text_string_to_metric_families(exposition.decode()):
-            if family.name.endswith("_created"):
+            if family.name.endswith("_created") or (at >= len(expositions) and family.type not in _SUMS):
                 continue
             families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
             for sample in family.samples:
@@ -286,6 +288,9 @@ def added_up(expositions: Sequence[bytes], accept: str = "") -> tuple[bytes, str
         families[family_of[name, labels]].add_sample(name, dict(labels), value)
     encode, content_type = choose_encoder(accept)
     return encode(_Collected(families.values())), content_type
+
+
+_SUMS: Final = frozenset({"counter", "histogram", "summary"})
 
 
 class _Collected(CollectorRegistry):
