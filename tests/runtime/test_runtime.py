@@ -20,6 +20,7 @@ from callgate.runtime.builders.errors import BadEntry
 from callgate.runtime.builders.models import model_entries
 from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.reload import ConfigSource
+from callgate.runtime.siblings import Siblings
 
 pytestmark = pytest.mark.anyio
 
@@ -210,9 +211,9 @@ class AFile:
         self.before_reading()
         return load(self.path, environ={"TOKEN": "a-new-secret"})
 
-    def manager(self) -> RuntimeManager:
+    def manager(self, siblings: Siblings | None = None) -> RuntimeManager:
         reading = ConfigSource(self.read, lambda: (), self.read_configs.append, self.applied.append)
-        return RuntimeManager(load(self.path, environ={"TOKEN": "x"}).config, reading)
+        return RuntimeManager(load(self.path, environ={"TOKEN": "x"}).config, reading, siblings)
 
 
 FILE = """\
@@ -238,6 +239,20 @@ async def test_the_file_is_read_again_on_request(file):
         assert moved.changed == ("tools",)
         assert tool_names(manager) == ["calculator", "clock"]
         assert [it.config for it in file.applied] == [manager.current.config]
+
+
+async def test_a_worker_that_is_started_again_serves_what_the_others_do_by_now(file, tmp_path):
+    siblings = Siblings(2, tmp_path)
+    first = file.manager(siblings)
+    siblings.note(1, lives=True)
+    file.write(WITH_TOOLS)
+    async with first as manager:
+        assert tool_names(manager) == ["calculator", "clock"]
+    file.write(FILE)
+    broken = file.manager(siblings)
+    file.write(FILE + "tools: [")
+    async with broken as manager:
+        assert tool_names(manager) == []
 
 
 @pytest.mark.parametrize(

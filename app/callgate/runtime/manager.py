@@ -94,6 +94,8 @@ class RuntimeManager:
         self._open = await OpenRuntime.begin(Runtime(self._config, self.shared))
         self._loop = asyncio.get_running_loop()
         if self._source is not None:
+            if self._siblings is not None and self._siblings.have_served:
+                await self._catch_up(self._source)
             self._tasks = [asyncio.create_task(self._reload_when_asked(self._source), name="reloading")]
             if self._config.reload.watch and self._source.files():
                 self._tasks.append(asyncio.create_task(self._watch(self._source), name="watching the config"))
@@ -172,6 +174,13 @@ class RuntimeManager:
     async def _reload_if_changed(self, source: ConfigSource) -> None:
         if await asyncio.to_thread(reads_otherwise, source, self._config):
             self._asked_to_reload.set()
+
+    async def _catch_up(self, source: ConfigSource) -> None:
+        """A worker that takes the place of one that died has the config that its parent began with, and the others may have
+        another by now: what that took away is not served again, not even for a moment."""
+        if await asyncio.to_thread(reads_otherwise, source, self._config):
+            with contextlib.suppress(Exception):  # it is logged where it happens, and the others have not moved either
+                await self._reload(source)
 
     async def apply(self, config: Config) -> ReloadResult:
         """Use another config from now on. What was leased before stays as it was until it is given back.
