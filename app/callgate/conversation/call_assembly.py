@@ -50,6 +50,8 @@ class CallAssembler(msgspec.Struct, eq=False):
     """The first call of each id, or what distinguishes those that have the same id."""
     _are_related: bool = False
     """A call may be another one sent again, or a piece of it."""
+    _opened_nameless: bool = False
+    """A call began without its name."""
     _legacy: Fragments | None = None
     _legacy_names: list[str] = []
     _legacy_reasons_before: int = 0
@@ -89,9 +91,12 @@ class CallAssembler(msgspec.Struct, eq=False):
         candidate = self._candidate(given.id, delta.index)
         fate = _Fate.OPENS if candidate is None else self._fate(candidate, delta, given, arguments)
         if candidate is None or fate is _Fate.OPENS:
+            there = self._by_index.get(delta.index) if delta.index is not None else None
             call = self._open(delta, given)
             if candidate is not None:
                 self._relate(call, candidate, both_indexes=delta.index is not None and candidate.index is not None)
+                if there is not None and there is not candidate:
+                    self._relate(call, there, both_indexes=True)
         else:
             call = candidate
             self._identify(call, given)
@@ -116,6 +121,7 @@ class CallAssembler(msgspec.Struct, eq=False):
     def _open(self, delta: CallDelta, given: "_GivenId") -> "_OpenCall":
         call = self._begun(name=delta.name or None, index=delta.index, custom=delta.custom)
         self._calls.append(call)
+        self._opened_nameless |= call.name is None
         if call.index is not None:
             self._by_index[call.index] = call
         self._identify(call, given)
@@ -155,7 +161,7 @@ class CallAssembler(msgspec.Struct, eq=False):
         if both_ids and given.id != candidate.id:
             return _Fate.OPENS
         if candidate.name is None:
-            candidate.name = name
+            candidate.name, candidate.named_late = name, bool(candidate.arguments)
             return _Fate.CONTINUES
         both_indexes = delta.index is not None and candidate.index is not None
         if both_ids and both_indexes and delta.index != candidate.index:
@@ -251,6 +257,8 @@ class CallAssembler(msgspec.Struct, eq=False):
             legacy = _OpenCall(name, arguments=self._legacy, reasons_before=self._legacy_reasons_before)
             return [replace(self._found_call(legacy, in_order), findings=(Finding.LEGACY_FUNCTION_CALL,))]
         calls = self._calls
+        if self._opened_nameless:
+            self._doubt_blank()
         if self._are_related:
             self._doubt_pieces()
             calls = self._without_resent()
@@ -279,6 +287,18 @@ class CallAssembler(msgspec.Struct, eq=False):
     def _meant(self, name: str | None) -> str | None:
         known = resolve_name(name, self._offer) if name else None
         return known.name if known else name
+
+    def _doubt_blank(self) -> None:
+        """Where arguments came before the name of a call, or without any, those of a call that has none may be among them."""
+        blank = [call for call in self._calls if call.name and _state_of(call) is _Written.NOTHING]
+        stray = [call for call in self._calls if call.named_late or not call.name]
+        if not any(_state_of(call) is not _Written.NOTHING for call in stray):
+            return
+        for call in blank:
+            tool = self._offer.get(self._meant(call.name) or "")
+            call.doubtful |= tool is None or bool(tool.parameters.get("properties"))
+        for call in stray:
+            call.doubtful |= bool(blank) and call.name is not None
 
     def _doubt_pieces(self) -> None:
         """Where one call may be a piece of another, what makes an object may be only a part of one, or what is left of it."""
@@ -408,6 +428,8 @@ class _OpenCall(msgspec.Struct, eq=False):
     """It was opened while the arguments of the call that it may continue were not whole."""
     resumed: bool = False
     """It got arguments behind a call that may continue it."""
+    named_late: bool = False
+    """Its name came behind some of its arguments."""
     doubtful: bool = False
     """What it has may be a part of other arguments, or what is left of them."""
 
