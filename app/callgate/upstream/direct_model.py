@@ -409,7 +409,7 @@ def read_json(text: bytes) -> Any:
 
 
 TWICE = "a call names a field twice"
-_ONCE = (b'"arguments"', b'"name"', b'"function"', b'"tool_calls"', b'"function_call"')
+_ONCE = tuple(b'"%b"' % name for name in b"arguments name function tool_calls function_call delta choices".split())
 """Names that stand once in a chunk with one call, whatever its arguments hold: inside of them quotes are escaped."""
 
 
@@ -423,11 +423,10 @@ def _may_name_twice(text: bytes) -> bool:
 def holds_name_twice(text: bytes) -> bool:
     """Whether an object in it has a name twice. Which of the two its provider meant, nobody can say."""
     try:
-        json.loads(text, object_pairs_hook=_once)
-    except _Twice:
+        # As patient as `read_json`, and numbers need not be any here: what was read there is looked through here.
+        json.loads(text.decode("utf-8", UNREADABLE), object_pairs_hook=_once, parse_int=str, parse_float=str)
+    except (_Twice, ValueError, RecursionError):
         return True
-    except (ValueError, RecursionError):
-        return False  # read already, by a reader with more patience
     return False
 
 
