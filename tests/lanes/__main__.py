@@ -1,8 +1,13 @@
-"""`python -m tests.lanes [PROVIDER ...]`: the matrix of providers and native cases, one line for each provider."""
+"""`python -m tests.lanes [PROVIDER ...]`: the matrix of providers and native cases, one line for each provider.
+
+`python -m tests.lanes attacks [NUMBER [WIRE ...]]`: so many damaged answers on each wire, other ones every time.
+"""
 
 import asyncio
+import random
 import sys
 
+from tests.lanes.attacks import SHAPES, search
 from tests.lanes.matrix import MODELS, native_cases, play, report
 
 
@@ -12,5 +17,16 @@ def main(providers: list[str]) -> int:
     return 1 if any(each.more for each in figures) else 0
 
 
+def attack(count: int, wires: list[str]) -> int:
+    first, wrong = random.randrange(10**9), 0
+    for wire in wires or SHAPES:
+        figures = search(wire, range(first, first + count))
+        wrong += len(figures.wrong)
+        sys.stdout.write("\n".join([figures.line(), *figures.wrong]) + "\n")
+    return 1 if wrong else 0
+
+
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["attacks"]:
+        sys.exit(attack(int((sys.argv[2:3] or ["1000"])[0]), sys.argv[3:]))
     sys.exit(main(sys.argv[1:]))

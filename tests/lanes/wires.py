@@ -243,6 +243,11 @@ BEDROCK = {**CLAUDE, "content_filter": "guardrail_intervened"}
 
 
 def frame(kind: str, payload: Json, message_type: str = "event") -> bytes:
+    """An event of AWS's event streams."""
+    return frame_of(kind, json.dumps(payload).encode(), message_type)
+
+
+def frame_of(kind: str, body: bytes, message_type: str = "event") -> bytes:
     """One binary frame of AWS's event streams: lengths, a sum over them, headers, payload, a sum over all."""
     key = ":event-type" if message_type == "event" else ":exception-type"
     named = {key: kind, ":content-type": "application/json", ":message-type": message_type}
@@ -250,7 +255,6 @@ def frame(kind: str, payload: Json, message_type: str = "event") -> bytes:
         struct.pack("!B", len(name)) + name.encode() + b"\x07" + struct.pack("!H", len(value)) + value.encode()
         for name, value in named.items()
     )
-    body = json.dumps(payload).encode()
     prelude = struct.pack("!II", 16 + len(headers) + len(body), len(headers))
     start = prelude + struct.pack("!I", zlib.crc32(prelude)) + headers + body
     return start + struct.pack("!I", zlib.crc32(start))

@@ -24,12 +24,13 @@ from callgate.conversation.events import (
 )
 from callgate.conversation.finish import FinishClass, classify
 from callgate.conversation.ports import ModelRequest
-from callgate.upstream.chunks import reason_in, whole_number
+from callgate.upstream.chunks import error_in, reason_in, whole_number
 from callgate.upstream.direct_model import TWICE, Body, read_json
 from callgate.upstream.litellm_model import COMMON_EXTRAS, decoded
 from callgate.upstream.openai_shaped import FormatBody
 from callgate.upstream.resolve import OF_PROVIDERS, LiteLLMSettings
 from callgate.upstream.translation import (
+    NOBODYS,
     Fields,
     MessageBody,
     Question,
@@ -156,6 +157,7 @@ class _Frames:
         self._names = names
         self._report = report
         self._stopped = False
+        self._stopped_blocks: set[int | None] = set()
         self.done = False
         self.fault: str | None = None
 
@@ -189,12 +191,17 @@ class _Frames:
         if name or frame.headers.get(":message-type") != "event":
             said = field_of(payload, "message") or frame.headers.get(":error-message") or name
             yield ProviderError(str(said), {"error": {"message": said, "type": name, "status": STATUSES.get(name)}})
+        elif isinstance(payload, dict) and (error := error_in(payload)) is not None:
+            yield error
         elif kind == "contentBlockStart":
+            self._stopped_blocks.discard(_index(payload))
             if isinstance(call := field_of(payload, "start", "toolUse"), dict):
                 tool = _name(call.get("name"), self._names)
                 yield CallDelta(_index(payload), call.get("toolUseId"), tool, _arguments(call.get("input")))
         elif kind == "contentBlockDelta":
             yield from self._delta(payload)
+        elif kind == "contentBlockStop":
+            self._stopped_blocks.add(_index(payload))
         elif kind == "messageStop":
             self._stopped = True
             if reason := reason_in(field_of(payload, "stopReason")):
@@ -209,6 +216,8 @@ class _Frames:
             yield TextDelta(text)
         if (piece := field_of(delta, "toolUse", "input")) is not None:
             yield CallDelta(_index(payload), arguments=piece)
+            if piece and _index(payload) in self._stopped_blocks:
+                yield CallDelta(NOBODYS, arguments=piece)
         if isinstance(thought := field_of(delta, "reasoningContent"), dict):
             yield from _thought(thought)
 

@@ -3,7 +3,7 @@ Anthropic's own, and calls are as it wrote them.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -11,7 +11,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from callgate.calls.states import Flaw
 from callgate.conversation.events import CallDelta, CallWritten, Finished, ModelEvent
 from callgate.conversation.finish import FinishClass, classify
 from callgate.conversation.messages_api import ERROR_STATUSES
@@ -22,6 +21,7 @@ from callgate.upstream.direct_model import read_json
 from callgate.upstream.litellm_model import plain
 from callgate.upstream.resolve import LiteLLMSettings
 from callgate.upstream.translation import (
+    NOBODYS,
     EventsBody,
     Fields,
     MessageBody,
@@ -29,6 +29,7 @@ from callgate.upstream.translation import (
     Report,
     encode,
     field_of,
+    mark_last_call,
     messages_of,
     tidy,
 )
@@ -36,6 +37,8 @@ from callgate.upstream.translation import (
 PROVIDER = "anthropic"
 PATH = "/v1/messages"
 BLOCKS = frozenset({"content_block_start", "content_block_delta", "content_block_stop"})
+SAID = frozenset({"text", "thinking", "redacted_thinking"})
+"""Blocks in which no JSON is written."""
 PAUSED = "pause_turn"
 """A stop reason that is none: Anthropic's own tools take long, and it goes on when it is given what it has said so far."""
 REVERSE_NAMES = "_anthropic_tool_name_map"
@@ -177,6 +180,8 @@ class EventsReader(EventsBody):
         self._calls: dict[int | None, int] = {}
         """The calls that are being written, by the index of their blocks, and the numbers they go by."""
         self._stopped: set[int | None] = set()
+        self._others: set[int | None] = set()
+        """Blocks in which JSON is written and that are no calls: the provider's own tools, and the format of the answer."""
         self._latest: int | None = None
         """The index of the block that began last: a piece that names none is that one's."""
         self._begun = 0
@@ -252,6 +257,9 @@ class EventsReader(EventsBody):
             block = event.get("content_block")
             if not isinstance(block, dict) or block.get("type") != "tool_use" or self._is_format(block):
                 self._calls.pop(index, None)
+                self._others.discard(index)
+                if field_of(block, "type") not in SAID:
+                    self._others.add(index)
                 return None
             if index not in self._calls or index in self._stopped:
                 self._stopped.discard(index)
@@ -262,15 +270,17 @@ class EventsReader(EventsBody):
             known = self._parser.tool_name_reverse_map or {}
             name = known.get(name, name) if isinstance(name, str) and name else None
             return [CallDelta(number, id_ if isinstance(id_, str) else None, name)]
+        delta = event.get("delta")
         if index not in self._calls:
-            return None
+            stray = field_of(delta, "partial_json") if index not in self._others else None
+            return [CallDelta(NOBODYS, arguments=stray)] if stray else None
         if kind == "content_block_stop":
             self._stopped.add(index)
             return []
-        delta = event.get("delta")
         # A piece in no form that is known is nothing that could be left out.
         piece = delta.get("partial_json", [delta]) if isinstance(delta, dict) else [delta]
-        return [CallDelta(self._calls[index], arguments=piece)]
+        said: list[ModelEvent] = [CallDelta(self._calls[index], arguments=piece)]
+        return said if index not in self._stopped or not piece else [*said, CallDelta(NOBODYS, arguments=piece)]
 
     def _is_format(self, block: Any) -> bool:
         from litellm.constants import RESPONSE_FORMAT_TOOL_NAME
@@ -329,10 +339,7 @@ class MessageReader(MessageBody):
         elif reason:
             has_calls = any(isinstance(event, CallWritten) for event in events)
             events.append(Finished(_reason(reason, converted=parser.json_mode and not has_calls)))
-            if (
-                classify(reason) is FinishClass.LENGTH
-                and field_of({"last": body["content"][-1:]}, "last", 0, "type") == "tool_use"
-            ):
+            if classify(reason) is FinishClass.LENGTH and ends_in_call(body["content"]):
                 mark_last_call(events)
         return events
 
@@ -344,13 +351,14 @@ def _without_nothing(event: ModelEvent) -> ModelEvent:
     return event
 
 
-def mark_last_call(events: list[ModelEvent]) -> None:
-    """A call that the length limit cut comes as an object in a whole message, so that nothing of it shows the cut."""
-    for place in range(len(events) - 1, -1, -1):
-        event = events[place]
-        if isinstance(event, CallWritten):
-            events[place] = replace(event, flaw=Flaw.TRUNCATED)
-            return
+def ends_in_call(content: Sequence[Any]) -> bool:
+    """Whether nothing was said behind the last call."""
+    for block in reversed(content):
+        if field_of(block, "type") == "tool_use":
+            return True
+        if field_of(block, "type") != "text" or field_of(block, "text"):
+            return False
+    return False
 
 
 def _reason(reason: str, *, converted: bool) -> str:

@@ -24,6 +24,7 @@ from callgate.upstream.chunks import entries, reason_in, whole_number
 from callgate.upstream.litellm_model import decoded
 from callgate.upstream.resolve import LiteLLMSettings
 from callgate.upstream.translation import (
+    NOBODYS,
     EventsBody,
     Fields,
     MessageBody,
@@ -103,6 +104,7 @@ class _Events(EventsBody):
     def __init__(self, model: str, report: Report) -> None:
         super().__init__(report)
         self._model = model
+        self._ended_calls: set[int | None] = set()
 
     def _read_event(self, event: dict[str, Any]) -> list[ModelEvent]:
         return list(self._events(event))
@@ -119,12 +121,19 @@ class _Events(EventsBody):
         elif kind in {"tool-call-start", "tool-call-delta"}:
             for call in entries(field_of(said, "tool_calls")):
                 name, id_ = field_of(call, "function", "name"), call.get("id")
+                piece = field_of(call, "function", "arguments")
                 yield CallDelta(
                     index,
                     id_ if isinstance(id_, str) and id_ else None,
                     name if isinstance(name, str) and name else None,
-                    field_of(call, "function", "arguments"),
+                    piece,
                 )
+                if kind == "tool-call-start":
+                    self._ended_calls.discard(index)
+                elif piece and index in self._ended_calls:
+                    yield CallDelta(NOBODYS, arguments=piece)
+        elif kind == "tool-call-end":
+            self._ended_calls.add(index)
         elif kind == "citation-start":
             if citation := field_of(said, "citations"):
                 yield ExtraField("citations", [citation])

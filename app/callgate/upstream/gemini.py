@@ -14,6 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from callgate.conversation.events import CallDelta, CallWritten, Finished, ModelEvent
+from callgate.conversation.finish import FinishClass, classify
 from callgate.conversation.ports import ModelRequest
 from callgate.upstream import errors
 from callgate.upstream.chunks import entries, read_completion, reason_in, whole_number
@@ -28,6 +29,7 @@ from callgate.upstream.translation import (
     Unanswerable,
     encode,
     field_of,
+    mark_last_call,
     messages_of,
     tidy,
 )
@@ -145,9 +147,11 @@ class _Events(EventsBody):
         self._parser = parser
         self._is_finished = False
         self._calls_seen: set[str] = set()
+        self._held: CallDelta | None = None
+        """The arguments of the latest call, while nothing has come behind it."""
 
     def finish(self) -> list[ModelEvent]:
-        events = [*super().finish()]
+        events = [*super().finish(), *self._held_back()]
         self.done = self._is_finished
         return events
 
@@ -163,11 +167,26 @@ class _Events(EventsBody):
             return self._untranslated(error)
         for choice in chunk.get("choices") or ():
             tidy(choice, choice.get("delta"))
-        found = _as_written(event, self._chunks.read({**chunk, "id": event.get("responseId")}), self._calls_seen)
+        read = _as_written(event, self._chunks.read({**chunk, "id": event.get("responseId")}), self._calls_seen)
+        found = self._held_back() if _said_last(event) is not None else []
+        for each in read:
+            if isinstance(each, CallDelta):
+                found += [*self._held_back(), replace(each, arguments=None)]
+                self._held = CallDelta(each.index, arguments=each.arguments)
+            else:
+                found.append(each)
+        if self._held is not None and _said_last(event) is False:
+            found += self._held_back()
         if (reason := _reason(event)) is not None:
             self._is_finished = True
-            found.append(Finished(reason))
+            if classify(reason) is FinishClass.LENGTH:
+                self._held = None  # nothing in an object shows that the limit cut it
+            found += [*self._held_back(), Finished(reason)]
         return found
+
+    def _held_back(self) -> list[ModelEvent]:
+        held, self._held = self._held, None
+        return [] if held is None else [held]
 
 
 class _Message(MessageBody):
@@ -217,6 +236,8 @@ class _Message(MessageBody):
         events = _as_written(body, read_completion(completion), set())
         if reason is not None:
             events.append(Finished(reason))
+            if classify(reason) is FinishClass.LENGTH and _said_last(body):
+                mark_last_call(events)
         return events
 
 
@@ -227,6 +248,14 @@ def _answer(said: dict[str, Any]) -> dict[str, Any]:
         if (place if index is None else index) == 0:
             return candidate
     return {}
+
+
+def _said_last(said: dict[str, Any]) -> bool | None:
+    """Whether the last thing that is said is a call; None where nothing is said."""
+    for part in reversed(entries(field_of(_answer(said), "content", "parts"))):
+        if "functionCall" in part or part.get("text"):
+            return "functionCall" in part
+    return None
 
 
 def _calls(said: dict[str, Any], candidate: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:

@@ -37,7 +37,7 @@ from callgate.upstream.chunks import reason_in
 from callgate.upstream.direct_model import WholeBody, read_json
 from callgate.upstream.params import SELECTORS, is_denied
 from callgate.upstream.resolve import LiteLLMSettings, body_settings
-from callgate.upstream.translation import MessageBody, Question, Report, Unanswerable, encode, field_of
+from callgate.upstream.translation import MessageBody, Question, Report, Unanswerable, encode, field_of, mark_last_call
 
 LANE: Final = "messages"
 NOT_PASSED: Final = frozenset("model messages stream tools tool_choice mcp_servers thread".split())
@@ -204,12 +204,12 @@ def _assistant(message: Mapping[str, Any]) -> Iterator[Any]:
     calls = {call["id"]: call for call in message.get("tool_calls") or ()}
     blocks = message.get(BLOCKS) or ()
     if calls.keys() <= {block.get("id") for block in blocks if block.get("type") == "tool_use"} and blocks:
-        # As the provider wrote it; a call that came broken has nothing in it.
+        # As the provider wrote it; a call that came broken has nothing in it, and one that came twice stands there once.
         for block in blocks:
             if block.get("type") != "tool_use":
                 yield block
-            elif block.get("id") in calls:
-                yield {**block, "input": _input(calls[block["id"]], block.get("input"))}
+            elif (call := calls.pop(block.get("id"), None)) is not None:
+                yield {**block, "input": _input(call, block.get("input"))}
         return
     yield from (block for block in message.get("thinking_blocks") or () if block.get("signature") or block.get("data"))
     if message.get("content"):
@@ -366,8 +366,8 @@ class _Message(MessageBody):
             self.paused = content
         elif reason:
             events.append(Finished(reason))
-            if classify(reason) is FinishClass.LENGTH and content and content[-1].get("type") == "tool_use":
-                claude.mark_last_call(events)
+            if classify(reason) is FinishClass.LENGTH and claude.ends_in_call(content):
+                mark_last_call(events)
         return events
 
 
@@ -376,14 +376,15 @@ def _of_block(block: Mapping[str, Any]) -> Iterator[ModelEvent]:
         case {"type": "text", "text": str() as text}:
             yield TextDelta(text)
         case {"type": "thinking"}:
-            if thought := block.get("thinking"):
+            if (thought := block.get("thinking")) and isinstance(thought, str):
                 yield ReasoningDelta(thought, "thinking")
             yield ThinkingBlock(block)
         case {"type": "redacted_thinking"}:
             yield ThinkingBlock(block)
         case {"type": "tool_use"}:
-            given = block.get("input")
-            yield CallWritten(block.get("name"), None if given == {} else given, block.get("id"))
+            given, name, id_ = block.get("input"), block.get("name"), block.get("id")
+            name, id_ = (found if isinstance(found, str) and found else None for found in (name, id_))
+            yield CallWritten(name, None if given == {} else given, id_)
 
 
 def usage_of(counts: Mapping[str, Any]) -> Usage:

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from callgate.conversation.events import CallDelta, CallWritten, Finished, ModelEvent, TextDelta
+from callgate.conversation.finish import FinishClass, classify
 from callgate.conversation.ports import ModelRequest
 from callgate.upstream.direct_model import Body, StreamedBody, WholeBody
 from callgate.upstream.litellm_model import decoded
@@ -153,7 +154,10 @@ class FormatBody:
 
         self._inner = inner
         self._name = RESPONSE_FORMAT_TOOL_NAME
-        self._is_format = self._converted = self._has_calls = False
+        self._latest: int | None = None
+        self._formats: dict[int | None, bool] = {}
+        """Whether a call is the format, by its index."""
+        self._has_calls = False
 
     @property
     def done(self) -> bool:
@@ -171,15 +175,16 @@ class FormatBody:
 
     def _converted_event(self, event: ModelEvent) -> ModelEvent:
         if isinstance(event, CallDelta | CallWritten):
+            index = None
+            if isinstance(event, CallDelta):
+                index = self._latest if event.index is None else event.index
+                self._latest = index
             if event.name:
-                self._is_format = event.name == self._name
-                self._converted, self._has_calls = (
-                    self._converted or self._is_format,
-                    self._has_calls or not self._is_format,
-                )
-            if self._is_format:
+                self._formats[index] = self._formats.get(index, True) and event.name == self._name
+                self._has_calls = self._has_calls or event.name != self._name
+            if event.name == self._name or (not event.name and self._formats.get(index)):
                 text = event.arguments
                 return TextDelta(text if isinstance(text, str) else encode(text).decode() if text else "")
-        if isinstance(event, Finished) and event.reason == "tool_calls" and self._converted and not self._has_calls:
-            return Finished("stop")
+        if isinstance(event, Finished) and self._formats and not self._has_calls:
+            return Finished("stop") if classify(event.reason) is FinishClass.TOOL_CALLS else event
         return event

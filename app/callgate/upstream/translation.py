@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
+from callgate.calls.states import Flaw
 from callgate.conversation.errors import ChatError
-from callgate.conversation.events import ModelEvent
+from callgate.conversation.events import CallWritten, ModelEvent
 from callgate.conversation.ports import ModelRequest
 from callgate.http.event_stream import ErrorEvent, EventStreamReader, EventTooLarge, looks_like_keep_alive
 from callgate.upstream.chunks import ChunkReader, error_in
@@ -31,6 +33,10 @@ NOT_FIELDS = frozenset(
 REMEMBERED_BYTES = 8 * 1024 * 1024
 LONGEST_REMEMBERED = 256 * 1024
 """How much of translated fields is kept by the process in all, and how long those of one request may be."""
+
+NOBODYS = -1
+"""The number of a call that never began. Pieces that stand in no block of a call, or in one that has stopped, may belong to it:
+where there are some, a call without arguments is not known to have none."""
 
 encode = msgspec.json.Encoder().encode
 
@@ -178,6 +184,9 @@ class EventsBody:
             try:
                 event = read_json(payload)
             except ValueError:
+                if type(payload) is ErrorEvent:
+                    events += reported(payload)
+                    continue
                 if looks_like_keep_alive(payload):
                     continue
                 self.fault = "an event of the stream is not JSON"
@@ -252,11 +261,30 @@ class MessageBody(WholeBody):
 
 
 _CALLS = (b'"functionCall"', b'"tool_use"', b'"toolUse"')
+_PIECES = (b'"partial_json"', b'"tool_calls"')
+_REASONS = (b'_reason"', b'Reason"')
+_ONCE = tuple(b'"%b"' % name for name in b"partial_json arguments name function tool_calls message delta index".split())
+"""Names that stand once in an event with a piece of a call, whatever is in it: inside of text quotes are escaped."""
 
 
 def names_twice(text: bytes) -> bool:
-    """Whether an object in a text with a call has a name twice. Which of the two the model meant, nobody can say."""
-    return any(word in text for word in _CALLS) and holds_name_twice(text)
+    """Whether an object in a text with a call, or with a reason, has a name twice. Which of the two its provider meant, nobody
+    can say."""
+    is_doubtful = (
+        any(word in text for word in _CALLS)
+        or any(text.count(word) > 1 for word in _REASONS)
+        or (any(word in text for word in _PIECES) and any(text.count(name) > 1 for name in _ONCE))
+    )
+    return is_doubtful and holds_name_twice(text)
+
+
+def mark_last_call(events: list[ModelEvent]) -> None:
+    """Note that the length limit may have cut the last call: it comes as an object, of which nothing shows the cut."""
+    for place in range(len(events) - 1, -1, -1):
+        event = events[place]
+        if isinstance(event, CallWritten):
+            events[place] = replace(event, flaw=Flaw.TRUNCATED)
+            return
 
 
 def tidy(choice: dict[str, Any], message: object) -> None:
