@@ -28,9 +28,11 @@ class Office:
         self.log: list[SettledApproval] = []
         self.approvals = ApprovalQueue(audit=self.log.append)
 
-    def ask(self, call: ReadyCall, report: Any = silent, *, seconds: float = 30, max_waiting: int = 10) -> Any:
+    def ask(
+        self, call: ReadyCall, report: Any = silent, *, caller: str = "ann", seconds: float = 30, max_waiting: int = 10
+    ) -> Any:
         asking = self.approvals.ask(
-            SEND, call, report, run_id="run_1", caller="ann", seconds=seconds, max_waiting=max_waiting
+            SEND, call, report, run_id="run_1", caller=caller, seconds=seconds, max_waiting=max_waiting
         )
         return asyncio.create_task(asking)
 
@@ -143,6 +145,19 @@ async def test_only_so_many_wait():
     assert "too many" in refused.text
     office.approvals.decide(asked.id, approve=True, by="eve")
     assert await first is None
+
+
+async def test_one_caller_leaves_room_for_others():
+    office = Office()
+    waiting = [office.ask(ready("send"), max_waiting=4) for _ in range(2)]
+    refused = await office.ask(ready("send"), max_waiting=4)
+    assert isinstance(refused, Failed)
+    waiting.append(office.ask(ready("send"), caller="bob", max_waiting=4))
+    while len(office.approvals.waiting()) < 3:
+        await office.approvals.changed()
+    for asked in office.approvals.waiting():
+        office.approvals.decide(asked.id, approve=True, by="eve")
+    assert [await each for each in waiting] == [None] * 3
 
 
 async def test_the_wait_is_reported():

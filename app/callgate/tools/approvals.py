@@ -23,6 +23,8 @@ from callgate.conversation.errors import ChatError
 from callgate.conversation.ports import APPROVAL_GIVEN, APPROVAL_WANTED, Report
 from callgate.tools.executor import Tool
 
+OF_ONE = 2
+"""A half of what may wait is one caller's at most, so that others can ask as well."""
 KEPT_SETTLED = 1000
 """Requests that are over and still remembered, so that a late decision is answered with what became of it."""
 MAX_REASON = 500
@@ -116,7 +118,8 @@ class ApprovalQueue:
     ) -> Failed | None:
         """Wait for a decision about this call. None when it may run; else why not, for the model. `grace`: how long a
         decision may be on its way here."""
-        if len(self._waiting) >= max_waiting:
+        of_caller = sum(asked.caller == caller for asked, _ in self._waiting.values())
+        if len(self._waiting) >= max_waiting or of_caller >= max(max_waiting // OF_ONE, 1):
             return Failed("Not run: too many calls wait for approval already. Try again later.", FailureKind.REFUSED)
         asked = self._asked(tool, call, run_id, caller, seconds)
         answer: asyncio.Future[SettledApproval] = asyncio.get_running_loop().create_future()

@@ -77,7 +77,7 @@ class Approvals(Section):
     timeout_seconds: Seconds = 300.0
     """How long a call waits; then it is not run, and the model gets that as its result. `limits.request_seconds` goes on meanwhile."""
     max_waiting: Count = 100
-    """Calls that may wait at the same time; further ones are refused at once."""
+    """Calls that may wait at the same time, a half of them of one key; further ones are refused at once."""
     demand_hash: Switch = False
     """Take a decision only together with the hash of the arguments it is about."""
     webhook: WebhookSection | None = None
