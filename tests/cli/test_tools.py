@@ -313,11 +313,26 @@ def test_a_module_beside_the_config_is_found_before_any_other_and_may_not_hide_o
     )
     config = {"tools": [{"kind": "python", "module": "mine"}]}
     ran = callgate("check", config=config, folder=tmp_path)
-    hidden = f"{tmp_path / 'statistics.py'} hides the module statistics of the standard library"
-    assert (ran.returncode, ran.stderr) == (0, f"warning: {hidden}: give the file another name\n")
+    never = f"{tmp_path / 'statistics.py'} has the name of a module of the standard library and is never loaded"
+    assert (ran.returncode, ran.stderr) == (0, f"warning: {never}: give the file another name\n")
     ran = callgate("check", config={"tools": [{"kind": "python", "module": "statistics"}]}, folder=tmp_path)
     assert ran.returncode == 2
     assert "statistics.py has the name of a module of the standard library: give the file another name" in ran.stderr
+
+
+def test_no_file_beside_the_config_is_loaded_in_place_of_a_module_that_is_needed(tmp_path):
+    needed = {*sys.stdlib_module_names, "callgate", "yaml", "pydantic", "structlog", "anyio", "fastapi", "mcp", "litellm"}
+    for name in needed:
+        (tmp_path / f"{name}.py").write_text(f"raise AssertionError('{name} of the folder was loaded')\n")
+    (tmp_path / "mine.py").write_text(
+        "import queue, yaml\nfrom callgate import tool\n\n\n@tool\ndef lookup() -> str:\n    return yaml.__name__\n"
+    )
+    config = {"tools": [{"kind": "python", "module": "mine"}]}
+    ran = callgate("tools", "call", "lookup", config=config, folder=tmp_path)
+    assert (ran.returncode, ran.stdout) == (0, "yaml\n"), ran.stderr
+    ran = callgate("check", config=config, folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert {Path(line.split()[1]).stem for line in ran.stderr.splitlines()} == needed
 
 
 def test_a_key_s_models_that_are_none_are_an_error_with_a_near_name(tmp_path):

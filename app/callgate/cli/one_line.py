@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import typer
 import yaml
 
 from callgate.cli.providers import litellm_params
+from callgate.tools.own_modules import make_importable
 
 RUNNERS = frozenset({"npx", "uvx", "bunx", "pnpx", "pipx", "node", "python", "python3", "docker", "uv", "deno"})
 """Programs that start the MCP server that their arguments name."""
@@ -76,9 +76,7 @@ def python_tool(said: str) -> dict[str, str]:
         if not file.stem.isidentifier():
             legal = re.sub(r"^(?=\d)|\W", "_", file.stem)
             raise typer.BadParameter(f"--tool {said}: {file.stem!r} cannot be imported; call the file {legal}.py")
-        folder = str(file.resolve().parent)
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
+        make_importable(file.resolve().parent)
         place = file.stem
     return {"function": f"{place}:{function}"} if colon else {"module": place}
 

@@ -3,7 +3,6 @@
 Each command imports what it needs when it runs, so that a health check does not cost a server.
 """
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -67,10 +66,9 @@ def printable(text: str) -> str:
 
 def make_importable(folder: Path) -> None:
     """Put the config's folder first on the import path, then the current one: that is where an operator's own tools are."""
-    for each in (Path.cwd(), folder):
-        if str(each) in sys.path:
-            sys.path.remove(str(each))
-        sys.path.insert(0, str(each))
+    from callgate.tools import own_modules
+
+    own_modules.make_importable(Path.cwd(), folder)
 
 
 def check_exposure(loaded: "Loaded") -> None:

@@ -1,33 +1,82 @@
-"""Modules of the operator's own, beside the config file: which names they may not have.
+"""Modules of the operator's own, beside the config file: how they are found, and which names they may not have.
 
-Their folder comes first on the import path, so that one called like a module of the standard library, of ours or of a library
-that we use would be loaded in its place, or never be loaded. `sys.path[0]` is that folder.
+Their folder comes first on the import path. A file in it that is called like a module of the standard library, of ours or of a
+library that we use would be loaded in that one's place, by whoever imports it next: so such a name is looked for elsewhere.
 """
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from importlib import metadata
-from importlib.machinery import PathFinder
+from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 
 OURS = "callgate"
 
 
+class _NeededFirst:
+    """Finds the modules that Callgate needs where they are, as if the operator's folders held none of these names."""
+
+    def __init__(self) -> None:
+        self._folders: list[str] = []
+
+    @property
+    def folders(self) -> list[str]:
+        return [each for each in self._folders if each in sys.path]
+
+    def add(self, folder: str) -> None:
+        if folder not in self._folders:
+            self._folders.append(folder)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if path is not None:
+            return None
+        for folder in map(Path, self.folders):
+            if (file := _file_of(name, folder)) is not None and _owner(name, file, folder) is not None:
+                return self._needed(name, folder)
+        return None
+
+    def _needed(self, name: str, folder: Path) -> ModuleSpec:
+        spec = BuiltinImporter.find_spec(name) or FrozenImporter.find_spec(name)
+        if (spec := spec or PathFinder.find_spec(name, _elsewhere(folder))) is None:
+            # Of the standard library for another system: whoever tries to import it expects that it is not here.
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return spec
+
+
+_needed_first = _NeededFirst()
+
+
+def make_importable(*folders: Path) -> None:
+    """Put folders of the operator's first on the import path, the last of them before the others."""
+    for each in map(str, folders):
+        if each in sys.path:
+            sys.path.remove(each)
+        sys.path.insert(0, each)
+        _needed_first.add(each)
+    if _needed_first not in sys.meta_path:
+        sys.meta_path.insert(0, _needed_first)
+
+
 def name_taken(module: str) -> str:
-    """Why a module of this name in the first folder of the import path is refused; empty where it is not."""
+    """Why a module of this name in the operator's folders is refused; empty where it is not."""
     top = module.partition(".")[0]
-    file = _file_of(top, Path(sys.path[0]))
-    owner = _owner(top, file, Path(sys.path[0])) if file is not None else None
-    return "" if owner is None else f"{file} has the name of a module of {owner}: give the file another name"
+    for folder in map(Path, dict.fromkeys((sys.path[0], *_needed_first.folders))):
+        if (file := _file_of(top, folder)) is not None and (owner := _owner(top, file, folder)) is not None:
+            return f"{file} has the name of a module of {owner}: give the file another name"
+    return ""
 
 
 def hiding(folder: Path) -> Iterator[str]:
-    """What stands in a folder and would be loaded in place of a module that Callgate needs. For a warning."""
+    """What stands in a folder and is never loaded, because Callgate needs another module of its name. For a warning."""
     names = (each.stem if each.suffix == ".py" else each.name for each in sorted(folder.iterdir()))
     for name in dict.fromkeys(names):
         if (file := _file_of(name, folder)) is not None and (owner := _owner(name, file, folder)) is not None:
-            yield f"{file} hides the module {name} of {owner}: give the file another name"
+            yield f"{file} has the name of a module of {owner} and is never loaded: give the file another name"
 
 
 def _file_of(name: str, folder: Path) -> Path | None:
@@ -40,12 +89,17 @@ def _owner(name: str, file: Path, folder: Path) -> str | None:
         return "the standard library"
     if name == OURS:
         return None if file.parent.samefile(Path(__file__).parents[1]) else "Callgate"
-    if PathFinder.find_spec(name, [each for each in sys.path if each not in ("", str(folder))]) is None:
+    if PathFinder.find_spec(name, _elsewhere(folder)) is None:
         return None
     owners = metadata.packages_distributions().get(name, ())
     return next(iter(_used().intersection(owners)), None)
 
 
+def _elsewhere(folder: Path) -> list[str]:
+    return [each for each in sys.path if each not in ("", str(folder), *_needed_first.folders)]
+
+
+@lru_cache(maxsize=1)
 def _used() -> frozenset[str]:
     """The distributions that Callgate is installed with, as they write their names."""
     found: set[str] = set()
