@@ -379,8 +379,8 @@ model_list:
       api_base: https://${NOR_THERE}/v1
 """
     assert refused(text, {"NOR_THERE": ""}) == [
-        "5:16: model_list.0.litellm_params.api_key: the environment variable NOT_THERE is not set",
-        "6:17: model_list.0.litellm_params.api_base: the environment variable NOR_THERE is empty",
+        "5:16: model_list.0.litellm_params.api_key: the environment variable NOT_THERE is not set: `export NOT_THERE=...` first",
+        "6:17: model_list.0.litellm_params.api_base: the environment variable NOR_THERE is empty: `export NOR_THERE=...` first",
     ]
 
 

@@ -4,6 +4,7 @@ Stricter than YAML where YAML surprises: a key given twice is an error, keys are
 a date (`api_version: 2024-10-21` is a text).
 """
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -72,6 +73,9 @@ def read_document(text: str, source: str, references: References) -> Document:
         mark = error.problem_mark or error.context_mark
         spot = Spot(source) if mark is None else Spot(source, mark.line + 1, mark.column + 1)
         said = ", ".join(part for part in (error.problem, error.context) if part)
+        if conflict := _CONFLICT.search(text):
+            line = text.count("\n", 0, conflict.start()) + 1
+            raise ConfigError([Problem(Spot(source, line, 1), "", _UNMERGED)]) from None
         language = "JSON" if source.endswith(".json") else "YAML"
         raise ConfigError([Problem(spot, "", f"not readable as {language}: {said}{_advice(said)}")]) from None
     except yaml.reader.ReaderError as error:
@@ -86,9 +90,12 @@ def read_document(text: str, source: str, references: References) -> Document:
     return reading.document
 
 
+_CONFLICT = re.compile(r"^<{7} ", re.MULTILINE)
+_UNMERGED = "git could not merge this file: take one of the two sides between `<<<<<<<` and `>>>>>>>`, and the marks out"
 _ADVICE = {
     "'\\t'": "a tab cannot indent: use spaces",
     "expected <block end>": "this line does not begin below those it belongs to: look at its spaces",
+    "unknown escape character": "in double quotes `\\` begins an escape: use single quotes",
     "mapping values are not allowed": "look at the spaces of this line, and put a text that has `: ` in it into quotes",
     "expected ',' or": "a comma or a bracket is missing before this",
     "found character '@'": "put a text that begins with it into quotes",

@@ -191,7 +191,7 @@ def _text_of(file: Path) -> str:
         hint = "; `callgate init` writes one" if isinstance(error, FileNotFoundError) else ""
         raise ConfigError([Problem(Spot(str(file)), "", f"cannot be read: {error.strerror}{hint}")]) from None
     except UnicodeDecodeError:
-        raise ConfigError([Problem(Spot(str(file)), "", "is not UTF-8 text")]) from None
+        raise ConfigError([Problem(Spot(str(file)), "", "is not UTF-8 text: save it as UTF-8")]) from None
 
 
 def _shown(file: Path) -> str:

@@ -26,9 +26,13 @@ def _in_document(document: Document, loc: Path) -> tuple[Path, Any]:
     """Where an error is in the file. pydantic also names the chosen kind and union members, which the file does not."""
     path: list[str | int] = []
     value = document.value
+    kinds_passed: set[int] = set()
     for at, part in enumerate(loc):
         last = at == len(loc) - 1
-        if isinstance(value, dict) and part != value.get("kind") and (part in value or last):
+        if isinstance(value, dict) and part == value.get("kind") and id(value) not in kinds_passed:
+            kinds_passed.add(id(value))  # the next of that name is a key
+            continue
+        if isinstance(value, dict) and (part in value or last):
             value = value.get(str(part))
         elif isinstance(value, list) and isinstance(part, int) and part < len(value):
             value = value[part]
@@ -51,7 +55,7 @@ _PLAIN_WORDS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "missing": "is required",
         "number": "should be a number",
-        "string_type": "should be a text",
+        "string_type": "should be a text: put it into quotes",
         "int_type": "should be a whole number",
         "int_parsing": "should be a whole number",
         "int_from_float": "should be a whole number",
@@ -84,6 +88,8 @@ def _message(document: Document, path: Path, value: Any, details: ErrorDetails) 
             if len(path) == 1 and key in ModelEntry.model_fields:
                 return f"unknown key `{key}`; it belongs into an entry of `model_list`"
             known = _known_keys(Config, details["loc"][:-1])
+            if (other := _OTHER_WORDS.get(key)) in known:
+                return f"unknown key `{key}`; what it means elsewhere is `{other}` here"
             hint = near(key, known)
             if not hint and len(path) == 3 and path[0] == "model_list":
                 return f"unknown key `{key}`; parameters of the model belong under `litellm_params`"
@@ -120,6 +126,8 @@ def _listed(choices: list[str]) -> str:
     return " or ".join(filter(None, [", ".join(quoted[:-1]), quoted[-1]]))
 
 
+_OTHER_WORDS = {"command": "argv", "cmd": "argv", "args": "argv", "spec": "document", "schema": "parameters"}
+"""Keys as other programs have them, and ours."""
 _OF_LITELLM_PROXY = frozenset({"litellm_settings", "router_settings", "general_settings", "environment_variables"})
 
 

@@ -4,6 +4,7 @@ A variable that is unset or empty is refused unless it has a default: an empty A
 provider's words. Where `NAME` is not set but `NAME_FILE` is, the value is read from that file, as containers have it.
 """
 
+import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _SHELLS = re.compile(r"(?P<literal>\$)?\$(?P<name>[A-Z][A-Z0-9_]{2,})")
 """A variable as a shell would have it: a whole text that nobody means as it is."""
 
+_ALMOST = 0.9
+"""How alike a variable that is set has to be to be named: providers' keys are called much the same."""
 _MAX_SECRET_BYTES = 1 << 20
 """A secret larger than this is a wrong path."""
 
@@ -99,7 +102,9 @@ class References:
         if self._lenient:
             return f"${{{name}}}", False
         state = "empty" if name in self._environ else "not set"
-        raise BadReference(f"the environment variable {name} is {state}")
+        near = difflib.get_close_matches(name, self._environ, n=1, cutoff=_ALMOST)
+        hint = f"; {near[0]} is" if near and state == "not set" else f": `export {name}=...` first"
+        raise BadReference(f"the environment variable {name} is {state}{hint}")
 
     def _read(self, path: str) -> str:
         try:

@@ -18,6 +18,7 @@ from callgate.config.schema import Config
 from callgate.config.watch import changes
 from callgate.conversation.ids import new_id
 from callgate.runtime.builders.errors import BadEntry
+from callgate.runtime.builders.models import model_entries
 from callgate.runtime.builders.stores import claims_of, news_of, responses_of, run_streams_of, store_of
 from callgate.runtime.builders.tools import import_tools
 from callgate.runtime.lease import Lease, OpenRuntime
@@ -190,6 +191,8 @@ class RuntimeManager:
         async with self._applying:
             assert self._open is not None, "it is not open"
             await asyncio.to_thread(import_tools, config)  # modules of others may take their time
+            with contextlib.suppress(BadEntry):  # said below; it may have to load litellm
+                await asyncio.to_thread(model_entries, config)
             runtime = Runtime(config, self.shared, self._open.runtime)
             kept = runtime.registry.handed_over()
             opened = await OpenRuntime.begin(runtime)

@@ -299,6 +299,11 @@ async def loaded() -> Any:
     return _library if _library is not None else await asyncio.to_thread(_load)
 
 
+def loaded_at_once() -> Any:
+    """The same where nobody else waits: when a config is read."""
+    return _library if _library is not None else _load()
+
+
 def _load() -> Any:
     global _library  # noqa: PLW0603 -- a module is one per process, like the library it stands for
     # At import litellm fetches its price list from the network, three times over where there is none.

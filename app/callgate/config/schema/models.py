@@ -1,9 +1,10 @@
 """The models, as litellm has them, and what Callgate adds."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from callgate.config.schema.faces import ResponsesOfOne
@@ -66,6 +67,10 @@ Lane: TypeAlias = Literal["auto", "direct", "responses", "translated", "litellm"
 ThinkingSetting: TypeAlias = Literal["auto", "prefilled", "none"]
 
 
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)*_(?:API_KEY|TOKEN)")
+"""What nobody has for a key, and many for the variable that it is in."""
+
+
 class LitellmParams(BaseModel):
     """litellm's parameters for one model, any of them, passed on as they are.
 
@@ -77,6 +82,15 @@ class LitellmParams(BaseModel):
     model: Annotated[str, Field(min_length=1, description="litellm's name of the model: `provider/model`.")]
     api_key: SecretStr | None = Field(None, description="The provider's key; `os.environ/NAME` is the usual way.")
     api_base: str | None = Field(None, description="The provider's address, where it is not the usual one.")
+
+    @field_validator("api_key")
+    @classmethod
+    def _is_no_variable(cls, key: SecretStr | None) -> SecretStr | None:
+        if key is not None and (name := _VARIABLE.fullmatch(key.get_secret_value())):
+            raise PydanticCustomError(
+                "variable", "is the name of an environment variable: write `os.environ/{name}`", {"name": name[0]}
+            )
+        return key
 
     def reveal(self) -> dict[str, Any]:
         """The parameters as litellm takes them, secrets included. A copy; what is not set is left out."""

@@ -8,7 +8,8 @@ from callgate.config.schema import ModelEntry as ModelSection
 from callgate.http.client import HttpClient
 from callgate.http.interface import Deadlines
 from callgate.http.proxies import Proxies
-from callgate.runtime.builders.errors import BadEntry, BadModel
+from callgate.runtime.builders.errors import BadEntry, BadModel, raise_all
+from callgate.upstream.provider_names import why_unknown
 from callgate.upstream.resolve import LaneError, ModelEntry, check
 from callgate.upstream.retry import RetryPolicy
 
@@ -22,11 +23,18 @@ def retry_policy_of(config: Config) -> RetryPolicy:
 def model_entries(config: Config) -> list[ModelEntry]:
     """The models. One that could never be asked is the operator's mistake and fails the start."""
     entries = [model_entry(section, config) for section in config.model_list]
+    errors: list[BadEntry] = []
     for index, entry in enumerate(entries):
+        path = ("model_list", index)
+        if why := why_unknown(entry):
+            errors.append(BadModel((*path, "litellm_params", "model"), entry.model_name, why))
+            continue
         try:
             check(entry)
         except LaneError as error:
-            raise BadModel(("model_list", index), entry.model_name, str(error)) from error
+            errors.append(BadModel(path, entry.model_name, str(error)))
+            errors[-1].__cause__ = error
+    raise_all(errors)
     return entries
 
 
