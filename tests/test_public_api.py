@@ -152,7 +152,7 @@ async def test_a_project_with_an_app_of_its_own_serves_its_tools_from_the_wheel(
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (("check",), "fine; 1 model(s), 2 tool(s)"),
+        (("check",), "fine; 1 model, 2 tools"),
         (("tools", "list"), "greet"),
         (("tools", "call", "convert", '{"amount": 21}'), "42 crowns"),
     ],

@@ -1,9 +1,10 @@
 """The command line, put together from its groups in `callgate.cli`."""
 
 import os
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from callgate import __version__
 from callgate.cli.approvals import approvals
@@ -45,8 +46,21 @@ def callgate(
     """An OpenAI-compatible proxy that runs your tools, and never runs half a call."""
 
 
+class _Command(TyperCommand):
+    """A command that knows what somebody means who gives it a file alone."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        files = [each for each in args if each.endswith((".yaml", ".yml", ".json"))]
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:  # its class is in another module from one typer to the next
+            if files and "unexpected extra argument" in str(message := getattr(error, "message", "")):
+                error.message = f"{message}; did you mean --config {files[0]}?"  # type: ignore[attr-defined]
+            raise
+
+
 for command in (init, serve, check, doctor, models, chat, health, calls, usage, worker, pools):
-    app.command()(command)
+    app.command(cls=_Command)(command)
 app.add_typer(tools, name="tools")
 app.add_typer(approvals, name="approvals")
 app.add_typer(keys, name="keys")

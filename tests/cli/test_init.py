@@ -142,7 +142,7 @@ def test_files_of_other_programs_are_taken_over_and_what_cannot_be_is_a_comment_
     assert stat.S_IMODE(Path("config.yaml").stat().st_mode) == 0o600
     checked = check()
     assert checked.exit_code == 0, checked.output
-    assert "5 source(s)" in checked.output
+    assert "5 sources of tools" in checked.output
 
 
 def test_a_file_that_is_named_is_taken_and_one_that_cannot_be_read_is_an_error(tmp_path):

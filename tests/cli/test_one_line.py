@@ -52,16 +52,28 @@ async def test_a_model_a_file_of_tools_and_an_mcp_server_are_served_without_any_
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--model", "openai/gpt-5"], "command line: model_list.0.litellm_params.api_key: the environment variable"),
+        (
+            ["--model", "openai/gpt-5"],
+            "command line: --model: the environment variable OPENAI_API_KEY is not set: `export",
+        ),
         (["--tool", "gone.py"], "--tool gone.py: there is no file gone.py"),
         (["--tool", "my-tools.py"], "call the file my_tools.py"),
-        (["--tool", "my_tools.py:lokup"], "command line: tools.0: my_tools has no lokup"),
+        (["--tool", "my_tools.py:lokup"], "command line: --tool: my_tools has no lokup"),
+        (["--model", "openai/gpt-5", "--tool", "my_tools.py:lokup"], "command line: --tool: my_tools has no lokup"),
+        (["--tool", "plain.py"], "mark it, or name one function as `--tool plain:lookup`"),
+        (
+            ["--model", "opnai/gpt-5"],
+            "command line: --model: no provider is called 'opnai'; did you mean `openai/gpt-5`?",
+        ),
+        (["--port", "99999"], "command line: --port: should be less than"),
+        (["my.yaml"], "did you mean --config my.yaml?"),
         (["--mcp", "npx 'open"], "cannot be taken apart"),
         (["--mcp", "npx", "--config", "config.yaml"], "in place of a config file: leave out one or the other"),
     ],
 )
 def test_a_flag_that_cannot_be_used_is_named(flags, said, folder, monkeypatch):
     (folder / "my-tools.py").touch()
+    (folder / "plain.py").write_text("def lookup(word: str) -> str:\n    return word\n")
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)

@@ -13,7 +13,7 @@ COMMANDS = [
     line for block in re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) for line in block.splitlines()
 ]
 OUTCOMES = {
-    "callgate check": (0, "fine; 1 model(s), 4 tool(s)"),
+    "callgate check": (0, "fine; 1 model, 4 tools"),
     """callgate tools call lookup '{"word": "oauth"}'""": (0, "an open standard (oauth)"),
     "callgate tools list": (0, "wait_politely"),
     """callgate tools call chart '{"city": "Oslo"}'""": (0, "The chart of Oslo."),

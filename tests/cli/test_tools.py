@@ -146,7 +146,7 @@ def test_programs_get_the_outcome_as_json(tmp_path):
 def test_a_config_that_is_fine_is_counted(tmp_path):
     ran = callgate("check", config={"tools": [tool_entry("add")]}, folder=tmp_path)
     assert ran.returncode == 0
-    assert ": fine; 1 model(s), 1 tool(s), 0 source(s)" in ran.stdout
+    assert ": fine; 1 model, 1 tool\n" in ran.stdout
 
 
 def test_a_module_that_cannot_be_imported_is_told_with_its_place(tmp_path):
@@ -204,7 +204,7 @@ def test_names_that_may_be_those_of_a_server_are_noted_until_it_was_asked(tmp_pa
     config = {"model_list": models, "mcp_servers": {"raw": server}, "require_approval": rule}
     ran = callgate("check", config=config, folder=tmp_path)
     assert ran.returncode == 0
-    assert "note: model_list.0.tools (demo): 'raw_ehco' names no tool" in ran.stderr
+    assert re.search(r"^note: \S+:\d+:\d+: model_list.0.tools \(demo\): 'raw_ehco' names no tool", ran.stderr, re.MULTILINE)
     ran = callgate("doctor", "--json", config=config, folder=tmp_path)
     warned = [check["detail"] for check in json.loads(ran.stdout)["checks"] if check["status"] == "warn"]
     assert any("'raw_ehco' names no tool; did you mean 'raw_echo'?" in detail for detail in warned)
@@ -321,7 +321,17 @@ def test_a_module_beside_the_config_is_found_before_any_other_and_may_not_hide_o
 
 
 def test_no_file_beside_the_config_is_loaded_in_place_of_a_module_that_is_needed(tmp_path):
-    needed = {*sys.stdlib_module_names, "callgate", "yaml", "pydantic", "structlog", "anyio", "fastapi", "mcp", "litellm"}
+    needed = {
+        *sys.stdlib_module_names,
+        "callgate",
+        "yaml",
+        "pydantic",
+        "structlog",
+        "anyio",
+        "fastapi",
+        "mcp",
+        "litellm",
+    }
     for name in needed:
         (tmp_path / f"{name}.py").write_text(f"raise AssertionError('{name} of the folder was loaded')\n")
     (tmp_path / "mine.py").write_text(

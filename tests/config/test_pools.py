@@ -23,7 +23,7 @@ def test_a_tool_names_a_pool_that_is_there() -> None:
 
 
 def test_a_pool_that_is_not_there_is_refused_with_a_near_one() -> None:
-    with pytest.raises(ConfigError, match=r"tools\.0\.run_on.*did you mean `gpu`"):
+    with pytest.raises(ConfigError, match=r"no pool of `pools` is called that; did you mean `gpu`"):
         read(tools=[placed("add", run_on="gpuu")], pools={"gpu": {}}, **SHARED)
 
 

@@ -216,6 +216,16 @@ def test_the_servers_access_log_is_off(lines):
     assert [line["event"] for line in lines()] == ["started"]
 
 
+def test_a_person_is_not_told_by_the_server_too_that_it_starts():
+    stream = io.StringIO()
+    configure(Redactor(), format="console", stream=stream)
+    logging.getLogger("uvicorn.error").info("Started server process")
+    logging.getLogger("uvicorn.error").warning("something is odd")
+
+    assert "Started" not in stream.getvalue()
+    assert "something is odd" in stream.getvalue()
+
+
 def test_warnings_become_log_lines(lines):
     with warnings.catch_warnings():
         warnings.simplefilter("always")

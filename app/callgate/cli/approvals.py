@@ -11,7 +11,7 @@ from callgate.cli.shared import WRONG, JsonOption
 
 approvals = typer.Typer(help="Calls that wait for approval on a running server.", no_args_is_help=True)
 Id = Annotated[str, typer.Argument(help="As `callgate approvals list` shows it.")]
-Reason = Annotated[str, typer.Option(help="Sent to the model when the call is denied.")]
+Reason = Annotated[str, typer.Option(metavar="TEXT", help="Sent to the model when the call is denied.")]
 
 
 @approvals.command("list")

@@ -21,7 +21,7 @@ COLUMNS = "started_at, state, tool, run_id, turn, call_id, key_name, writes, end
 def calls(
     config: ConfigOption = None,
     state: Annotated[CallState | None, typer.Option(help="Only runs in this state.")] = None,
-    count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many, the newest first.")] = 20,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, metavar="N", help="How many, the newest first.")] = 20,
     content: Annotated[
         bool, typer.Option("--content", help="Show arguments and results too, where they are kept (`logging.content`).")
     ] = False,

@@ -29,8 +29,12 @@ HELP = "/new starts over, /quit ends (so does Ctrl-D); Ctrl-C stops an answer."
 
 
 def chat(
-    model: Annotated[str | None, typer.Option("--model", "-m", help="Default: the first that is listed.")] = None,
-    url: Annotated[str | None, typer.Option("--url", help="A running server. Default: one of its own.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", metavar="NAME", help="Default: the first that is listed.")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", metavar="URL", help="A running server. Default: one of its own.")
+    ] = None,
     key: KeyOption = None,
     config: ConfigOption = None,
 ) -> None:

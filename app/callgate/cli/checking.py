@@ -8,13 +8,16 @@ import typer
 from callgate.cli.shared import WRONG, ConfigOption, check_exposure, read_config
 
 if TYPE_CHECKING:
+    from callgate.cli.making import Mistake
     from callgate.config.load import Loaded
     from callgate.tools.registry import RegisteredTool
     from callgate.upstream.resolve import ModelEntry
 
 
 def check(config: ConfigOption = None) -> None:
-    """Read the config, import its tools, compile their schemas, and say what is wrong, without asking anybody anything.
+    """Say all that is wrong with the config, asking nobody.
+
+    Reads it, imports its tools, and compiles their schemas.
 
     Exit code 0 when all is well, 1 when a tool cannot be used, 2 when the config cannot.
     """
@@ -28,20 +31,33 @@ def check(config: ConfigOption = None) -> None:
     keep_quiet(loaded)
     models, registry = made(loaded)
     tools, sources, broken = registry.tools(), registry.sources(), registry.quarantined()
-    for it in broken:
-        typer.echo(f"tool {it.name} cannot be used: {it.reason}", err=True)
-    names = len({entry.model_name for entry in models})
-    counts = f"{names} model(s), {len(tools)} tool(s), {len(sources)} source(s) of tools that were not asked"
-    typer.echo(f"{loaded.path or 'the built-in config'}: {'fine' if not broken else 'not fine'}; {counts}")
+    if broken:
+        typer.echo(loaded.complaint(*(_unusable(loaded, it.name, it.reason) for it in broken)), err=True)
+    counts = [_counted(len({entry.model_name for entry in models}), "model"), _counted(len(tools), "tool")]
+    if sources:
+        counts.append(f"{_counted(len(sources), 'source')} of tools, not asked here (`callgate doctor` asks)")
+    verdict = "fine" if not broken else "not fine"
+    typer.echo(f"{loaded.path or 'the built-in config'}: {verdict}; {', '.join(counts)}")
     for warning in (*registry.clashes(), *hiding(loaded.folder), *_programs_not_there(loaded)):
         typer.echo(f"warning: {warning}", err=True)
     unknown = " among the tools of the config, and its sources were not asked" if sources else ""
     for problem in pattern_problems(loaded.config, registry):
-        typer.echo(f"{'note' if sources else 'warning'}: {problem}{unknown}", err=True)
+        [placed] = loaded.complaint((problem.place, "")).problems
+        typer.echo(f"{'note' if sources else 'warning'}: {placed.spot}: {problem}{unknown}", err=True)
     for note in dict.fromkeys(_losses(models, tools)):
         typer.echo(note)
     if broken:
         raise typer.Exit(WRONG)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _unusable(loaded: "Loaded", name: str, reason: str) -> "Mistake":
+    index = next((at for at, entry in enumerate(loaded.config.tools) if entry.name == name), None)
+    path = ("tools",) if index is None else ("tools", index, "parameters")
+    return path, f"tool {name} cannot be used: {reason}"
 
 
 def _programs_not_there(loaded: "Loaded") -> Iterator[str]:

@@ -27,7 +27,9 @@ SIDE_BY_SIDE = 8
 
 
 def doctor(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Ask everything the config names whether it is there: the port, each model's provider and key, each tool server.
+    """Ask whether all that the config names is there.
+
+    The port, each model's provider and key, each tool server.
 
     Costs at most a list of models or one token for each model. Exit code 0 when nothing failed, 1 when something did.
     """

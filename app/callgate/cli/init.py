@@ -40,10 +40,14 @@ class Answers:
 
 
 def init(
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("config.yaml"),
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write.")] = Path(
+        "config.yaml"
+    ),
     provider: Annotated[
         list[str] | None,
-        typer.Option(help="openai, anthropic, gemini, openrouter, ollama, lmstudio, llamacpp or vllm; repeat."),
+        typer.Option(
+            metavar="NAME", help="openai, anthropic, gemini, openrouter, ollama, lmstudio, llamacpp or vllm; repeat."
+        ),
     ] = None,
     model: Annotated[list[str] | None, typer.Option(metavar="[NAME=]PROVIDER/MODEL", help="A model; repeat.")] = None,
     base_url: Annotated[
@@ -55,8 +59,8 @@ def init(
         typer.Option(metavar="FILE", help="A file of MCP servers of Claude Desktop, Cursor or VS Code; repeat."),
     ] = None,
     tool: Annotated[list[str] | None, typer.Option(metavar="FILE.py", help="Tools in Python; repeat.")] = None,
-    host: Annotated[str | None, typer.Option(help="The address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="The port to listen on.")] = None,
+    host: Annotated[str | None, typer.Option(metavar="ADDRESS", help="The address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(metavar="PORT", help="The port to listen on.")] = None,
     key: Annotated[str | None, typer.Option(metavar="NAME", help="Make a client's key of this name.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Take whatever is found, and ask nothing.")] = False,
     ask: Annotated[
@@ -64,7 +68,7 @@ def init(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
 ) -> None:
-    """Write a config.yaml: models, tools, MCP servers, who may ask.
+    """Write a config.yaml: models, tools, MCP servers, keys.
 
     Finds providers' keys in the environment, model servers on their usual ports, and the MCP servers of other programs.
     """

@@ -36,13 +36,17 @@ Names = Annotated[str, typer.Argument(help="Whose key it is; appears in logs.")]
 def create(
     name: Names,
     config: ConfigOption = None,
-    models: Annotated[list[str] | None, typer.Option("--model", help="A model it may ask, or a glob; repeat.")] = None,
-    tools: Annotated[list[str] | None, typer.Option("--tool", help="A tool it may use, or a glob; repeat.")] = None,
-    requests_per_minute: Annotated[int | None, typer.Option(min=1)] = None,
-    tokens_per_minute: Annotated[int | None, typer.Option(min=1)] = None,
-    parallel: Annotated[int | None, typer.Option(min=1, help="Requests under way at once.")] = None,
-    budget_per_day: Annotated[float | None, typer.Option(min=0, help="US dollars.")] = None,
-    budget_per_month: Annotated[float | None, typer.Option(min=0, help="US dollars.")] = None,
+    models: Annotated[
+        list[str] | None, typer.Option("--model", metavar="NAME", help="A model it may ask, or a glob; repeat.")
+    ] = None,
+    tools: Annotated[
+        list[str] | None, typer.Option("--tool", metavar="NAME", help="A tool it may use, or a glob; repeat.")
+    ] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(min=1, metavar="N")] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(min=1, metavar="N")] = None,
+    parallel: Annotated[int | None, typer.Option(min=1, metavar="N", help="Requests under way at once.")] = None,
+    budget_per_day: Annotated[float | None, typer.Option(min=0, metavar="USD", help="US dollars.")] = None,
+    budget_per_month: Annotated[float | None, typer.Option(min=0, metavar="USD", help="US dollars.")] = None,
     approve: Annotated[
         bool, typer.Option("--approve", help="It may decide about calls that wait for approval.")
     ] = False,
@@ -55,7 +59,8 @@ def create(
     into: Annotated[
         Path | None,
         typer.Option(
-            help="Write the key into this file instead of showing it; where the file is there, nothing is made."
+            metavar="FILE",
+            help="Write the key into this file instead of showing it; where the file is there, nothing is made.",
         ),
     ] = None,
     expires: Annotated[

@@ -26,7 +26,10 @@ def models(
     key: KeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The models: where each is, how it will be asked for tool calls, and why. No provider is asked anything."""
+    """The models, and how each will be asked for tool calls.
+
+    Where each is, and why it is asked that way. No provider is asked anything.
+    """
     rows = _live(url, key) if live or url else asyncio.run(_rows(read_config(config)))
     if as_json:
         typer.echo(json.dumps(rows, indent=2))

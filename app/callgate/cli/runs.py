@@ -24,7 +24,9 @@ UNDER_WAY: Final = "under_way"
 
 runs = typer.Typer(help="Recorded runs; without a command the newest.", invoke_without_command=True)
 
-ServerKeyOption = Annotated[str | None, typer.Option(help="The key to ask the server with.", envvar="CALLGATE_KEY")]
+ServerKeyOption = Annotated[
+    str | None, typer.Option(metavar="KEY", help="The key to ask the server with.", envvar="CALLGATE_KEY")
+]
 Id = Annotated[str, typer.Argument(help="As `callgate runs list` and the header `x-callgate-run` have it.")]
 ContentOption = Annotated[bool, typer.Option("--content", help="Show what was said too, where it was kept.")]
 
@@ -49,13 +51,15 @@ def newest(
 @runs.command("list")
 def list_runs(
     config: ConfigOption = None,
-    model: Annotated[str | None, typer.Option(help="Only runs of this model.")] = None,
-    key: Annotated[str | None, typer.Option(help="Only runs of this key.")] = None,
-    state: Annotated[str | None, typer.Option(help="Only runs in this state, for example `failed`.")] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Only runs of this model.")] = None,
+    key: Annotated[str | None, typer.Option(metavar="NAME", help="Only runs of this key.")] = None,
+    state: Annotated[
+        str | None, typer.Option(metavar="STATE", help="Only runs in this state, for example `failed`.")
+    ] = None,
     odd: Annotated[
         bool, typer.Option("--odd", help="Only runs that failed, broke a call or asked a model again.")
     ] = False,
-    count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many, the newest first.")] = 20,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, metavar="N", help="How many, the newest first.")] = 20,
     as_json: JsonOption = False,
     live: Annotated[
         bool, typer.Option("--follow", "-f", help="Ask a running server, and go on with each run that ends.")
@@ -143,15 +147,18 @@ def export(
 @runs.command("replay")
 def replay(
     id: Annotated[str | None, typer.Argument(help="The run to ask again.")] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="Another model than the run's own.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", metavar="NAME", help="Another model than the run's own.")
+    ] = None,
     from_turn: Annotated[
-        int, typer.Option(min=1, help="The turn to begin with, as `callgate runs show` counts them.")
+        int, typer.Option(min=1, metavar="N", help="The turn to begin with, as `callgate runs show` counts them.")
     ] = 1,
     run_tools: Annotated[
         bool, typer.Option("--run-tools", help="Run the tools again; what is not read-only waits for approval.")
     ] = False,
     offline: Annotated[
-        Path | None, typer.Option(help="Judge an exported recording by today's gate; nothing is asked or run.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Judge an exported recording by today's gate; nothing is asked or run."),
     ] = None,
     url: UrlOption = None,
     server_key: ServerKeyOption = None,
@@ -229,7 +236,8 @@ def _say(row: dict[str, Any], *, as_json: bool) -> None:
 def prune(
     config: ConfigOption = None,
     days: Annotated[
-        float | None, typer.Option(min=0, help="Remove runs older than this. Default: `record.keep.days`.")
+        float | None,
+        typer.Option(min=0, metavar="DAYS", help="Remove runs older than this. Default: `record.keep.days`."),
     ] = None,
 ) -> None:
     """Remove old runs now."""

@@ -21,9 +21,12 @@ SECONDS = 30.0
 ANSWER_BYTES = 64 * 1024 * 1024
 
 UrlOption = Annotated[
-    str | None, typer.Option("--url", help="Where the server is. Default: this machine, $CALLGATE_PORT or 8000.")
+    str | None,
+    typer.Option("--url", metavar="URL", help="Where the server is. Default: this machine, $CALLGATE_PORT or 8000."),
 ]
-KeyOption = Annotated[str | None, typer.Option("--key", help="The key to ask with.", envvar="CALLGATE_KEY")]
+KeyOption = Annotated[
+    str | None, typer.Option("--key", metavar="KEY", help="The key to ask with.", envvar="CALLGATE_KEY")
+]
 
 
 def address_of(url: str | None) -> str:

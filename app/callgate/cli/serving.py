@@ -26,13 +26,14 @@ HEALTH_SECONDS = 5.0
 
 def serve(
     config: ConfigOption = None,
-    host: Annotated[str | None, typer.Option(help="The address to listen on.")] = None,
+    host: Annotated[str | None, typer.Option(metavar="ADDRESS", help="The address to listen on.")] = None,
     port: Annotated[
-        int | None, typer.Option("--port", "-p", help="The port to listen on; 0 lets the system choose.")
+        int | None,
+        typer.Option("--port", "-p", metavar="PORT", help="The port to listen on; 0 lets the system choose."),
     ] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    log_level: Annotated[str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")] = None,
     workers: Annotated[
-        int | None, typer.Option(help="How many processes serve. Several need `store.redis_url`.")
+        int | None, typer.Option(metavar="N", help="How many processes serve. Several need `store.redis_url`.")
     ] = None,
     create_key: Annotated[
         bool, typer.Option("--create-key", help="Make a key with every right and print it, if there never was a key.")
@@ -124,7 +125,8 @@ def _load_lightly() -> None:
 
 def health(
     url: Annotated[
-        str | None, typer.Option(help="Where the server is. Default: this machine, $CALLGATE_PORT or 8000.")
+        str | None,
+        typer.Option(metavar="URL", help="Where the server is. Default: this machine, $CALLGATE_PORT or 8000."),
     ] = None,
     worker: Annotated[
         bool, typer.Option("--worker", help="Ask the ledger instead whether a worker of this machine was seen.")

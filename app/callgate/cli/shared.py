@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 ConfigOption = Annotated[
     Path | None,
     typer.Option(
-        "--config", "-c", help="The config file. Default: $CALLGATE_CONFIG, ./config.yaml, or the built-in demo."
+        "--config",
+        "-c",
+        metavar="FILE",
+        help="The config file. Default: $CALLGATE_CONFIG, ./config.yaml, or the built-in demo.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
@@ -55,8 +58,8 @@ def _with_what_cannot_be_made(error: "ConfigError", rest: "Loaded") -> "ConfigEr
 
     make_importable(rest.folder)
     found = rest.complaint(*mistakes_in(rest)).problems
-    known = {problem.spot for problem in error.problems}
-    return ConfigError([*error.problems, *(each for each in found if each.spot not in known)])
+    known = {(problem.spot, problem.path) for problem in error.problems}
+    return ConfigError([*error.problems, *(each for each in found if (each.spot, each.path) not in known)])
 
 
 def printable(text: str) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def usage(
     config: ConfigOption = None,
     by: Annotated[Literal["key", "model", "day"], typer.Option(help="What is added up.")] = "key",
-    days: Annotated[int, typer.Option(min=1, max=400, help="How many days, today included.")] = 7,
+    days: Annotated[int, typer.Option(min=1, max=400, metavar="N", help="How many days, today included.")] = 7,
     as_json: JsonOption = False,
 ) -> None:
     """What was used."""

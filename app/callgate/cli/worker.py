@@ -18,11 +18,15 @@ PATIENCE = 5.0
 
 
 def worker(
-    pool: Annotated[str, typer.Option("--pool", help="The pools whose calls it runs: names, with commas between.")],
-    concurrency: Annotated[int, typer.Option(min=1, help="How many calls it runs at once, a process for each.")] = 1,
+    pool: Annotated[
+        str, typer.Option("--pool", metavar="NAMES", help="The pools whose calls it runs: names, with commas between.")
+    ],
+    concurrency: Annotated[
+        int, typer.Option(min=1, metavar="N", help="How many calls it runs at once, a process for each.")
+    ] = 1,
     config: ConfigOption = None,
 ) -> None:
-    """Run tools for the proxies of the same config until a signal ends it."""
+    """Run tools for the proxies of the same config."""
     loaded = read_config(config, without_variables=True)
     pools = list(dict.fromkeys(filter(None, pool.split(","))))
     if not pools:
@@ -50,7 +54,7 @@ def worker(
 
 
 def pools(config: ConfigOption = None, *, as_json: JsonOption = False) -> None:
-    """Show the pools: calls that wait, calls that run, and the workers that were seen."""
+    """The pools of workers, and what waits and runs in each."""
     settings = read_config(config, without_variables=True).config
     if not settings.pools:
         raise give_up("the config has no `pools`")

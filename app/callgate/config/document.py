@@ -91,7 +91,9 @@ def read_document(text: str, source: str, references: References) -> Document:
 
 
 _CONFLICT = re.compile(r"^<{7} ", re.MULTILINE)
-_UNMERGED = "git could not merge this file: take one of the two sides between `<<<<<<<` and `>>>>>>>`, and the marks out"
+_UNMERGED = (
+    "git could not merge this file: take one of the two sides between `<<<<<<<` and `>>>>>>>`, and the marks out"
+)
 _ADVICE = {
     "'\\t'": "a tab cannot indent: use spaces",
     "expected <block end>": "this line does not begin below those it belongs to: look at its spaces",

@@ -19,7 +19,7 @@ from callgate.config.document import Document, read_document
 from callgate.config.mcp_file import BLOCKS, take_in_servers
 from callgate.config.mistakes import problems_of
 from callgate.config.otel import take_in_variables
-from callgate.config.problems import ConfigError, Problem, Spot
+from callgate.config.problems import COMMAND_LINE, ConfigError, Problem, Spot
 from callgate.config.references import References
 from callgate.config.schema import FOLDER, Config
 
@@ -36,8 +36,6 @@ CONFIG_VARIABLE: Final = "CALLGATE_CONFIG"
 USUAL_FILE: Final = "config.yaml"
 REFERRING: Final = re.compile(r"\$\{|\Afile:")
 """Texts that still refer to something."""
-COMMAND_LINE: Final = "command line"
-"""What stands for a file's name in problems with what was said there."""
 DEFAULT_FILE: Final = Path(__file__).with_name("default.yaml")
 
 

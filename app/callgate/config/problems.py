@@ -1,12 +1,29 @@
 """What can be wrong with a config, with its place and what to do. Never a secret's value."""
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from callgate.config.load import Loaded
+
+
+COMMAND_LINE: Final = "command line"
+"""What stands for a file's name in problems with what was said there."""
+FLAGS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "model_list": "--model",
+        "tools": "--tool",
+        "mcp_servers": "--mcp",
+        "server.host": "--host",
+        "server.port": "--port",
+        "server.workers": "--workers",
+        "logging.level": "--log-level",
+    }
+)
+"""What is said on the command line for these settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +47,11 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        return ": ".join(part for part in (str(self.spot), self.path, self.message) if part)
+        path, message = self.path, self.message
+        if self.spot.source == COMMAND_LINE:
+            path = next((flag for start, flag in FLAGS.items() if path.startswith(start)), path)
+            message = message.replace("`function: ", "`--tool ")
+        return ": ".join(part for part in (str(self.spot), path, message) if part)
 
 
 class ConfigError(Exception):

@@ -19,6 +19,12 @@ class PatternProblem:
     path: Path
     entry: str | None
     found: Unmatched
+    index: int | None = None
+    """Which of the list's, where it stands in one."""
+
+    @property
+    def place(self) -> Path:
+        return self.path if self.index is None else (*self.path, self.index)
 
     def __str__(self) -> str:
         return f"{'.'.join(map(str, self.path))}{f' ({self.entry})' if self.entry else ''}: {self.found}"
@@ -58,7 +64,7 @@ def pattern_problems(config: Config, registry: Registry) -> list[PatternProblem]
     """What names nothing among the tools there are. Worth saying when all sources are open, or to whoever asks."""
     tools = registry.tools()
     problems = [
-        PatternProblem(path, entry, each)
+        PatternProblem(path, entry, each, patterns.index(each.pattern) if path[-1] == "tools" else None)
         for path, entry, patterns in _places(config)
         for each in unmatched(patterns, tools)
     ]

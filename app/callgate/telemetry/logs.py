@@ -66,7 +66,7 @@ def configure(redactor: Redactor, *, level: str = "info", format: str = "auto", 
         logger_factory=make,
         cache_logger_on_first_use=False,
     )
-    _bridge(logging.getLevelNamesMapping()[level.upper()])
+    _bridge(logging.getLevelNamesMapping()[level.upper()], console=console)
 
 
 def stand_on_every_line(ids: dict[str, str]) -> None:
@@ -337,7 +337,7 @@ atexit.register(write_all)
 # Other people's logs ----------------------------------------------------------------------------
 
 
-def _bridge(level: int) -> None:
+def _bridge(level: int, *, console: bool) -> None:
     for name in _WITH_HANDLERS:
         # Works before the library is imported as well as after.
         logger = logging.getLogger(name)
@@ -356,6 +356,10 @@ def _bridge(level: int) -> None:
     for name in ("uvicorn", "uvicorn.error"):
         logging.getLogger(name).handlers.clear()
         logging.getLogger(name).propagate = True
+    # To a person the banner says that it serves, and a line of ours that it ends.
+    logging.getLogger("uvicorn.error").setLevel(
+        logging.WARNING if console and level > logging.DEBUG else logging.NOTSET
+    )
     access = logging.getLogger("uvicorn.access")
     access.handlers.clear()
     access.propagate = False

@@ -255,7 +255,8 @@ def _program(spec: StdioSpec, env: Mapping[str, str]) -> str | None:
 def _missing(spec: StdioSpec) -> str:
     if spec.cwd is not None and not Path(spec.cwd).is_dir():
         return f"there is no folder {spec.cwd}"
-    return f"there is no program {spec.command}"
+    apart = f": is it `command: {spec.command.split()[0]}`, and the rest `args`?" if " " in spec.command.strip() else ""
+    return f"there is no program {spec.command}{apart}"
 
 
 def _by_signal(number: int) -> str:

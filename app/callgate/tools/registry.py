@@ -153,7 +153,7 @@ class Registry:
         """Take in tools of the config. They keep their names against anything a source has."""
         for tool in tools:
             if tool.name in self._fixed:
-                raise ValueError(f"two tools are called {tool.name}")
+                raise ValueError(f"two tools are called {tool.name}: leave one out, or give it another name")
             self._fixed[tool.name] = tool
             self._approval_of[CONFIG, tool.name] = approval
         self._seen = None

@@ -49,7 +49,9 @@ def why_unknown(entry: ModelEntry) -> str | None:
         return None
     if not slash:
         return f"the name {model!r} says no provider: write `openai/{model}`, or `ollama/{model}`, or whose it is"
-    known = OTHER_WORDS.get(prefix.lower()) or next(iter(difflib.get_close_matches(prefix.lower(), KNOWN, 1, NEAR)), None)
+    known = OTHER_WORDS.get(prefix.lower()) or next(
+        iter(difflib.get_close_matches(prefix.lower(), KNOWN, 1, NEAR)), None
+    )
     hint = f"; did you mean `{known}/{rest}`?" if known else ""
     if params.get("api_base") or params.get("base_url"):
         hint = f"; for a server with OpenAI's API at `api_base` write `openai/{model}`"
@@ -60,7 +62,9 @@ def _litellm_knows(params: Mapping[str, Any]) -> bool:
     litellm = litellm_model.loaded_at_once()
     try:
         litellm.get_llm_provider(
-            model=params["model"], api_base=params.get("api_base") or params.get("base_url"), api_key=params.get("api_key")
+            model=params["model"],
+            api_base=params.get("api_base") or params.get("base_url"),
+            api_key=params.get("api_key"),
         )
     except litellm.exceptions.BadRequestError:
         return False

@@ -95,6 +95,9 @@ def check_files(config: Config) -> None:
     """Raise `BadEntry` where a file that was kept cannot be read. Nothing is written, so nothing of it is lost."""
     if config.data_dir is None:
         return
+    folder = Path(config.data_dir)
+    if not (there := next(each for each in (folder, *folder.parents) if each.exists())).is_dir():
+        raise BadEntry(("data_dir",), None, f"{there} is not a folder")
     try:
         check_ledger(Path(config.data_dir))
         Pins(file=Path(config.data_dir) / PINS)
