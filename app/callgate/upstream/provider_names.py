@@ -43,7 +43,7 @@ def why_unknown(entry: ModelEntry) -> str | None:
     params = opened(entry.litellm_params)
     model = str(params["model"])
     prefix, slash, rest = model.partition("/")
-    if entry.lane == "direct" or prefix == "demo" or "*" in prefix or (slash and prefix in KNOWN):
+    if entry.lane in {"direct", "responses"} or prefix == "demo" or "*" in prefix or (slash and prefix in KNOWN):
         return None
     if split_provider(params)[0] is not None or _litellm_knows(params):
         return None
