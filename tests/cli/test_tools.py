@@ -204,7 +204,9 @@ def test_names_that_may_be_those_of_a_server_are_noted_until_it_was_asked(tmp_pa
     config = {"model_list": models, "mcp_servers": {"raw": server}, "require_approval": rule}
     ran = callgate("check", config=config, folder=tmp_path)
     assert ran.returncode == 0
-    assert re.search(r"^note: \S+:\d+:\d+: model_list.0.tools \(demo\): 'raw_ehco' names no tool", ran.stderr, re.MULTILINE)
+    assert re.search(
+        r"^note: \S+:\d+:\d+: model_list.0.tools \(demo\): 'raw_ehco' names no tool", ran.stderr, re.MULTILINE
+    )
     ran = callgate("doctor", "--json", config=config, folder=tmp_path)
     warned = [check["detail"] for check in json.loads(ran.stdout)["checks"] if check["status"] == "warn"]
     assert any("'raw_ehco' names no tool; did you mean 'raw_echo'?" in detail for detail in warned)
