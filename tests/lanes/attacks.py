@@ -23,6 +23,7 @@ from callgate.conversation.turn import Turn, TurnBuilder
 from callgate.upstream import bedrock, claude, cohere, gemini, messages_lane
 from callgate.upstream.direct_model import Body, StreamedBody, WholeBody
 from callgate.upstream.first_content import first_said
+from callgate.upstream.responses_answer import ResponseEvents, ResponseObject
 from tests.corpus.judge import offer_of
 from tests.lanes.wires import frame_of
 
@@ -336,6 +337,49 @@ def _cohere_whole(found: Plan) -> tuple[Json, list[Path]]:
     return body, [("message", "tool_calls", at) for at in range(len(calls))]
 
 
+def _response_events(found: Plan) -> list[Event]:
+    output, _ = _response_output(found)
+    events = [Event({"type": "response.created", "response": {"id": "r", "status": "in_progress", "output": []}})]
+    calls = iter(range(len(found.calls)))
+    for place, item in enumerate(output):
+        if item["type"] == "message":
+            said = {"type": "response.output_text.delta", "output_index": place, "content_index": 0}
+            events.append(Event({**said, "delta": item["content"][0]["text"]}, "text"))
+            continue
+        at, about = next(calls), "response.function_call_arguments"
+        begun = {**item, "arguments": "", "status": "in_progress"}
+        added = {"type": "response.output_item.added", "output_index": place, "item": begun}
+        events.append(Event(added, "open", at))
+        events += [
+            Event({"type": f"{about}.delta", "output_index": place, "delta": piece}, "piece", at)
+            for piece in found.calls[at].pieces
+        ]
+        done = {"type": f"{about}.done", "output_index": place, "arguments": item["arguments"]}
+        events.append(Event(done, "close", at))
+        events.append(Event({"type": "response.output_item.done", "output_index": place, "item": item}, "close", at))
+    response = {"id": "r", "object": "response", "model": "m", "status": found.reason, "output": output}
+    return [*events, Event({"type": "response.completed", "response": response}, "reason")]
+
+
+def _response_output(found: Plan) -> tuple[list[Json], list[Path]]:
+    output: list[Json] = []
+    paths: list[Path] = []
+    for word, call in itertools.zip_longest(found.words, found.calls):
+        if word:
+            content: list[Json] = [{"type": "output_text", "text": word, "annotations": []}]
+            output.append({"type": "message", "role": "assistant", "status": "completed", "content": content})
+        if call is not None:
+            paths.append(("output", len(output)))
+            made = {"call_id": call.id, "name": call.name, "arguments": call.text}
+            output.append({"type": "function_call", "id": f"fc_{call.id}", "status": "completed", **made})
+    return output, paths
+
+
+def _response_whole(found: Plan) -> tuple[Json, list[Path]]:
+    output, paths = _response_output(found)
+    return {"id": "r", "object": "response", "model": "m", "status": found.reason, "output": output}, paths
+
+
 def _unread(error: Exception) -> None:
     """What cannot be read is broken off by its reader."""
 
@@ -426,6 +470,12 @@ SHAPES: Mapping[str, Shape] = {
         ("start", "toolUse", "name"), ("start", "toolUse", "toolUseId"), ("stopReason",), ("toolUse", "name"),
         ("toolUse", "toolUseId"), ("toolUse", "input"), ("stopReason",), objects=True,
         calls_at=("output", "message", "content"), encode=_framed,
+    ),
+    "responses": Shape(
+        _response_events, _response_whole, lambda: ResponseEvents("m"), lambda: ResponseObject("m"),
+        {"tool_calls": "completed", "stop": "completed", "length": "incomplete", "content_filter": "failed", "error": "failed"},
+        ("output_index",), ("delta",), ("item", "name"), ("item", "call_id"), ("response", "status"), ("name",), ("call_id",),
+        ("arguments",), ("status",), objects=False, calls_at=("output",), encode=_named,
     ),
     "cohere": Shape(
         _cohere_events, _cohere_whole, lambda: cohere._Events("m", _unread), lambda: cohere._Message("m", _unread),
@@ -563,7 +613,11 @@ class Attack:
             return
         self._note(f"reason {word}")
         beside = False
-        if self.chance.random() < 0.3 and self.wire not in ("cohere", "gemini"):  # beside the one there was
+        if self.chance.random() < 0.3 and self.wire not in {
+            "cohere",
+            "gemini",
+            "responses",
+        }:  # beside the one there was
             beside = True
             extra = deepcopy(self.events[found[0]])
             put(extra.body, self.shape.reason, word)

@@ -64,7 +64,8 @@ EVENTS: Sequence[dict[str, Any]] = (
     {"type": "response.completed", "response": {**RESPONSE, "output": [THOUGHT, SAID, CALL]}},
 )  # fmt: skip
 END = len(EVENTS) - 1
-SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+"""Nothing is required: a call whose arguments were lost would be whole without any."""
 OFFER: Offer = {"weather": OfferedTool("weather", SCHEMA, compile_schema(SCHEMA))}
 
 
@@ -152,6 +153,63 @@ def test_a_whole_answer_says_what_the_stream_does() -> None:
 )  # fmt: skip
 def test_what_is_not_whole_does_not_run(events: bytes) -> None:
     assert ready(turn_of([events])) == []
+
+
+def begun(**more: Any) -> dict[str, Any]:
+    item = {**CALL, "arguments": "", "status": "in_progress", **more}
+    return {"type": "response.output_item.added", "output_index": 0, "item": item}
+
+
+DONE_ITEM = {"type": "response.output_item.done", "output_index": 0, "item": CALL}
+DELTA = {"type": "response.function_call_arguments.delta", "output_index": 0, "delta": TEXT}
+FINAL = {"type": "response.completed", "response": {**RESPONSE, "output": [CALL]}}
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        *(
+            pytest.param([begun(), DELTA, {"type": kind, "response": response}], id=f"{kind} {sorted(response)}")
+            for kind in ("response.failed", "response.cancelled")
+            for response in ({}, {"status": "completed"})
+        ),
+        pytest.param([begun(), {"type": "response.incomplete", "response": RESPONSE}], id="cut, by the event alone"),
+        pytest.param([begun(name="forecast"), DELTA, DONE_ITEM, FINAL], id="another name at its end"),
+        pytest.param(
+            [begun(), DELTA, {**FINAL, "response": {**RESPONSE, "output": [{**CALL, "name": "x"}]}}],
+            id="in the response",
+        ),
+        pytest.param(
+            [begun(), DELTA, {**FINAL, "response": {**RESPONSE, "output": [{**CALL, "arguments": "{}"}]}}],
+            id="other arguments",
+        ),
+        pytest.param(
+            [begun(), {**FINAL, "response": {**RESPONSE, "output": []}}], id="nothing of it but its beginning"
+        ),
+        pytest.param([begun(), DELTA, {"type": "response.error", "message": "x"}, FINAL], id="an error by its type"),
+        pytest.param(
+            [begun(), DELTA, {"type": "response.in_progress", "error": {"message": "x"}}, FINAL], id="an error beside"
+        ),
+    ],
+)
+def test_what_two_events_say_differently_of_a_call_or_of_the_end_does_not_run(events: list[dict[str, Any]]) -> None:
+    assert ready(turn_of([sse(events)])) == []
+
+
+def test_what_the_whole_response_says_of_a_call_counts_where_its_pieces_were_lost() -> None:
+    [call] = turn_of([sse([begun(), FINAL])]).calls
+    assert isinstance(call, ReadyCall)
+    assert call.arguments == INPUT
+
+
+@pytest.mark.parametrize("given", [[], 0, False, {"city": 1}, [TEXT]])
+def test_arguments_of_a_whole_answer_that_are_no_text_are_never_none(given: Any) -> None:
+    body = ResponseObject(BY)
+    body.feed(json.dumps({**RESPONSE, "output": [{**CALL, "arguments": given}]}).encode())
+    builder = TurnBuilder(OFFER, lambda: "made")
+    builder.feed(body.finish())
+    [call] = builder.finish().calls
+    assert isinstance(call, BrokenCall) or call.arguments == given
 
 
 def test_a_response_that_is_incomplete_for_an_unknown_reason_was_cut() -> None:

@@ -23,13 +23,14 @@ from callgate.conversation.events import (
 )
 from callgate.conversation.finish import FinishClass, classify
 from callgate.conversation.response_items import ITEMS
-from callgate.http.event_stream import EventStreamReader, EventTooLarge, looks_like_keep_alive
+from callgate.http.event_stream import ErrorEvent, EventStreamReader, EventTooLarge, looks_like_keep_alive
 from callgate.upstream.chunks import ChunkReader, error_in, reason_in, whole_number
 from callgate.upstream.direct_model import (
     TWICE,
     WholeBody,
     holds_name_twice,
     read_json,
+    reported,
 )
 from callgate.upstream.translation import field_of
 
@@ -57,10 +58,13 @@ OF_REQUESTS: Final = ("invalid_", "image_", "unsupported_", "empty_image", "fail
 class _Open:
     """A call that is being written."""
 
-    def __init__(self) -> None:
+    def __init__(self, item: Mapping[str, Any]) -> None:
+        self.id, self.name = _id(item), item.get("name")
         self.pieces: list[str] = []
         self.checked = ""
         """The whole of it, as some event said it."""
+        self.is_over = False
+        """Some event said that no more of it was to come."""
 
 
 class ResponseEvents:
@@ -99,15 +103,25 @@ class ResponseEvents:
             try:
                 event = read_json(payload)
             except ValueError:
+                if type(payload) is ErrorEvent:
+                    events += reported(payload)
+                    continue
                 if looks_like_keep_alive(payload):
                     continue
                 self.fault = "an event of the stream is not JSON"
                 break
-            if _is_about_calls(payload) and holds_name_twice(payload):
+            is_end = bool(self._calls) and isinstance(event, dict) and event.get("type") in ENDS
+            if (is_end or _is_about_calls(payload)) and holds_name_twice(payload):
                 self.fault = TWICE
                 break
             if isinstance(event, dict):
-                events += self._read_event(event)
+                found = self._read_event(event)
+                is_ours = str(event.get("type")).startswith(
+                    "response."
+                )  # a tool of the provider's that failed is no failure
+                events += found if found or is_ours or type(payload) is not ErrorEvent else reported(payload)
+            elif type(payload) is ErrorEvent:
+                events += reported(payload)
             else:
                 events += self._chunks.read(event)  # nothing of an answer, but it may be an error
             if self.done or self.fault is not None:
@@ -120,7 +134,9 @@ class ResponseEvents:
             error = error_in(event)
             return [] if error is None else [_failed(event.get("error") or event)]
         if kind in ENDS:
-            return self._ended(event.get("response"))
+            return self._ended(event.get("response"), kind.rpartition(".")[2])
+        if event.get("error") or "error" in kind:
+            return [_failed(event.get("error") or event)]
         at = whole_number(event.get("output_index"))
         if kind in ("response.created", "response.in_progress", "response.queued"):
             return self._head(event.get("response"))
@@ -186,7 +202,7 @@ class ResponseEvents:
             return []
         if at is None or at in self._calls:
             return self._breaks("an item has no place of its own")
-        self._calls[at] = _Open()
+        self._calls[at] = _Open(item)
         name = item.get("name")
         custom = item["type"] == "custom_tool_call"
         return [CallDelta(at, _id(item), name if isinstance(name, str) and name else None, custom=custom)]
@@ -204,6 +220,7 @@ class ResponseEvents:
         call = None if at is None else self._calls.get(at)
         if call is None or at is None:
             return self._breaks("a text belongs to no call")
+        call.is_over = True
         if given is None or given == "":
             return []
         if not isinstance(given, str):
@@ -220,9 +237,7 @@ class ResponseEvents:
         if kind in CALLS:
             if at is not None and at not in self._calls:
                 events += self._begun(at, item)
-            events += self._check(at, item.get("input" if kind == "custom_tool_call" else "arguments"))
-            if item.get("status") == "incomplete" and at is not None:
-                events.append(CallDelta(at, arguments=[{"status": "incomplete"}]))
+            events += self._whole_call(at, item)
         elif kind == "message" and (at, None) not in self._said:
             self._said.add((at, None))
             events += [*self._goes_on(at), *_spoken(item)]
@@ -230,22 +245,56 @@ class ResponseEvents:
             events.append(ExtraField(ITEMS, [{"by": self._by, "item": item}]))
         return events
 
+    def _whole_call(self, at: int | None, item: Mapping[str, Any]) -> list[ModelEvent]:
+        """What an item says of a call of which something has come."""
+        call = None if at is None else self._calls.get(at)
+        events = self._check(at, item.get("input" if item.get("type") == "custom_tool_call" else "arguments"))
+        if call is None:
+            return events
+        if _is_partly(item):
+            events.append(CallDelta(at, arguments=[{"status": item["status"]}]))
+        if item.get("name") not in (None, call.name):
+            events.append(CallDelta(at, arguments=[{"name": item["name"]}]))
+        return events
+
     def _breaks(self, why: str) -> list[ModelEvent]:
         self.fault = why
         return []
 
-    def _ended(self, response: Any) -> list[ModelEvent]:
+    def _ended(self, response: Any, word: str) -> list[ModelEvent]:
         self.done = True
         if not isinstance(response, dict):
             self.done = False
             return self._breaks("the last event has no response")
         events: list[ModelEvent] = [*self._chunks.finish(), *self._head(response)]
         output = response.get("output")
-        if not self._said and not self._calls and isinstance(output, list):
-            for at, item in enumerate(output):
-                if isinstance(item, dict):
-                    events += self._item(at, item)
-        return [*events, *end_of(response, has_calls=bool(self._calls))]
+        items = [
+            (at, item) for at, item in enumerate(output if isinstance(output, list) else ()) if isinstance(item, dict)
+        ]
+        if not self._said and not self._calls:
+            for at, item in items:
+                events += self._item(at, item)
+        else:
+            events += self._compared(items)
+        events += end_of(response, has_calls=bool(self._calls))
+        if word != "completed" and response.get("status") in (None, "completed") and not response.get("error"):
+            # The event says what the response does not.
+            events += end_of({"status": word}, has_calls=bool(self._calls))
+        return events
+
+    def _compared(self, items: Sequence[tuple[int, Mapping[str, Any]]]) -> list[ModelEvent]:
+        """What the whole response says of calls that came piece by piece. One of which nobody says that no more was to come, nor
+        anything of what it is made with, is cut off."""
+        events: list[ModelEvent] = []
+        by_id = {call.id: at for at, call in self._calls.items()}
+        for place, item in items:
+            if item.get("type") in CALLS:
+                at = by_id.get(_id(item), place)
+                events += self._whole_call(at, item) if at in self._calls else ()
+        for at, call in self._calls.items():
+            if not (call.is_over or call.pieces):
+                events.append(CallDelta(at, arguments="{"))
+        return events
 
 
 class ResponseObject(WholeBody):
@@ -306,9 +355,15 @@ def head_of(response: Mapping[str, Any]) -> ProviderHead:
 
 def _written(item: Mapping[str, Any]) -> CallWritten:
     custom = item["type"] == "custom_tool_call"
-    flaw = Flaw.TRUNCATED if item.get("status") == "incomplete" else None
+    flaw = Flaw.TRUNCATED if _is_partly(item) else None
     given, name = item.get("input" if custom else "arguments"), item.get("name")
-    return CallWritten(name if isinstance(name, str) else None, given or None, _id(item), flaw, custom=custom)
+    return CallWritten(
+        name if isinstance(name, str) else None, None if given == "" else given, _id(item), flaw, custom=custom
+    )
+
+
+def _is_partly(item: Mapping[str, Any]) -> bool:
+    return item.get("status") not in (None, "completed")
 
 
 def _id(item: Mapping[str, Any]) -> str | int | None:
