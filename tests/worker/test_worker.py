@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from msgspec.structs import replace
 
 from callgate.calls.outcome import Failed, FailureKind, Returned
 from callgate.fleet.fleet import NO_PLACE, TIMED_OUT, UNKNOWN
 from callgate.fleet.message import FleetCall, control_channel, queue_of, task_message
 from callgate.ledger.fleet_calls import FleetLedger
-from tests.harness.fleet import DEAD_AFTER, Proxy, Stores, placed, proxying, shared_worker, stores, working
+from tests.harness.fleet import DEAD_AFTER, Proxy, Stores, config_file, placed, proxying, shared_worker, stores, working
 from tests.harness.needs import needs
 from tests.harness.postgres import PostgresServer, postgres_server
 from tests.harness.process import Child, child
@@ -32,6 +33,7 @@ pytestmark = [
 
 TOOLS = [placed(name) for name in ("add", "add_later", "nap", "spin", "climb", "die", "long_text", "refuse")]
 TOOLS += [placed("nap", name="brief_nap", timeout=0.5), placed("add", name="add_brief", run_on="brief")]
+AWAY = "postgresql://postgres@127.0.0.1:9/postgres"
 POOLS = {"gpu": {}, "brief": {"queue_seconds": 0.5}}
 
 
@@ -379,6 +381,12 @@ async def test_pools_and_workers_are_seen(lone: tuple[Proxy, Child], tmp_path: P
     assert await worker.ended() == 0
     async with child(["health", "--worker", *config]) as asked:
         assert await asked.ended(20) == 1
+    away = config_file(
+        tmp_path / "away", {**yaml.safe_load((tmp_path / "fleet.yaml").read_text()), "ledger": {"url": AWAY}}
+    )
+    async with child(["health", "--worker", "--config", str(away)]) as asked:
+        assert await asked.ended(20) == 0, "a probe ends no worker because Postgres is away"
+    assert "cannot be seen" in asked.log
     async with child(["worker", "--pool", "gpuu", *config]) as asked:
         assert await asked.ended(20) == 2
     assert "did you mean `gpu`" in asked.log

@@ -91,13 +91,21 @@ def asked(config: "Config") -> dict[str, dict[str, Any]]:
 
 
 def check_worker(config: "Config") -> None:
-    """Exit code 0 where a worker of this machine was seen in the ledger."""
+    """Exit code 0 where a worker of this machine was seen in the ledger.
+
+    And where the ledger cannot be asked: what workers run goes on without it, and a probe that fails would have them ended."""
+    from callgate.ledger.database import DatabaseAway
+
     host = socket.gethostname()
 
     async def names(ledger: "FleetLedger") -> list[str]:
         return [name for name, _, _ in await ledger.workers() if name.rsplit("-", 2)[0] == host]
 
-    here = _from_ledger(config, names)
+    try:
+        here = _asked(config, names)
+    except (DatabaseAway, TimeoutError) as error:
+        typer.echo(f"whether a worker of {host} lives cannot be seen: ledger.url: {error or 'no answer'}", err=True)
+        return
     typer.echo(", ".join(here) or f"no worker of {host} was seen", err=not here)
     if not here:
         raise typer.Exit(WRONG)
@@ -106,6 +114,14 @@ def check_worker(config: "Config") -> None:
 def _from_ledger(config: "Config", ask: Any) -> Any:
     from callgate.ledger.database import DatabaseAway
 
+    try:
+        return _asked(config, ask)
+    except (DatabaseAway, TimeoutError) as error:
+        raise give_up(f"ledger.url: {error or 'no answer'}") from None
+
+
+def _asked(config: "Config", ask: Any) -> Any:
+    """Raises `DatabaseAway` and `TimeoutError`."""
     if config.ledger.url is None:
         raise give_up("the config has no `ledger.url`")
     url = config.ledger.url.get_secret_value()
@@ -128,5 +144,5 @@ def _from_ledger(config: "Config", ask: Any) -> Any:
         return asyncio.run(answer())
     except ModuleNotFoundError:
         raise give_up(NO_CELERY) from None
-    except (DatabaseAway, NotMigrated, TimeoutError) as error:
+    except NotMigrated as error:
         raise give_up(f"ledger.url: {error}") from None
