@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import random
 import signal
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +21,7 @@ from tests.chaos.scale import LONG, report, scaled
 from tests.harness.configs import as_yaml, config_dict
 from tests.harness.needs import needs
 from tests.harness.postgres import PostgresServer, postgres_server
-from tests.harness.process import Child, serving
+from tests.harness.process import Child, child, serving
 from tests.harness.redis import redis_server
 from tests.scripted_upstream import Call, Reply, Upstream
 from tests.scripted_upstream.records import RequestRecord
@@ -51,6 +53,26 @@ def answers(record: RequestRecord) -> Reply:
 
 
 @dataclass
+class Workers:
+    """Two workers, one of which is now and then killed, with all its processes, and begun anew."""
+
+    config: Path
+    marks: Path
+    stack: contextlib.AsyncExitStack
+    children: list[Child] = field(default_factory=list)
+
+    async def begin(self) -> None:
+        options = ["worker", "--config", str(self.config), "--pool", "gpu", "--concurrency", "4"]
+        begun = child(options, environment={tools.MARKS: str(self.marks)})
+        self.children.append(await self.stack.enter_async_context(begun))
+
+    async def kill(self, place: int) -> None:
+        victim = self.children.pop(place)
+        os.killpg(victim.process.pid, signal.SIGKILL)
+        await victim.ended()
+
+
+@dataclass
 class Pair:
     """Two proxies, one of which is now and then killed and begun anew."""
 
@@ -73,10 +95,23 @@ class Pair:
         return time.time()
 
 
-FAULTS = [("kill", "postgres", "redis", "sleep"), *([("kill",)] if LONG else [])]
+ALL = ("kill", "postgres", "redis", "sleep")
+ON_WORKERS = frozenset({"count_in_thread", "count_slowly"})
+"""What runs on workers where there are some."""
 
 
-@pytest.mark.parametrize("faults", FAULTS, ids=["all", "kill"][: len(FAULTS)])
+@pytest.mark.parametrize(
+    "faults",
+    [
+        pytest.param(ALL, id="all"),
+        pytest.param(("kill",), id="kill", marks=pytest.mark.skipif(not LONG, reason="part of all of them")),
+        pytest.param(
+            ("worker", *ALL),
+            id="with_workers",
+            marks=[needs("module:celery"), pytest.mark.skipif(not LONG, reason="long")],
+        ),
+    ],
+)
 async def test_every_run_ends_and_no_call_runs_twice_whatever_fails(
     schema: str, tmp_path: Path, upstream: Upstream, faults: tuple[str, ...]
 ) -> None:
@@ -97,8 +132,10 @@ async def _play(
     upstream.script("m", answers)
     marks = tmp_path / "marks"
     marks.touch()
-    listed = [
+    with_workers = "worker" in faults
+    listed: list[dict[str, Any]] = [
         {"kind": "python", "function": f"{tools.__name__}:{name}", "safety": "write"}
+        | ({"run_on": "gpu"} if with_workers and name in ON_WORKERS else {})
         for name in ("count", "count_in_thread", "count_slowly")
     ]
     config = tmp_path / "config.yaml"
@@ -110,6 +147,7 @@ async def _play(
                 ledger={"url": postgres.url, "namespace": schema},
                 store={"redis_url": redis_url},
                 runs={"dead_after_seconds": DEAD_AFTER},
+                **({"pools": {"gpu": {}}} if with_workers else {}),
                 logging={"level": "error"},
             )
         )
@@ -122,6 +160,9 @@ async def _play(
     async with contextlib.AsyncExitStack() as stack:
         pair = Pair(config, marks, stack)
         await asyncio.gather(pair.begin(), pair.begin())
+        workers = Workers(config, marks, stack)
+        if with_workers:
+            await asyncio.gather(workers.begin(), workers.begin())
 
         async def client() -> None:
             while not over.is_set():
@@ -137,6 +178,9 @@ async def _play(
                 case "kill":
                     await pair.kill(place)
                     await pair.begin(place)
+                case "worker":
+                    await workers.kill(place)
+                    await workers.begin()
                 case "postgres":
                     await asyncio.to_thread(postgres.stop)
                     await asyncio.sleep(0.5)
@@ -162,6 +206,10 @@ async def _play(
         await database.open()
         calls = await database.fetch("SELECT call_id, state, ended_at, note FROM calls")
         runs = await database.fetch("SELECT state, epoch FROM runs")
+        apart = await database.fetch(
+            "SELECT calls.call_id, calls.state, fleet_calls.state FROM calls JOIN fleet_calls ON fleet_calls.id = calls.id"
+            " WHERE calls.state <> fleet_calls.state AND calls.note NOT LIKE 'never begun%'"
+        )
         await database.close()
     ran = Counter(marks.read_text().splitlines())
     states = {call: state for call, state, *_ in calls}
@@ -173,7 +221,7 @@ async def _play(
     odds += [label for label in ran if states.get(label) not in {"done", "unknown"}]
     told = [
         min(
-            (ended_at - at for fault, at in failed_at if fault in {"kill", "sleep"} and ended_at >= at - 0.5),
+            (ended_at - at for fault, at in failed_at if fault in {"kill", "sleep", "worker"} and ended_at >= at - 0.5),
             default=0.0,
         )
         for _, state, ended_at, _ in calls
@@ -192,13 +240,14 @@ async def _play(
         taken_over=sum(epoch - 1 for _, epoch in runs),
         calls=len(calls),
         executed_twice=len(twice),
-        rows_at_odds=len(odds),
+        rows_at_odds=len(odds) + len(apart),
         states=dict(Counter(states.values())),
         slowest_told_seconds=round(max(told, default=0.0), 2),
         answers_of_other_bytes=len(other_bytes),
     )
     assert twice == []
     assert odds == []
+    assert apart == []
     assert {state for state, _ in runs} == {"done"}, "all of them have ended"
     assert len(calls) == len(states), "no call stands in it twice"
     assert max(told, default=0.0) <= TOLD_WITHIN + 0.5
