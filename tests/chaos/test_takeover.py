@@ -147,7 +147,7 @@ async def _play(
                 ledger={"url": postgres.url, "namespace": schema},
                 store={"redis_url": redis_url},
                 runs={"dead_after_seconds": DEAD_AFTER},
-                **({"pools": {"gpu": {}}} if with_workers else {}),
+                pools={"gpu": {}} if with_workers else {},
                 logging={"level": "error"},
             )
         )

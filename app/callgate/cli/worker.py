@@ -104,7 +104,9 @@ def check_worker(config: "Config") -> None:
     try:
         here = _asked(config, names)
     except (DatabaseAway, TimeoutError) as error:
-        typer.echo(f"whether a worker of {host} lives cannot be seen: ledger.url: {error or 'no answer'}", err=True)
+        typer.echo(
+            f"whether a worker of {host} lives cannot be seen: ledger.url: {str(error) or 'no answer'}", err=True
+        )
         return
     typer.echo(", ".join(here) or f"no worker of {host} was seen", err=not here)
     if not here:
@@ -117,7 +119,7 @@ def _from_ledger(config: "Config", ask: Any) -> Any:
     try:
         return _asked(config, ask)
     except (DatabaseAway, TimeoutError) as error:
-        raise give_up(f"ledger.url: {error or 'no answer'}") from None
+        raise give_up(f"ledger.url: {str(error) or 'no answer'}") from None
 
 
 def _asked(config: "Config", ask: Any) -> Any:
