@@ -1,6 +1,7 @@
 """Background mode: responses that are made though nobody waits, followed from any event, cancelled, kept."""
 
 import asyncio
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ import pytest
 
 from callgate.application import create_app
 from callgate.auth.keys import hash_key
+from tests.chaos import tools
 from tests.harness import toolshed
 from tests.harness.clients import http_client, openai_client
-from tests.harness.configs import make_config
+from tests.harness.configs import as_yaml, config_dict, make_config
 from tests.harness.needs import needs
+from tests.harness.process import serving
 from tests.harness.redis import redis_server
 from tests.harness.responses import check_events
 from tests.harness.server import serve
@@ -150,12 +153,64 @@ async def test_only_what_was_made_in_the_background_is_streamed_again_or_cancell
     assert [answer.status_code for answer in answers] == [400, 400, 400]
 
 
-@pytest.mark.parametrize("where", ["disk", pytest.param("redis", marks=needs("redis-server", "module:redis"))])
-async def test_one_that_was_cut_off_with_its_process_has_failed(upstream: Upstream, tmp_path: Path, where: str) -> None:
+COUNTS = {"kind": "python", "function": f"{tools.__name__}:count", "safety": "write"}
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+async def test_one_whose_process_ends_is_carried_on_by_another(
+    upstream: Upstream, tmp_path: Path, is_killed: bool
+) -> None:
+    gate = asyncio.Event()
+    held = Reply(text="never", pace=Pace(hold=Hold(gate, after=1)))
+    upstream.script("m", [Reply(calls=[Call("count", {"label": "a"})]), held, Reply(text="At last.")])
+    marks = tmp_path / "marks"
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        as_yaml(
+            config_dict(upstream.url, tools=[COUNTS], data_dir=str(tmp_path / "data"), server={"drain_seconds": 0.1})
+        )
+    )
+    client: Any
+    async with serving(config, environment={tools.MARKS: str(marks)}) as child, openai_client(child.url) as client:
+        begun = await client.responses.create(model="m", input="go", background=True)
+        await upstream.requests.wait(2)
+        child.signal(signal.SIGKILL if is_killed else signal.SIGTERM)
+        await child.ended()
+    async with serving(config) as child, openai_client(child.url) as client:
+        async with asyncio.timeout(10):
+            while (response := await client.responses.retrieve(begun.id)).status != "completed":
+                assert response.status in ("queued", "in_progress")
+                await asyncio.sleep(0.02)
+        seen = [event.to_dict(warnings=False) async for event in await client.responses.retrieve(begun.id, stream=True)]
+    check_events(seen)
+    assert (response.id, response.output_text, response.created_at) == (begun.id, "At last.", begun.created_at)
+    assert seen[-1]["response"]["output"] == response.to_dict()["output"]
+    assert marks.read_text().splitlines() == ["a"]
+
+
+async def test_one_that_is_carried_on_is_cancelled_where_it_is(upstream: Upstream, tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    held = Reply(text="one two", pace=Pace(hold=Hold(gate, after=1)))
+    upstream.script("m", [held, held])
+    config = make_config(upstream.url, data_dir=str(tmp_path))
+    client: Any
+    async with serve(create_app(config)) as url, openai_client(url) as client:
+        begun = await client.responses.create(model="m", input="go", background=True)
+        await upstream.requests.wait(1)
+    async with serve(create_app(config)) as url, openai_client(url) as client:
+        await upstream.requests.wait(2)
+        assert (await client.responses.cancel(begun.id)).status == "cancelled"
+        assert (await client.responses.retrieve(begun.id)).status == "cancelled"
+
+
+@needs("redis-server", "module:redis")
+async def test_one_that_was_cut_off_with_its_process_has_failed_where_no_runs_are_kept(
+    upstream: Upstream, tmp_path: Path
+) -> None:
     gate = asyncio.Event()
     upstream.script("m", [Reply(text="never", pace=Pace(hold=Hold(gate, after=1)))])
     async with redis_server(tmp_path) as redis:
-        options: dict[str, Any] = {"data_dir": str(tmp_path)} if where == "disk" else {"store": {"redis_url": redis}}
+        options: dict[str, Any] = {"store": {"redis_url": redis}}
         client: Any
         async with serve(create_app(make_config(upstream.url, **options))) as url, openai_client(url) as client:
             begun = await client.responses.create(model="m", input="go", background=True)

@@ -199,6 +199,21 @@ class DurableRuns:
         async with _available():
             return await self._ledger.find(stored.id) or stored
 
+    def stop(self, id: str) -> None:
+        """Stop a run if it is one of ours."""
+        if (carried := self._ours.get(id)) is not None:
+            carried.stop()
+
+    async def is_running(self, id: str) -> bool:
+        """Whether some process has a run, or will take it over; also where that cannot be asked."""
+        if self._ledger is None:
+            return False
+        try:
+            found = await self._ledger.find(id)
+        except DatabaseAway:
+            return True
+        return found is not None and found.state == "running"
+
     # -- one run
 
     async def _answer(

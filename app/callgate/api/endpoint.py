@@ -56,7 +56,7 @@ class FaceEndpoint:
 
         key = context.headers.get("idempotency-key")
         background, runs = exchange.request.background, self._runs
-        if key is None and background is None:
+        if key is None and background is None and not exchange.request.in_background:
             await self._answer(context, exchange, caller, None, None, receive, send)
             return
         if runs is not None and (runs.is_on or background is not None):
@@ -110,7 +110,7 @@ class FaceEndpoint:
                 receive,
                 send,
                 key=key,
-                in_background=request.background is not None,
+                in_background=request.in_background or request.background is not None,
                 error_body=context.error_body,
                 accepted=None if request.stream else request.background,
             )

@@ -156,7 +156,7 @@ class FollowedRun:
             while sent < len(self.parts):
                 sent += 1
                 await send({"type": "http.response.body", "body": self.parts[sent - 1], "more_body": True})
-            if self._ended and sent == len(self.parts):
+            if self._ended and sent >= len(self.parts):  # where it was stopped there are fewer than there were
                 break
             await news.wait()
         assert started, "a run ends with an answer while anybody follows it"

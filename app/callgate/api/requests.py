@@ -87,6 +87,8 @@ class ChatRequest(msgspec.Struct):
     """What calls in the history say of calls of ours that ran beside them."""
     may_pass: bool = True
     """Whoever writes the answer takes it in its provider's own bytes as well."""
+    in_background: bool = False
+    """It goes on without its client, which is answered by whoever asks for it here."""
     background: Callable[[StoredRun], bytes] | None = None
     """Set where it is carried on when nobody waits for it, and its answer fetched later: what is answered meanwhile."""
     every_event: bool = False

@@ -31,6 +31,7 @@ UNKNOWN: Final = (
     " Look whether it happened before you call it again."
 )
 SETTLED: Final = "Not run: this call was answered without being run when it was made."
+TAKEN_OVER: Final = "run_taken_over"
 BEGUN_BEFORE: Final = "this call has begun before"
 
 log = structlog.get_logger("callgate.runs")
@@ -45,7 +46,7 @@ class TakenOver(ChatError):
             503,
             "Another process carries this run on. Ask again with the same Idempotency-Key.",
             type="server_error",
-            code="run_taken_over",
+            code=TAKEN_OVER,
             retry_after=1,
         )
 

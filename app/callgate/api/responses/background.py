@@ -1,16 +1,18 @@
 """Background mode: a response that is made though nobody waits for it, looked at, followed and cancelled by its id.
 
 It is made by a request through the whole application, as any other; only that what it sends is gathered here. While it is made
-this process knows its events, and the store knows that it is being made, and by which process: where that one is gone the
-response has failed, and is not in progress for ever.
+this process knows its events, and the store knows that it is being made, and by which process. Where there is a ledger of runs it
+is a run that outlives its process: another one carries it on. Elsewhere the response has failed when that process is gone, and is
+not in progress for ever.
 """
 
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -18,12 +20,15 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from callgate.api.answers import STREAM_HEADERS, send_whole, start_message, unless_left
+from callgate.api.durable_runs import Carrier, DurableRuns, RunRequest
+from callgate.api.followed_run import Ended
 from callgate.api.middleware import HAS_PLACE, context_of
 from callgate.api.request_schema import wrong
 from callgate.api.responses.kept import KeptResponses
 from callgate.api.responses.output import ResponseWriter
-from callgate.auth.keys import owner_name
+from callgate.auth.keys import Caller, owner_name
 from callgate.conversation.errors import ChatError
+from callgate.runtime.durable_run import TAKEN_OVER, DurableRun
 from callgate.stores.claims import Processes
 from callgate.stores.responses import StoredResponse
 from callgate.stores.store import StoreError
@@ -32,6 +37,7 @@ LOOK_SECONDS: Final = 1.0
 """How often it is looked whether another process was asked to cancel, or has ended what is followed here."""
 UNFINISHED: Final = frozenset({"queued", "in_progress"})
 GONE: Final = {"code": "server_error", "message": "The process that made this response is gone; ask again."}
+_ENDS: Final = tuple(f"event: response.{end}\n".encode() for end in ("completed", "incomplete", "failed"))
 _NUMBER: Final = re.compile(rb'"sequence_number":(\d+)')
 
 log = structlog.get_logger("callgate.responses")
@@ -51,9 +57,11 @@ class BackgroundRun:
         self.events: list[bytes] = []
         self.final: dict[str, Any] | None = None
         """The response, once it is over."""
-        self.task: asyncio.Task[None]
+        self.task: asyncio.Task[Any]
         self.stopped = ""
         """The status that it was stopped with before it was over."""
+        self.stop_work: Callable[[str], None] | None = None
+        """What stops it, by its run's id, where it is a run that is kept."""
         self._news = asyncio.Event()
         self._status = 0
         self._body = b""
@@ -82,7 +90,10 @@ class BackgroundRun:
         """What the application still has to say of it is no part of it."""
         if not self.stopped:
             self.stopped = status
-            self.task.cancel()
+            if self.stop_work is None:
+                self.task.cancel()
+            else:
+                self.stop_work(run_id_of(self.id))
 
     def notify(self) -> None:
         self._news.set()
@@ -120,12 +131,36 @@ BACKGROUND: Final[ContextVar[BackgroundRun | None]] = ContextVar("background_run
 """The run that a request is made for."""
 
 
+class ResponsesCarrier:
+    """Carries on responses that other processes have begun, those that are made in the background among them."""
+
+    def __init__(self, endpoint: Carrier, background: "BackgroundRuns") -> None:
+        self._endpoint, self._background = endpoint, background
+
+    async def carry_on(
+        self, request: RunRequest, caller: Caller, run: DurableRun, receive: Receive, send: Send
+    ) -> Ended:
+        answer = partial(self._endpoint.carry_on, request, caller, run)
+        if not _decode(request.body, type=_Asked).background:
+            return await answer(receive, send)
+        return await self._background.carry_on(caller, answer, receive, send)
+
+
+class _Asked(msgspec.Struct):
+    background: bool | None = None
+
+
 class BackgroundRuns:
     """The responses that this process makes in the background."""
 
-    def __init__(self, app: ASGIApp, kept: KeptResponses, processes: Processes) -> None:
-        self._app, self._kept, self._processes = app, kept, processes
+    def __init__(self, app: ASGIApp, kept: KeptResponses, processes: Processes, durable: DurableRuns) -> None:
+        self._app, self._kept, self._processes, self._durable = app, kept, processes, durable
         self._runs: dict[tuple[str, str], BackgroundRun] = {}
+
+    @property
+    def are_durable(self) -> bool:
+        """Whether they outlive this process."""
+        return self._durable.is_on
 
     async def start(self, body: bytes, stream: bool, scope: Scope, receive: Receive, send: Send) -> None:
         """Begin a response, and answer with what it is by now, or with its events."""
@@ -196,17 +231,41 @@ class BackgroundRuns:
         await self._stream(events(), receive, send)
 
     async def close(self) -> None:
-        """Stop what is still being made; it has failed then."""
+        """Stop what is still being made. It has failed then, but for what another process carries on by now."""
         running = list(self._runs.values())
         for run in running:
-            run.stop("failed")
+            if run.stop_work is None:
+                run.stop("failed")
         if running:
             await asyncio.wait({run.task for run in running})
 
     # -- making one
 
+    async def carry_on(
+        self, caller: Caller, answer: Callable[[Receive, Send], Awaitable[Ended]], receive: Receive, send: Send
+    ) -> Ended:
+        """Make a response that another process had begun, as a run of this one."""
+        run = BackgroundRun(owner_name(caller))
+        run.task, run.stop_work = _this_task(), self._durable.stop
+
+        async def send_both(message: Message) -> None:
+            await run.send(message)
+            await send(message)
+
+        before = BACKGROUND.set(run)
+        watching = asyncio.create_task(self._watch(run), name="watches a response in the background")
+        try:
+            return await answer(receive, send_both)
+        finally:
+            BACKGROUND.reset(before)
+            watching.cancel()
+            if run.writer is not None:
+                await self._end(run, run.writer, None)
+
     async def _make(self, run: BackgroundRun, place: AbstractContextManager[object], scope: Scope, body: bytes) -> None:
         BACKGROUND.set(run)
+        if self.are_durable:
+            run.stop_work = self._durable.stop
         asked: dict[str, Any] = _decode(body, type=dict[str, msgspec.Raw])
         sent = [_encode({**asked, "stream": True})]
         over = asyncio.Event()
@@ -251,6 +310,11 @@ class BackgroundRuns:
 
     async def _end(self, run: BackgroundRun, writer: ResponseWriter, error: ChatError | None) -> None:
         """Keep what became of it, with its events."""
+        if run.stop_work is not None and not run.stopped and _is_left(run, error):
+            run.final = run.resource()
+            self._runs.pop((run.owner, run.id), None)
+            run.notify()
+            return
         if run.stopped == "failed":
             error = ChatError(503, "The server was shut down.", type="server_error")
         if error is not None:
@@ -280,7 +344,8 @@ class BackgroundRuns:
     async def _settled(self, owner: str, id: str) -> tuple[dict[str, Any], StoredResponse]:
         kept = await self._kept.get(owner, id)
         response: dict[str, Any] = _decode(kept.response)
-        if response["status"] in UNFINISHED and not await self._is_made(kept.process):
+        is_made = response["status"] not in UNFINISHED or await self._is_made(kept.process)
+        if not is_made and not await self._durable.is_running(run_id_of(id)):
             response |= {"status": "failed", "error": GONE}
         return response, kept
 
@@ -296,6 +361,24 @@ class BackgroundRuns:
 
         await unless_left(send_all(), receive)
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+
+
+def run_id_of(id: str) -> str:
+    """Of the run that makes a response."""
+    return "run_" + id.removeprefix("resp_")
+
+
+def _is_left(run: BackgroundRun, error: ChatError | None) -> bool:
+    """Whether it has no end here, as another process has it."""
+    if error is not None:
+        return error.code == TAKEN_OVER
+    return not (run.events and run.events[-1].startswith(_ENDS))
+
+
+def _this_task() -> "asyncio.Task[Any]":
+    task = asyncio.current_task()
+    assert task is not None, "called in a task"
+    return task
 
 
 def number_of(event: bytes) -> int:

@@ -48,8 +48,10 @@ class ResponsesFace:
 
     async def read(self, body: bytes, context: RequestContext, config: Config) -> "ResponsesExchange":
         exchange = await self.read_here(body, context, config)
-        if exchange.asked.background and BACKGROUND.get() is None:
-            raise AnsweredElsewhere(partial(self._background.start, body, exchange.request.stream))
+        if exchange.asked.background:
+            if BACKGROUND.get() is None:
+                raise AnsweredElsewhere(partial(self._background.start, body, exchange.request.stream))
+            exchange.request.in_background = self._background.are_durable
         return exchange
 
     async def read_here(self, body: bytes, context: RequestContext, config: Config) -> "ResponsesExchange":
