@@ -180,6 +180,19 @@ def test_whoever_is_asked_may_type_a_key_which_is_kept_beside_the_config():
     assert check().exit_code == 0
 
 
+def test_whoever_is_asked_may_name_an_address_the_demo_and_providers_by_their_other_names():
+    result = init("--ask", answers="opnai\nclaude http://127.0.0.1:1/v1\nmine\nclaude-x\n\n\n\n")
+    assert result.exit_code == 0, result.output
+    assert "Not known: opnai; did you mean `openai`?" in result.output
+    assert [each["litellm_params"] for each in written()["model_list"]] == [
+        {"model": "openai/mine", "api_base": "http://127.0.0.1:1/v1"},
+        {"model": "anthropic/claude-x", "api_key": "os.environ/ANTHROPIC_API_KEY"},
+    ]
+    assert init("--ask", "--force", answers="demo\n\n\n").exit_code == 0
+    assert [each["model_name"] for each in written()["model_list"]] == ["demo"]
+    assert check().exit_code == 0
+
+
 @pytest.mark.slow
 async def test_a_person_at_a_terminal_is_asked_and_the_installed_command_serves_what_came_of_it(installed, tmp_path):
     ours, theirs = pty.openpty()

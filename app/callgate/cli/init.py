@@ -104,12 +104,14 @@ def _take_models(
     flags_alone: bool,
 ) -> None:
     from callgate.cli.found import local_servers, models_at
-    from callgate.cli.one_line import model_entry
+    from callgate.cli.one_line import DEMO, model_entry
     from callgate.cli.providers import PROVIDERS
+    from callgate.config.problems import near
 
     for each in providers:
-        if each not in PROVIDERS:
-            raise give_up(f"--provider {each}: known are {', '.join(PROVIDERS)}; any other with --base-url")
+        if each not in (*PROVIDERS, "demo"):
+            hint = near(each, list(PROVIDERS)) or f": known are {', '.join(PROVIDERS)} and demo"
+            raise give_up(f"--provider {each} is not known{hint}; for another server --base-url URL")
     if base_url and not models:
         models = [f"{name}=openai/{name}" for name in asyncio.run(models_at(base_url))]
         if not models:
@@ -122,28 +124,51 @@ def _take_models(
         providers = [name for name, it in PROVIDERS.items() if it.key and os.environ.get(it.key)]
         providers += [each.provider for each in local]
         if asking:
-            providers = _asked_providers(providers)
-    for name in dict.fromkeys(providers):
+            providers, addresses = _asked_providers(providers)
+            for url in addresses:
+                answers.models += _models_at_address(url)
+    for name in dict.fromkeys(each for each in providers if each != "demo"):
         if PROVIDERS[name].port:
             answers.models += _local_models(name, next((each for each in local if each.provider == name), None))
         else:
             answers.models += _hosted_models(PROVIDERS[name], folder, asking=asking)
+    if not answers.models and "demo" in providers:
+        answers.models = [dict(DEMO)]
     if not answers.models:
         typer.echo("No provider was named and none found: the demo model stands in.", err=True)
         answers.models = [{"model_name": "demo", "litellm_params": {"model": "demo/demo"}}]
 
 
-def _asked_providers(found: list[str]) -> list[str]:
+def _asked_providers(found: list[str]) -> tuple[list[str], list[str]]:
+    """The providers that were named, and addresses."""
     from callgate.cli.providers import PROVIDERS
+    from callgate.config.problems import near
+    from callgate.upstream.provider_names import OTHER_WORDS
 
-    typer.echo(f"Known: {', '.join(PROVIDERS)}, or the address of any server with OpenAI's API.")
+    typer.echo(f"Known: {', '.join(PROVIDERS)}; demo, which needs no key;")
+    typer.echo("or the address of any server with OpenAI's API, such as http://127.0.0.1:8080/v1.")
+    known = [*PROVIDERS, "demo"]
     while True:
         said = typer.prompt("Which providers", default=", ".join(found) or "openai")
-        names = [each for each in re.split(r"[,\s]+", said.lower()) if each]
-        if unknown := [each for each in names if each not in PROVIDERS]:
-            typer.echo(f"Not known: {', '.join(unknown)}. For another server: callgate init --base-url URL", err=True)
+        words = [each for each in re.split(r"[,\s]+", said) if each]
+        addresses = [each for each in words if re.match(r"https?://[^/]", each)]
+        names = [each.lower() for each in words if each not in addresses]
+        names = [OTHER_WORDS.get(each, each) if each not in known else each for each in names]
+        if unknown := [each for each in names if each not in known]:
+            typer.echo(f"Not known: {', '.join(f'{each}{near(each, known)}' for each in unknown)}", err=True)
             continue
-        return names
+        return names, addresses
+
+
+def _models_at_address(url: str) -> list[dict[str, Any]]:
+    from callgate.cli.found import models_at
+    from callgate.cli.one_line import model_entry
+
+    names = asyncio.run(models_at(url))
+    if not names:
+        said = typer.prompt(f"{url} lists no models now: the name of one")
+        names = [each for each in re.split(r"[,\s]+", said) if each]
+    return [model_entry(f"{each}=openai/{each}", url) for each in names]
 
 
 def _local_models(name: str, server: "LocalServer | None") -> list[dict[str, Any]]:
