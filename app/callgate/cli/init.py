@@ -106,12 +106,8 @@ def _take_models(
     from callgate.cli.found import local_servers, models_at
     from callgate.cli.one_line import DEMO, model_entry
     from callgate.cli.providers import PROVIDERS
-    from callgate.config.problems import near
 
-    for each in providers:
-        if each not in (*PROVIDERS, "demo"):
-            hint = near(each, list(PROVIDERS)) or f": known are {', '.join(PROVIDERS)} and demo"
-            raise give_up(f"--provider {each} is not known{hint}; for another server --base-url URL")
+    _check_names(providers)
     if base_url and not models:
         models = [f"{name}=openai/{name}" for name in asyncio.run(models_at(base_url))]
         if not models:
@@ -127,16 +123,26 @@ def _take_models(
             providers, addresses = _asked_providers(providers)
             for url in addresses:
                 answers.models += _models_at_address(url)
-    for name in dict.fromkeys(each for each in providers if each != "demo"):
-        if PROVIDERS[name].port:
+    for name in dict.fromkeys(providers):
+        if name == "demo":
+            answers.models.append(dict(DEMO))
+        elif PROVIDERS[name].port:
             answers.models += _local_models(name, next((each for each in local if each.provider == name), None))
         else:
             answers.models += _hosted_models(PROVIDERS[name], folder, asking=asking)
-    if not answers.models and "demo" in providers:
-        answers.models = [dict(DEMO)]
     if not answers.models:
         typer.echo("No provider was named and none found: the demo model stands in.", err=True)
         answers.models = [{"model_name": "demo", "litellm_params": {"model": "demo/demo"}}]
+
+
+def _check_names(providers: list[str]) -> None:
+    from callgate.cli.providers import PROVIDERS
+    from callgate.config.problems import near
+
+    for each in providers:
+        if each not in (*PROVIDERS, "demo"):
+            hint = near(each, list(PROVIDERS)) or f": known are {', '.join(PROVIDERS)} and demo"
+            raise give_up(f"--provider {each} is not known{hint}; for another server --base-url URL")
 
 
 def _asked_providers(found: list[str]) -> tuple[list[str], list[str]]:
@@ -164,7 +170,7 @@ def _models_at_address(url: str) -> list[dict[str, Any]]:
     from callgate.cli.found import models_at
     from callgate.cli.one_line import model_entry
 
-    names = asyncio.run(models_at(url))
+    names = list(asyncio.run(models_at(url)))
     if not names:
         said = typer.prompt(f"{url} lists no models now: the name of one")
         names = [each for each in re.split(r"[,\s]+", said) if each]
