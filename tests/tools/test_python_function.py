@@ -451,9 +451,10 @@ async def test_progress_is_text_that_can_be_sent_whatever_a_tool_says(threads):
     def works(context: Context) -> None:
         context.progress("half \ud800")
         context.progress(3)  # type: ignore[arg-type]
+        context.progress(fraction=0.5)
 
     await python_tool(works, threads).executor.execute(ready("works"), RunContext("r", 0, "k", report, 1000))
-    assert told == ["half \ufffd", "3"]
+    assert told == ["half \ufffd", "3", ""]
 
 
 @pytest.mark.anyio

@@ -47,9 +47,9 @@ class Context:
         """What names the span of this call in W3C's Trace Context, for requests of the tool's own; empty without a trace."""
         self._progress = _Progress(asyncio.get_running_loop(), asyncio.Event())
 
-    def progress(self, message: str, fraction: float | None = None) -> None:
-        """Say how far the work is. May be called from any thread; never waits."""
-        self._progress.add(message, fraction)
+    def progress(self, message: str | None = None, fraction: float | None = None) -> None:
+        """Say how far the work is, in words, as a fraction of one, or both. May be called from any thread; never waits."""
+        self._progress.add("" if message is None else message, fraction)
 
 
 class _Progress:
