@@ -67,13 +67,18 @@ async def test_after_the_server_was_away_nobody_is_dead_whom_there_was_no_time_t
                 while presence.silence != presence.dead_after:  # noqa: ASYNC110 - it beats when it beats
                     await asyncio.sleep(0.01)
                 await asyncio.to_thread(server.stop)
-                while presence.silence == presence.dead_after:  # noqa: ASYNC110
+                while not presence.is_away:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
+                stopped = time.time()
+                await asyncio.sleep(presence.dead_after)  # in which nobody can be heard
                 await asyncio.to_thread(server.start, "fsync=off")
-            await ledger.database.fetch("UPDATE processes SET seen_at = {now} - 5.0 WHERE name = 'other'")
-            began = time.monotonic()
+                # Just as this process, the other was seen last before.
+                await ledger.database.fetch("UPDATE processes SET seen_at = ?1 WHERE name = 'other'", stopped - 0.5)
+                while presence.is_away:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            assert presence.silence > 2 * presence.dead_after
+            assert await ledger.database.fetch("SELECT state FROM calls") == [("started",)]
             await until(ledger, {"of_another": "unknown"})
-            assert time.monotonic() - began > 0.5
 
 
 async def test_a_server_that_takes_no_writes_refuses_them_in_words(postgres: PostgresServer, schema: str) -> None:
@@ -118,3 +123,23 @@ async def test_several_that_migrate_at_once_make_the_tables_once(postgres: Postg
 
     made = await asyncio.gather(*(migrate(postgres.url, schema) for _ in range(4)))
     assert sorted(made) == [False, False, False, True]
+
+
+async def test_whoever_died_before_the_server_went_is_known_to_be_dead_without_delay(schema: str) -> None:
+    with postgres_server() as server:
+        async with opened(server.url, schema, dead_after=2.0) as ledger:
+            await ledger.calls.start(entry("of_another"))
+            await ledger.database.fetch("UPDATE calls SET process = 'other'")
+            presence = ledger.presence
+            async with asyncio.timeout(15):
+                while presence.silence != presence.dead_after:  # noqa: ASYNC110 - it beats when it beats
+                    await asyncio.sleep(0.01)
+                await ledger.database.fetch("INSERT INTO processes VALUES ('other', 'proxy', '', {now})")
+                died = time.monotonic()
+                await asyncio.to_thread(server.stop)
+                while not presence.is_away:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+                await asyncio.to_thread(server.start, "fsync=off")
+                away = time.monotonic() - died
+            await until(ledger, {"of_another": "unknown"})
+            assert time.monotonic() - died < presence.dead_after + away + 2.0

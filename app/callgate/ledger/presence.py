@@ -37,18 +37,19 @@ class Presence:
         self.dead_after = dead_after
         self._on_lost = on_lost
         self._task: asyncio.Task[None] | None = None
-        self._is_away = False
+        self.is_away = False
         self._heard_since = self._beat_at = inf, inf
+        self._away = NEVER
 
     @property
     def silence(self) -> float:
         """Seconds of silence after which a process is taken for dead.
 
-        None are enough for a while where the database, or this process, has been away: nobody was heard then, and all are
-        given the time to say that they live."""
-        if self._database.sees_deaths:
+        More for a while where the database, or this process, has been away, by as much: nobody was heard then. At the
+        beginning it is not known whether they were."""
+        if self._database.sees_deaths or _since(self._heard_since) >= self.dead_after:
             return self.dead_after
-        return self.dead_after if _since(self._heard_since) >= self.dead_after else NEVER
+        return self.dead_after + self._away
 
     async def open(self) -> None:
         """Raises `DatabaseAway`: a process that cannot say that it lives would be taken for dead."""
@@ -70,21 +71,20 @@ class Presence:
             await asyncio.sleep(self.dead_after / BEATS)
             try:
                 await self._look()
-                self._is_away = False
+                self.is_away = False
             except DatabaseAway as error:
-                if not self._is_away:
+                if not self.is_away:
                     log.error("ledger_away", error=str(error))  # noqa: TRY400 - the reason is all there is to say
-                self._is_away = True
+                self.is_away = True
 
     async def _look(self) -> None:
-        try:
-            news = await self._database.beat(self.process, self._kind, self._version)
-        except DatabaseAway:
-            self._heard_since = inf, inf
-            raise
+        news = await self._database.beat(self.process, self._kind, self._version)
         now = time.monotonic(), time.time()
-        if self._heard_since[0] == inf or _since(self._beat_at) > self.dead_after / 2:
+        if self._beat_at[0] == inf:
             self._heard_since = now
+        elif self.is_away or _since(self._beat_at) > self.dead_after / 2:
+            before = self.silence - self.dead_after  # of the last time, where that is not long ago
+            self._heard_since, self._away = now, before + _since(self._beat_at)
         self._beat_at = now
         if not news:
             return
