@@ -75,7 +75,7 @@ conformance: .venv/.dev ## hold /v1/responses to the suite of Open Responses, in
 
 docs: .venv/.dev ## build the documentation as a site, into build/docs
 	@NO_MKDOCS_2_WARNING=1 "$$($(PY) -m tests.harness.environment site)/bin/python" -m mkdocs build --strict --quiet
-	@echo build/docs/index.html
+	@echo "build/docs/index.html; with the search: $(PY) -m http.server --directory build/docs"
 
 image: ## build the container images callgate, and callgate:tools with node and uv (ENGINE=docker)
 	@$(ENGINE) build --tag callgate .
