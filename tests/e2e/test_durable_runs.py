@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import signal
+import sqlite3
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,8 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
+from callgate.api.durable_runs import MOST_CARRIED
 from callgate.application import create_app
 from callgate.config.load import load
+from callgate.ledger.sqlite import FILE
 from tests.chaos import tools
 from tests.harness.clients import openai_client
 from tests.harness.configs import as_yaml, config_dict
@@ -275,6 +278,24 @@ async def test_a_process_that_drains_hands_its_runs_over(pair: Pair) -> None:
         with contextlib.suppress(Exception):
             await first
     assert pair.ran() == ["a"]
+
+
+@IN_SQLITE
+async def test_a_run_that_ends_every_process_that_carries_it_on_is_given_up(pair: Pair, tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    pair.upstream.script("m", [Reply(text="never", pace=Pace(hold=Hold(gate, after=0)))])
+    async with pair.app() as one:
+        accepted = await ask(one, headers={"x-callgate-background": "true"})
+        await pair.upstream.requests.wait(1)
+    with contextlib.closing(sqlite3.connect(tmp_path / "data" / FILE)) as database:
+        database.execute("UPDATE runs SET epoch = ?", (MOST_CARRIED,))
+        database.commit()
+    async with pair.app() as other:
+        async with asyncio.timeout(10):
+            while (found := await get(other, f"/v1/chat/completions/{json.loads(accepted.body)['id']}")).status == 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+    assert json.loads(found.body)["error"]["code"] == "run_given_up"
+    assert len(pair.upstream.requests) == 1
 
 
 @needs("postgres", "module:asyncpg")

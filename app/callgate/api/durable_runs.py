@@ -36,6 +36,8 @@ POLL_SECONDS: Final = 0.25
 """How often a run of another process is looked at by whoever follows it."""
 FOLLOWED_SECONDS: Final = 2.0
 """For so long after they last asked do those who follow at another process count as there."""
+MOST_CARRIED: Final = 16
+"""Processes that carry on one run: it may be what ends them."""
 PRUNE_LOOKS: Final = 7200
 """Looks between two times that old runs are forgotten: an hour."""
 UNKEPT_HEADERS: Final = frozenset({"authorization", "api-key", "x-api-key", "cookie", "proxy-authorization"})
@@ -411,6 +413,13 @@ class DurableRuns:
         async def begin(durable: DurableRun, receive: Receive, send: Send) -> Ended:
             caller = self._manager.current.caller_named(stored.caller)
             carrier = self._carriers.get(stored.face)
+            if stored.epoch > MOST_CARRIED:
+                raise ChatError(
+                    500,
+                    f"This run was given up: {MOST_CARRIED} processes have carried it on, and none to its end.",
+                    type="server_error",
+                    code="run_given_up",
+                )
             if caller is None or carrier is None:
                 raise ChatError(401, "The key of this run is no key any more.", code="invalid_api_key")
             return await carrier.carry_on(decode_request(stored.request), caller, durable, receive, send)
