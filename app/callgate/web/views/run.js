@@ -261,7 +261,7 @@ function callDetail() {
   const written = textOf(run, turn, `call.${call.id}.arguments`);
   const shown = { "as written": () => asWritten(written), "as read": () => asRead(turn, call, written), "told to the model": () => told(turn, call), wire: () => wire(turn) };
   return html`<section aria-label="Call" class="detail">
-    <h3>turn ${turn.index + 1} · ${call.name ?? "(no name)"} <small>${call.id}</small></h3>
+    <h3><a class="close" href=${link({ call: "" })} aria-label="Close">×</a>turn ${turn.index + 1} · ${call.name ?? "(no name)"} <small>${call.id}</small></h3>
     <p>${call.verdict === "broken" ? html`<b class="odd">✗ broken: ${call.flaw}</b>` : html`✓ whole${call.owner === "client" ? ", the client's own" : ""}`}
       ${(call.repairs ?? []).length ? html` · repairs: ${call.repairs.join(", ")}` : nothing}
       ${call.outcome ? html` · ${call.outcome} in ${format.seconds(call.seconds)}` : nothing}
@@ -271,7 +271,6 @@ function callDetail() {
     <menu>
       ${SIDES.map((each) => html`<li><a href=${link({ side: each })} aria-current=${each === side ? "true" : nothing}>${each}</a></li>`)}
       ${written === undefined ? nothing : html`<li>${copyButton(written, "Copy arguments")}</li>`}
-      <li><a href=${link({ call: "" })}>close</a></li>
     </menu>
     ${shown[/** @type {keyof typeof shown} */ (side)]()}
   </section>`;

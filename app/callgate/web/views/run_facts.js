@@ -95,7 +95,7 @@ const BECAME = { "✓": "ran", "✗": "failed", "↩": "handed to the client", "
 
 /** What happened, for somebody who sees a run for the first time. @param {any} run @param {any[]} turns */
 export function inWords(run, turns) {
-  const lost = turns.flatMap((turn) => turn.attempts.filter((/** @type {any} */ each) => each.reason).map((/** @type {any} */ each) => each.deployment));
+  const lost = turns.flatMap((turn) => turn.attempts).filter((each) => each.reason).map((each) => each.deployment);
   const calls = turns.flatMap((turn) => [...turn.calls.values()]).map((call) => (call.verdict === "broken" ? "broken and not run" : BECAME[markOf(call)]));
   const what = [...new Set(calls)].map((each) => `${calls.filter((other) => other === each).length} ${each}`);
   const who = run.turns && !lost.includes(run.deployment) ? `, then ${run.deployment} answered` : "";
@@ -107,7 +107,7 @@ export function inWords(run, turns) {
 
 /** What a person asked last, and what came of it, where texts are kept. @param {any} run @param {any[]} turns @returns {[string, string][]} */
 export function saidOf(run, turns) {
-  const asked = messagesOf(run).findLast((/** @type {any} */ message) => message.role === "user");
+  const asked = messagesOf(run).findLast((message) => message.role === "user");
   const answers = turns.map((turn) => textOf(run, turn, `turn.${turn.index}.text`)).filter(Boolean);
   /** @type {[string, string][]} */ const found = [];
   if (asked) found.push(["asked", wordsOf(asked)]);
