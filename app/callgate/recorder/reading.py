@@ -3,6 +3,7 @@ is under way.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -110,43 +111,50 @@ class RunReader:
         return "turn_started", event.index, {}
 
     def _turn_ended(self, event: TurnEnded, choice: int) -> tuple[str, int, Mapping[str, Any]]:
-        answer, row = event.answer, self._row
+        answer, row, turn = event.answer, self._row, event.turn
+        by, usage = answer.by, answer.usage
         row.turns += 1
-        self._count_attempts(choice, event.turn, answer.attempts)
-        row.deployment = answer.by.deployment
+        self._count_attempts(choice, turn, answer.attempts)
+        row.deployment = by.deployment
         if row.first_seconds is None:
             row.first_seconds = max(self._at - answer.seconds, 0.0) + answer.first_seconds
-        row.calls += len(answer.run) + len(answer.handed_back)
-        row.broken_calls += len(answer.broken)
-        calls = [self._call(call, "server", choice) for call in answer.run]
-        if answer.handed_back or answer.broken:
-            calls += [self._call(call, "client", choice) for call in answer.handed_back]
-            calls += [self._call(call, None, choice) for call in answer.broken]
-        findings = list(map(str, answer.findings))
+        findings = list(map(str, answer.findings)) if answer.findings else []
         if findings:
             self._findings |= dict.fromkeys(findings)
-        if calls:
-            self._tools |= dict.fromkeys(call["name"][:NAME_CHARACTERS] for call in calls if call["name"])
         facts: dict[str, Any] = {
             "seconds": answer.seconds,
-            "finish_reasons": list(answer.reasons),
+            "finish_reasons": answer.reasons,
             "findings": findings,
-            "calls": calls,
-            "usage": _counts(answer.usage) if answer.usage else None,
+            "calls": self._calls(answer, choice),
+            "usage": None,
             "lane": answer.lane,
             "attempts": answer.attempts,
             "first_seconds": answer.first_seconds,
-            "model": answer.by.model,
-            "deployment": answer.by.deployment,
-            "host": answer.by.host,
+            "model": by.model,
+            "deployment": by.deployment,
+            "host": by.host,
         }
         if (head := answer.head) is not None:
-            facts |= {"response_id": head.id, "response_model": head.model}
-        if answer.usage:
-            facts |= self._spend(answer)
+            facts["response_id"], facts["response_model"] = head.id, head.model
+        if usage:
+            facts["usage"] = counts = _counts(usage)
+            if (nano := self._spend(counts, by)) is not None:
+                facts["cost"] = nano / NANO
         if not answer.reason_is_raw:
             facts["finish_reason_rewritten"] = True
-        return "turn_ended", event.turn, facts
+        return "turn_ended", turn, facts
+
+    def _calls(self, answer: TurnAccount, choice: int) -> list[dict[str, Any]]:
+        row = self._row
+        calls = [self._call(call, "server", choice) for call in answer.run] if answer.run else []
+        if answer.handed_back or answer.broken:
+            calls += [self._call(call, "client", choice) for call in answer.handed_back]
+            calls += [self._call(call, None, choice) for call in answer.broken]
+            row.broken_calls += len(answer.broken)
+        if calls:
+            row.calls += len(answer.run) + len(answer.handed_back)
+            self._tools |= dict.fromkeys(call["name"][:NAME_CHARACTERS] for call in calls if call["name"])
+        return calls
 
     def _call(self, call: Call, owner: str | None, choice: int) -> dict[str, Any]:
         facts: dict[str, Any] = {"id": call.id, "name": call.name, "owner": owner}
@@ -220,19 +228,25 @@ class RunReader:
             facts["anyway"] = True
         return "attempt", event.turn, facts
 
-    def _spend(self, answer: TurnAccount) -> dict[str, Any]:
-        row, usage = self._row, answer.usage or {}
-        row.tokens_in += counted(usage, "prompt_tokens")
-        row.tokens_out += counted(usage, "completion_tokens")
-        if details := usage.get("prompt_tokens_details"):
-            row.tokens_cached += counted(details, "cached_tokens")
-        if details := usage.get("completion_tokens_details"):
+    def _spend(self, counts: Mapping[str, Any], by: Responder) -> int | None:
+        """Add to what the run used. Returns what the turn cost, in nanodollars, if there is a price."""
+        row, cached = self._row, 0
+        prompt, completion = counted(counts, "prompt_tokens"), counted(counts, "completion_tokens")
+        row.tokens_in += prompt
+        row.tokens_out += completion
+        if details := counts.get("prompt_tokens_details"):
+            row.tokens_cached += (cached := counted(details, "cached_tokens"))
+        if details := counts.get("completion_tokens_details"):
             row.tokens_reasoning += counted(details, "reasoning_tokens")
-        price = self._price(answer.by)
-        nano = None if price is None else price.of_usage(usage)
-        self._nano = None if nano is None or self._nano is None else self._nano + nano
-        row.cost = None if self._nano is None else self._nano / NANO
-        return {} if nano is None else {"cost": nano / NANO}
+        price = self._price(by)
+        if price is None:
+            self._nano = row.cost = None
+            return None
+        nano = price.of(prompt, completion, cached)
+        if self._nano is not None:
+            self._nano += nano
+            row.cost = self._nano / NANO
+        return nano
 
     def _count_attempts(self, choice: int, turn: int, number: int) -> None:
         before = self._attempts.get((choice, turn), 0)
@@ -268,15 +282,18 @@ _READERS: Final[Mapping[type, Callable[[RunReader, Any, int], tuple[str, int | N
 def _counts(usage: Mapping[str, Any], depth: int = 1) -> dict[str, Any]:
     """What a provider counted: numbers, and those of its parts. What else it says of a turn may be of any size."""
     found: dict[str, Any] = {}
+    if len(usage) > USAGE_NAMES:
+        usage = dict(islice(usage.items(), USAGE_NAMES))
     for name, value in usage.items():
-        if len(found) == USAGE_NAMES:
-            break
-        if type(value) is int:
-            found[name[:NAME_CHARACTERS]] = max(min(value, MOST_TOKENS), -MOST_TOKENS)
-        elif type(value) in (float, bool):
-            found[name[:NAME_CHARACTERS]] = value
+        kind = type(value)
+        if kind is int:
+            found[name] = value if 0 <= value <= MOST_TOKENS else max(min(value, MOST_TOKENS), -MOST_TOKENS)
+        elif kind is float or kind is bool:
+            found[name] = value
         elif depth and isinstance(value, Mapping):
-            found[name[:NAME_CHARACTERS]] = _counts(value, depth - 1)
+            found[name] = _counts(value, depth - 1)
+    if len("".join(found)) > NAME_CHARACTERS * USAGE_NAMES:
+        return {name[:NAME_CHARACTERS]: value for name, value in found.items()}
     return found
 
 

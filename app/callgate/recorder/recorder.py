@@ -487,9 +487,9 @@ class Recorder:
 
     def _read(self, recording: RunRecording) -> Recording:
         policy = recording.policy
-        read = recorded(
-            recording.row, list(recording.seen), dict(recording.said), self._mask, policy.content_bytes, recording.price
-        )
+        # Copies: of a run under way there may be more while it is read.
+        seen, said = list(recording.seen), dict(recording.said)
+        read = recorded(recording.row, seen, said, self._mask, policy.content_bytes, recording.price)
         if policy.wire == "on_error" and not read.row.is_odd:
             read.content = {part: text for part, text in read.content.items() if not part.startswith(WIRE)}
         return read

@@ -26,7 +26,7 @@ class Kept(StrEnum):
     """It was kept, and then removed to make room."""
 
 
-class RunRow(msgspec.Struct, omit_defaults=False, gc=False):
+class RunRow(msgspec.Struct, omit_defaults=True, gc=False):
     """One request, as a list shows it."""
 
     id: str
