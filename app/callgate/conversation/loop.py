@@ -44,7 +44,7 @@ from callgate.conversation.transcript import Transcript
 from callgate.conversation.turn import PassedTurn, Turn, TurnBuilder
 from callgate.conversation.usage import add_usage
 
-JSON_FORMATS = frozenset({"json_object", "json_schema"})
+JSON_FORMATS = ("json_object", "json_schema")
 FORMAT_IS_DUE = "format"
 """Why the last turn has no tools where they cannot be offered beside the form of the answer."""
 NO_PLAN = Plan(ours=(), theirs=(), broken=())

@@ -8,7 +8,7 @@ import msgspec
 from callgate.recorder.reading import part_of
 from callgate.recorder.row import Recording
 
-INSTRUCTIONS: Final = frozenset({"system", "developer"})
+INSTRUCTIONS: Final = ("system", "developer")
 
 _encode = msgspec.json.encode
 

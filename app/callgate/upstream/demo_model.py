@@ -214,7 +214,7 @@ def _forced(choice: Any, offered: Mapping[str, Any]) -> list[str]:
 
 def _results(since: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     names = {
-        call.get("id"): call.get("function", {}).get("name", "")
+        call.get("id"): (call.get("function") or {}).get("name", "")
         for message in since
         for call in message.get("tool_calls") or ()
         if isinstance(call, dict)

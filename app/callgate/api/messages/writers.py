@@ -239,7 +239,7 @@ class _Blocks:
         return written + self._sink.stop(self._index)
 
 
-_READ: Final = frozenset({"text", "thinking", "redacted_thinking", "tool_use"})
+_READ: Final = ("text", "thinking", "redacted_thinking", "tool_use")
 """The blocks that came as events of their own."""
 
 

@@ -183,7 +183,7 @@ class _Reader:
         if isinstance(sealed, str) and (unsealed := self._unseal(sealed)) is not None:
             return unsealed
         parts = item.get("content") or item.get("summary") or ()
-        text = "".join(part["text"] for part in parts)
+        text = parts if isinstance(parts, str) else "".join(part["text"] for part in parts if part["type"] in TEXTS)
         return {"reasoning_content": text} if text else {}
 
     def _end_turn(self) -> Iterator[Message]:
@@ -275,6 +275,9 @@ def _check_content(content: Any, where: str) -> None:
                 f"Invalid type for '{where}[{place}].text': expected a string.",
                 "invalid_type",
             )
+        if part["type"] == "refusal" and not isinstance(part.get("refusal"), str | None):
+            where = f"{where}[{place}].refusal"
+            raise wrong(where, f"Invalid type for '{where}': expected a string.", "invalid_type")
 
 
 def content_of(content: str | Sequence[Item], where: str) -> Any:
@@ -322,7 +325,8 @@ def _shown(item: Item) -> tuple[dict[str, Any], str]:
     """A call of ours that was shown. What came of it is the client's text now: a tool's answer like any other."""
     error = item.get("error")
     if isinstance(error, dict) and isinstance(error.get("content"), list):
-        error = "".join(part.get("text") or "" for part in error["content"] if isinstance(part, dict))
+        texts = [part.get("text") for part in error["content"] if isinstance(part, dict)]
+        error = "".join(text for text in texts if isinstance(text, str))
     output = item.get("output")
     text = output if isinstance(output, str) else str(error or "") or "Not run."
     call = {"name": item["name"], "arguments": item["arguments"] or "{}"}

@@ -18,7 +18,7 @@ ADDRESSES: Final = ("server_url", "connector_id", "tunnel_id")
 MAX_NAME: Final = 64
 """What providers allow for the name of a function."""
 _LEGAL: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_FORMATS: Final = {"text", "grammar"}
+_FORMATS: Final = ("text", "grammar")
 _INPUT: Final = {
     "type": "object",
     "properties": {"input": {"type": "string", "description": "The whole input of the tool, as free text."}},
@@ -227,7 +227,7 @@ def _wanted(tool: Mapping[str, Any], labels: frozenset[str], where: str) -> Iter
             message = f"Addresses of the client's are not called; name one of our servers. '{where}.{name}' is refused."
             raise ChatError(400, message, param=f"{where}.{name}", code="unsupported_value")
     label = tool.get("server_label")
-    if label != OWN_LABEL and label not in labels:
+    if not isinstance(label, str) or (label != OWN_LABEL and label not in labels):
         raise wrong(f"{where}.server_label", f"Invalid value for '{where}.server_label': no such server.")
     source = "config" if label == OWN_LABEL else label
     allowed = tool.get("allowed_tools")
