@@ -81,6 +81,23 @@ async def test_after_the_server_was_away_nobody_is_dead_whom_there_was_no_time_t
             await until(ledger, {"of_another": "unknown"})
 
 
+async def test_a_process_that_waits_for_all_its_connections_says_that_it_lives(
+    postgres: PostgresServer, schema: str
+) -> None:
+    import asyncpg
+
+    async with opened(postgres.url, schema, dead_after=1.0) as ledger:
+        waiting = [asyncio.create_task(ledger.database.fetch("SELECT pg_sleep(0.7)")) for _ in range(24)]
+        connection = await asyncpg.connect(postgres.url)
+        longest = 0.0
+        while not all(task.done() for task in waiting):
+            age = "SELECT EXTRACT(EPOCH FROM clock_timestamp()) - min(seen_at) FROM"
+            longest = max(longest, float(await connection.fetchval(f"{age} {schema}.processes")))
+            await asyncio.sleep(0.02)
+        await connection.close()
+        assert longest < 1.0
+
+
 async def test_a_server_that_takes_no_writes_refuses_them_in_words(postgres: PostgresServer, schema: str) -> None:
     async with opened(postgres.url, schema) as ledger:
         await ledger.calls.start(entry("before"))

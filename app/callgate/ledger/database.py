@@ -28,6 +28,11 @@ class Database(Protocol):
         """Say that a process lives. Whether another may have died since."""
         ...
 
+    async def mark_lost(self, silence: float) -> list[Row]:
+        """Put down the ends of calls whose processes were not seen for so many seconds; their states. It does not wait for
+        what else is asked, as little as a beat does."""
+        ...
+
     async def leave(self, process: str) -> None:
         """A process ends in order."""
         ...

@@ -19,6 +19,7 @@ from callgate.ledger.tables import (
     CHANGING,
     ENDS_ONCE,
     IDENTITY,
+    MARK_LOST,
     POSTGRES_TABLES,
     POSTGRES_WORDS,
     SPENT,
@@ -71,22 +72,23 @@ class PostgresDatabase:
     def __init__(self, url: str, schema: str = "callgate", connections: int = CONNECTIONS) -> None:
         self._url, self._schema, self._connections = url, schema, connections
         self._pool: asyncpg.Pool[Any] | None = None
+        self._beats: asyncpg.Pool[Any] | None = None
+        """One connection, made with the first beat: a process whose others are all waited for is not dead."""
         self._identity = ""
 
     async def open(self) -> None:
         """Raises `DatabaseAway`, and `NotMigrated` where its tables are not those of this version."""
         import asyncpg
 
+        options: dict[str, Any] = {
+            "timeout": CONNECT_SECONDS,
+            "command_timeout": PATIENCE,
+            "reset": _nothing_to_reset,
+            "server_settings": {"search_path": f'"{self._schema}"', "application_name": "callgate"},
+        }
         async with _our_errors():
-            self._pool = await asyncpg.create_pool(
-                self._url,
-                min_size=1,
-                max_size=self._connections,
-                timeout=CONNECT_SECONDS,
-                command_timeout=PATIENCE,
-                reset=_nothing_to_reset,
-                server_settings={"search_path": f'"{self._schema}"', "application_name": "callgate"},
-            )
+            self._pool = await asyncpg.create_pool(self._url, min_size=1, max_size=self._connections, **options)
+            self._beats = await asyncpg.create_pool(self._url, min_size=0, max_size=1, **options)
         try:
             found = await self.fetch("SELECT to_regclass(?1)::text", f'"{self._schema}".ledger_version')
             version = await self.fetch("SELECT max(version) FROM ledger_version") if found[0][0] else [(None,)]
@@ -99,6 +101,9 @@ class PostgresDatabase:
             raise
 
     async def fetch(self, statement: str, *values: Any) -> list[Row]:
+        return await self._asked(self.pool, statement, *values)
+
+    async def _asked(self, pool: "asyncpg.Pool[Any]", statement: str, *values: Any) -> list[Row]:
         """Asked again once where the connection was lost: a server that was restarted has closed all of them."""
         import asyncpg
 
@@ -106,7 +111,7 @@ class PostgresDatabase:
         for last in (False, True):
             try:
                 async with _our_errors():
-                    return [tuple(row) for row in await self.pool.fetch(text, *values)]
+                    return [tuple(row) for row in await pool.fetch(text, *values)]
             except DatabaseAway as away:
                 lost = isinstance(away.__cause__, asyncpg.PostgresConnectionError | asyncpg.InterfaceError | OSError)
                 if last or not lost or isinstance(away.__cause__, TimeoutError):
@@ -114,8 +119,13 @@ class PostgresDatabase:
         raise AssertionError("it returns or raises")
 
     async def beat(self, process: str, kind: str, version: str) -> bool:
-        await self.fetch(_BEAT, process, kind, version)
+        assert self._beats is not None, "it is not open"
+        await self._asked(self._beats, _BEAT, process, kind, version)
         return True
+
+    async def mark_lost(self, silence: float) -> list[Row]:
+        assert self._beats is not None, "it is not open"
+        return await self._asked(self._beats, MARK_LOST, silence)
 
     async def leave(self, process: str) -> None:
         await self.fetch("DELETE FROM processes WHERE name = ?1", process)
@@ -127,14 +137,13 @@ class PostgresDatabase:
         return self._identity
 
     async def close(self) -> None:
-        pool, self._pool = self._pool, None
-        if pool is None:
-            return
-        try:
-            async with asyncio.timeout(PATIENCE):
-                await pool.close()
-        except (TimeoutError, OSError):
-            pool.terminate()
+        pools, self._pool, self._beats = (self._pool, self._beats), None, None
+        for pool in filter(None, pools):
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    await pool.close()
+            except (TimeoutError, OSError):
+                pool.terminate()
 
     @property
     def pool(self) -> "asyncpg.Pool[Any]":

@@ -9,7 +9,6 @@ from typing import Final
 import structlog
 
 from callgate.ledger.database import Database, DatabaseAway
-from callgate.ledger.tables import MARK_LOST
 
 BEATS: Final = 5
 """How often a process says that it lives, and looks for what others left, in the time after which it is taken for dead."""
@@ -88,7 +87,7 @@ class Presence:
         self._beat_at = now
         if not news:
             return
-        lost = await self._database.fetch(MARK_LOST, self.silence)
+        lost = await self._database.mark_lost(self.silence)
         unknown = [state for [state] in lost].count("unknown")
         if unknown:
             self._on_lost(unknown)

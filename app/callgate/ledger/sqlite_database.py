@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from callgate.ledger.database import DatabaseAway
 from callgate.ledger.sqlite import FILE, bury, opened
-from callgate.ledger.tables import IDENTITY, SQLITE_WORDS, Row, in_words
+from callgate.ledger.tables import IDENTITY, MARK_LOST, SQLITE_WORDS, Row, in_words
 
 
 class SqliteDatabase:
@@ -30,6 +30,9 @@ class SqliteDatabase:
 
     async def beat(self, process: str, kind: str, version: str) -> bool:
         return await asyncio.to_thread(self._bury)
+
+    async def mark_lost(self, silence: float) -> list[Row]:
+        return await self.fetch(MARK_LOST, silence)
 
     async def leave(self, process: str) -> None:
         """Its ledger does, with its last batch."""
