@@ -117,3 +117,19 @@ async def test_the_host_is_told_without_credentials():
     assert (place.lane, place.host) == ("direct", "llm.example:8080")
     through = await whereabouts(entry("http://u:p@llm.example", lane="litellm"))
     assert (through.lane, through.host) == ("litellm", "llm.example")
+
+
+@pytest.mark.parametrize(
+    ("status", "todo"),
+    [(400, "correct the model's entry"), (401, "put a key"), (404, "name a model"), (429, "wait, or raise the limit")],
+)
+async def test_what_a_provider_refuses_is_not_taken_for_a_network_that_is_down(status, todo):
+    app = FastAPI()
+
+    @app.post("/v1/chat/completions")
+    async def chat() -> Response:
+        return Response('{"error": {"message": "no"}}', status, media_type="application/json")
+
+    async with looking_at(app) as found:
+        assert found.verdict == "fail"
+        assert (found.todo or "").startswith(todo), (found.detail, found.todo)

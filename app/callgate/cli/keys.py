@@ -238,13 +238,14 @@ def _checked(said: dict[str, Any]) -> "Key":
     """The same words as in the config, and the same rules for them."""
     from pydantic import ValidationError
 
-    from callgate.config.schema import Key
+    from callgate.config.schema import SHAPES, Key
 
     try:
         return Key.model_validate({name: value for name, value in said.items() if value is not None})
     except ValidationError as error:
         first = error.errors()[0]
-        raise give_up(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        why = SHAPES.get(first.get("ctx", {}).get("pattern", ""), first["msg"])
+        raise give_up(f"{'.'.join(map(str, first['loc']))}: {why}") from None
 
 
 def _as_yaml(key: "Key") -> str:

@@ -5,6 +5,7 @@ For the operator's commands. A question costs a list of models, or one token whe
 
 import asyncio
 import difflib
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -35,6 +36,15 @@ _REACH = (
     "look whether this machine reaches it: a proxy is named in HTTPS_PROXY or HTTP_PROXY, hosts beside it in NO_PROXY, an own CA "
     "in SSL_CERT_FILE"
 )
+_ENTRY = "correct the model's entry in what the provider complains of"
+_STATUS = re.compile(r"upstream status (\d{3})")
+_TODO: Mapping[int, str] = {
+    401: _KEY,
+    402: "the provider wants to be paid first",
+    403: _KEY,
+    404: "name a model that the provider has in `litellm_params.model`",
+    429: "wait, or raise the limit of this key at the provider",
+}
 _PATIENCE = Deadlines(connect=SECONDS, first_byte=SECONDS, idle=SECONDS, total=SECONDS)
 
 
@@ -155,8 +165,8 @@ async def _asked(entry: ModelEntry, client: HttpClient) -> Found:
             async for _ in answer:
                 break
     except ChatError as error:
-        todo = {401: _KEY, 403: _KEY, 404: "name a model that the provider has in `litellm_params.model`"}.get(
-            error.status, _REACH
-        )
+        said = _STATUS.match(error.detail or "")  # a client is told 502 of a key that is ours
+        status = int(said[1]) if said else error.status
+        todo = _TODO.get(status, _ENTRY if status < 500 else _REACH)
         return Found("fail", error.message + (f" ({error.detail})" if error.detail else ""), todo=todo)
     return Found("ok", "answered")
