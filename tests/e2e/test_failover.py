@@ -153,6 +153,22 @@ async def test_a_model_says_which_of_its_deployments_are_left_alone_and_so_do_th
     assert {'model="m"' in line: float(line.rpartition(" ")[2]) > 0 for line in left} == {True: True, False: False}
 
 
+@BOTH
+@pytest.mark.parametrize("passed", [False, True], ids=["with tools", "passed on"])
+async def test_tokens_are_those_of_the_model_that_answered(upstream: Upstream, stream: bool, passed: bool) -> None:
+    upstream.script("m", [Reply(status=500)], repeat_last=True)
+    upstream.script("good", [Reply(text="hi", usage=SPENT)])
+    more = {"tool_choice": "none"} if passed else {}
+    async with serving(upstream, upstream={"retries": 0}, entry=PRICED) as client:
+        await client.post("/v1/chat/completions", json={**ASK, "stream": stream, **more})
+        by_model = (await client.get("/v1/usage", params={"by": "model"})).json()["data"]
+
+    assert [(each["name"], each["requests"], each["tokens_in"], each["tokens_out"]) for each in by_model] == [
+        ("good", 0, SPENT["prompt_tokens"], SPENT["completion_tokens"]),
+        ("m", 1, 0, 0),
+    ]
+
+
 PRICED = {"model_info": {"input_cost_per_token": 1e-6, "output_cost_per_token": 2e-6}}
 SPENT = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
 

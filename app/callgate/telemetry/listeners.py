@@ -1,7 +1,7 @@
 """Listeners of a chat: what it does becomes log lines and counts. Cheap, synchronous, one pair for each chat."""
 
 import logging
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from typing import Any, ClassVar, Final
 
 import msgspec
@@ -23,7 +23,7 @@ from callgate.conversation.events import (
 )
 from callgate.conversation.listeners import Handlers, Listener
 from callgate.telemetry.logs import Log
-from callgate.telemetry.metrics import OTHER, Metrics
+from callgate.telemetry.metrics import OTHER, Metrics, OfModel
 
 CLIENTS: Final = "client"
 """The label of all tools that clients brought; their names are theirs to choose."""
@@ -126,13 +126,13 @@ class LogListener(Listener, msgspec.Struct, eq=False):
 class MetricsListener(Listener):
     """Counts. `model` is the configured name; of tools only those in `tools`, our own, are counted by name."""
 
-    __slots__ = ("_metrics", "_model", "_of_model", "_tools", "_usages")
+    __slots__ = ("_answers", "_metrics", "_model", "_of_model", "_tools")
 
     def __init__(self, metrics: Metrics, model: str, tools: Container[str] = (), key: str = "") -> None:
         self._metrics = metrics
         self._model = model
         self._of_model = metrics.model(model, key)
-        self._usages: list[Mapping[str, Any] | None] = []
+        self._answers: list[TurnAccount] = []
         self._tools = tools
 
     def _call_ended(self, event: CallEnded) -> None:
@@ -149,21 +149,33 @@ class MetricsListener(Listener):
             self._metrics.attempts.of(self._model, event.by.counted_as, event.by.host, _result(event)).inc()
 
     def _chat_ended(self, event: ChatEnded) -> None:
-        counted = self._of_model
-        counted.ended(str(event.ending.kind), event.ending.finish_reason)
+        self._of_model.ended(str(event.ending.kind), event.ending.finish_reason)
         if event.usage:
-            counted.spent(event.usage)
+            if all(answer.by.counted_model in ("", self._model) for answer in self._answers):
+                self._of_model.spent(event.usage)
+            elif any(answer.usage for answer in self._answers):
+                self._spend_by_turn()
+            else:
+                self._answering(self._answers[-1]).spent(event.usage)
 
     def _chat_failed(self, event: ChatFailed) -> None:
-        for usage in self._usages:
-            if usage:
-                self._of_model.spent(usage)
+        self._spend_by_turn()
         self._metrics.chats.of(self._model, "cancelled" if event.reason == CANCELLED else "failed", "").inc()
+
+    def _spend_by_turn(self) -> None:
+        for answer in self._answers:
+            if answer.usage:
+                self._answering(answer).spent(answer.usage)
+
+    def _answering(self, answer: TurnAccount) -> OfModel:
+        """Where the tokens of a turn count: a fallback has a price of its own."""
+        model = answer.by.counted_model or self._model
+        return self._of_model if model == self._model else self._metrics.model(model, self._of_model.key)
 
     def _turn_ended(self, event: TurnEnded) -> None:
         answer = event.answer
         self._of_model.turn(answer.seconds)
-        self._usages.append(answer.usage)
+        self._answers.append(answer)
         if answer.by is not NOBODY:
             self._of_model.answered_by(answer.by)
         if not (answer.findings or answer.broken or answer.prompted):
