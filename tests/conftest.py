@@ -39,7 +39,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Environments are made before the first test, which may take a minute."""
     parts = {part for item in session.items for mark in item.iter_markers("needs") for part in mark.args}
     wanted = {part.removeprefix(ENVIRONMENT) for part in parts if part.startswith(ENVIRONMENT)}
-    lacking = sorted(name for name in wanted if not environment.is_made(name))
+    lacking = sorted(name for name in wanted - environment.ON_DEMAND if not environment.is_made(name))
     if not lacking or session.config.option.collectonly:
         return
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")

@@ -81,6 +81,7 @@ REPEATS = dict.fromkeys(
     ("written_once", "written_once_streamed"),
     "it repeats every 5xx, and does not read `x-should-retry`: set its `maxRetries` to 0 where tools write",
 )
+ONLY_STATUS = "of an error that names no field of the request it shows the status alone"
 WHOLE_CALLS = "it streams a call's arguments, and a call is given out whole"
 
 CLIENTS = (
@@ -223,7 +224,7 @@ CLIENTS = (
         script="openai_responses.py",
         packages=("openai",),
         pointed='`OpenAI(base_url="http://127.0.0.1:8000/v1", api_key=...).responses`',
-        errors={**OPENAI_ERRORS, "stream": "StreamFailed"},
+        errors=OPENAI_ERRORS,
         stream_code="server_error",
     ),
     Client(
@@ -244,8 +245,8 @@ CLIENTS = (
         flavour="responses",
         packages=("openai-agents", "openai"),
         pointed="`OpenAIResponsesModel(model, AsyncOpenAI(base_url=..., api_key=...))`, which is what a bare model name means",
-        errors={**OPENAI_ERRORS, "stream": "ModelBehaviorError"},
-        stream_code=None,
+        errors=OPENAI_ERRORS,
+        stream_code="server_error",
         cannot=NO_LIST,
     ),
     Client(
@@ -256,8 +257,8 @@ CLIENTS = (
         flavour="responses",
         packages=("langchain-openai", "openai"),
         pointed="`ChatOpenAI(base_url=..., api_key=..., model=..., use_responses_api=True)`",
-        errors={**LANGCHAIN_ERRORS, "stream": "ValueError"},
-        stream_code=None,
+        errors=LANGCHAIN_ERRORS,
+        stream_code="server_error",
         cannot=NO_LIST,
     ),
     Client(
@@ -283,6 +284,18 @@ CLIENTS = (
         errors=VERCEL_ERRORS,
         stream_code="server_error",
         cannot={**NO_LIST, **REPEATS},
+    ),
+    Client(
+        name="vercel-open-responses",
+        title="Vercel AI SDK, `@ai-sdk/open-responses`",
+        environment=NODE,
+        script="vercel.mjs",
+        flavour="open",
+        packages=("ai", "@ai-sdk/open-responses"),
+        pointed='`createOpenResponses({ name, url: "http://127.0.0.1:8000/v1/responses", apiKey })(model)`',
+        errors=VERCEL_ERRORS,
+        stream_code="server_error",
+        cannot={**NO_LIST, **REPEATS, **dict.fromkeys(("wrong_key", "too_many_requests"), ONLY_STATUS)},
     ),
     Client(
         name="anthropic",

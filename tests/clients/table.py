@@ -14,7 +14,7 @@ import pytest
 
 from tests.clients.behaviours import BEHAVIOURS, COLUMNS
 from tests.clients.clients import CLIENTS, Client
-from tests.harness.environment import ROOT
+from tests.harness.environment import AGENTS, ROOT, locked_version
 
 PAGE = ROOT / "docs" / "clients.md"
 WRITE = "CALLGATE_CLIENTS_TABLE"
@@ -27,6 +27,12 @@ HEAD = """\
 Real clients, each of them pointed at a served Callgate while tools run behind it. `make clients` plays them and writes
 this page; `make test` plays them as well and fails when the page says something else. How it is done is in
 `tests/clients/`.
+
+"""
+AGENTS_TEXT = """\
+Each works on a task whose model calls a tool of the config and then the agent's own shell: both run where they belong, and the model
+sees each of its turns once. They only stream. `tests/clients/test_coding_agents.py` plays them where
+`python -m tests.harness.environment agents` was run, which is 600 MB.
 
 """
 LEGEND = "`yes`: all of it works. `part`: some of it, see the note. `-`: the client has no such thing, or does not let us give it."
@@ -66,6 +72,7 @@ def page(results: Results, before: str) -> str:
     parts = ["\n".join(lines), LEGEND, *_notes(notes)]
     if any(OLD in row for row in rows):
         parts.append(f"{OLD.strip()} Not played when this page was last written; the row is that of an earlier run.")
+    parts += ["## Coding agents", _agents()]
     parts += ["## What the columns mean", _meanings(), "## Pointing them at Callgate", _pointing()]
     return HEAD + "\n\n".join(parts) + "\n"
 
@@ -134,6 +141,17 @@ def _notes(notes: Sequence[str]) -> Iterator[str]:
 
 def _meanings() -> str:
     return "\n".join(f"- **{column}**: {meaning}" for column, meaning in COLUMNS.items())
+
+
+def _agents() -> str:
+    codex, opencode = (locked_version(AGENTS, name) for name in ("@openai/codex", "opencode-linux-x64-baseline"))
+    rows = [
+        _line(["agent", "version", "API", "how"]),
+        _line(["---", "---", "---", "---"]),
+        _line(["Codex CLI", codex, "Responses", "[guide](guides/codex.md)"]),
+        _line(["opencode", opencode, "Responses, Messages", "[guide](guides/opencode.md)"]),
+    ]
+    return AGENTS_TEXT + "\n".join(rows)
 
 
 def _pointing() -> str:

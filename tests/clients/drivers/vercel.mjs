@@ -1,7 +1,9 @@
 // Vercel's AI SDK with its chat models, those of @ai-sdk/openai (`openai`) and of @ai-sdk/openai-compatible (`compatible`),
-// with that of @ai-sdk/anthropic (`anthropic`), and with what @ai-sdk/openai speaks by itself, the Responses API (`responses`).
+// with that of @ai-sdk/anthropic (`anthropic`), and with the Responses API, which @ai-sdk/openai (`responses`) and
+// @ai-sdk/open-responses (`open`) speak.
 
 import { createAnthropic } from "@ai-sdk/anthropic";
+import { createOpenResponses } from "@ai-sdk/open-responses";
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { Output, generateText, isStepCount, streamText, tool } from "ai";
@@ -11,6 +13,10 @@ const flavours = {
   anthropic: (asked) => createAnthropic({ baseURL: asked.base_url, apiKey: asked.key, headers: asked.headers })(asked.model),
   openai: (asked) => createOpenAI({ baseURL: asked.base_url, apiKey: asked.key, headers: asked.headers }).chat(asked.model),
   responses: (asked) => createOpenAI({ baseURL: asked.base_url, apiKey: asked.key, headers: asked.headers })(asked.model),
+  open: (asked) =>
+    createOpenResponses({ name: "callgate", url: `${asked.base_url}/responses`, apiKey: asked.key, headers: asked.headers })(
+      asked.model,
+    ),
   compatible: (asked) =>
     createOpenAICompatible({
       name: "callgate",
@@ -96,5 +102,5 @@ async function give_up(asked) {
   return {};
 }
 
-const packages = ["ai", "@ai-sdk/anthropic", "@ai-sdk/openai", "@ai-sdk/openai-compatible"];
+const packages = ["ai", "@ai-sdk/anthropic", "@ai-sdk/open-responses", "@ai-sdk/openai", "@ai-sdk/openai-compatible"];
 await play({ plain, streamed, tools, structured, leave, give_up }, ...packages);

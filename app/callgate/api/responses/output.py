@@ -510,8 +510,9 @@ class ResponseWriter(ResponseItems):
         return self._taken()
 
     def error(self, error: ChatError) -> bytes:
+        # OpenAI's document has it flat, its server and that of Open Responses an object: clients read one or the other.
         flat = {"code": self.failure_code(error), "message": error.message, "param": error.param}
-        self.emit("error", flat)
+        self.emit("error", {**flat, "error": {"type": error.type, **flat}})
         self.emit("response.failed", {"response": self.failed(error)})
         self._written.append(DONE)
         return self._taken()
