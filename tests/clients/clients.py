@@ -77,10 +77,6 @@ LANGCHAIN_ANTHROPIC_ERRORS = {
 BY_STATUS = frozenset({"status"})
 NO_LIST = {"models": "it does not list models"}
 ONE_CALL = "it forces one call of its own and runs no tools"
-REPEATS = dict.fromkeys(
-    ("written_once", "written_once_streamed"),
-    "it repeats every 5xx, and does not read `x-should-retry`: set its `maxRetries` to 0 where tools write",
-)
 ONLY_STATUS = "of an error that names no field of the request it shows the status alone"
 WHOLE_CALLS = "it streams a call's arguments, and a call is given out whole"
 
@@ -124,7 +120,7 @@ CLIENTS = (
         packages=("@langchain/openai", "@langchain/core"),
         pointed="`new ChatOpenAI({ model, apiKey, configuration: { baseURL } })`",
         errors=LANGCHAIN_JS_ERRORS,
-        cannot={**NO_LIST, **REPEATS},
+        cannot=NO_LIST,
     ),
     Client(
         name="pydantic-ai",
@@ -145,7 +141,7 @@ CLIENTS = (
         packages=("ai", "@ai-sdk/openai"),
         pointed="`createOpenAI({ baseURL, apiKey }).chat(model)`",
         errors=VERCEL_ERRORS,
-        cannot={**NO_LIST, **REPEATS},
+        cannot=NO_LIST,
     ),
     Client(
         name="vercel-compatible",
@@ -156,7 +152,7 @@ CLIENTS = (
         packages=("ai", "@ai-sdk/openai-compatible"),
         pointed="`createOpenAICompatible({ name, baseURL, apiKey, includeUsage: true, supportsStructuredOutputs: true })(model)`",
         errors=VERCEL_ERRORS,
-        cannot={**NO_LIST, **REPEATS},
+        cannot=NO_LIST,
     ),
     Client(
         name="openai-agents",
@@ -283,7 +279,7 @@ CLIENTS = (
         pointed="`createOpenAI({ baseURL, apiKey })(model)`",
         errors=VERCEL_ERRORS,
         stream_code="server_error",
-        cannot={**NO_LIST, **REPEATS},
+        cannot=NO_LIST,
     ),
     Client(
         name="vercel-open-responses",
@@ -295,7 +291,7 @@ CLIENTS = (
         pointed='`createOpenResponses({ name, url: "http://127.0.0.1:8000/v1/responses", apiKey })(model)`',
         errors=VERCEL_ERRORS,
         stream_code="server_error",
-        cannot={**NO_LIST, **REPEATS, **dict.fromkeys(("wrong_key", "too_many_requests"), ONLY_STATUS)},
+        cannot={**NO_LIST, **dict.fromkeys(("wrong_key", "too_many_requests"), ONLY_STATUS)},
     ),
     Client(
         name="anthropic",
@@ -351,6 +347,6 @@ CLIENTS = (
         pointed='`createAnthropic({ baseURL: "http://127.0.0.1:8000/v1", apiKey })(model)`',
         errors=VERCEL_ERRORS,
         tells=BY_STATUS,
-        cannot={**NO_LIST, **REPEATS},
+        cannot=NO_LIST,
     ),
 )

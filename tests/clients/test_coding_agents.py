@@ -81,16 +81,7 @@ async def test_codex_runs_its_shell_and_we_run_our_tool(upstream: Upstream, tmp_
 async def test_opencode_runs_its_shell_and_we_run_our_tool(upstream: Upstream, tmp_path: Path, package: str) -> None:
     upstream.script("m", working_with("bash", command=COMMAND, description="A number."))
     async with serve(create_app(make_config(upstream.url, tools=["add"]))) as url:
-        provider = {
-            "npm": package,
-            "options": {"baseURL": f"{url}/v1", "apiKey": "k"},
-            "models": {"m": {"tool_call": True}},
-        }
-        config = {"model": "callgate/m", "small_model": "callgate/m", "permission": {"bash": "allow"}}
-        config |= {"share": "disabled", "autoupdate": False, "provider": {"callgate": provider}}
-        (tmp_path / "opencode.json").write_text(json.dumps(config), encoding="utf-8")
-        program = next(PACKAGES.glob("opencode-*/bin/opencode"))
-        events = await _played(program, "run", "--format", "json", "do it", home=tmp_path, **OFFLINE)
+        events = await _played_opencode(url, package, tmp_path)
     parts = [event["part"] for event in events]
     texts = [part["text"] for part in parts if part["type"] == "text"]
     assert (texts[0].split("\n")[0], texts[-1]) == ("First a sum.", "All done.")
@@ -98,6 +89,36 @@ async def test_opencode_runs_its_shell_and_we_run_our_tool(upstream: Upstream, t
     assert "forty-42" in command["state"]["output"]
     assert not [event for event in events if event["type"] == "error"]
     check_history(upstream, "bash")
+
+
+@pytest.mark.parametrize("package", ["@ai-sdk/openai", "@ai-sdk/anthropic", "@ai-sdk/openai-compatible"])
+async def test_opencode_does_not_repeat_what_failed_after_a_tool_wrote(
+    upstream: Upstream, tmp_path: Path, package: str
+) -> None:
+    def answer(request: RequestRecord) -> Reply:
+        if "bash" not in request.tool_names:
+            return Reply(text="A title.")
+        if not request.tool_results:
+            return Reply(calls=[Call("send_mail", {"to": "a", "text": "b"})])
+        return Reply(status=500, body={"error": {"message": "boom"}})
+
+    upstream.script("m", answer)
+    config = make_config(upstream.url, tools=["send_mail"], upstream={"retries": 0})
+    async with serve(create_app(config)) as url:
+        events = await _played_opencode(url, package, tmp_path)
+    assert events[-1]["type"] == "error"
+    asked = [request for request in upstream.requests if "bash" in request.tool_names]
+    assert len([request for request in asked if not request.tool_results]) == 1
+
+
+async def _played_opencode(url: str, package: str, home: Path) -> list[dict[str, Any]]:
+    options = {"baseURL": f"{url}/v1", "apiKey": "k"}
+    provider = {"npm": package, "options": options, "models": {"m": {"tool_call": True}}}
+    config = {"model": "callgate/m", "small_model": "callgate/m", "permission": {"bash": "allow"}}
+    config |= {"share": "disabled", "autoupdate": False, "provider": {"callgate": provider}}
+    (home / "opencode.json").write_text(json.dumps(config), encoding="utf-8")
+    program = next(PACKAGES.glob("opencode-*/bin/opencode"))
+    return await _played(program, "run", "--format", "json", "do it", home=home, **OFFLINE)
 
 
 async def _played(program: Path, *options: str, home: Path, **variables: str) -> list[dict[str, Any]]:

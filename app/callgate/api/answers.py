@@ -11,7 +11,15 @@ from typing import Any, Protocol, TypeAlias
 import msgspec
 from starlette.types import Receive, Send
 
-from callgate.api.errors import ErrorBody, as_chat_error, encode, error_headers, in_openais_shape, shutting_down
+from callgate.api.errors import (
+    ErrorBody,
+    after_write,
+    as_chat_error,
+    encode,
+    error_headers,
+    in_openais_shape,
+    shutting_down,
+)
 from callgate.conversation.errors import ChatError
 
 Work: TypeAlias = Callable[[Callable[[Any], Awaitable[None]]], Awaitable[None]]
@@ -88,7 +96,7 @@ class WholeAnswer(msgspec.Struct, eq=False):
         except ClientLeft:
             raise
         except Exception as failure:  # noqa: BLE001 - whatever went wrong, the client gets an envelope and we get the log line
-            error = as_chat_error(failure)
+            error = _as_told(failure, self._headers)
         body = self._error_body(error) if error else encode(self._writer.body())
         await send_whole(send, error.status if error else 200, body, self._headers(error), error)
         return error
@@ -131,12 +139,12 @@ class EventStream:
         except ClientLeft:
             raise
         except Exception as failure:  # noqa: BLE001 - whatever went wrong, the client gets an envelope and we get the log line
-            error = as_chat_error(failure)
+            error = _as_told(failure, self._headers)
         except asyncio.CancelledError:
             # The server alone cancels a request as a whole, when the time to drain is over.
             await self._stop_beating()
             if self._started:
-                await self._end(shutting_down(wrote="x-should-retry" in self._headers()))
+                await self._end(shutting_down(wrote=_wrote(self._headers)))
             raise
         finally:
             await self._stop_beating()
@@ -196,6 +204,16 @@ class EventStream:
         if self._beat is not None and not self._beat.done():
             self._beat.cancel()
             await asyncio.wait({self._beat})
+
+
+def _as_told(failure: Exception, headers: Headers) -> ChatError:
+    error = as_chat_error(failure)
+    return after_write(error) if _wrote(headers) else error
+
+
+def _wrote(headers: Headers) -> bool:
+    """Whether a tool was started that may change something."""
+    return "x-should-retry" in headers()
 
 
 class _Nothing:

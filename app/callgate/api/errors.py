@@ -22,6 +22,10 @@ ErrorShape: TypeAlias = Callable[[ChatError, str], Any]
 """Makes the body of an error, given the id of the request."""
 MESSAGES, VERSION = "/v1/messages", "anthropic-version"
 OVERLOADED = 529
+NOT_REPEATED = 424
+"""A status that no client repeats by itself."""
+REPEATED = frozenset({408, 409, 425, 429})
+"""Statuses below 500 that clients repeat."""
 MAX_NEAR_PATH = 100
 """Characters of a path that no route has, for which a near one is looked for."""
 NO_HEADERS: Mapping[str, str] = {}
@@ -66,16 +70,29 @@ def status_at(path: str, status: int) -> int:
     return OVERLOADED if status == 503 and path.startswith(MESSAGES) else status
 
 
+def after_write(error: ChatError) -> ChatError:
+    """The error as a client is told it once a tool was started that may change something.
+
+    Clients repeat what looks like a failure of the server, by its status or by any word in it, and few of them read the header
+    that forbids it: so it has no such status, and no words of the failure, which are in the log.
+    """
+    if error.status < 500 and error.status not in REPEATED:
+        return error
+    cause = error.code or error.type
+    return ChatError(
+        NOT_REPEATED,
+        "This failed after a tool had been started that may change something. Look at what it did before you ask again.",
+        type="api_error",
+        code="failed_after_write",
+        detail=f"{cause}: {error.detail or error.message}",
+    )
+
+
 def shutting_down(*, wrote: bool) -> ChatError:
     """The time to drain is over. `wrote`: a tool was started that may change something."""
-    if wrote:
-        message = (
-            "The server is shutting down, after a tool had been started that may change something. Look at what it did "
-            "before you ask again."
-        )
-        return ChatError(503, message, type="server_error", code="shutting_down")
     message = "The server is shutting down. Try again in a moment."
-    return ChatError(503, message, type="server_error", code="shutting_down", retry_after=1)
+    error = ChatError(503, message, type="server_error", code="shutting_down", retry_after=1)
+    return after_write(error) if wrote else error
 
 
 def error_headers(error: ChatError) -> dict[str, str]:

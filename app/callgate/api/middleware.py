@@ -16,12 +16,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from callgate.api.answers import encoded, send_whole, start_message
 from callgate.api.cors import METHODS, cors_headers, preflight_headers
-from callgate.api.errors import as_chat_error, error_body, is_anthropics, shutting_down, status_at
+from callgate.api.errors import (
+    NOT_REPEATED,
+    after_write,
+    as_chat_error,
+    error_body,
+    is_anthropics,
+    shutting_down,
+    status_at,
+)
 from callgate.api.large_bodies import LargeBodies
 from callgate.auth.admission import Place
 from callgate.auth.keys import Caller
 from callgate.conversation.errors import ChatError
-from callgate.conversation.ids import new_id
+from callgate.conversation.ids import new_request_id
 from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.runtime import Runtime
 from callgate.telemetry.logs import Log, masked, stand_on_every_line
@@ -84,7 +92,7 @@ class RequestContext(msgspec.Struct, eq=False):
         if given is not None and SAFE_REQUEST_ID.fullmatch(given):
             self.request_id, self.ids["request_id"] = given, masked(given)
         else:
-            self.request_id = self.ids["request_id"] = new_id("req")
+            self.request_id = self.ids["request_id"] = new_request_id()
 
     def hold(self, size: int, largest: int) -> None:
         """Count so many bytes of its body, which may have `largest`; `ChatError` 503 where there is no room for them."""
@@ -204,6 +212,8 @@ class Middleware:
         await send({"type": "http.response.body", "body": b""})
 
     async def _refuse(self, error: ChatError, context: RequestContext, send: Send) -> None:
+        if context.wrote:
+            error = after_write(error)
         context.notes.setdefault("error", error.code or error.type)
         if not context.status:
             headers = {"www-authenticate": "Bearer"} if error.status == 401 else {}
@@ -219,8 +229,8 @@ class Middleware:
         self._manager.metrics.request(context.route, status, context.model, seconds)
         if scope["path"] in OPEN_PATHS:
             return
-        # A stream that failed has said 200 before.
-        has_failed = status >= 500 or (status == 200 and "error" in context.notes)
+        # A stream that failed has said 200 before, and what nobody is to repeat a status of its own.
+        has_failed = status >= 500 or (status in (200, NOT_REPEATED) and "error" in context.notes)
         say = log.warning if has_failed else log.info
         say(
             "request",

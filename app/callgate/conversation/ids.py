@@ -4,7 +4,7 @@ import time
 from random import Random
 from typing import Literal, TypeAlias
 
-Kind: TypeAlias = Literal["req", "call"]
+Kind: TypeAlias = Literal["call"]
 
 _bytes = Random().randbytes  # noqa: S311 - seeded by the system, once for the process
 
@@ -12,6 +12,14 @@ _bytes = Random().randbytes  # noqa: S311 - seeded by the system, once for the p
 def new_id(kind: Kind) -> str:
     """96 random bits: two of them are never the same."""
     return f"{kind}_{_bytes(12).hex()}"
+
+
+def new_request_id() -> str:
+    """The same without digits: it stands in errors, and some clients take any `500` in one for a reason to ask again."""
+    return f"req_{_bytes(12).hex().translate(_LETTERS)}"
+
+
+_LETTERS = str.maketrans("0123456789", "ghijklmnop")
 
 
 def new_run_id() -> str:

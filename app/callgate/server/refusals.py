@@ -2,7 +2,7 @@
 
 from callgate.api.errors import SERVER_ERROR, error_body, error_headers, is_anthropics, status_at
 from callgate.conversation.errors import ChatError
-from callgate.conversation.ids import new_id
+from callgate.conversation.ids import new_request_id
 from callgate.server.response_head import STATUS_LINES
 
 
@@ -17,7 +17,7 @@ class Refused(Exception):
 
 def refusal(refused: Refused, method: str = "", target: bytes = b"") -> bytes:
     """The whole answer. It is the last one on its connection. `target`: what was asked for, as far as it has come."""
-    path, request_id = target.decode("latin-1"), new_id("req")
+    path, request_id = target.decode("latin-1"), new_request_id()
     body = error_body(refused.error, path, request_id)
     headers = {
         **({"request-id": request_id} if is_anthropics(path) else {}),

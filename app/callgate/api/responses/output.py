@@ -381,7 +381,9 @@ class ResponseItems:
             details = {"reason": "max_output_tokens" if reason == "length" else "content_filter"}
         elif self._unfinished and not self._handed:
             status = "failed"
-            error = {"code": "server_error", "message": "The model wrote a call that is not whole; ask again."}
+            wrote = self.head.wrote()
+            message = "The model wrote a call that is not whole" + ("." if wrote else "; ask again.")
+            error = {"code": NOT_REPEATED if wrote else "server_error", "message": message}
         report = {} if self._diagnosis is None else {"x_callgate": self._diagnosis.report()}
         now = int(time.time())
         return self.resource(status, usage_of(ended.usage), details, error, now) | report
