@@ -65,7 +65,7 @@ async def test_a_request_that_is_cut_off_by_the_end_of_the_server_is_not_repeate
         await running.started.wait()
         handling.cancel()
         await asyncio.wait([handling])
-    assert exchange.status == (424 if retry else 503)
+    assert exchange.status == (400 if retry else 503)
     assert exchange.headers.get(b"x-should-retry") == retry
     assert running.cancelled.is_set()
 

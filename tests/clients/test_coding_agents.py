@@ -114,7 +114,7 @@ async def test_opencode_does_not_repeat_what_failed_after_a_tool_wrote(
 async def _played_opencode(url: str, package: str, home: Path) -> list[dict[str, Any]]:
     options = {"baseURL": f"{url}/v1", "apiKey": "k"}
     provider = {"npm": package, "options": options, "models": {"m": {"tool_call": True}}}
-    config = {"model": "callgate/m", "small_model": "callgate/m", "permission": {"bash": "allow"}}
+    config: dict[str, Any] = {"model": "callgate/m", "small_model": "callgate/m", "permission": {"bash": "allow"}}
     config |= {"share": "disabled", "autoupdate": False, "provider": {"callgate": provider}}
     (home / "opencode.json").write_text(json.dumps(config), encoding="utf-8")
     program = next(PACKAGES.glob("opencode-*/bin/opencode"))

@@ -178,7 +178,7 @@ async def test_an_error_after_a_tool_that_writes_tells_clients_not_to_repeat(
         assert answer.data[-1] == "[DONE]"
         assert "error" in answer.chunks[-1]
     else:
-        assert answer.status == (424 if retry else 502)
+        assert answer.status == (400 if retry else 502)
         assert answer.headers.get("x-should-retry") == retry
 
 

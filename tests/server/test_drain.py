@@ -183,7 +183,7 @@ async def test_a_whole_answer_cut_off_after_a_tool_that_writes_does_not_invite_a
         child.signal(signal.SIGTERM)
         answer = await asking
         error = answer.json()["error"]
-        assert (answer.status_code, error["code"]) == (424, "failed_after_write")
+        assert (answer.status_code, error["code"]) == (400, "failed_after_write")
         assert "again in a moment" not in error["message"]
         assert answer.headers["x-should-retry"] == "false"
         assert "retry-after" not in answer.headers

@@ -261,9 +261,10 @@ class Conversation(msgspec.Struct, eq=False):
         if durable is not None:
             model, toolbox = durable.chat(model, toolbox)
         if route.server_tools and self._recorded_tools is None:
-            listeners.append(_WriteNote(self._context))
-            if self._before_tools is not None:
-                emit = _awaiting(self._before_tools, self.run_id, emit)
+            if self._before_tools is None:
+                listeners.append(_WriteNote(self._context))
+            else:
+                emit = _awaiting(self._before_tools, self.run_id, _WriteNote(self._context), emit)
         if route.server_tools or request.keeps_hidden:
             keep = self._keep
             if not self._is_replay and (request.hints or has_calls(messages)):  # that of a replay is whole
@@ -323,9 +324,10 @@ class _WriteNote(Listener):
     handlers: ClassVar[Handlers] = {CallStarted: _call_started}
 
 
-def _awaiting(before_tools: BeforeTools, run_id: str, emit: Emit) -> Emit:
+def _awaiting(before_tools: BeforeTools, run_id: str, note: _WriteNote, emit: Emit) -> Emit:
     async def emit_start(event: ChatEvent) -> None:
         await before_tools(run_id)
+        note.handle(event)  # until then nothing was started
         await emit(event)
 
     def emit_awaiting(event: ChatEvent) -> Awaitable[None]:

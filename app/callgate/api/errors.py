@@ -22,8 +22,9 @@ ErrorShape: TypeAlias = Callable[[ChatError, str], Any]
 """Makes the body of an error, given the id of the request."""
 MESSAGES, VERSION = "/v1/messages", "anthropic-version"
 OVERLOADED = 529
-NOT_REPEATED = 424
-"""A status that no client repeats by itself."""
+FAILED_AFTER_WRITE = "failed_after_write"
+NOT_REPEATED = 400
+"""With the type that belongs to it, the one status that no client is known to repeat by itself."""
 REPEATED = frozenset({408, 409, 425, 429})
 """Statuses below 500 that clients repeat."""
 MAX_NEAR_PATH = 100
@@ -82,8 +83,7 @@ def after_write(error: ChatError) -> ChatError:
     return ChatError(
         NOT_REPEATED,
         "This failed after a tool had been started that may change something. Look at what it did before you ask again.",
-        type="api_error",
-        code="failed_after_write",
+        code=FAILED_AFTER_WRITE,
         detail=f"{cause}: {error.detail or error.message}",
     )
 

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from callgate.api.answers import encoded, send_whole, start_message
 from callgate.api.cors import METHODS, cors_headers, preflight_headers
 from callgate.api.errors import (
-    NOT_REPEATED,
+    FAILED_AFTER_WRITE,
     after_write,
     as_chat_error,
     error_body,
@@ -229,8 +229,9 @@ class Middleware:
         self._manager.metrics.request(context.route, status, context.model, seconds)
         if scope["path"] in OPEN_PATHS:
             return
-        # A stream that failed has said 200 before, and what nobody is to repeat a status of its own.
-        has_failed = status >= 500 or (status in (200, NOT_REPEATED) and "error" in context.notes)
+        error = context.notes.get("error")
+        # A stream that failed has said 200 before.
+        has_failed = status >= 500 or (status == 200 and error is not None) or error == FAILED_AFTER_WRITE
         say = log.warning if has_failed else log.info
         say(
             "request",
