@@ -1,0 +1,88 @@
+"""Redis is away: chats that need none of it go on, and nothing waits in the event loop."""
+
+import asyncio
+import contextlib
+import time
+from pathlib import Path
+
+import pytest
+
+from callgate.application import create_app
+from callgate.config.schema import Config
+from tests.chaos import tools
+from tests.chaos.load import asking, shoot
+from tests.chaos.scale import report, scaled
+from tests.harness.configs import config_dict
+from tests.harness.needs import needs
+from tests.harness.postgres import PostgresServer
+from tests.harness.redis import free_port, redis_server
+from tests.harness.server import serve
+from tests.scripted_upstream import Call, Reply, Upstream
+from tests.scripted_upstream.records import RequestRecord
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.slow,
+    pytest.mark.timeout(120),
+    needs("postgres", "redis-server", "module:asyncpg", "module:redis"),
+]
+
+AWAY = scaled(1.5, 10.0)
+LONGEST_GAP = scaled(1.0, 0.05)
+
+
+def answers(record: RequestRecord) -> Reply:
+    """A call of a tool in the process, then an answer."""
+    return Reply(text="done") if record.turn else Reply(calls=[Call("count", {"label": "x"})])
+
+
+async def test_chats_without_calls_for_workers_go_on_and_the_loop_is_never_kept(
+    postgres: PostgresServer, schema: str, tmp_path: Path, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from callgate.ledger.postgres import migrate
+
+    await migrate(postgres.url, schema)
+    monkeypatch.setenv(tools.MARKS, str(tmp_path / "marks"))
+    upstream.script("m", answers)
+    port = free_port()
+    listed = [
+        {"kind": "python", "function": f"{tools.__name__}:count", "safety": "write"},
+        {"kind": "python", "function": f"{tools.__name__}:hang", "run_on": "gpu"},
+    ]
+    async with contextlib.AsyncExitStack() as life:
+        redis = await life.enter_async_context(redis_server(tmp_path, port))
+        config = config_dict(
+            upstream.url,
+            tools=listed,
+            pools={"gpu": {}},
+            ledger={"url": postgres.url, "namespace": schema},
+            store={"redis_url": redis},
+            logging={"level": "error"},
+        )
+        async with serve(create_app(Config.model_validate(config))) as url:
+            assert (await shoot(url, asking("0"))).status == 200
+            ticking = asyncio.create_task(_longest_gap())
+            await life.aclose()
+            began, seconds, asked = time.monotonic(), [], 0
+            while time.monotonic() < began + AWAY:
+                asked += 1
+                sent = time.monotonic()
+                assert (await shoot(url, asking(str(asked)))).status == 200
+                seconds.append(time.monotonic() - sent)
+                await asyncio.sleep(0.02)
+            ticking.cancel()
+            gap = await ticking
+    report("redis away", away_seconds=AWAY, chats=asked, slowest_chat=round(max(seconds), 3), loop_gap=round(gap, 3))
+    assert gap <= LONGEST_GAP
+    assert max(seconds) <= scaled(3.0, 1.0)
+
+
+async def _longest_gap() -> float:
+    """Until it is cancelled: for how long the event loop let nobody else run, at most."""
+    longest = 0.0
+    with contextlib.suppress(asyncio.CancelledError):
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.005)
+            longest = max(longest, time.monotonic() - before - 0.005)
+    return longest
