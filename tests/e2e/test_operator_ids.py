@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from callgate.api.operator_ids import may_have_ids
 from callgate.application import create_app
 from tests.harness.configs import make_config
 from tests.harness.server import serve
@@ -119,3 +120,9 @@ async def test_a_message_names_nothing_of_the_operators_account(
                 message = json.loads(answer.body).get("error", {}).get("message", "")
                 assert (answer.status, message.startswith(where)) == (400, True), (fields, answer.body)
     assert not upstream.requests
+
+
+def test_a_name_is_found_wherever_it_stands_in_a_large_body() -> None:
+    for at in (0, 524_280, 524_287, 524_288, 1_048_570, 1_100_000):
+        assert may_have_ids(b" " * at + b'"file_search_store_names"' + b" " * 100)
+    assert not may_have_ids(b'"text"' * 300_000)

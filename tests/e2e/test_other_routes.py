@@ -256,6 +256,15 @@ async def test_what_is_no_request_is_a_400(body: Any) -> None:
     assert set(json.loads(answer.body)["error"]) == {"message", "type", "param", "code"}
 
 
+async def test_fields_are_counted_and_tokens_are_not() -> None:
+    async with passing(Provider()) as url, http_client(url) as client:
+        tokens = await client.post("/v1/embeddings", json={"model": "m", "input": [[7] * 200_000]})
+        assert tokens.status_code == 200
+        for body in ({f"k{number}": 1 for number in range(1500)}, {"zz": [{"a": 1}] * 150_000}):
+            refused = await client.post("/v1/embeddings", json={"model": "m", **body})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (400, "too_many_values")
+
+
 async def test_a_form_without_a_model_is_a_400() -> None:
     async with passing(Provider()) as url, http_client(url) as client:
         answer = await client.post("/v1/audio/transcriptions", files={"file": ("a.wav", b"x")})

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from callgate.application import create_app
-from tests.harness.clients import openai_client
+from tests.harness.clients import http_client, openai_client
 from tests.harness.configs import make_config
 from tests.harness.responses import responded
 from tests.harness.server import serve
@@ -59,6 +59,24 @@ async def test_a_call_runs_once_its_client_has_approved_it(upstream: Upstream, s
     assert (call.name, call.output, call.approval_request_id) == ("add", "3", asked.id)
     assert second.output_text == "It is 3."
     assert results(upstream) == ["3"]
+
+
+async def test_what_its_client_approved_waits_for_the_operator_where_the_config_says_so(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(text="May I?", calls=[ADD]), Reply(text="No.")])
+    config = make_config(upstream.url, tools=["add"], require_approval={"always": ["add"]})
+    async with serve(create_app(config)) as url, openai_client(url) as client, http_client(url) as operator:
+        given: dict[str, Any] = {"model": "m", "stream": False, "tools": [tool("always")]}
+        first = await responded(client, input="1+2?", **given)
+        word = [decision(first.output[1], approve=True)]
+        asking = asyncio.create_task(responded(client, input=word, previous_response_id=first.id, **given))
+        async with asyncio.timeout(10):
+            while not (waiting := (await operator.get("/v1/approvals")).json()["data"]):
+                pass
+        assert len(upstream.requests) == 1, "the model is not asked before somebody has decided"
+        await operator.post(f"/v1/approvals/{waiting[0]['id']}", json={"decision": "deny", "reason": "Not today."})
+        await asking
+    [told] = results(upstream)
+    assert "Not today." in told
 
 
 async def test_a_call_that_is_refused_does_not_run_and_the_model_is_told_why(upstream: Upstream) -> None:

@@ -28,12 +28,19 @@ _SCHEMAS: Final = _CALLS | {"parameters", "input_schema"}
 _ADDRESSES: Final = ("https://", "http://", "data:")
 """How a `file_id` begins that is none: what is there is fetched here."""
 _NAMES: Final = "|".join(sorted(KEPT_BY_PROVIDERS | WITH_ID))
+_SLICE: Final = 524_288
+_LONGEST: Final = 2 + max(map(len, KEPT_BY_PROVIDERS | WITH_ID))
+"""Characters of the longest mark."""
 _MARKS: Final = re.compile(rf'"(?:{_NAMES})"|\\u00[2-7]'.encode())
 
 
 def may_have_ids(body: bytes) -> bool:
     """Whether there may be one: in a text quotes would be escaped, and a name could be spelled with escapes."""
-    return _MARKS.search(body) is not None
+    if len(body) <= _SLICE:
+        return _MARKS.search(body) is not None
+    # In pieces, between which another thread may go on: millions of quotes take a while.
+    starts = range(0, len(body), _SLICE)
+    return any(_MARKS.search(body, start, start + _SLICE + _LONGEST) is not None for start in starts)
 
 
 def check_ids(fields: Mapping[str, msgspec.Raw], *, dotted: bool = False) -> None:

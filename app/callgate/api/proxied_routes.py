@@ -1,10 +1,12 @@
 """The routes that are no chats, passed on to the provider of the model they name; without one they are a 404."""
 
+import asyncio
 import json
 import re
 import time
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,7 +16,7 @@ from callgate.api.answers import STREAM_HEADERS, ClientLeft, start_message, unle
 from callgate.api.middleware import RequestContext, context_of
 from callgate.api.operator_ids import KEPT_BY_PROVIDERS, check_ids, may_have_ids, of_the_operators
 from callgate.api.requests import check_body, read_body
-from callgate.api.strict_json import read_fields
+from callgate.api.strict_json import LARGE_BODY, Fields, check_fields, read_fields
 from callgate.auth.keys import Caller
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import ChatEnded, Ending, EndingKind, TurnStarted
@@ -37,11 +39,27 @@ PATHS = (
     "/audio/translations",
 )
 """What follows `/v1`."""
+MOST_FIELDS = 1000
+"""Of a body in JSON, which are looked at one by one."""
 TAIL_BYTES = 65_536
 """How much of the end of an answer is looked at for its usage, which providers write last."""
 
 _USAGE = re.compile(rb'"usage"\s*:\s*(?=\{)')
 _objects = json.JSONDecoder()
+
+
+def _read_fields(body: bytes, max_depth: int) -> Fields:
+    """The fields of a body. Its values are not counted: a request for embeddings may be a million tokens."""
+    check_fields(body)
+    fields = read_fields(body, max_depth)
+    if len(fields) > MOST_FIELDS:
+        raise ChatError(400, f"The request has more than {MOST_FIELDS} fields.", code="too_many_values")
+    return fields
+
+
+def _check_ids(body: bytes, fields: Fields) -> None:
+    if may_have_ids(body):
+        check_ids(fields)
 
 
 class PassingEndpoint:
@@ -98,15 +116,18 @@ class PassingEndpoint:
         content_type = context.headers.get("content-type", "")
         is_form = content_type.lower().startswith("multipart/form-data")
         form = runtime.read_form(body, content_type) if is_form else None
-        fields = {} if is_form else read_fields(body, runtime.limits.json_depth)
+        is_large = len(body) > LARGE_BODY
+        reading = partial(_read_fields, body, runtime.limits.json_depth)
+        fields = {} if is_form else await asyncio.to_thread(reading) if is_large else reading()
         model = _model(fields) if form is None else form.model
         if not model:
             raise ChatError(400, "you must provide a model parameter", param="model", code="missing_required_parameter")
         entry = runtime.check_model(model, caller)
         check_selectors(entry, fields if form is None else form.names())
         if not entry.provider_selectors:
-            if form is None and may_have_ids(body):
-                check_ids(fields)
+            if form is None:
+                checking = partial(_check_ids, body, fields)
+                await asyncio.to_thread(checking) if is_large else checking()
             names = () if form is None else form.names()
             named = next((name for name in names if name.partition("[")[0] in KEPT_BY_PROVIDERS), None)
             if named is not None:
