@@ -3,8 +3,11 @@
 import asyncio
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import yaml
@@ -12,6 +15,8 @@ from typer.testing import CliRunner
 
 from callgate.__main__ import app
 from callgate.cli.one_line import config_text, mcp_server
+from callgate.config.load import load
+from callgate.server.banner import banner
 from tests.harness.clients import http_client, openai_client, whole
 from tests.harness.configs import as_yaml, config_dict
 from tests.harness.process import READY, child, serving
@@ -111,6 +116,14 @@ def test_tools_are_on_offer_to_every_model_that_is_named_and_a_model_without_too
 
 
 # What it says ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_banner_says_where_this_machine_finds_a_server_that_listens_everywhere():
+    loaded = load(text="model_list: [{model_name: demo, litellm_params: {model: demo/demo}}]\nauth: off\n")
+    listening = SimpleNamespace(getsockname=lambda: ("0.0.0.0", 8000))
+    said = banner(loaded, cast("socket.socket", listening))
+    assert "on http://0.0.0.0:8000  (OpenAI base_url: http://127.0.0.1:8000/v1)" in said
+    assert "page    http://127.0.0.1:8000/" in said
 
 
 async def test_the_banner_names_page_models_tools_with_their_states_and_keys(

@@ -9,6 +9,8 @@ from callgate.config.load import Loaded
 from callgate.tools.registry import CONFIG, Registry
 from callgate.tools.source_supervisor import SourceState, SourceStatus
 
+HERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared with, and not listened on
+"""Where all of a machine's addresses are reached from the machine itself."""
 MOST_NAMES = 12
 """Of one list. Whoever wants all of them asks `callgate tools list`."""
 TRY_IT = """curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' \\
@@ -19,16 +21,16 @@ def banner(loaded: Loaded, listening: socket.socket) -> str:
     """What is known before anything is opened."""
     config = loaded.config
     host, port = listening.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    listens_on, url = (f"http://{f'[{each}]' if ':' in each else each}:{port}" for each in (host, HERE.get(host, host)))
     keys = len(config.keys) + (stored_keys(Path(config.data_dir)) if config.data_dir else 0)
     offered = {entry.model_name: bool(entry.tools) for entry in config.model_list}
     models = [name if tools else f"{name} (no tools)" for name, tools in offered.items()]
     lines = [
-        f"Callgate {__version__} on {url}  (OpenAI base_url: {url}/v1)",
+        f"Callgate {__version__} on {listens_on}  (OpenAI base_url: {url}/v1)",
         f"  config  {_source(loaded)}",
         *([f"  page    {url}/"] if config.server.page else []),
         f"  models  {_listed(models)}",
-        f"  keys    {'off: everyone is let in' if config.auth == 'off' else f'{keys} key(s)' if keys else 'none needed on loopback'}",
+        f"  keys    {'off: everyone is let in' if config.auth == 'off' else keys or 'none needed on loopback'}",
     ]
     if loaded.path is None and not loaded.from_command_line:
         lines += [
