@@ -44,11 +44,15 @@ _SPOKEN = frozenset({quoting.LISTED, quoting.TABLE, quoting.INDENTED, quoting.QU
 """Quoted places in which a model's own tokens may stand all the same, at the end of an answer: they are dropped there."""
 _NEW_MESSAGE = re.compile(r"<\|(?:start|message|channel|content_\w+|message_model|im_start|open|START_\w+)\|>")
 """Tokens behind which prose has nothing to do with a call before."""
+_FENCE_RUN = re.compile(r"```+|~~~+")
 _WORDS = re.compile(r"\w[.,:;!?]?[ \t]+\w")
 _MOST_UNREAD = 16_384
 """Pieces of prose that are kept before they are joined: a list of single letters takes ten times their room."""
 _READ_AGAIN = 262_144
 """Characters of one answer that are read twice, because what a quoted mark opened was no call. Beyond that, it is taken for one."""
+_CALL_HERE = "\ue000"
+"""Stands for a call where it is asked what a place is quoted by: a character that nobody writes."""
+_NO_INTRO = f" \t\r\n{_CALL_HERE}"
 _MENTION_LIMIT = 120
 _INTRO_LIMIT = 400
 
@@ -93,6 +97,11 @@ class Item:
     def has_prose_in_it(self) -> bool:
         """More than end marks was read behind the calls."""
         return _WORDS.search(self.text, self.size) is not None
+
+    @property
+    def prose_in_it(self) -> str:
+        """What was read behind the calls, if it is prose."""
+        return self.text[self.size :].strip() if self.has_prose_in_it else ""
 
 
 EchoCheck: TypeAlias = Callable[[Item], bool]
@@ -234,10 +243,12 @@ class EventSink:
             span = self._context.open_span() if self._context is not None and self.quoted() is None else None
             quoted = quoting.NESTED if self.is_spoilt else None
             block = Item(CALLS, raw, start, self.indent >= 0, span=span, quoted=quoted)
-            block.intro = self._tail.rstrip().rpartition("\n")[2]
+            block.intro = self._tail.rstrip(_NO_INTRO).rpartition("\n")[2]
             self._items.append(block)
             self._blocks += 1
             self._open_line.append(block)
+            # What a broken call has swallowed may open a quotation of what follows.
+            self._note_call_text(raw, is_whole=call.flaw is None)
         block.calls.append(call)
         block.size, block.end = len(block.text), self.cursor.offset
         if not self.is_judging:
@@ -298,6 +309,20 @@ class EventSink:
         self.quoting, self._quoted_mark = reason, mark
         self._quoted_calls = []
 
+    def _note_call_text(self, text: str, *, is_whole: bool) -> None:
+        """A call that is kept. What a broken one has swallowed may begin a quotation of what follows; if there are fences
+        in it, it is not known which of them are its own."""
+        self._unread.append(_CALL_HERE)
+        if not is_whole:
+            self._unread.append(_FENCE_RUN.sub("", text.lstrip()))
+            if _FENCE_RUN.search(text):
+                self._doubt_fences()
+
+    def _doubt_fences(self) -> None:
+        if self._context is not None:
+            self.quoted()
+            self._context.doubt_fences(any_number=True)
+
     def end_quoted(self, *, reads_again: bool = True) -> None:
         """All that was read since the mark is prose. `reads_again`: where it was no call, what follows the mark is read
         once more, because it was quoted, if at all, by what stands around it."""
@@ -324,12 +349,15 @@ class EventSink:
             self._items.append(found)
             self._blocks += 1
             found.size, found.end = len(text), self.cursor.offset
-            self._unread.append("x")
+            self._note_call_text(text, is_whole=False)
             return
         offered = [call.name for call in found.calls if call.name and resolve_name(call.name, self.tools)]
         self.not_run += [CallNotRun(name, reason) for name in offered]
         self.cursor.untake(text)
-        self.add_prose(text, "x" if found.is_whole or reason == quoting.BLOCK_QUOTE else None)
+        is_known = found.is_whole or reason == quoting.BLOCK_QUOTE
+        if not is_known and "```" in text:
+            self._doubt_fences()
+        self.add_prose(text, f"{_CALL_HERE}{text[len(text.rstrip()) :]}" if is_known else None)
 
     # -- thinking
 
@@ -463,6 +491,7 @@ class EventSink:
             if len(self._items) > 1 and self._items[-2].kind == CALLS and self._items[-1].is_blank_text:
                 # Blanks between calls and their end mark.
                 text = self._items.pop().text + text
+                self._unread.append(_CALL_HERE)
             if (last := self._items[-1]).kind == CALLS:
                 last.text += text
                 last.end = self.cursor.offset
@@ -484,6 +513,11 @@ class EventSink:
             self.note_not_run(block.calls, reason)
             block.kind = TEXT
             self._blocks -= 1
+
+    def note_nested(self, name: str) -> None:
+        """A call to this tool stands in a value of a broken one."""
+        if not self.quoting:
+            self.not_run.append(CallNotRun(name, quoting.NESTED))
 
     def note_not_run(self, calls: Iterable[CallWritten], reason: str) -> None:
         self.not_run += [CallNotRun(call.name, reason) for call in calls if call.name and call.flaw is None]
@@ -563,13 +597,14 @@ class EventSink:
 
     def _judge_kept(self, is_echo: EchoCheck) -> None:
         rest = ParagraphRest()
-        has_prose_behind = ends_thinking = False
+        ends_thinking = False
+        behind = ""
         for item in reversed(self._items):
             if item.kind != CALLS:
                 if item.kind == TEXT:
                     ends_thinking = ends_thinking or _LATER_END.search(item.text) is not None
                     rest.add_before(item.text)
-                    has_prose_behind = has_prose_behind or _WORDS.search(item.text) is not None
+                    behind = item.text if _WORDS.search(item.text) else behind
                 continue
             rest.add_before(item.text[item.size :])
             if item.quoted is not None:
@@ -579,8 +614,8 @@ class EventSink:
             if ends_thinking:
                 self._demote([item], quoting.THINKING)
                 continue
-            reason = item.span.is_closed_by(rest.ticks, rest.quotes) if item.span is not None else None
-            if reason is None and quoting.introduces_example(item.intro, goes_on=has_prose_behind):
+            reason = item.span.is_closed_by(rest) if item.span is not None else None
+            if reason is None and quoting.introduces_example(item.intro, behind or item.prose_in_it):
                 reason = quoting.EXAMPLE
             if reason is None and item.calls and item.is_whole and is_echo(item):
                 reason = quoting.ECHO

@@ -11,10 +11,8 @@ from typing import Final, Protocol
 
 PAIRS: Final[Mapping[str, str]] = {
     "<tool_call>": "</tool_call>",
-    "<|tool_call|>": "</tool_call>",
     "<function=": "</function>",
     "<function ": "</function>",
-    "<function_call>": "</function_call>",
     "<invoke ": "</invoke>",
     "<" + "antml" + ":invoke ": "</" + "antml" + ":invoke>",
     "<atem:invoke ": "</atem:invoke>",
@@ -42,16 +40,16 @@ PAIRS: Final[Mapping[str, str]] = {
 """What opens one call, and what ends it."""
 
 _LEAD = re.compile(
-    r"(?:[^<]{0,80}(?:<\|\w+\|>[^<]{0,80}){0,3}<\|message\|>)?(?:\s*(?:<[\w:｜ ]*(?:function_calls|tool_calls?|calls|tool▁calls▁begin|tool_calls_begin)(?::\w+)?｜?>"
-    r"|<\|tool_calls_section_begin\|>|<\|open\|>tools<\|sep\|>|\]<\]minimax\[>\[<tool_call>))*\s*"
+    r"(?:[^<]{0,80}(?:<\|\w+\|>[^<]{0,80}){0,3}<\|message\|>)?(?:[\s>]*(?:<[\w:｜ ]*(?:function_calls|tool_calls?|calls|tool▁calls▁begin|tool_calls_begin)(?::\w+)?｜?>"
+    r"|<\|tool_calls_section_begin\|>|<\|open\|>tools<\|sep\|>|\]<\]minimax\[>\[<tool_call>))*[\s>]*"
 )
-"""Marks around calls, of which the last may open the call itself."""
+"""Marks around calls, of which the last may open the call itself; on the lines of a block quote as well."""
 _OPENING = re.compile("|".join(map(re.escape, sorted(PAIRS, key=len, reverse=True))))
 _SMALLEST: Final = 24
 """Characters of the shortest call with another inside."""
 _JSON_STARTS = ("{", "[", "`")
 _UNPAIRED = re.compile(
-    r"\[TOOL_CALLS\]|<\|message\|>|>>>|<\|function_call\|>|function call<\|role_sep\|>|<\|content_invoke_tool_json\|>"
+    r"<\|tool_call\|>|<function_call>|\[TOOL_CALLS\]|<\|message\|>|>>>|<\|function_call\|>|function call<\|role_sep\|>|<\|content_invoke_tool_json\|>"
     r"|functools\[|Action Input:"
 )
 """What opens one call where nothing need end it."""
@@ -72,7 +70,11 @@ def has_open_marks(block: Block) -> bool:
         return False
     own = _own_opening(block.text)
     if own is None:
-        return not block.is_whole and (_open_brackets(block.text) > 0 or len(_UNPAIRED.findall(block.text)) > 1)
+        return not block.is_whole and (
+            _open_brackets(block.text) > 0
+            or len(_UNPAIRED.findall(block.text)) > 1
+            or any(block.text.count(mark) > block.text.count(PAIRS[mark]) for mark in set(_OPENING.findall(block.text)))
+        )
     opening, at = own
     if block.text.count(opening, at) <= block.text.count(PAIRS[opening], at):
         return False

@@ -6,7 +6,7 @@ what people mean differ (a fence in a fence of the same length) it takes the rea
 """
 
 import re
-from collections.abc import Iterable
+from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,18 +28,45 @@ TAB = 4
 """How many columns a tab counts for; four columns make an indented (quoted) block in Markdown."""
 
 _CLOSERS: Final = {"“": "”", "„": "“”", "‟": "”", "«": "»", "‘": "’", "‚": "‘’", "‹": "›", "「": "」", "『": "』"}
-_TAGS = "pre|code|blockquote|q|samp|kbd|xmp|textarea|example|quote"
-_LINE = re.compile(r"([ \t\r]*)(?:(>)|(\||[-*+•](?=[ \t])|\d{1,3}[.)](?=[ \t]))|(?=[^\s]))?")
-_TOKEN = re.compile(rf"\n|`+|~~~+|<!--|<(?P<tag>{_TAGS})(?:\s[^<>\n]*)?>|[\"'“”„‟«»‘’‚‹›「」『』]", re.IGNORECASE)
+_TAGS = "pre|code|blockquote|q|samp|kbd|xmp|textarea|script|example|quote"
+_THOUGHTS = "thoughts?|reasoning|reflection|scratchpad|analysis|inner_monologue|seed:think|mm:think|longcat_think|think:opensource|tool_response"
+"""Tags in which models consider what to do, or repeat what a tool said, in the templates of others."""
+_PAIRS: Final = {
+    "[think]": "[/think]",
+    "◁think▷": "◁/think▷",
+    "<|begin_of_thought|>": "<|end_of_thought|>",
+    "<!--": "-->",
+}
+"""The same, and comments, where they are no tags."""
+_LINE = re.compile(
+    r"([ \t\r]*)(?:(>)|(\||[-*+•◦▪▫‣⁃∙●○■□–—](?=[ \t])|\(?(?:\d{1,3}|[a-zA-Z]|[ivxIVX]{2,4})[.)](?=[ \t]))|(?=[^\s]))?"
+)
+_TOKEN = re.compile(
+    rf"\n|`+|~~~+|{'|'.join(map(re.escape, (*_PAIRS, *_PAIRS.values())))}|<(?P<tag>{_TAGS})(?:\s[^<>\n]*)?>"
+    rf"|<(?P<thought>{_THOUGHTS})>|</(?:{_TAGS}|{_THOUGHTS})>|\"\"\"|'''|[\"'“”„‟«»‘’‚‹›「」『』]",
+    re.IGNORECASE,
+)
 _RUN = re.compile(r"`+|~+")
+_QUOTED_LEAD = re.compile(r"[> \t]*")
+_FENCE_INFO = re.compile(r"[\w+\-.]*[ \t\r]*(?=\n|$)")
+_TRIPLE: Final = frozenset({'"""', "'''"})
+_OVER_PARAGRAPHS: Final = {"“": "”", "«": "»", "「": "」", "『": "』"}
+"""Quotation marks that may quote several paragraphs: it shows which of them opens and which closes."""
 _EXAMPLE = re.compile(
     r"(?:\b(?:for (?:example|instance)|examples?|e\.g\.|zum beispiel|beispiel|z\. ?b\.|(?:par )?exemple|(?:por )?ejemplo)"
     r"(?!\w)|例如|比如|示例|たとえば)[^\n]*[:：]\W*$|^\W*(?:for (?:example|instance)|e\.g\.)\W*$",
     re.IGNORECASE,
 )
-_SUPPOSITION = re.compile(
-    r"\b(?:would|could|like this|such as|as follows|looks? like|syntax|format)\b.*[:：]\W*$", re.IGNORECASE
+_FORM_SHOWN = re.compile(
+    r"(?:\b(?:would|could|might) (?:look|be|read|take|have)\b|\b(?:looks? like|like this|as follows|such as(?=\W*$)|syntax is|format is)\b)"
+    r"[^.!?\n]*[:：]\W*$",
+    re.IGNORECASE,
 )
+_SUPPOSITION = re.compile(r"\b(?:would|could|might|may)\b[^.!?\n]*[:：]\W*$", re.IGNORECASE)
+_OBJECTION = re.compile(
+    r"\b(?:but|however|not|never|instead|rather|dangerous|only an example)\b|n[\'’]t\b", re.IGNORECASE
+)
+_OBJECTION_WITHIN: Final = 200
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 
 
@@ -47,19 +74,38 @@ _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 class OpenSpan:
     """What began on an earlier line of the paragraph; whether it quotes a call is known when it closes behind it."""
 
-    ticks: int = 0
+    ticks: frozenset[int] = frozenset()
     closers: str = ""
+    ends: frozenset[str] = frozenset()
+    """What closes over any number of paragraphs."""
+    seen_ticks: frozenset[int] = frozenset()
+    """What stands in the paragraph before the place, open or not."""
 
-    def is_closed_by(self, ticks: Iterable[int], quotes: Iterable[str]) -> str | None:
-        if self.ticks and self.ticks in ticks:
+    def is_closed_by(self, rest: "ParagraphRest") -> str | None:
+        if any(rest.ticks[size] for size in self.ticks) or any(rest.ticks[size] % 2 for size in self.seen_ticks):
             return INLINE_CODE
-        return QUOTATION if self.closers and not set(self.closers).isdisjoint(quotes) else None
+        if self.closers and not set(self.closers).isdisjoint(rest.quotes):
+            return QUOTATION
+        closed = next((end for end in sorted(self.ends) if rest.closes(end)), None)
+        return (
+            None
+            if closed is None
+            else FENCED
+            if closed in (_LONG, _LONG_ANY)
+            else HTML
+            if closed[-1] in ">]▷"
+            else QUOTATION
+        )
 
 
-def introduces_example(line: str, *, goes_on: bool) -> bool:
-    """Whether calls behind this line are shown and not made: it says so itself, or speaks of what would be, and prose goes on
-    behind them."""
-    return bool(line) and bool(_EXAMPLE.search(line) or (goes_on and _SUPPOSITION.search(line)))
+def introduces_example(line: str, behind: str) -> bool:
+    """Whether calls behind this line are shown and not made: it says so itself, or that it shows their form and prose goes on
+    behind them, or it speaks of what could be and what is `behind` objects."""
+    if not line:
+        return False
+    if _EXAMPLE.search(line) or (behind and _FORM_SHOWN.search(line)):
+        return True
+    return bool(_SUPPOSITION.search(line) and _OBJECTION.search(behind[:_OBJECTION_WITHIN]))
 
 
 class QuoteTracker:
@@ -78,21 +124,43 @@ class QuoteTracker:
         self._line_kind = ""
         self._paragraph_kind = ""
         """What quoted a mark on a line of this paragraph: a call goes on over the next lines."""
+        self._item_indent = 0
+        """The column from which on a line is a part of a list item; 0 outside of lists."""
         self._in_block_quote = False
+        self._quote_line = False
+        """The line begins with the mark of a block quote."""
         self._fences: list[str] = []
+        self._fences_quoted = False
+        """They stand in a block quote, and end with it."""
         self._fence_line = ""
         """A run of fence characters on this line, of which it is not known yet what it does."""
         self._ticks = 0
-        self._ticks_line = False
+        """How many open the inline code of this line."""
         self._ticks_hold = False
         """A mark stood in this inline code: it is believed to be some, though it goes on over lines."""
+        self._ticks_old = False
+        """It did go on over a line."""
+        self._ticks_info = False
+        """Nothing but the name of a language stands behind it on its line: it is a fence, wherever it stands."""
+        self._stale_ticks: set[int] = set()
+        """What may be the beginning of inline code on an earlier line of the paragraph."""
+        self._seen_ticks: set[int] = set()
+        self._late_ends: dict[str, int] = {}
+        """What closes something that was opened on an earlier line, and quotes if it is closed."""
         self._quotes: list[str] = []
         self._quote_opened_last = False
         self._html_end = ""
+        self._html_is_block = False
+        """It began its line."""
 
     def feed(self, text: str) -> None:
         """`text` ends where a call may begin, or anywhere in prose in which none begins."""
         self._read(text)
+
+    def doubt_fences(self, *, any_number: bool = False) -> None:
+        """Whether fences open or close from here on is not known: what may stand in one is quoted if one closes behind it, or
+        if `any_number` of them does."""
+        self._late_ends[_LONG_ANY if any_number else _LONG] = 1
 
     def quoted(self) -> str | None:
         """Why the place behind all that was fed is quoted; None if it is not."""
@@ -100,7 +168,7 @@ class QuoteTracker:
             return FENCED
         if self._html_end:
             return HTML
-        if self._ticks and self._ticks_line:
+        if self._ticks:
             self._ticks_hold = True
             return FENCED if self._ticks > 2 else INLINE_CODE
         if self._in_block_quote:
@@ -113,13 +181,16 @@ class QuoteTracker:
                 self._paragraph_kind = QUOTATION
             elif self._is_line_blank and self._indent >= TAB and self._previous_blank and self._has_text:
                 self._paragraph_kind = INDENTED
+            elif self._is_line_blank and self._indent >= self._item_indent > 0:
+                self._paragraph_kind = LISTED
         return self._paragraph_kind or None
 
     def open_span(self) -> OpenSpan | None:
         """What is open at this place and may still close behind it. Call `quoted` first."""
-        if not self._ticks and not self._quotes:
+        if not self._seen_ticks and not self._quotes and not self._late_ends:
             return None
-        return OpenSpan(self._ticks, "".join(self._quotes))
+        ends = frozenset(self._late_ends)
+        return OpenSpan(frozenset(self._stale_ticks), "".join(self._quotes), ends, frozenset(self._seen_ticks))
 
     # -- reading
 
@@ -162,18 +233,26 @@ class QuoteTracker:
             self._before = text[-1] if text else self._before
             return found.end()
         self._begins_line = False
+        if self._fences_quoted and not quote:
+            self._fences.clear()
+            self._fences_quoted = False
         if self._fences or self._html_end:
-            run = _RUN.match(text, found.end(1))
+            lead = _QUOTED_LEAD.match(text, found.end(1)) if self._fences_quoted else None
+            run = _RUN.match(text, lead.end() if lead else found.end(1))
             top = self._fences[-1] if self._fences else ""
             if top and run and run.group()[0] == top[0] and len(run.group()) >= len(top):
                 self._fence_line = run.group()
                 self._is_line_blank = False
                 return run.end()
             return found.end(1)
+        self._quote_line = quote is not None
         if quote:
             self._in_block_quote = True
         elif kind:
             self._line_kind = TABLE if kind == "|" else LISTED
+            self._item_indent = 0 if kind == "|" else self._indent + len(kind) + 1
+        elif self._indent < self._item_indent and text[found.end()] != "\n":
+            self._item_indent = 0
         if quote or kind:
             self._is_line_blank, self._has_text = False, True
             self._before = self._last = text[found.end() - 1]
@@ -205,20 +284,54 @@ class QuoteTracker:
         if self._fences or self._fence_line:
             self._plain(piece)
             return
+        begins_line = self._is_line_blank
         self._is_line_blank, self._has_text = False, True
         before, self._before, self._last = self._before, piece[-1], piece[-1]
         self._quote_opened_last = False
         if piece[0] == "`":
-            if not self._ticks:
-                self._ticks, self._ticks_line = len(piece), True
-            elif self._ticks == len(piece):
-                self._ticks, self._ticks_line, self._ticks_hold = 0, False, False
-        elif self._ticks or piece[0] == "~":
+            self._tick(len(piece), begins_line, text, found.end())
+        elif (found["tag"] or piece == "<!--") and (begins_line or not self._ticks):
+            # A block begins with its line, whatever the line before left open.
+            self._html_end, self._html_is_block = _end_of(found), begins_line
+        elif (self._ticks and not self._ticks_old) or piece[0] == "~":
             return
-        elif piece[0] == "<":
-            self._html_end = "-->" if piece == "<!--" else f"</{found['tag']}>"
+        elif piece in _TRIPLE:
+            if self._late_ends.pop(piece, None) is None:
+                self._late_ends[piece] = 1
+        elif end := _end_of(found):
+            self._open_late(end)
+        elif len(piece) > 1:
+            self._close_late(piece.lower())
         else:
             self._quote(piece, before, text[found.end() : found.end() + 1])
+
+    def _tick(self, size: int, begins_line: bool, text: str, end: int) -> None:
+        self._seen_ticks.add(size)
+        if size > 2 and begins_line:
+            self._ticks_hold = self._ticks_old = False
+            self._ticks, self._ticks_info = size, True
+        elif self._ticks == size:
+            self._ticks, self._ticks_hold, self._ticks_old = 0, False, False
+        elif not self._ticks:
+            if size in self._stale_ticks:
+                self._stale_ticks.discard(size)
+            else:
+                self._ticks, self._ticks_info = size, bool(_FENCE_INFO.match(text, end))
+                if size > 2 and self._ticks_info:
+                    self.doubt_fences()
+
+    def _open_fence(self, fence: str) -> None:
+        self._fences_quoted = self._fences_quoted if self._fences else self._in_block_quote and self._quote_line
+        self._fences.append(fence)
+
+    def _open_late(self, end: str) -> None:
+        self._late_ends[end] = self._late_ends.get(end, 0) + 1
+
+    def _close_late(self, end: str) -> bool:
+        count = self._late_ends.pop(end, 0)
+        if count > 1:
+            self._late_ends[end] = count - 1
+        return count > 0
 
     def _quote(self, char: str, before: str, behind: str) -> None:
         opens = before in " \t\r\n([{—–:*_" or not before
@@ -236,6 +349,8 @@ class QuoteTracker:
                 del self._quotes[place:]
                 self._quote_closes()
                 return
+        if self._close_late(char):
+            return
         if char in _CLOSERS:
             self._quotes.append(_CLOSERS[char])
             self._quote_opened_last = True
@@ -252,17 +367,31 @@ class QuoteTracker:
             if self._fences:
                 self._fences.pop()
             else:
-                self._fences.append(self._fence_line)
+                self._open_fence(self._fence_line)
             self._fence_line = ""
-        elif self._ticks > 2 and self._ticks_line:
-            self._fences.append("`" * self._ticks)
+        elif self._ticks > 2 and self._ticks_info:
+            self._open_fence("`" * self._ticks)
             self._ticks = 0
-        self._ticks_line = self._ticks_hold and self._ticks > 0
+        elif self._ticks > 2:
+            self.doubt_fences()
+            self._ticks, self._ticks_hold = 0, False
+        elif self._ticks and not self._ticks_hold:
+            self._stale_ticks.add(self._ticks)
+            self._ticks = 0
+        self._ticks_old = self._ticks > 0
+        if self._html_end and not self._html_is_block:
+            self._open_late(self._html_end)
+            self._html_end = ""
         self._line_kind = ""
         if self._is_line_blank:
-            self._in_block_quote = self._ticks_line = self._ticks_hold = False
+            self._in_block_quote = self._ticks_hold = self._ticks_old = False
             self._paragraph_kind = ""
             self._ticks = 0
+            self._stale_ticks.clear()
+            self._seen_ticks.clear()
+            for closers in self._quotes:
+                if closers in _OVER_PARAGRAPHS.values():
+                    self._open_late(closers)
             self._quotes.clear()
         self._previous_blank = self._is_line_blank
         self._begins_line = self._is_line_blank = True
@@ -273,22 +402,57 @@ class QuoteTracker:
 
 
 class ParagraphRest:
-    """What closes in the rest of a paragraph, gathered from the end of a text towards its beginning."""
+    """What closes behind a place, gathered from the end of a text towards its beginning: in the rest of the paragraph, and,
+    of what quotes whole paragraphs, anywhere."""
 
     def __init__(self) -> None:
-        self.ticks: set[int] = set()
+        self.ticks: Counter[int] = Counter()
         self.quotes: set[str] = set()
+        self._ends: Counter[str] = Counter()
 
     def add_before(self, text: str) -> None:
         """`text` stands before all that was added."""
         end = _BLANK_LINE.search(text)
+        paragraph_ends = len(text)
         if end:
             self.ticks.clear()
             self.quotes.clear()
-            text = text[: end.start()]
-        for found in _TOKEN.finditer(text):
+            paragraph_ends = end.start()
+        for found in reversed([*_TOKEN.finditer(text)]):
             piece = found.group()
+            is_near = found.start() < paragraph_ends
             if piece[0] == "`":
-                self.ticks.add(len(piece))
-            elif piece[0] not in "\n~<" and (piece != "'" or not text[found.end() : found.end() + 1].isalnum()):
-                self.quotes.add(piece)
+                if is_near:
+                    self.ticks[len(piece)] += 1
+                if len(piece) > 2:
+                    self._ends[_LONG] += 1
+            elif piece in _TRIPLE:
+                self._ends[piece] += 1
+            elif len(piece) > 1:
+                opened = _end_of(found)
+                self._count(opened or piece.lower(), opens=bool(opened))
+            elif piece not in "\n~":
+                if is_near and (piece != "'" or not text[found.end() : found.end() + 1].isalnum()):
+                    self.quotes.add(piece)
+                self._count(_OVER_PARAGRAPHS.get(piece, piece), opens=piece in _OVER_PARAGRAPHS)
+
+    def _count(self, end: str, *, opens: bool) -> None:
+        """What is opened here closes here: of all counts from here on the largest is kept."""
+        self._ends[end] = max(0, self._ends[end] - 1) if opens else self._ends[end] + 1
+
+    def closes(self, end: str) -> bool:
+        """Whether this closes what was not opened behind the place; a mark that does both, an odd number of times."""
+        if end == _LONG_ANY:
+            return self._ends[_LONG] > 0
+        count = self._ends[end]
+        return count % 2 == 1 if end in _TRIPLE or end == _LONG else count > 0
+
+
+_LONG: Final = "```"
+_LONG_ANY: Final = "``````"
+
+
+def _end_of(found: "re.Match[str]") -> str:
+    """What closes what this opens; empty if it opens nothing, or something that is closed by itself."""
+    tag = found["tag"] or found["thought"]
+    return f"</{tag.lower()}>" if tag else _PAIRS.get(found.group().lower(), "")

@@ -18,7 +18,7 @@ from callgate.conversation.events import CallWritten
 from callgate.text_calls.event_sink import EventSink
 from callgate.text_calls.json_calls import Ends, arguments_written, cut_off, read_body
 from callgate.text_calls.json_scan import JsonScan, State
-from callgate.text_calls.text_cursor import Sink, Steps, Tail, TextCursor, finder
+from callgate.text_calls.text_cursor import Sink, Steps, Tail, TextCursor, drop, finder
 
 HEAD_LIMIT = 512
 """The longest head of a tag (name and attributes) that is waited for; what is longer is no tag."""
@@ -38,6 +38,9 @@ _IN_DOUBLE = re.compile(r'[^"]*')
 _IN_SINGLE = re.compile(r"[^']*")
 _WRAPPED = re.compile(r"\r?\n(.*?)\r?\n", re.DOTALL)
 _KEY = re.compile(r"[^<\r\n]*")
+_WORD = re.compile(r"[\w.:\-]+")
+_WORDS_TO_NAME = 3
+"""Within so many words behind its opening stands the name of a call."""
 _AFTER_EQUALS = re.compile(r"[^<>\r\n]*")
 
 
@@ -284,7 +287,10 @@ class Tags:
                     known = _parameters_of(name, out.tools)
                     text = "" if start.is_closed else (yield from self._value(cursor, values, key, known))
                     if text is None:
-                        return (yield from self._broken(cursor, name))
+                        inside: list[str] = []
+                        broken = yield from self._broken(cursor, name, sink=inside.append, inside=values.open_calls)
+                        self._note_calls_in(out, "".join(inside))
+                        return broken
                     values.add(key, text, start.attributes)
                     continue
             elif words.typed and not values and (yield from cursor.peek()) == "{":
@@ -330,13 +336,14 @@ class Tags:
             if (yield from cursor.one_of((words.value_end,))) is not None:
                 return "".join(inside)
             pieces += [CDATA, *inside, CDATA_END, *after]
-        marks = finder((words.value_end, words.value, words.call))
+        marks = finder((words.value_end, words.value, words.call, words.call_end))
         has_call = False
         while (mark := (yield from cursor.until(marks, pieces.append))) is not None and mark != words.value_end:
             begins_line = _begins_line(pieces)
             pieces.append(mark)
-            if mark == words.call:
-                has_call = True
+            if mark in (words.call, words.call_end):
+                has_call = has_call or mark == words.call
+                values.open_calls = max(0, values.open_calls + (1 if mark == words.call else -1))
                 continue
             key = yield from self._key_within(cursor, pieces)
             if has_call or key is None:
@@ -384,10 +391,29 @@ class Tags:
         ended = yield from cursor.until(finder(self.words.strays))
         return cut_off(flaw=Flaw.INVALID_MARKUP if ended else Flaw.TRUNCATED)
 
-    def _broken(self, cursor: TextCursor, name: str | None, flaw: Flaw | None = None) -> Steps[CallWritten]:
-        """A call with something in it that does not belong there ends at its next end tag."""
-        ended = yield from cursor.until(finder((self.words.call_end,)))
+    def _broken(
+        self, cursor: TextCursor, name: str | None, flaw: Flaw | None = None, *, sink: Sink = drop, inside: int = 0
+    ) -> Steps[CallWritten]:
+        """A call with something in it that does not belong there ends at its next end tag, or, with calls open `inside` of
+        it, at the one behind theirs."""
+        words = self.words
+        marks = finder((words.call_end, words.call) if inside else (words.call_end,))
+        while (ended := (yield from cursor.until(marks, sink))) is not None:
+            if ended == words.call:
+                inside += 1
+            elif inside:
+                inside -= 1
+            else:
+                break
+            sink(ended)
         return cut_off(name, flaw=(flaw or Flaw.INVALID_MARKUP) if ended else Flaw.TRUNCATED)
+
+    def _note_calls_in(self, out: EventSink, text: str) -> None:
+        """Calls inside of a broken one are named to the operator."""
+        for part in text.split(self.words.call)[1:]:
+            words = _WORD.findall(part, 0, HEAD_LIMIT)[:_WORDS_TO_NAME]
+            if (name := next((word for word in words if resolve_name(word, out.tools)), None)) is not None:
+                out.note_nested(name)
 
     def _json_body(self, cursor: TextCursor, name: str) -> Steps[CallWritten]:
         body = yield from read_body(cursor, Ends((self.words.call_end,)))
@@ -406,6 +432,8 @@ class Values:
         self._json: set[str] = set()
         self._said_text: set[str] = set()
         self._flaw: Flaw | None = None
+        self.open_calls = 0
+        """Calls of the same format that began within a value and did not end there."""
         self.swallowed: set[str] = set()
         """Parameters of which a value names the tag, and that were not given before."""
 
