@@ -16,7 +16,7 @@ from callgate.calls.names import is_parallel, resolve_name
 from callgate.calls.states import Flaw
 from callgate.conversation.events import CallWritten
 from callgate.text_calls.event_sink import TAB, EventSink
-from callgate.text_calls.json_calls import ARGUMENT_KEYS, CallObjects
+from callgate.text_calls.json_calls import ARGUMENT_KEYS, CallObjects, Ends
 from callgate.text_calls.json_scan import JsonEntry, JsonScan, State
 from callgate.text_calls.quoting import FENCED
 from callgate.text_calls.text_cursor import Sink, Steps, TextCursor
@@ -33,11 +33,19 @@ _INFO = re.compile(r"[A-Za-z0-9_+\-./ \t\r]*")
 CALLS: Final = CallObjects()
 
 BARE_OPENINGS: Final = ("{", "[")
+JSON_MARKS: Final = {"<tool_call>": Ends(("</tool_call>",)), "[TOOL_CALLS]": Ends(loose=True)}
+"""What opens calls in JSON elsewhere, and what ends them there."""
 
 
 def read_bare_json(out: EventSink) -> Steps[None]:
     """The whole grammar: prose, calls on lines of their own, and fences around them."""
     reading = _Bare(out)
+    yield from reading.read()
+
+
+def read_bare_or_marked_json(out: EventSink) -> Steps[None]:
+    """The same, and the marks that models were trained on, wherever they stand."""
+    reading = _Bare(out, marks=tuple(JSON_MARKS))
     yield from reading.read()
 
 
@@ -64,10 +72,11 @@ class _Held:
 
 
 class _Bare:
-    def __init__(self, out: EventSink) -> None:
+    def __init__(self, out: EventSink, marks: tuple[str, ...] = ()) -> None:
         self._out = out
         self._cursor = out.cursor
-        self._lines = out.prose("\n")
+        self._marks = marks
+        self._lines = out.prose("\n", *marks)
 
     def read(self) -> Steps[None]:
         while True:
@@ -80,6 +89,9 @@ class _Bare:
     def _line_start(self) -> Steps[bool]:
         """Read what begins at the start of a line, if it is held for a call. False: it is prose."""
         char = yield from self._cursor.peek()
+        if self._marks and (mark := (yield from self._cursor.one_of(self._marks))) is not None:
+            self._cursor.back(mark)
+            return False
         if char in BARE_OPENINGS:
             if reason := self._out.quoted():
                 self._out.begin_quoted("", reason)
@@ -99,6 +111,8 @@ class _Bare:
             if mark == "\n":
                 self._out.add_prose(mark)
                 return True
+            if mark:
+                yield from CALLS.read(self._out, JSON_MARKS[mark])
             if self._out.indent >= 0:
                 return True
 

@@ -44,6 +44,8 @@ _SPOKEN = frozenset({quoting.LISTED, quoting.TABLE, quoting.INDENTED, quoting.QU
 """Quoted places in which a model's own tokens may stand all the same, at the end of an answer: they are dropped there."""
 _NEW_MESSAGE = re.compile(r"<\|(?:start|message|channel|content_\w+|message_model|im_start|open|START_\w+)\|>")
 """Tokens behind which prose has nothing to do with a call before."""
+_BEFORE_CALL = frozenset({"<|python_tag|>"})
+"""Tokens behind which a call may stand as at the beginning of a line."""
 _FENCE_RUN = re.compile(r"```+|~~~+")
 _WORDS = re.compile(r"\w[.,:;!?]?[ \t]+\w")
 _MOST_UNREAD = 16_384
@@ -129,6 +131,7 @@ class EventSink:
         channels: Mapping[str, str] | None = None,
         dropped: tuple[str, ...] = (),
         openings: tuple[str, ...] = (),
+        ends_thinking: tuple[str, ...] = (),
         unmarked: str = "",
         fenced_runs: bool = True,
         is_judging: bool = True,
@@ -143,6 +146,7 @@ class EventSink:
         self.channels = {**THINK_TAGS, **(channels or {})}
         self.dropped = dropped
         self.openings = openings
+        self.ends_thinking = ends_thinking
         self.fenced_runs = fenced_runs
         self.is_judging = is_judging
         self.may_end_alone = thinking != "prefilled"
@@ -615,7 +619,10 @@ class EventSink:
                 self._demote([item], quoting.THINKING)
                 continue
             reason = item.span.is_closed_by(rest) if item.span is not None else None
-            if reason is None and quoting.introduces_example(item.intro, behind or item.prose_in_it):
+            indented = item.span is not None and quoting.INDENTED in item.span.ends
+            if reason is None and quoting.introduces_example(
+                item.intro, behind or item.prose_in_it or (quoting.INDENTED if indented else "")
+            ):
                 reason = quoting.EXAMPLE
             if reason is None and item.calls and item.is_whole and is_echo(item):
                 reason = quoting.ECHO
@@ -682,6 +689,8 @@ class Prose:
         reason = out.quoted()
         if mark in out.dropped and (not reason or reason in _SPOKEN):
             out.forget(mark)
+            if mark in _BEFORE_CALL:
+                out.indent = 0
             return ASIDE
         if mark in self._mentionable and out.indent < 0 and (yield from _is_mention(out.cursor, out.tools)):
             out.add_prose(mark)
@@ -755,7 +764,7 @@ def read_channel(out: EventSink, ends: tuple[str, ...], mark: str = "") -> Steps
             if call_may_begin >= 0:
                 out.unclosed = Unclosed("".join(pieces), call_may_begin - begin)
             return
-        if call_may_begin < 0 and line[0] == "\n" and not line.strip():
+        if call_may_begin < 0 and ((line[0] == "\n" and not line.strip()) or mark_found in out.ends_thinking):
             call_may_begin = cursor.offset - len(mark_found)
             out.hold_reasoning(held=True)
         sink(mark_found)

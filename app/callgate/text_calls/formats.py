@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from callgate.calls.names import resolve_name
 from callgate.text_calls import headed, nested_tags
-from callgate.text_calls.bare_json import BARE_OPENINGS, read_bare_json
+from callgate.text_calls.bare_json import BARE_OPENINGS, JSON_MARKS, read_bare_json, read_bare_or_marked_json
 from callgate.text_calls.event_sink import EventSink, read_channel
 from callgate.text_calls.gemma import FUNCTIONGEMMA, GEMMA4, GemmaMarks, gemma_call
 from callgate.text_calls.harmony import HARMONY, MUSE, read_messages
@@ -43,6 +43,8 @@ class Grammar:
     """Tokens that mean nothing to a user."""
     openings: tuple[str, ...] = ()
     """How a call may begin."""
+    ends_thinking: tuple[str, ...] = ()
+    """Tokens that end thinking which is never closed wherever they stand in it; nobody writes about them."""
     unmarked: str = ""
     """What every call of a format has that marks none: behind prose with it, a call may be a part of a quoted one's value."""
 
@@ -54,6 +56,7 @@ def marked(
     channels: Mapping[str, str] | None = None,
     dropped: tuple[str, ...] = (),
     strays: tuple[str, ...] = (),
+    ends_thinking: tuple[str, ...] = (),
 ) -> Grammar:
     """Prose in which certain marks open something: `blocks` calls, `asides` anything else. `strays` are end marks that are no
     text behind what they end."""
@@ -69,7 +72,7 @@ def marked(
             elif strays:
                 yield from swallow(out, strays)
 
-    return Grammar(read, channels or {}, dropped, tuple(blocks))
+    return Grammar(read, channels or {}, dropped, tuple(blocks), ends_thinking)
 
 
 def swallow(out: EventSink, strays: tuple[str, ...]) -> Steps[None]:
@@ -310,6 +313,7 @@ def inkling_thinking(out: EventSink, _: str) -> Steps[bool]:
 
 
 _SOURCES = re.compile(r"[0-9:,\[\] ]*")
+COHERE_TURN: Final = ("<|CHATBOT_TOKEN|>", "<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>")
 COMMAND_R: Final = CallObjects("tool_name", "tool_call_id", frozenset({"directly_answer", "directly-answer"}))
 GEMMA4_CHANNEL_END: Final = "<channel|>"
 GIGACHAT_MESSAGE: Final = "<|message_sep|>"
@@ -381,7 +385,11 @@ TOOL_CALL_END: Final = ("</tool_call>",)
 GRAMMARS: Final[Mapping[str, Grammar]] = {
     # Call objects in JSON
     "hermes": marked({"<tool_call>": tool_call(HERMES)}, strays=TOOL_CALL_END),
-    "granite": marked(open_json_block("<|tool_call|>", "<tool_call>", end="</tool_call>"), strays=TOOL_CALL_END),
+    "granite": marked(
+        open_json_block("<|tool_call|>", "<tool_call>", end="</tool_call>"),
+        dropped=("<response>", "</response>"),
+        strays=TOOL_CALL_END,
+    ),
     "granite_20b_fc": marked(
         open_json_block("<function_call>", end="</function_call>", objects=CallObjects(in_lists=False))
     ),
@@ -412,9 +420,17 @@ GRAMMARS: Final[Mapping[str, Grammar]] = {
         {"<|START_ACTION|>": call_objects(COMMAND_R, Ends(("<|END_ACTION|>",)))},
         asides={"</co: ": end_of_citation},
         channels={"<|START_THINKING|>": "<|END_THINKING|>"},
-        dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>", "<|END_ACTION|>", "<co>"),
+        dropped=(
+            "<|START_RESPONSE|>",
+            "<|END_RESPONSE|>",
+            "<|START_TEXT|>",
+            "<|END_TEXT|>",
+            "<|END_ACTION|>",
+            "<co>",
+            *COHERE_TURN,
+        ),
     ),
-    "command_r_plus": marked({"Action:": action}),
+    "command_r_plus": marked({"Action:": action}, dropped=COHERE_TURN),
     # Tags
     "xml": tags(prefixed("", {"<function_calls>": "</function_calls>"}, own_lines=True), bare=True),
     "antml": tags(
@@ -502,6 +518,7 @@ GRAMMARS: Final[Mapping[str, Grammar]] = {
             headed.KIMI_CALL: lambda out, _: headed.kimi_k2(out),
         },
         dropped=(headed.KIMI_CALLS_END, headed.KIMI_CALL_END, headed.KIMI_ARGUMENTS),
+        ends_thinking=(headed.KIMI_CALLS, headed.KIMI_CALL),
     ),
     "functionary_v32": Grammar(headed.functionary_v32, openings=(headed.FUNCTIONARY_MARK,), unmarked="{"),
     "functionary_v31": marked({headed.FUNCTION_TAG: lambda out, _: headed.functionary_v31(out)}),
@@ -521,6 +538,6 @@ GRAMMARS: Final[Mapping[str, Grammar]] = {
     "llama3_json": Grammar(
         read_bare_json, dropped=("<|python_tag|>", "<|eom_id|>", "<|eot_id|>"), openings=BARE_OPENINGS, unmarked="{"
     ),
-    "litellm_json": Grammar(read_bare_json, openings=BARE_OPENINGS, unmarked="{"),
+    "litellm_json": Grammar(read_bare_or_marked_json, openings=(*BARE_OPENINGS, *JSON_MARKS), unmarked="{"),
     "react": Grammar(read_react, openings=(ACTION,), unmarked="{"),
 }

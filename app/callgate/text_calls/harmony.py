@@ -54,13 +54,14 @@ def read_messages(out: EventSink, framing: Framing) -> Steps[None]:
     while (mark := (yield from prose.step())) is not None:
         if mark in framing.ends:
             out.begin_message()
-            yield from _prefilled_header(out, framing)
+            yield from _prefilled_header(out, framing, behind=mark)
         elif mark:
             yield from _message(out, framing, mark)
 
 
-def _prefilled_header(out: EventSink, framing: Framing) -> Steps[None]:
-    """A header whose beginning the prompt wrote, such as ` to=functions.N<|channel|>`. Anything else is prose."""
+def _prefilled_header(out: EventSink, framing: Framing, behind: str = "") -> Steps[None]:
+    """A header whose beginning the prompt wrote, such as ` to=functions.N<|channel|>`; `behind` the end of a message, a word
+    of one may also stand alone before the next. Anything else is prose."""
     cursor = out.cursor
     held: list[str] = []
     yield from cursor.space(held.append)
@@ -72,6 +73,12 @@ def _prefilled_header(out: EventSink, framing: Framing) -> Steps[None]:
         if token is not None:
             yield from _message(out, framing, "".join(held) + token, token)
             return
+        if behind and "".join(held).strip() == word:
+            if (yield from cursor.one_of((START,))) is not None:
+                cursor.back(START)
+                return
+            if cursor.dry:
+                return
     out.add_text("".join(held))
 
 
@@ -111,7 +118,7 @@ def _reasoning(out: EventSink, framing: Framing) -> Steps[None]:
 def _harmony_body(out: EventSink, header: str) -> Steps[None]:
     recipient = _recipient(header)
     if recipient is not None and recipient not in PEOPLE:
-        body = yield from read_body(out.cursor, Ends(HARMONY.ends, others=(START,)))
+        body = yield from read_body(out.cursor, Ends(others=(START, *HARMONY.ends)))
         out.add_call(arguments_written(recipient.removeprefix("functions."), body))
     elif _CHANNEL_NAME.findall(header)[-1:] == ["analysis"]:  # of several, the last one is meant
         yield from _reasoning(out, HARMONY)

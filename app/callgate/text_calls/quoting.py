@@ -47,6 +47,7 @@ _TOKEN = re.compile(
     re.IGNORECASE,
 )
 _RUN = re.compile(r"`+|~+")
+_SHOWN = re.compile(r"(?:^|[\s(\"“])\w\w")
 _QUOTED_LEAD = re.compile(r"[> \t]*")
 _FENCE_INFO = re.compile(r"[\w+\-.]*[ \t\r]*(?=\n|$)")
 _TRIPLE: Final = frozenset({'"""', "'''"})
@@ -86,6 +87,8 @@ class OpenSpan:
             return INLINE_CODE
         if self.closers and not set(self.closers).isdisjoint(rest.quotes):
             return QUOTATION
+        if INDENTED in self.ends and rest.has_words:
+            return INDENTED
         closed = next((end for end in sorted(self.ends) if rest.closes(end)), None)
         return (
             None
@@ -126,6 +129,8 @@ class QuoteTracker:
         """What quoted a mark on a line of this paragraph: a call goes on over the next lines."""
         self._item_indent = 0
         """The column from which on a line is a part of a list item; 0 outside of lists."""
+        self._is_indented = False
+        """A mark of this paragraph stands where indented code begins: it is code if prose goes on behind it."""
         self._in_block_quote = False
         self._quote_line = False
         """The line begins with the mark of a block quote."""
@@ -180,16 +185,16 @@ class QuoteTracker:
             elif self._quote_opened_last:
                 self._paragraph_kind = QUOTATION
             elif self._is_line_blank and self._indent >= TAB and self._previous_blank and self._has_text:
-                self._paragraph_kind = INDENTED
+                self._is_indented = True
             elif self._is_line_blank and self._indent >= self._item_indent > 0:
                 self._paragraph_kind = LISTED
         return self._paragraph_kind or None
 
     def open_span(self) -> OpenSpan | None:
         """What is open at this place and may still close behind it. Call `quoted` first."""
-        if not self._seen_ticks and not self._quotes and not self._late_ends:
+        if not self._seen_ticks and not self._quotes and not self._late_ends and not self._is_indented:
             return None
-        ends = frozenset(self._late_ends)
+        ends = frozenset((*self._late_ends, INDENTED) if self._is_indented else self._late_ends)
         return OpenSpan(frozenset(self._stale_ticks), "".join(self._quotes), ends, frozenset(self._seen_ticks))
 
     # -- reading
@@ -386,6 +391,7 @@ class QuoteTracker:
         if self._is_line_blank:
             self._in_block_quote = self._ticks_hold = self._ticks_old = False
             self._paragraph_kind = ""
+            self._is_indented = False
             self._ticks = 0
             self._stale_ticks.clear()
             self._seen_ticks.clear()
@@ -408,10 +414,12 @@ class ParagraphRest:
     def __init__(self) -> None:
         self.ticks: Counter[int] = Counter()
         self.quotes: set[str] = set()
+        self.has_words = False
         self._ends: Counter[str] = Counter()
 
     def add_before(self, text: str) -> None:
         """`text` stands before all that was added."""
+        self.has_words = self.has_words or _SHOWN.search(text) is not None
         end = _BLANK_LINE.search(text)
         paragraph_ends = len(text)
         if end:

@@ -86,6 +86,7 @@ class TextReader:
             channels=grammar.channels,
             dropped=grammar.dropped,
             openings=grammar.openings,
+            ends_thinking=grammar.ends_thinking,
             unmarked=grammar.unmarked,
             fenced_runs=fenced_runs,
             is_judging=is_judging,
@@ -167,7 +168,10 @@ class TextReader:
         calls = [item for item in items[first:] if item.kind == CALLS]
         if any(item.has_prose_in_it for item in calls):
             return
-        if calls and calls[0].at_line_start and calls[0].start >= call_may_begin:
+        begins = bool(calls) and (
+            calls[0].at_line_start or thinking.startswith(self._grammar.ends_thinking or "\n", calls[0].start)
+        )
+        if begins and calls[0].start >= call_may_begin:
             considered = Item(REASONING, thinking[call_may_begin : calls[0].start])
             self._out.replace_unclosed([considered, *calls])
 
