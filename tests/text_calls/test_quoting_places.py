@@ -104,3 +104,27 @@ def test_a_broken_call_ends_behind_the_calls_in_it(format):
     text += f"\n\n{written(format, 'get_time')}"
     for pieces in ([text], text):
         assert [call.name for call in calls(read(format, pieces)) if call.flaw is None] == ["get_time"]
+
+
+@pytest.mark.parametrize("format", ["hermes", "xml", "glm45", "kimi_k2", "tool_calls", "qwen3_coder", "minimax_m3"])
+def test_an_end_of_thinking_in_a_value_ends_no_thinking(format):
+    """A broken call whose value speaks of the tag, with a call behind it that is a part of the value."""
+    outer = written(format, "write_file", path="a", content="PLACE")
+    text = outer.replace("PLACE", f"</think>\n{CALLS[format]}\n")
+    cut = f"{outer.split('PLACE')[0]}</think>\n{CALLS[format]}"
+    for said in (text, f"```\n{cut}\n```\n", f"Use ``\n{cut}\n`` now.", f"He said “\n{cut}\n”."):
+        for pieces in ([said], said):
+            assert "delete_all" not in [call.name for call in calls(read(format, pieces)) if call.flaw is None]
+
+
+@pytest.mark.parametrize("format", ["hermes", "xml", "glm45", "tool_calls", "qwen3_coder"])
+def test_half_a_call_in_thinking_swallows_none_behind_it(format):
+    half = (
+        written(format, "delete_all", path="PLACE")
+        .split("PLACE")[0]
+        .rpartition("path")[0]
+        .rstrip(' "{<=>k|_eyargnpmt:[')
+    )
+    for said in (f"I could {half} and so on.\n</think>\n\n", "I could say <tool_call> here.\n</think>\n\n"):
+        for pieces in ([said + CALLS[format]], said + CALLS[format]):
+            assert [call.name for call in calls(read(format, pieces)) if call.flaw is None] == ["delete_all"]

@@ -18,7 +18,7 @@ from callgate.calls.names import resolve_name
 from callgate.calls.states import Flaw
 from callgate.conversation.events import CallNotRun, CallWritten, ModelEvent, ReasoningDelta, TextDelta
 from callgate.text_calls import quoting
-from callgate.text_calls.nesting import Nesting, has_open_marks
+from callgate.text_calls.nesting import Nesting, Torn, has_open_marks, is_in_value
 from callgate.text_calls.quoting import OpenSpan, ParagraphRest, QuoteTracker
 from callgate.text_calls.text_cursor import Finder, Steps, TextCursor, finder
 
@@ -160,6 +160,7 @@ class EventSink:
         self.unclosed: Unclosed | None = None
         """Reasoning in which the text ended."""
         self.not_run: list[ModelEvent] = []
+        self._torn: Torn | None = None
         self._unmarked = unmarked if is_judging else ""
         self._holds_all = thinking == "unknown"
         self._holds_reasoning = False
@@ -385,8 +386,9 @@ class EventSink:
             self._items.clear()
         self._holds_reasoning = held
 
-    def end_alone(self) -> None:
-        """A closing think tag came first: all that precedes it is reasoning, save for prose that may be out already."""
+    def end_alone(self, *, in_value: bool = False) -> None:
+        """A closing think tag came first: all that precedes it is reasoning, save for prose that may be out already.
+        `in_value`: of a call that is quoted, perhaps, by what closes behind."""
         self._end_run()
         is_reasoning = self._holds_all
         for item in self._items:
@@ -402,12 +404,14 @@ class EventSink:
         self.indent, self.is_silent, self._prose_line = 0, True, False
         self._open_line.clear()
         self._is_plain = False
-        self.begin_message()
+        if not in_value:
+            self.begin_message()
 
     def _restart_behind_lone_end_in(self, text: str) -> None:
         """The same in quoted text that was just taken."""
         found = _LONE_END.search(text)
-        if found is None:
+        if found is None or is_in_value(text[: found.start()]):
+            # Quoted to its end, whatever its values speak of.
             return
         self.end_alone()
         self.add_reasoning(text[: found.start()])
@@ -436,7 +440,10 @@ class EventSink:
             return
         behind = block.text[found.end() :]
         block.text = block.text[: found.start()]
-        self.end_alone()
+        in_value = is_in_value(block.text)
+        if in_value:
+            self._torn = Torn(block.text)
+        self.end_alone(in_value=in_value)
         self.cursor.put_back(behind)
         raise RestartError
 
@@ -585,6 +592,8 @@ class EventSink:
 
     def _judge_nested(self) -> None:
         """Calls inside of others are a part of them, and who has calls inside that its reader did not see was misread."""
+        if self._torn is not None:
+            self._judge_torn(self._torn)
         suspects = [item for item in self._items if item.kind == CALLS and has_open_marks(item)]
         if not suspects:
             return
@@ -598,6 +607,17 @@ class EventSink:
                 if end > at + len(item.text) and item.is_whole:
                     item.calls = [replace(call, arguments=None, flaw=Flaw.INVALID_MARKUP) for call in item.calls]
             at += 0 if item.kind == REASONING else len(item.text)
+
+    def _judge_torn(self, torn: Torn) -> None:
+        """An end of thinking stood in the value of a call. If that call is ended behind it, it was no end of thinking,
+        and what stands before the call's end is a part of its value."""
+        items = [item for item in self._items if item.kind != REASONING]
+        end = torn.reach("".join(item.text for item in items))
+        at = 0
+        for item in items:
+            if item.kind == CALLS and at < end:
+                item.quoted = item.quoted or quoting.NESTED
+            at += len(item.text)
 
     def _judge_kept(self, is_echo: EchoCheck) -> None:
         rest = ParagraphRest()

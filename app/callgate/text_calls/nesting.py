@@ -55,6 +55,21 @@ _UNPAIRED = re.compile(
 """What opens one call where nothing need end it."""
 
 
+_VALUE = re.compile(
+    r"<[\w:｜ ]*param(?:eter)?\b[^>]*>|<\w*arg_value(?::\w+)?>|<\|tool_arg:value\|>|<\|open\|>argument[^\n]*?<\|sep\|>"
+    r"|\]<\]minimax\[>\[<(?!/|invoke|tool_call)[^<>]*>"
+)
+_VALUE_END = re.compile(
+    r"</[\w:｜ ]*param(?:eter)?>|</\w*arg_value(?::\w+)?>|<\|tool_arg:end\|>|<\|close\|>argument"
+    r"|\]<\]minimax\[>\[</(?!invoke|tool_call)"
+)
+_QUOTE = re.compile(r"(?<!\\)(?:\\\\)*(?:\"|<\|\"\|>|<escape>)")
+_STRAY_ENDS = re.compile(
+    r"(?:^|\n)[ \t]*\"?[ \t]*\}[}\] \t]*|(?:^|\n)[ \t]*(?:</[\w:｜ ]*param(?:eter)?>|</\w*arg_value(?::\w+)?>)"
+)
+"""What ends a value and begins a line: the call around it opened before."""
+
+
 class Block(Protocol):
     """Calls that were read, and their text."""
 
@@ -100,6 +115,34 @@ class Nesting:
             self._ends[opening] = _matched(self._text, opening, PAIRS[opening])
         otherwise = start + len(block.text) if block.is_whole else len(self._text)
         return self._ends[opening].get(start + at, otherwise)
+
+
+def is_in_value(text: str) -> bool:
+    """Whether the text of a call, as far as it goes, ends within a value: in a string of JSON, or behind the tag of a parameter."""
+    opened = max((found.end() for found in _VALUE.finditer(text)), default=-1)
+    if opened >= 0:
+        return max((found.start() for found in _VALUE_END.finditer(text)), default=-1) < opened
+    brace = text.find("{")
+    return brace >= 0 and sum(1 for _ in _QUOTE.finditer(text, brace)) % 2 == 1
+
+
+class Torn:
+    """A call in a value of which the reading began anew."""
+
+    def __init__(self, text: str) -> None:
+        self._opening = (_own_opening(text) or ("", 0))[0]
+
+    def reach(self, behind: str) -> int:
+        """Where in the text behind it this call ends; 0 if it does not."""
+        reach = 0
+        if self._opening:
+            is_open = 0
+            end = PAIRS[self._opening]
+            for mark in re.finditer(f"{re.escape(self._opening)}|{re.escape(end)}", behind):
+                is_open += 1 if mark.group() == self._opening else -1
+                if is_open < 0:
+                    reach, is_open = mark.end(), 0
+        return max(reach, *(found.end() for found in _STRAY_ENDS.finditer(behind)), 0)
 
 
 def _matched(text: str, opening: str, end: str) -> dict[int, int]:
