@@ -89,10 +89,10 @@ class _Bare:
     def _line_start(self) -> Steps[bool]:
         """Read what begins at the start of a line, if it is held for a call. False: it is prose."""
         char = yield from self._cursor.peek()
-        if self._marks and (mark := (yield from self._cursor.one_of(self._marks))) is not None:
-            self._cursor.back(mark)
-            return False
         if char in BARE_OPENINGS:
+            if char == "[" and self._marks and (mark := (yield from self._cursor.one_of(self._marks))) is not None:
+                self._cursor.back(mark)
+                return False
             if reason := self._out.quoted():
                 self._out.begin_quoted("", reason)
             yield from self._objects()

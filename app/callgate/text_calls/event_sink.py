@@ -46,6 +46,7 @@ _NEW_MESSAGE = re.compile(r"<\|(?:start|message|channel|content_\w+|message_mode
 """Tokens behind which prose has nothing to do with a call before."""
 _BEFORE_CALL = frozenset({"<|python_tag|>"})
 """Tokens behind which a call may stand as at the beginning of a line."""
+_COLON = re.compile(r"[:：]")
 _FENCE_RUN = re.compile(r"```+|~~~+")
 _WORDS = re.compile(r"\w[.,:;!?]?[ \t]+\w")
 _MOST_UNREAD = 16_384
@@ -57,6 +58,12 @@ _CALL_HERE = "\ue000"
 _NO_INTRO = f" \t\r\n{_CALL_HERE}"
 _MENTION_LIMIT = 120
 _INTRO_LIMIT = 400
+
+
+class _BrokenText(str):
+    """The text of a broken call."""
+
+    __slots__ = ()
 
 
 class RestartError(Exception):
@@ -101,9 +108,12 @@ class Item:
         return _WORDS.search(self.text, self.size) is not None
 
     @property
-    def prose_in_it(self) -> str:
-        """What was read behind the calls, if it is prose."""
-        return self.text[self.size :].strip() if self.has_prose_in_it else ""
+    def aside(self) -> str:
+        """What shows, beside prose behind the calls, that they may be an example: prose that was read with them, or that they
+        are indented as code."""
+        if self.has_prose_in_it:
+            return self.text[self.size :].strip()
+        return quoting.INDENTED if self.span is not None and quoting.INDENTED in self.span.ends else ""
 
 
 EchoCheck: TypeAlias = Callable[[Item], bool]
@@ -170,6 +180,8 @@ class EventSink:
         self._run: list[str] = []
         self._run_is_text = True
         self._context = QuoteTracker() if is_judging else None
+        self._quoted_here: str | None = None
+        """What quotes the place behind all that the context has read."""
         self._unread: list[str] = []
         """Prose that the context has not read."""
         self._is_plain = True
@@ -289,19 +301,38 @@ class EventSink:
 
     def quoted(self) -> str | None:
         """Why a call that began here would be quoted; None if it would not."""
-        if self._context is None:
-            return None
-        if self._unread:
-            text = "".join(self._unread)
-            self._context.feed(text)
-            self._tail = (self._tail + text)[-_INTRO_LIMIT:]
-            self._unread.clear()
-        return self._context.quoted()
+        if self._unread and self._context is not None:
+            self._read_unread(self._context)
+            self._quoted_here = self._context.quoted()
+        return self._quoted_here
+
+    def _read_unread(self, context: QuoteTracker) -> None:
+        run: list[str] = []
+        for text in self._unread:
+            if type(text) is not _BrokenText:
+                run.append(text)
+                continue
+            self._read_run(context, run)
+            has_fence = "```" in text or "~~~" in text
+            context.feed(_CALL_HERE + (_FENCE_RUN.sub("", text) if has_fence else text).lstrip())
+            if has_fence:
+                context.doubt_fences(any_number=True)
+            if _COLON.search(text, max(0, len(text) - _MENTION_LIMIT)):
+                self._tail = text[-_MENTION_LIMIT:]
+        self._unread.clear()
+        self._read_run(context, run)
+
+    def _read_run(self, context: QuoteTracker, run: list[str]) -> None:
+        text = "".join(run)
+        run.clear()
+        context.feed(text)
+        self._tail = (self._tail + text)[-_INTRO_LIMIT:]
 
     def begin_message(self) -> None:
         """What was open in the prose before quotes nothing that comes now."""
         self._unread.clear()
         self._tail = ""
+        self._quoted_here = None
         if self._context is not None:
             self._context = QuoteTracker()
 
@@ -317,11 +348,7 @@ class EventSink:
     def _note_call_text(self, text: str, *, is_whole: bool) -> None:
         """A call that is kept. What a broken one has swallowed may begin a quotation of what follows; if there are fences
         in it, it is not known which of them are its own."""
-        self._unread.append(_CALL_HERE)
-        if not is_whole:
-            self._unread.append(_FENCE_RUN.sub("", text.lstrip()))
-            if _FENCE_RUN.search(text):
-                self._doubt_fences()
+        self._unread.append(_CALL_HERE if is_whole else _BrokenText(text))
 
     def _doubt_fences(self) -> None:
         if self._context is not None:
@@ -370,6 +397,21 @@ class EventSink:
         """A reasoning channel opened: what was held back for a lone end of thinking is prose."""
         self.may_end_alone = False
         self._holds_all = False
+
+    def passes_channel(self, mark: str) -> bool:
+        """Read the reasoning channel whose mark was just read, if all of it is here."""
+        cursor, end = self.cursor, self.channels[mark]
+        place = cursor.text.find(end, cursor.at)
+        if place < 0:
+            return False
+        self.drop(mark)
+        self.may_end_alone = self._holds_all = False
+        if place > cursor.at:
+            start, cursor.at = cursor.at, place
+            self.add_reasoning(cursor.text[start:place])
+        cursor.at = place + len(end)
+        self.drop(end)
+        return True
 
     def channel_marks(self, ends: tuple[str, ...]) -> Finder:
         """What ends a reasoning channel, and what may begin a call in it."""
@@ -630,19 +672,17 @@ class EventSink:
                     rest.add_before(item.text)
                     behind = item.text if _WORDS.search(item.text) else behind
                 continue
-            rest.add_before(item.text[item.size :])
+            if swallowed := item.text[item.size :]:
+                rest.add_before(swallowed)
             if item.quoted is not None:
                 self._demote([item], item.quoted)
                 continue
-            ends_thinking = ends_thinking or _LATER_END.search(item.text[item.size :]) is not None
+            ends_thinking = ends_thinking or (bool(swallowed) and _LATER_END.search(swallowed) is not None)
             if ends_thinking:
                 self._demote([item], quoting.THINKING)
                 continue
             reason = item.span.is_closed_by(rest) if item.span is not None else None
-            indented = item.span is not None and quoting.INDENTED in item.span.ends
-            if reason is None and quoting.introduces_example(
-                item.intro, behind or item.prose_in_it or (quoting.INDENTED if indented else "")
-            ):
+            if reason is None and item.intro and quoting.introduces_example(item.intro, behind or item.aside):
                 reason = quoting.EXAMPLE
             if reason is None and item.calls and item.is_whole and is_echo(item):
                 reason = quoting.ECHO
@@ -722,6 +762,12 @@ class Prose:
             if reason and mark in out.openings:
                 out.begin_quoted(mark, reason)
             return mark
+        if mark not in out.channels or not out.passes_channel(mark):
+            yield from self._aside(out, mark)
+        return ASIDE
+
+    def _aside(self, out: EventSink, mark: str) -> Steps[None]:
+        """A mark that opens no call."""
         if mark in out.channels:
             yield from read_channel(out, (out.channels[mark],), mark)
         elif mark in self._lone_ends and out.may_end_alone:
@@ -731,7 +777,6 @@ class Prose:
             out.forget(mark)
         else:
             out.add_prose(mark)
-        return ASIDE
 
 
 def _is_mention(cursor: TextCursor, tools: Collection[str]) -> Steps[bool]:
@@ -761,15 +806,6 @@ def read_channel(out: EventSink, ends: tuple[str, ...], mark: str = "") -> Steps
     out.begin_channel()
     begin, call_may_begin = cursor.offset, -1
     marks = out.channel_marks(ends)
-    found = marks.search(cursor.text, cursor.at)
-    if found and found.group() in ends:
-        # All of it is here.
-        start, cursor.at = cursor.at, found.start()
-        if found.start() > start:
-            out.add_reasoning(cursor.text[start : found.start()])
-        cursor.at = found.end()
-        out.drop(found.group())
-        return
     line = "\n"
     pieces: list[str] = []
 

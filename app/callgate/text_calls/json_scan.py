@@ -196,6 +196,8 @@ class JsonScan:
         if self._label is None:
             return None
         raw, self._label = "".join(self._label), None
+        if "\\" not in raw and raw.isprintable():
+            return raw
         try:
             text = _decoded(raw)
         except ValueError:

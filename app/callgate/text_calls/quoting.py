@@ -295,6 +295,9 @@ class QuoteTracker:
         self._quote_opened_last = False
         if piece[0] == "`":
             self._tick(len(piece), begins_line, text, found.end())
+        elif len(piece) == 1:
+            if not self._ticks or self._ticks_old:
+                self._quote(piece, before, text[found.end() : found.end() + 1])
         elif (found["tag"] or piece == "<!--") and (begins_line or not self._ticks):
             # A block begins with its line, whatever the line before left open.
             self._html_end, self._html_is_block = _end_of(found), begins_line
@@ -305,10 +308,8 @@ class QuoteTracker:
                 self._late_ends[piece] = 1
         elif end := _end_of(found):
             self._open_late(end)
-        elif len(piece) > 1:
-            self._close_late(piece.lower())
         else:
-            self._quote(piece, before, text[found.end() : found.end() + 1])
+            self._close_late(piece.lower())
 
     def _tick(self, size: int, begins_line: bool, text: str, end: int) -> None:
         self._seen_ticks.add(size)
