@@ -31,7 +31,9 @@ def test_no_cut_of_a_corpus_text_changes_what_is_read(format, text):
         assert read(format, cuts(text, [at])) == whole
 
 
-SHOWN_BEHIND = re.compile("trailing-brace|prose-behind|punctuation-behind|lone-end|code-over-lines|supposed-call")
+SHOWN_BEHIND = re.compile(
+    "trailing-brace|prose-behind|punctuation-behind|lone-end|code-over-lines|over-paragraphs|scratchpad|supposed-call"
+)
 """What makes their calls broken, or none, comes behind the whole of them."""
 
 
