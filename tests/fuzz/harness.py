@@ -10,7 +10,19 @@ from typing import Any, TypeAlias
 
 Run: TypeAlias = Callable[[bytes], None]
 
-NAMES = ("arguments", "config", "edge", "filters", "forms", "openapi", "requests", "schemas", "stream", "text")
+NAMES = (
+    "arguments",
+    "config",
+    "edge",
+    "filters",
+    "forms",
+    "openapi",
+    "quotations",
+    "requests",
+    "schemas",
+    "stream",
+    "text",
+)
 """The harnesses: each a module `fuzz_NAME` with a function `run`, and a folder `corpus/NAME`."""
 CORPUS = Path(__file__).parent / "corpus"
 SECONDS = 1.0

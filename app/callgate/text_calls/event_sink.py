@@ -672,8 +672,10 @@ class EventSink:
                     rest.add_before(item.text)
                     behind = item.text if _WORDS.search(item.text) else behind
                 continue
-            if swallowed := item.text[item.size :]:
-                rest.add_before(swallowed)
+            swallowed = item.text[item.size :]
+            if swallowed or not item.is_whole:
+                # What closes a quotation may have been swallowed by a broken call.
+                rest.add_before(swallowed if item.is_whole else item.text)
             if item.quoted is not None:
                 self._demote([item], item.quoted)
                 continue

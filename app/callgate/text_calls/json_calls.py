@@ -77,7 +77,7 @@ def read_body(cursor: TextCursor, ends: Ends, watch: tuple[str, ...] = ()) -> St
     if closed_fence:
         after.clear()
         yield from cursor.space(after.append)
-    at_end, mark = yield from _end(cursor, ends, fenced)
+    at_end, mark = yield from _end(cursor, ends, fenced and not closed_fence)
     if scan.state is State.BROKEN:
         if not at_end:
             mark = yield from _skip(cursor, ends)

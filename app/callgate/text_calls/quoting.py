@@ -435,12 +435,14 @@ class ParagraphRest:
                     self.ticks[len(piece)] += 1
                 if len(piece) > 2:
                     self._ends[_LONG] += 1
+            elif piece[0] == "~":
+                self._ends[_LONG] += 1
             elif piece in _TRIPLE:
                 self._ends[piece] += 1
             elif len(piece) > 1:
                 opened = _end_of(found)
                 self._count(opened or piece.lower(), opens=bool(opened))
-            elif piece not in "\n~":
+            elif piece != "\n":
                 if is_near and (piece != "'" or not text[found.end() : found.end() + 1].isalnum()):
                     self.quotes.add(piece)
                 self._count(_OVER_PARAGRAPHS.get(piece, piece), opens=piece in _OVER_PARAGRAPHS)
@@ -450,11 +452,12 @@ class ParagraphRest:
         self._ends[end] = max(0, self._ends[end] - 1) if opens else self._ends[end] + 1
 
     def closes(self, end: str) -> bool:
-        """Whether this closes what was not opened behind the place; a mark that does both, an odd number of times."""
+        """Whether this closes what was not opened behind the place. Of fences it is not known whether one is open: one is
+        if an odd number of their marks follows."""
         if end == _LONG_ANY:
             return self._ends[_LONG] > 0
         count = self._ends[end]
-        return count % 2 == 1 if end in _TRIPLE or end == _LONG else count > 0
+        return count % 2 == 1 if end == _LONG else count > 0
 
 
 _LONG: Final = "```"
