@@ -114,3 +114,18 @@ JSON = st.recursive(
 @given(st.text(), JSON)
 def test_no_schema_whatever_makes_it_raise(text, schema):
     converted(text, schema)
+
+
+@pytest.mark.parametrize(
+    ("union", "value"),
+    [
+        ({"anyOf": [{"type": "null"}, {"type": "object", "properties": {"max": {"type": "integer"}}}]}, {"max": 10}),
+        ({"oneOf": [{"type": "integer"}, {"$ref": "#/$defs/Limit"}]}, {"max": 10}),
+        ({"anyOf": [{"$ref": "#/$defs/Limit"}, {"type": "object"}]}, {"max": "10"}),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, {"max": "10"}),
+    ],
+)
+def test_text_in_an_object_is_converted_by_the_only_branch_of_a_union_that_is_one(union, value):
+    limit = {"type": "object", "properties": {"max": {"type": "integer"}}}
+    schema = {"properties": {"limit": union}, "$defs": {"Limit": limit}}
+    assert coerce({"limit": {"max": "10"}}, schema, only_text=True) == {"limit": value}

@@ -8,7 +8,7 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from callgate.conversation.events import CallWritten
+from callgate.conversation.events import CallWritten, ModelEvent
 from callgate.text_calls.prompts import style_for
 from callgate.text_calls.reader import FORMATS, reader_for
 from callgate.text_calls.writers import PastCall
@@ -167,7 +167,7 @@ def is_whole(format: str, call: str) -> bool:
     return len(events) == 1 and isinstance(events[0], CallWritten) and events[0].flaw is None
 
 
-def read(format: str, pieces: list[str]) -> list[object]:
+def read(format: str, pieces: list[str]) -> list[ModelEvent]:
     reader = reader_for(format, TOOLS, thinking="unknown")
     return merged([*itertools.chain.from_iterable(map(reader.feed, pieces)), *reader.finish()])
 

@@ -46,7 +46,7 @@ def _as_declared(value: Any, schema: Any, root: Mapping[str, Any], depth: int) -
         return _convert(value, schema, root, only_text=depth > 0)
     if not depth or not isinstance(value, dict | list):
         return value
-    place = _referred(schema["$ref"], root) if isinstance(schema, Mapping) and "$ref" in schema else schema
+    place = _branch_of(value, schema, root, MAX_NESTING)
     if not isinstance(place, Mapping):
         return value
     if isinstance(value, list):
@@ -55,6 +55,20 @@ def _as_declared(value: Any, schema: Any, root: Mapping[str, Any], depth: int) -
     if not isinstance(properties, Mapping):
         return value
     return {key: _as_declared(inner, properties.get(key), root, depth - 1) for key, inner in value.items()}
+
+
+def _branch_of(value: Any, schema: Any, root: Mapping[str, Any], depth: int) -> Any:
+    """The schema that says what is in a list or an object: of a union, its only branch for one."""
+    if not isinstance(schema, Mapping) or not depth:
+        return None
+    if isinstance(reference := schema.get("$ref"), str):
+        return _branch_of(value, _referred(reference, root), root, depth - 1)
+    branches = schema.get("anyOf") or schema.get("oneOf")
+    if not isinstance(branches, list):
+        return schema
+    kind = "array" if isinstance(value, list) else "object"
+    fitting = [each for each in branches if kind in (_types(each, root, depth - 1) or ())]
+    return _branch_of(value, fitting[0], root, depth - 1) if len(fitting) == 1 else None
 
 
 def _convert(value: str, schema: Any, root: Mapping[str, Any], *, only_text: bool) -> Any:

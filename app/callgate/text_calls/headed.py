@@ -6,6 +6,7 @@ is said in `formats`.
 
 import re
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Final
 
 from callgate.calls.names import resolve_name
@@ -90,7 +91,14 @@ def kimi_k2(out: EventSink) -> Steps[bool]:
         out.add_call(cut_off(flaw=Flaw.INVALID_MARKUP if mark else Flaw.TRUNCATED))
         return True
     name = _COUNTER.sub("", id).removeprefix("functions.")
-    body = yield from read_body(out.cursor, Ends((KIMI_CALL_END,)))
+    body = yield from read_body(out.cursor, Ends((KIMI_CALL_END,), loose=True))
+    if body.flaw is None and body.mark is None and not out.cursor.dry:
+        # Its end may be missing where the next call begins, or the section ends.
+        if (follows := (yield from out.cursor.one_of((KIMI_CALL, KIMI_CALLS_END)))) is not None:
+            out.cursor.back(follows)
+        else:
+            yield from out.cursor.until(finder((KIMI_CALL_END,)))
+            body = replace(body, flaw=Flaw.INVALID_JSON)
     out.add_call(arguments_written(name, body, id=id or None))
     return True
 
