@@ -126,3 +126,48 @@ def test_a_name_is_found_wherever_it_stands_in_a_large_body() -> None:
     for at in (0, 524_280, 524_287, 524_288, 1_048_570, 1_100_000):
         assert may_have_ids(b" " * at + b'"file_search_store_names"' + b" " * 100)
     assert not may_have_ids(b'"text"' * 300_000)
+
+
+def tool(**tool: Any) -> dict[str, Any]:
+    return {"input": "hi", "tools": [tool]}
+
+
+def item(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}, *parts]}]}
+
+
+RESPONSES: list[tuple[dict[str, Any], str]] = [
+    (tool(type="file_search", vector_store_ids=["vs_1"]), "tools[0].vector_store_ids"),
+    (tool(type="code_interpreter", container="cntr_1"), "tools[0].container"),
+    (tool(type="code_interpreter", container={"type": "auto", "file_ids": ["file_1"]}), "tools[0].container.file_ids"),
+    (tool(type="image_generation", input_image_mask={"file_id": "file_1"}), "tools[0].input_image_mask.file_id"),
+    (item({"type": "input_file", "file_id": "file_1"}), "input[0].content[1].file_id"),
+    (item({"type": "input_audio", "input_audio": {"id": "a"}}), "messages[0].content[1].input_audio.id"),
+    ({"input": "hi", "conversation": "conv_1"}, "conversation"),
+    ({"input": "hi", "prompt": {"id": "pmpt_1"}}, "prompt"),
+]
+
+
+async def test_a_response_names_nothing_of_the_operators_account(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(text="fine")])
+    async with serve(create_app(make_config(upstream.url))) as url:
+        for path in ("/v1/responses", "/v1/responses/input_tokens"):
+            for fields, where in RESPONSES:
+                answer = await raw_post(url, {"model": "m", **fields}, path=path)
+                error = json.loads(answer.body).get("error", {})
+                assert (answer.status, error.get("param")) == (400, where), (path, fields, answer.body)
+        assert not upstream.requests
+        harmless = {"type": "code_interpreter", "container": {"type": "auto"}}
+        answer = await raw_post(url, {"model": "m", "input": "hi", "tools": [harmless]}, path="/v1/responses")
+    assert answer.status == 200, answer.body
+
+
+async def test_tokens_are_counted_whatever_parts_there_are(upstream: Upstream) -> None:
+    file = {"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64,AAAA"}
+    audio = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+    counts = []
+    async with serve(create_app(make_config(upstream.url))) as url:
+        for parts in ((), (file,), (file, audio)):
+            answer = await raw_post(url, {"model": "m", **item(*parts)}, path="/v1/responses/input_tokens")
+            counts.append(json.loads(answer.body).get("input_tokens", answer.body))
+    assert counts == sorted(set(counts)), "each part counts for something"

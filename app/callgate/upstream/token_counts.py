@@ -1,22 +1,29 @@
 """How many tokens a question has: by its provider's word where that counts, else by a tokenizer that is here."""
 
 import asyncio
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 import msgspec
 
 from callgate.conversation import raw_json
+from callgate.conversation.errors import ChatError
 from callgate.conversation.ports import ModelRequest, as_read
+from callgate.conversation.response_items import without_items
 from callgate.http.client import HttpClient
 from callgate.http.interface import TransportError
 from callgate.upstream import errors, resolve
 from callgate.upstream.direct_model import opened
 from callgate.upstream.litellm_model import loaded
 from callgate.upstream.resolve import ModelEntry
+from callgate.upstream.translation import field_of
 
 TOKENIZER = "gpt-4"
 """Whose tokenizer comes with litellm; others would be fetched from a registry."""
 ANSWER_BYTES = 64 * 1024
+COUNTED: Final = frozenset({"text", "image_url"})
+OTHER_PART: Final = 250
+"""Tokens of a part that is neither text nor image, by guess: as many as litellm takes an image for."""
 
 
 class _Count(msgspec.Struct):
@@ -59,6 +66,24 @@ async def _by_anthropic(entry: ModelEntry, ask: ModelRequest, client: HttpClient
 def _estimated(litellm: Any, ask: ModelRequest) -> int:
     messages = [raw_json.read(message) for message in ask.messages]
     tools = [raw_json.read(tool) for tool in ask.tools] or None
-    return int(
-        litellm.token_counter(model=TOKENIZER, messages=messages, tools=tools, use_default_image_token_count=True)
-    )
+    fitting = [_countable(message) for message in messages]
+    others = sum(len(message["content"]) for message in messages if isinstance(message.get("content"), list))
+    others -= sum(len(message["content"]) for message in fitting if isinstance(message.get("content"), list))
+    try:
+        counted = litellm.token_counter(
+            model=TOKENIZER, messages=fitting, tools=tools, use_default_image_token_count=True
+        )
+    except (ValueError, TypeError, KeyError) as error:  # over odd messages, which a provider would refuse
+        raise ChatError(
+            400, "The tokens of a message cannot be counted: it is not what a message should be."
+        ) from error
+    return int(counted) + others * OTHER_PART
+
+
+def _countable(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Without parts of which no tokenizer knows anything: sound and files."""
+    message = without_items(message)
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": [part for part in content if field_of(part, "type") in COUNTED]}

@@ -7,6 +7,7 @@ from callgate.api.answers import send_whole
 from callgate.api.errors import encode
 from callgate.api.messages.counting import HEADER
 from callgate.api.middleware import context_of
+from callgate.api.operator_ids import check_ids
 from callgate.api.requests import check_body, read_counted_body
 from callgate.api.responses.face import ResponsesFace
 from callgate.runtime.manager import RuntimeManager
@@ -35,6 +36,8 @@ class InputTokens:
                 tool_choice=request.tool_choice,
                 allowed=request.allowed,
             )
+            if request.may_have_ids and not route.entry.provider_selectors:
+                check_ids(request.fields)
             context.model = route.name
             setup = runtime.toolboxes.engage(route, caller, "", request.tools, request.allowed)
             ask = replace(request.read(), tools=setup.toolbox.schemas)

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from callgate.api.operator_ids import KEPT_BY_PROVIDERS, of_the_operators
 from callgate.api.request_schema import wrong
 from callgate.api.responses.input_items import flat_name
 from callgate.conversation.errors import ChatError
@@ -111,9 +112,18 @@ def offered_tools(given: Sequence[Any], hosted: Mapping[str, str], labels: froze
                 offered.mapped[kind] = hosted[kind]
                 offered.shown.append(tool)
             case kind:
+                _check_names_nothing(tool, where)
                 offered.left_out.append(kind)
                 offered.shown.append(tool)
     return offered
+
+
+def _check_names_nothing(value: Any, where: str) -> None:
+    """Refuse what names something in the operator's account, though it would be left out: whoever names it means to use it."""
+    for name, given in value.items() if isinstance(value, dict) else ():
+        if name in KEPT_BY_PROVIDERS and isinstance(given, str | list) and given:
+            raise of_the_operators(f"{where}.{name}")
+        _check_names_nothing(given, f"{where}.{name}")
 
 
 def chat_choice(choice: Any, offered: Offered) -> Any:
