@@ -276,6 +276,7 @@ def test_seven_broken_entries_are_told_in_one_go_with_missing_variables_beside_t
             {"model_name": "gpt", "litellm_params": {"model": "openai/gpt-5", "api_key": "os.environ/NO_SUCH_KEY"}},
             {"model_name": "far", "litellm_params": {"model": "x/y"}, "lane": "direct"},
             {"model_name": "odd", "litelm_params": {"model": "x/y"}},
+            {"model_name": "lost", "litellm_params": {"model": "demo/demo"}, "fallbacks": ["odd", "ood"]},
         ],
         "tools": [
             {"kind": "python", "module": "no_such_module"},
@@ -298,6 +299,7 @@ def test_seven_broken_entries_are_told_in_one_go_with_missing_variables_beside_t
         "model_list.2",
         "model_list.3.litellm_params",
         "model_list.3.litelm_params",
+        "model_list.4.fallbacks.1",
         "server.prot",
         "tools.0",
         "tools.1",

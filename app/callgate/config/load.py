@@ -4,7 +4,6 @@ What counts, in this order: flags, `CALLGATE_*` variables, the file, the default
 is read: the demo model and the built-in tools.
 """
 
-import contextlib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -36,6 +35,9 @@ CONFIG_VARIABLE: Final = "CALLGATE_CONFIG"
 USUAL_FILE: Final = "config.yaml"
 REFERRING: Final = re.compile(r"\$\{|\Afile:")
 """Texts that still refer to something."""
+FALLBACKS: Final = re.compile(r"model_list\.\d+\.fallbacks\b")
+"""Where a name may be wrong of which the schema can tell only when the other entries are well written."""
+_ROUNDS: Final = 3
 DEFAULT_FILE: Final = Path(__file__).with_name("default.yaml")
 
 
@@ -117,9 +119,14 @@ def load(
         if lenient and not document.problems and (usable := _without_unset(document.value, error)) is not None:
             return loaded(usable)
         problems = [*document.problems, *problems_of(document, error)]
-        rest = None
-        with contextlib.suppress(ValidationError):  # then what was taken out is missing elsewhere
-            rest = loaded(_without(document.value, [each["loc"] for each in error.errors()]))
+        wrong, rest = [each["loc"] for each in error.errors()], None
+        for _ in range(_ROUNDS):
+            try:
+                rest = loaded(_without(document.value, wrong))
+                break
+            except ValidationError as hidden:  # what is looked at only where each entry is well written
+                problems += [each for each in problems_of(document, hidden) if FALLBACKS.match(each.path)]
+                wrong += [each["loc"] for each in hidden.errors()]
         raise ConfigError(problems, rest) from None
     if document.problems:
         raise ConfigError(document.problems, config)
@@ -134,10 +141,13 @@ def find(path: Path | str | None, environ: Mapping[str, str]) -> Path | None:
     return usual if usual.is_file() else None
 
 
-_STAND_INS: Final[Mapping[str, Callable[[int], dict[str, Any]]]] = MappingProxyType(
+_STAND_INS: Final[Mapping[str, Callable[[int, Any], dict[str, Any]]]] = MappingProxyType(
     {
-        "model_list": lambda index: {"model_name": f"left-out-{index}", "litellm_params": {"model": "demo/demo"}},
-        "tools": lambda index: {
+        "model_list": lambda index, entry: {
+            "model_name": _name_in(entry) or f"left-out-{index}",
+            "litellm_params": {"model": "demo/demo"},
+        },
+        "tools": lambda index, entry: {
             "kind": "http",
             "name": f"left_out_{index}",
             "description": "-",
@@ -148,6 +158,11 @@ _STAND_INS: Final[Mapping[str, Callable[[int], dict[str, Any]]]] = MappingProxyT
 """What stands where an entry was taken out, so that the others keep their places."""
 
 
+def _name_in(entry: Any) -> str:
+    name = entry.get("model_name") if isinstance(entry, dict) else None
+    return name if isinstance(name, str) else ""
+
+
 def _without(value: Any, places: Iterable[tuple[str | int, ...]]) -> Any:
     """A config without the settings at these places: entries of models, tools and MCP servers each, other blocks whole."""
     if not isinstance(value, dict):
@@ -156,7 +171,7 @@ def _without(value: Any, places: Iterable[tuple[str | int, ...]]) -> Any:
     for block, *inner in places:
         entries, at = rest.get(str(block)), inner[0] if inner else None
         if isinstance(entries, list) and isinstance(at, int) and block in _STAND_INS:
-            rest[str(block)] = [*entries[:at], _STAND_INS[str(block)](at), *entries[at + 1 :]]
+            rest[str(block)] = [*entries[:at], _STAND_INS[str(block)](at, entries[at]), *entries[at + 1 :]]
         elif isinstance(entries, dict) and at in entries and block in BLOCKS:
             rest[str(block)] = {name: entry for name, entry in entries.items() if name != at}
         else:
