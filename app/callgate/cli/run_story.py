@@ -63,7 +63,7 @@ def _head(row: RunRow, replays: list[str]) -> Iterator[str]:
     calls = f"{row.calls + row.broken_calls} calls" + (f" ({', '.join(unwell)})" if unwell else "")
     yield f"  {row.turns} turns, {calls}, {row.tokens_in}+{row.tokens_out} tokens{cost}"
     trace = f", trace {row.trace_id}" if row.trace_id else ""
-    yield f"  {row.route} request {row.request_id} of key {printable(row.key or '-')}{trace}"
+    yield f"  {row.route} request {printable(row.request_id)} of key {printable(row.key or '-')}{trace}"
     yield f"  texts: {NOT_KEPT.get(row.kept, row.kept)}"
     for word, ids in (("asks again", [row.replay_of]), ("asked again by", replays)):
         if any(ids):
