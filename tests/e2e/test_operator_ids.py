@@ -8,6 +8,7 @@ import pytest
 
 from callgate.api.operator_ids import may_have_ids
 from callgate.application import create_app
+from tests.harness.clients import openai_client
 from tests.harness.configs import make_config
 from tests.harness.server import serve
 from tests.harness.wire import raw_post
@@ -166,8 +167,8 @@ async def test_tokens_are_counted_whatever_parts_there_are(upstream: Upstream) -
     file = {"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64,AAAA"}
     audio = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
     counts = []
-    async with serve(create_app(make_config(upstream.url))) as url:
+    async with serve(create_app(make_config(upstream.url))) as url, openai_client(url) as client:
         for parts in ((), (file,), (file, audio)):
-            answer = await raw_post(url, {"model": "m", **item(*parts)}, path="/v1/responses/input_tokens")
-            counts.append(json.loads(answer.body).get("input_tokens", answer.body))
+            asked: Any = item(*parts)
+            counts.append((await client.responses.input_tokens.count(model="m", **asked)).input_tokens)
     assert counts == sorted(set(counts)), "each part counts for something"
