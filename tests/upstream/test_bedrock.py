@@ -72,6 +72,20 @@ async def test_a_stream_that_ends_before_its_stop_reason_runs_nothing_wherever_i
         assert not any(isinstance(call, ReadyCall) for call in turn.calls), cut
 
 
+async def test_a_format_that_is_asked_for_as_a_call_leaves_tools_to_be_called(model):
+    bodies = []
+
+    async def serve(request, wire):
+        bodies.append(request.body)
+        await streaming(*CALL)(request, wire)
+
+    wanted = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object", "properties": {}}}}
+    async with serving(closing(serve)) as server:
+        turn, _, _ = await turn_of(model(server), asking(tools=[WRITE], response_format=wanted))
+    assert bodies[0]["toolConfig"]["toolChoice"] == {"any": {}}
+    assert [call.name for call in turn.calls] == ["fs/write"]
+
+
 async def test_a_frame_with_a_wrong_sum_breaks_the_answer_off(model):
     broken = CALL[4][:-1] + bytes([CALL[4][-1] ^ 1])
     async with serving(streaming(*CALL[:4], broken, *CALL[5:])) as server:

@@ -205,6 +205,16 @@ async def test_a_format_that_litellm_asks_for_as_a_call_is_text_again(upstream, 
         assert turn.reasons in {("end_turn",), ("stop",)}
 
 
+async def test_a_format_that_is_asked_for_as_a_call_leaves_tools_to_be_called(upstream, lanes):
+    upstream.script("claude-3-haiku-20240307", [Reply(calls=[Call("now")])])
+    wanted = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object", "properties": {}}}}
+    ours, _ = lanes(model="anthropic/claude-3-haiku-20240307")
+    turn, _, _ = await turn_of(ours, asked(stream=True, response_format=wanted))
+    assert upstream.requests[0].body["tool_choice"] == {"type": "any"}
+    assert "json_tool_call" in [tool["name"] for tool in upstream.requests[0].body["tools"]]
+    assert [call.name for call in turn.calls] == ["now"]
+
+
 # Calls that are no calls ----------------------------------------------------------------------------------------------
 
 

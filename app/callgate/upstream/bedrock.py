@@ -80,6 +80,10 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, i
         model=name, messages=messages_of(litellm, settings, name, ask), optional_params=fields,
         litellm_params=given, headers=headers,
     )  # fmt: skip
+    if ask.tools and field_of(body, "toolConfig", "toolChoice", "tool", "name") == RESPONSE_FORMAT_TOOL_NAME:
+        body["toolConfig"]["toolChoice"] = {
+            "any": {}
+        }  # the format is asked for as a call: others may be made before it
     body |= own.get("extra_body") or {}
     data = encode(body)
     url, sent = await asyncio.to_thread(_signed, BaseAWSLLM(), own, name, data, headers, as_stream=as_stream)

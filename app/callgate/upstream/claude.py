@@ -46,6 +46,7 @@ REVERSE_NAMES = "_anthropic_tool_name_map"
 
 
 async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, in_its_words: Fields) -> Question:
+    from litellm.constants import RESPONSE_FORMAT_TOOL_NAME
     from litellm.llms.anthropic.chat.handler import ModelResponseIterator
     from litellm.llms.anthropic.common_utils import AnthropicModelInfo
 
@@ -69,6 +70,8 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, i
     body = await config.async_transform_request(
         model=model, messages=messages, optional_params=fields, litellm_params=given, headers=headers
     )
+    if ask.tools and field_of(body.get("tool_choice"), "name") == RESPONSE_FORMAT_TOOL_NAME:
+        body["tool_choice"] = {"type": "any"}  # the format is asked for as a call: others may be made before it
     headers, body = _with_known_betas(headers, body)
     body |= own.get("extra_body") or {}
     body["stream"] = ask.stream
