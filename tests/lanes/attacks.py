@@ -756,7 +756,7 @@ class Attack:
         self.plan.forbid(event.call)
 
     def other_index(self) -> None:
-        """Indexes of another type, or of another call at the first or the last piece."""
+        """Indexes of another type, or one piece of a call with another index."""
         if self.shape.index is None:
             return
         kind = self.chance.choice(("text", "float", "text-float", "none", "shift"))
@@ -772,15 +772,14 @@ class Attack:
             pieces = [p for p in self._of("piece") if self.events[p].call == call]
             pieces = [p for p in pieces if at(self.events[p].body, self.shape.piece)]
             if pieces:
-                event = self.events[self.chance.choice((pieces[0], pieces[-1]))]
-                blank = [
-                    at(self.events[p].body, self.shape.index)
-                    for p in self._of("open")
-                    if not self.plan.calls[self.events[p].call or 0].value
-                ]
-                put(
-                    event.body, self.shape.index, self.chance.choice([i for i in (0, 1, 2, 3, 9, -1) if i not in blank])
+                opened = self._of("open")
+                indexes = {at(self.events[p].body, self.shape.index): self.events[p].call or 0 for p in opened}
+                other = self.chance.choice(
+                    [i for i in (0, 1, 2, 3, 9, -1) if i not in indexes or self.plan.calls[indexes[i]].value]
                 )
+                # In another call it may stand as well as in its own, unless it has the beginning or the end of its object.
+                place = self.chance.choice((pieces[0], pieces[-1]) if other in indexes else pieces)
+                put(self.events[place].body, self.shape.index, other)
             return
         form: Any = {"text": str, "float": float, "text-float": lambda i: f"{i}.0", "none": lambda i: None}[kind]
         for place in found:

@@ -10,7 +10,15 @@ import pytest
 from callgate.calls.offer import Offer, OfferedTool
 from callgate.calls.states import BrokenCall, Flaw, ReadyCall
 from callgate.conversation.errors import ChatError
-from callgate.conversation.events import ExtraField, Logprobs, ModelEvent, ProviderError, StreamEnd, TextDelta
+from callgate.conversation.events import (
+    CallWritten,
+    ExtraField,
+    Logprobs,
+    ModelEvent,
+    ProviderError,
+    StreamEnd,
+    TextDelta,
+)
 from callgate.conversation.ports import ModelRequest
 from callgate.conversation.response_items import ITEMS
 from callgate.conversation.turn import Turn, TurnBuilder
@@ -200,6 +208,16 @@ def test_what_the_whole_response_says_of_a_call_counts_where_its_pieces_were_los
     [call] = turn_of([sse([begun(), FINAL])]).calls
     assert isinstance(call, ReadyCall)
     assert call.arguments == INPUT
+
+
+@pytest.mark.parametrize("odd", [5, [], {}, None, ["function_call"]])
+def test_types_that_are_no_text_are_none(odd: Any) -> None:
+    for at in range(len(EVENTS)):
+        turn_of([with_event(at, type=odd)])
+        turn_of([with_event(at, item={**CALL, "type": odd})])
+    body = ResponseObject(BY)
+    body.feed(json.dumps({**RESPONSE, "output": [{**CALL, "type": odd}, SAID]}).encode())
+    assert not any(isinstance(event, CallWritten) for event in body.finish())
 
 
 @pytest.mark.parametrize("given", [[], 0, False, {"city": 1}, [TEXT]])

@@ -198,6 +198,48 @@ async def test_a_name_or_an_id_that_is_no_text_is_none(wire, odd):
         assert turn is None or executed(turn).total() == ran
 
 
+@pytest.mark.parametrize("wire", CLAUDES)
+@pytest.mark.parametrize(
+    "middle",
+    [piece(9, "/cache"), {**piece(1, "/cache"), "type": "block_delta"}, {**piece(1, "/cache"), "type": ["x"]}],
+    ids=["another-index", "another-type", "no-type"],
+)
+async def test_no_call_runs_without_a_piece_from_its_middle(wire, middle):
+    whole = [HEAD, start(1), piece(1, '{"where": "/tmp'), middle, piece(1, '/*"}'), stop(1), *END]
+    assert not executed(turn_of(wire, sse(*whole)))
+    assert executed(turn_of(wire, sse(*(event for event in whole if event is not middle))))
+
+
+@pytest.mark.parametrize("delta", [{}, {"toolUse": {}}, {"toolUse": 5}, {"toolUseV2": {"input": "x"}}, "x"])
+async def test_a_frame_of_a_call_in_no_form_that_is_known_breaks_it(delta):
+    odd = frame("contentBlockDelta", {"contentBlockIndex": 1, "delta": delta})
+    assert not executed(turn_of("bedrock", b"".join([*FRAMES[:4], odd, *FRAMES[4:]])))
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"type": "tool-call-delta", "index": 0, "delta": {"message": {}}},
+        {"type": "tool-call-delta", "index": 0, "delta": {"message": {"tool_calls": {"function": "x"}}}},
+        {"type": "tool-call-part", "index": 0, "delta": {"message": {"tool_calls": {"function": {"arguments": "x"}}}}},
+        {"type": {}, "index": 0, "delta": {"message": {"tool_calls": {"function": {"arguments": "x"}}}}},
+    ],
+)
+async def test_an_event_of_coheres_about_a_call_in_no_form_that_is_known_breaks_it(odd):
+    shape = SHAPES["cohere"]
+    events = [shape.encode(event) for event in shape.events(_planned("cohere"))]
+    assert executed(turn_of("cohere", b"".join(events)))
+    assert not executed(turn_of("cohere", b"".join([*events[:4], sse(odd), *events[4:]])))
+
+
+async def test_coheres_answers_are_read_whatever_their_text_and_counts_are():
+    call = {"id": "c1", "type": "function", "function": {"name": "delete_all", "arguments": "{}"}}
+    for content in (None, 5, True, "I", {"text": "I"}):
+        body = {"message": {"content": content, "tool_calls": [call]}, "finish_reason": "TOOL_CALL"}
+        body["usage"] = {"tokens": {"input_tokens": "many", "output_tokens": [1]}}
+        assert executed(turn_of("cohere", json.dumps(body).encode(), stream=False))
+
+
 class _Given:
     done, fault = True, None
 

@@ -258,7 +258,7 @@ class CallAssembler(msgspec.Struct, eq=False):
             return [replace(self._found_call(legacy, in_order), findings=(Finding.LEGACY_FUNCTION_CALL,))]
         calls = self._calls
         if self._opened_nameless:
-            self._doubt_blank()
+            self._doubt_beside_stray()
         if self._are_related:
             self._doubt_pieces()
             calls = self._without_resent()
@@ -288,8 +288,9 @@ class CallAssembler(msgspec.Struct, eq=False):
         known = resolve_name(name, self._offer) if name else None
         return known.name if known else name
 
-    def _doubt_blank(self) -> None:
-        """Where arguments came before the name of a call, or without any, those of a call that has none may be among them."""
+    def _doubt_beside_stray(self) -> None:
+        """Where arguments came before the name of a call, or without any, those of a call that has none may be among them. Where
+        they are from the middle of some, every call may be the one that lacks them."""
         blank = [call for call in self._calls if call.name and _state_of(call) is _Written.NOTHING]
         stray = [call for call in self._calls if call.named_late or not call.name]
         if not any(_state_of(call) is not _Written.NOTHING for call in stray):
@@ -297,8 +298,9 @@ class CallAssembler(msgspec.Struct, eq=False):
         for call in blank:
             tool = self._offer.get(self._meant(call.name) or "")
             call.doubtful |= tool is None or bool(tool.parameters.get("properties"))
-        for call in stray:
-            call.doubtful |= bool(blank) and call.name is not None
+        is_from_middle = any(not call.name and _begins_inside(call) for call in stray)
+        for call in self._calls if is_from_middle else stray:
+            call.doubtful |= (is_from_middle or bool(blank)) and call.name is not None and call.written is None
 
     def _doubt_pieces(self) -> None:
         """Where one call may be a piece of another, what makes an object may be only a part of one, or what is left of it."""
@@ -386,6 +388,15 @@ def _state_of(call: "_OpenCall") -> _Written:
         return _Written.NOTHING if call.arguments.read().absent else _Written.WHOLE
     except ArgumentsError:
         return _Written.PART
+
+
+def _begins_inside(call: "_OpenCall") -> bool:
+    """Whether what a call has is neither an object nor the beginning of one."""
+    try:
+        call.arguments.read()
+    except ArgumentsError as error:
+        return error.flaw is not Flaw.TRUNCATED or not call.arguments.text().lstrip().startswith("{")
+    return False
 
 
 class _GivenId(msgspec.Struct, frozen=True, gc=False):

@@ -161,6 +161,7 @@ class _Frames:
         self._names = names
         self._report = report
         self._stopped = False
+        self._call_blocks: set[int | None] = set()
         self._stopped_blocks: set[int | None] = set()
         self.done = False
         self.fault: str | None = None
@@ -199,7 +200,9 @@ class _Frames:
             yield error
         elif kind == "contentBlockStart":
             self._stopped_blocks.discard(_index(payload))
+            self._call_blocks.discard(_index(payload))
             if isinstance(call := field_of(payload, "start", "toolUse"), dict):
+                self._call_blocks.add(_index(payload))
                 tool = _name(call.get("name"), self._names)
                 yield CallDelta(_index(payload), call.get("toolUseId"), tool, _arguments(call.get("input")))
         elif kind == "contentBlockDelta":
@@ -218,7 +221,11 @@ class _Frames:
         delta = field_of(payload, "delta")
         if isinstance(text := field_of(delta, "text"), str) and text:
             yield TextDelta(text)
-        if (piece := field_of(delta, "toolUse", "input")) is not None:
+        piece = field_of(delta, "toolUse", "input")
+        use = field_of(delta, "toolUse")
+        if _index(payload) in self._call_blocks and not (isinstance(use, dict) and "input" in use):
+            piece = [delta]  # in no form that is known, and not to be left out
+        if piece is not None:
             yield CallDelta(_index(payload), arguments=piece)
             if piece and _index(payload) in self._stopped_blocks:
                 yield CallDelta(NOBODYS, arguments=piece)

@@ -63,6 +63,7 @@ class ChunkReader:
         self._choice = choice
         self._head_sent = False
         self._half = ""
+        self._has_calls = False
 
     @property
     def holds_half(self) -> bool:
@@ -84,6 +85,8 @@ class ChunkReader:
             for place, choice in enumerate(choices):
                 if isinstance(choice, dict):
                     self._read_choice(choice, place, events)
+                elif choice and self._has_calls:
+                    events.append(CallDelta(arguments=[choice]))  # in no form that is known, and not to be left out
             if len(choices) > 1:
                 # A reason ends what stands in its chunk, in whichever of its entries.
                 events.sort(key=lambda event: type(event) is Finished)
@@ -112,6 +115,8 @@ class ChunkReader:
             delta = choice.get("message")
         if isinstance(delta, dict):
             self._read_delta(delta, events)
+        elif delta and self._has_calls:
+            events.append(CallDelta(arguments=[delta]))
         _read_rest(choice, events)
 
     def _read_delta(self, delta: dict[str, Any], events: list[ModelEvent]) -> None:
@@ -128,12 +133,11 @@ class ChunkReader:
                     if text.count("\ufffd") > value.count("\ufffd"):
                         events.append(CharactersLost())
             elif key == "tool_calls":
-                events += map(_call_delta, _counted(value))
+                events += _pieces(value, inside=self._has_calls)
+                self._has_calls = True
             elif key == "function_call":
-                if isinstance(value, dict):
-                    events.append(
-                        CallDelta(name=_text(value.get("name")), arguments=value.get("arguments"), legacy=True)
-                    )
+                events += _legacy_piece(value, inside=self._has_calls)
+                self._has_calls = True
             elif key == "reasoning" and delta.get("reasoning_content"):
                 continue  # the same words under two names
             elif key != "role":
@@ -265,7 +269,30 @@ _FIELDS: Final[dict[str, Callable[[Any], Iterator[ModelEvent]]]] = {
 }
 
 
-def _call_delta(entry: dict[str, Any]) -> CallDelta:
+def _pieces(value: Any, *, inside: bool) -> Iterator[CallDelta]:
+    """What a delta says of calls. What cannot be read of it, `inside` of calls, may have been a piece: it breaks the call that it is
+    taken for."""
+    if isinstance(value, list):
+        if len(value) > MAX_CALLS:
+            raise AnswerTooLarge(f"{MAX_CALLS} calls")
+    else:
+        value = [value]
+    for entry in value:
+        if isinstance(entry, dict):
+            odd = entry.get("function") if inside else None
+            yield _call_delta(entry, odd if isinstance(odd, str | int | float | list) and odd else None)
+        elif entry and inside:
+            yield CallDelta(arguments=[entry])
+
+
+def _legacy_piece(value: Any, *, inside: bool) -> Iterator[CallDelta]:
+    if isinstance(value, dict):
+        yield CallDelta(name=_text(value.get("name")), arguments=value.get("arguments"), legacy=True)
+    elif inside:
+        yield CallDelta(arguments=[value], legacy=True)
+
+
+def _call_delta(entry: dict[str, Any], odd: Any = None) -> CallDelta:
     function, place = entry.get("function"), entry.get("index")
     if place is not None and type(place) is not int:
         place = whole_number(place)
@@ -274,7 +301,7 @@ def _call_delta(entry: dict[str, Any]) -> CallDelta:
         if isinstance(custom, dict):
             name, text = _text(custom.get("name")), custom.get("input")
             return CallDelta(place, _id(entry.get("id")), name, text, _extras(entry), custom=True)
-        function = {}
+        function = {"arguments": [odd]} if odd is not None else {}
     return CallDelta(
         place, _id(entry.get("id")), _text(function.get("name")), function.get("arguments"), _extras(entry)
     )

@@ -203,6 +203,8 @@ class EventsReader(EventsBody):
         if kind == "message_stop":
             self.done = True
             return [*self._given_at_once(cut=False), *self._chunks.finish()]
+        if kind not in BLOCKS and (stray := field_of(event, "delta", "partial_json")) is not None:
+            return [CallDelta(NOBODYS, arguments=stray)]
         if kind == "message_start" and (name := field_of(event, "message", "id")):
             self._parser.response_id = name
         try:
@@ -261,7 +263,7 @@ class EventsReader(EventsBody):
             if not isinstance(block, dict) or block.get("type") != "tool_use" or self._is_format(block):
                 self._calls.pop(index, None)
                 self._others.discard(index)
-                if field_of(block, "type") not in SAID:
+                if str(field_of(block, "type")) not in SAID:
                     self._others.add(index)
                 return None
             if index not in self._calls or index in self._stopped:

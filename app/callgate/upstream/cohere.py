@@ -119,19 +119,7 @@ class _Events(EventsBody):
         elif kind == "tool-plan-delta":
             yield from _plan(said)
         elif kind in {"tool-call-start", "tool-call-delta"}:
-            for call in entries(field_of(said, "tool_calls")):
-                name, id_ = field_of(call, "function", "name"), call.get("id")
-                piece = field_of(call, "function", "arguments")
-                yield CallDelta(
-                    index,
-                    id_ if isinstance(id_, str) and id_ else None,
-                    name if isinstance(name, str) and name else None,
-                    piece,
-                )
-                if kind == "tool-call-start":
-                    self._ended_calls.discard(index)
-                elif piece and index in self._ended_calls:
-                    yield CallDelta(NOBODYS, arguments=piece)
+            yield from self._pieces(event, index, opens=kind == "tool-call-start")
         elif kind == "tool-call-end":
             self._ended_calls.add(index)
         elif kind == "citation-start":
@@ -141,6 +129,27 @@ class _Events(EventsBody):
             delta = event.get("delta")
             yield from _ended(delta)
             self.done = True
+        elif field_of(said, "tool_calls"):
+            self.fault = "an event of the stream says something of a call that is not known"
+
+    def _pieces(self, event: dict[str, Any], index: int | None, *, opens: bool) -> Iterator[ModelEvent]:
+        calls = entries(field_of(event, "delta", "message", "tool_calls"))
+        if not calls and not opens:
+            yield CallDelta(index, arguments=[event.get("delta")])  # in no form that is known, and not to be left out
+        for call in calls:
+            function, id_ = call.get("function"), call.get("id")
+            name = field_of(function, "name")
+            piece = function.get("arguments") if isinstance(function, dict) else [call]
+            yield CallDelta(
+                index,
+                id_ if isinstance(id_, str) and id_ else None,
+                name if isinstance(name, str) and name else None,
+                piece,
+            )
+            if opens:
+                self._ended_calls.discard(index)
+            elif piece and index in self._ended_calls:
+                yield CallDelta(NOBODYS, arguments=piece)
 
 
 class _Message(MessageBody):
@@ -158,7 +167,8 @@ class _Message(MessageBody):
         events: list[ModelEvent] = [
             ProviderHead(body.get("id") if isinstance(body.get("id"), str) else None, self._model)
         ]
-        for part in message.get("content") or ():
+        content = message.get("content")
+        for part in content if isinstance(content, list) else [content]:
             events += _content(part)
         events += _plan(message)
         for call in entries(message.get("tool_calls")):
@@ -197,5 +207,5 @@ def _ended(said: Any) -> Iterator[ModelEvent]:
         yield ProviderError(str(field_of(error, "message") or error), {"error": error})
     tokens = field_of(said, "usage", "tokens")
     if isinstance(tokens, dict):
-        prompt, completion = (int(tokens.get(name) or 0) for name in ("input_tokens", "output_tokens"))
+        prompt, completion = (whole_number(tokens.get(name)) or 0 for name in ("input_tokens", "output_tokens"))
         yield Usage({"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion})

@@ -16,6 +16,7 @@ import msgspec
 
 from callgate.conversation import raw_json
 from callgate.conversation.events import (
+    CallDelta,
     CallWritten,
     ExtraField,
     Finished,
@@ -37,7 +38,16 @@ from callgate.upstream.chunks import reason_in
 from callgate.upstream.direct_model import WholeBody, read_json
 from callgate.upstream.params import SELECTORS, is_denied
 from callgate.upstream.resolve import LiteLLMSettings, body_settings
-from callgate.upstream.translation import MessageBody, Question, Report, Unanswerable, encode, field_of, mark_last_call
+from callgate.upstream.translation import (
+    NOBODYS,
+    MessageBody,
+    Question,
+    Report,
+    Unanswerable,
+    encode,
+    field_of,
+    mark_last_call,
+)
 
 LANE: Final = "messages"
 NOT_PASSED: Final = frozenset("model messages stream tools tool_choice mcp_servers thread".split())
@@ -311,7 +321,8 @@ class EventsReader(claude.EventsReader):
         if kind == "message_stop":
             self.done = True
             return [*self._given_at_once(cut=False), *self._chunks.finish()]
-        return []
+        stray = field_of(event, "delta", "partial_json")
+        return [] if stray is None else [CallDelta(NOBODYS, arguments=stray)]
 
     def _ended(self, event: dict[str, Any], content: list[Any]) -> Iterator[ModelEvent]:
         reason = reason_in(field_of(event, "delta", "stop_reason"))

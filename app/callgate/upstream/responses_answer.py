@@ -110,7 +110,7 @@ class ResponseEvents:
                     continue
                 self.fault = "an event of the stream is not JSON"
                 break
-            is_end = bool(self._calls) and isinstance(event, dict) and event.get("type") in ENDS
+            is_end = bool(self._calls) and isinstance(event, dict) and _kind(event) in ENDS
             if (is_end or _is_about_calls(payload)) and holds_name_twice(payload):
                 self.fault = TWICE
                 break
@@ -129,8 +129,8 @@ class ResponseEvents:
         return events
 
     def _read_event(self, event: dict[str, Any]) -> list[ModelEvent]:
-        kind = event.get("type")
-        if not isinstance(kind, str) or not kind.startswith("response."):
+        kind = _kind(event)
+        if not kind.startswith("response."):
             error = error_in(event)
             return [] if error is None else [_failed(event.get("error") or event)]
         if kind in ENDS:
@@ -198,7 +198,7 @@ class ResponseEvents:
     # -- items
 
     def _begun(self, at: int | None, item: Mapping[str, Any]) -> list[ModelEvent]:
-        if item.get("type") not in CALLS:
+        if _kind(item) not in CALLS:
             return []
         if at is None or at in self._calls:
             return self._breaks("an item has no place of its own")
@@ -233,7 +233,7 @@ class ResponseEvents:
 
     def _item(self, at: int | None, item: dict[str, Any]) -> list[ModelEvent]:
         events: list[ModelEvent] = []
-        kind = item.get("type")
+        kind = _kind(item)
         if kind in CALLS:
             if at is not None and at not in self._calls:
                 events += self._begun(at, item)
@@ -288,7 +288,7 @@ class ResponseEvents:
         events: list[ModelEvent] = []
         by_id = {call.id: at for at, call in self._calls.items()}
         for place, item in items:
-            if item.get("type") in CALLS:
+            if _kind(item) in CALLS:
                 at = by_id.get(_id(item), place)
                 events += self._whole_call(at, item) if at in self._calls else ()
         for at, call in self._calls.items():
@@ -324,7 +324,7 @@ class ResponseObject(WholeBody):
         events: list[ModelEvent] = [head_of(found)]
         has_calls = spoke = False
         for item in output:
-            kind = item.get("type") if isinstance(item, dict) else None
+            kind = _kind(item) if isinstance(item, dict) else ""
             if kind in CALLS:
                 has_calls = True
                 events.append(_written(item))
@@ -360,6 +360,12 @@ def _written(item: Mapping[str, Any]) -> CallWritten:
     return CallWritten(
         name if isinstance(name, str) else None, None if given == "" else given, _id(item), flaw, custom=custom
     )
+
+
+def _kind(found: Mapping[str, Any]) -> str:
+    """What an event or an item says that it is; nothing, where that is no text."""
+    kind = found.get("type")
+    return kind if isinstance(kind, str) else ""
 
 
 def _is_partly(item: Mapping[str, Any]) -> bool:

@@ -195,6 +195,8 @@ class EventsBody:
                 events += reported(payload)
             elif names_twice(payload):
                 self.fault = TWICE
+            elif isinstance(event, dict) and not isinstance(event.get("type"), str | None):
+                self.fault = "an event of the stream says nothing of what it is"
             elif not isinstance(event, dict):
                 events += self._chunks.read(event)  # nothing of an answer, but it may be an error
             elif (reported_error := error_in(event)) is not None:
