@@ -160,13 +160,22 @@ def continuations(case: Case) -> list[tuple[dict[str, Any], str]]:
     found = []
     for chunk in case.data["chunks"]:
         for choice in chunk.get("choices") or ():
-            for call in (choice.get("delta") or {}).get("tool_calls") or ():
+            for call in _entries(choice):
                 if not isinstance(call, dict) or call.get("id") or call.get("extra_content"):
                     continue
                 function = call.get("function") or {}
-                if not function.get("name") and isinstance(function.get("arguments"), str):
+                if (
+                    isinstance(function, dict)
+                    and not function.get("name")
+                    and isinstance(function.get("arguments"), str)
+                ):
                     found.append((call, function["arguments"]))
     return found
+
+
+def _entries(choice: Any) -> list[Any]:
+    calls = (choice.get("delta") or {}).get("tool_calls")
+    return calls if isinstance(calls, list) else []
 
 
 def recut(case: Case, chance: random.Random) -> Case:
@@ -175,14 +184,20 @@ def recut(case: Case, chance: random.Random) -> Case:
     for chunk in data["chunks"]:
         for choice in chunk.get("choices") or ():
             delta = choice.get("delta") or {}
-            if delta.get("tool_calls"):
+            if _entries(choice):
                 delta["tool_calls"] = [piece for call in delta["tool_calls"] for piece in _pieces(call, chance)]
     return Case(case.path, data)
 
 
 def _pieces(call: Any, chance: random.Random) -> list[Any]:
     function = call.get("function") if isinstance(call, dict) else None
-    if not function or call.get("id") or call.get("extra_content") or function.get("name"):
+    if (
+        not isinstance(function, dict)
+        or not function
+        or call.get("id")
+        or call.get("extra_content")
+        or function.get("name")
+    ):
         return [call]
     text = function.get("arguments")
     if not isinstance(text, str) or len(text) < 2:

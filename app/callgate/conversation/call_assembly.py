@@ -130,7 +130,7 @@ class CallAssembler(msgspec.Struct, eq=False):
     def _relate(self, call: "_OpenCall", before: "_OpenCall", *, both_indexes: bool) -> None:
         """Note how a call may be related to its candidate: the same call sent once more, or the next piece of one whose id
         or name changes with every piece."""
-        call.may_be_resent = call.id is not None and call.id == before.id
+        call.may_be_resent |= call.id is not None and call.id == before.id
         name, known = call.name or "", before.name or ""
         self._are_related |= call.may_be_resent
         if both_indexes and call.index != before.index:
