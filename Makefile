@@ -9,6 +9,8 @@ PORT   ?=
 CONFIG ?=
 ARGS   ?=
 ENGINE ?= docker
+# Processes of `make test`: most of a test is waiting, and two cores are kept busy by three.
+JOBS   ?= 3
 
 # Paths are relative throughout, so that a checkout may stand in a folder whose name has spaces. For the same reason
 # tools are run as `python -m`: a script in .venv/bin names its interpreter by an absolute path.
@@ -33,8 +35,8 @@ help: ## list the chores
 serve: .venv/.runtime ## serve on 127.0.0.1:8000, or as the config says (PORT=8001 CONFIG=my.yaml)
 	@$(PY) -m callgate serve $(if $(PORT),--port "$(PORT)") $(if $(CONFIG),--config "$(CONFIG)") $(ARGS)
 
-test: .venv/.dev ## run all the tests (ARGS="tests/calls -k truncated")
-	@$(PY) -m pytest $(ARGS)
+test: .venv/.dev ## run all the tests, JOBS=3 at a time, or some in one process (ARGS="tests/calls -k truncated")
+	@$(PY) -m pytest $(or $(ARGS),-n $(JOBS))
 
 chaos: .venv/.dev ## overload, drain, kill -9, soak, cancellation, bad requests, at full length; figures in build/chaos.jsonl
 	@mkdir -p build && rm -f build/chaos.jsonl

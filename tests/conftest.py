@@ -1,11 +1,13 @@
 """What holds for every test: one event loop library, nothing left running, and skips that say what was missing."""
 
 import asyncio
+import gc
 import os
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,11 +26,13 @@ SETTLING = 2.0
 ASYNCIO_THREADS = ("asyncio_",)
 """Threads of the event loop's own pool end with the loop, which is after the test."""
 ENVIRONMENT = "environment:"
-LACKING = pytest.StashKey[Counter[str]]()
+NOT_MADE = pytest.StashKey[Mapping[str, str]]()
+"""Environments that could not be made, and why."""
+LACKS = "lacks"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[LACKING] = Counter()
+    config.stash[NOT_MADE] = {}
     config.addinivalue_line(
         "markers", "needs(*parts): skipped where a command, module:NAME, env:NAME or environment:NAME is missing"
     )
@@ -37,20 +41,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Environments are made before the first test, which may take a minute."""
+    gc.collect()
+    gc.freeze()  # thousands of tests that stay to the end would be gone through in every collection
     parts = {part for item in session.items for mark in item.iter_markers("needs") for part in mark.args}
     wanted = {part.removeprefix(ENVIRONMENT) for part in parts if part.startswith(ENVIRONMENT)}
     lacking = sorted(name for name in wanted - environment.ON_DEMAND if not environment.is_made(name))
     if not lacking or session.config.option.collectonly:
         return
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-
-    def say(text: str) -> None:
-        if reporter is not None:
-            reporter.write_line(text, yellow=True)
-
-    say(f"making the environments {', '.join(lacking)}")
-    for name, why in sorted(environment.make(lacking).items()):
-        say(f"the environment {name} could not be made: {why}")
+    if reporter is not None:  # which is not in the processes of a run that has several
+        reporter.write_line(f"making the environments {', '.join(lacking)}", yellow=True)
+    session.config.stash[NOT_MADE] = environment.make(lacking)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -58,15 +59,37 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     lacking = missing(tuple(parts))
     if not lacking:
         return
+    not_made = item.config.stash[NOT_MADE]
+    reasons = [
+        f"{part} ({not_made[name]})" if (name := part.removeprefix(ENVIRONMENT)) in not_made else part
+        for part in lacking
+    ]
     if any(map(demanded, lacking)):
-        pytest.fail(f"needs {', '.join(lacking)}, which this run demands", pytrace=False)
-    item.config.stash[LACKING].update(lacking)
-    pytest.skip(f"needs {', '.join(lacking)}")
+        pytest.fail(f"needs {', '.join(reasons)}, which this run demands", pytrace=False)
+    item.user_properties += [(LACKS, part) for part in lacking]
+    pytest.skip(f"needs {', '.join(reasons)}")
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if lacking := config.stash[LACKING]:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Nobody reads what a test that passed has written; thousands of them are hundreds of megabytes."""
+    report = yield
+    if report.passed:
+        report.sections.clear()
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = terminalreporter.stats.get("skipped", ())
+    if lacking := Counter(part for report in skipped for name, part in report.user_properties if name == LACKS):
         terminalreporter.write_line(summary(lacking), yellow=True)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from tests.harness.parallel import FileByFile
+
+    return FileByFile(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -35,7 +35,9 @@ def test_each_key_is_its_own_caller():
 
 
 @pytest.mark.parametrize(
-    "wrong", [SECRET[:-1], SECRET + "x", SECRET.upper(), HASH, HASH.removeprefix("sha256:"), "*", "ключ", "x" * 10_000]
+    "wrong",
+    [SECRET[:-1], SECRET + "x", SECRET.upper(), HASH, HASH.removeprefix("sha256:"), "*", "ключ", "x" * 10_000],
+    ids=["shorter", "longer", "upper", "hash", "bare-hash", "star", "letters", "long"],
 )
 def test_a_wrong_key_is_refused_and_never_echoed(wrong):
     with pytest.raises(ChatError) as refused:

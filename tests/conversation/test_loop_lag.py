@@ -1,11 +1,7 @@
 """However large or broken what a model writes is, within the limits, others are served meanwhile."""
 
-import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 import pytest
 
@@ -25,11 +21,12 @@ from callgate.conversation.events import (
 )
 from callgate.conversation.loop import Rules, converse
 from tests.fakes import EchoTool, Listener, ScriptedModel, ShelfToolbox, Step, ask_for, counter, says
+from tests.harness.loop_probe import LoopProbe
 
 pytestmark = pytest.mark.anyio
 SIZE = Rules().argument_bytes - 1000
 MOST = 0.1
-"""Seconds."""
+"""Seconds of the processor."""
 TRIES = 4
 """A neighbour on the machine may hold the loop up once; what the reader itself takes is there each time."""
 ROW = '{"i":1,"s":"ab"},'
@@ -55,39 +52,14 @@ SHAPES = {
 }
 
 
-@dataclass
-class Lag:
-    worst: float = 0.0
-
-
-@asynccontextmanager
-async def probed() -> AsyncIterator[Lag]:
-    """How long the loop was held at most."""
-    lag = Lag()
-
-    async def probe() -> None:
-        while True:
-            began = time.perf_counter()
-            await asyncio.sleep(0.001)
-            lag.worst = max(lag.worst, time.perf_counter() - began - 0.001)
-
-    task = asyncio.create_task(probe())
-    await asyncio.sleep(0)
-    try:
-        yield lag
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-
-
 async def lag_of(text: str, *, named: bool) -> float:
     """The longest that the loop stands still while a chat gets these arguments and settles its turn."""
     pieces = [text[at : at + 65536] for at in range(0, len(text), 65536)]
     turn: list[Step] = [[CallDelta(0, None, "echo" if named else None, piece)] for piece in pieces]
     model = ScriptedModel([[CallDelta(0, "call_1", "echo")], *turn, [Finished("tool_calls")]], says("ok"))
-    async with probed() as lag:
+    async with LoopProbe() as probe:
         await converse(ask_for(), model, ShelfToolbox(echo=EchoTool()), Listener(), new_id=counter("made"))
-    return lag.worst
+    return probe.longest
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["plain", "named each time"])
@@ -103,9 +75,9 @@ async def test_a_whole_call_at_the_limit_does_not_hold_the_loop() -> None:
     lags: list[float] = []
     for _ in range(TRIES):
         model = ScriptedModel([[CallWritten("echo", SHAPES["objects inside one another"], "c")]], says("ok"))
-        async with probed() as lag:
+        async with LoopProbe() as probe:
             await converse(ask_for(), model, ShelfToolbox(echo=EchoTool()), Listener(), new_id=counter("made"))
-        lags.append(lag.worst)
+        lags.append(probe.longest)
     assert min(lags) < MOST, lags
 
 
@@ -127,7 +99,7 @@ async def test_calls_whose_indexes_are_far_apart_cost_no_more_than_others() -> N
     calls: list[Step] = [[CallDelta(number * 10**15, f"c{number}", "echo", "{}")] for number in range(1000)]
     model = ScriptedModel([*calls, [Finished("tool_calls")]], says("ok"))
     listener = Listener()
-    async with probed() as lag:
+    async with LoopProbe() as probe:
         await converse(
             ask_for(),
             model,
@@ -136,5 +108,5 @@ async def test_calls_whose_indexes_are_far_apart_cost_no_more_than_others() -> N
             new_id=counter("made"),
             rules=Rules(max_calls_per_turn=1),
         )
-    assert lag.worst < 10 * MOST
+    assert probe.longest < 10 * MOST
     assert not isinstance(listener.events[-1], Failed)

@@ -36,7 +36,7 @@ def _all(listed):
         yield from _all(getattr(route, "routes", None) or ())
 
 
-@pytest.mark.parametrize("key", [None, "wrong", ALICE[:-1]])
+@pytest.mark.parametrize("key", [None, "wrong", ALICE[:-1]], ids=["none", "wrong", "shorter"])
 async def test_no_route_answers_without_the_right_key(key: str | None) -> None:
     app = create_app(Config.model_validate(CONFIG))
     listed = routes(app)

@@ -165,6 +165,19 @@ def test_pieces_without_content_take_no_memory() -> None:
         (client_frame(TEXT, b"x" * 600, final=False) + client_frame(0x0, b"x" * 600), 1009),
         (client_frame(CLOSE, b"\x03\xe8"), 1000),
     ],
+    ids=[
+        "unmasked",
+        "binary",
+        "unknown",
+        "nothing-to-continue",
+        "begun-twice",
+        "long-ping",
+        "ping-in-parts",
+        "reserved-bits",
+        "large",
+        "large-in-parts",
+        "close",
+    ],
 )
 async def test_what_is_no_message_ends_the_connection_with_the_reason(
     upstream: Upstream, data: bytes, code: int

@@ -11,8 +11,8 @@ LARGEST_RATIO = 3.0
 """Twice the text may take this many times as long; a reader that starts over would take four times."""
 LEAST_SECONDS = 0.02
 """Below this a ratio says more about the machine than about the reader."""
-SMALL = 1_500
-LARGE = 200_000
+SMALL = 600
+LARGE = 60_000
 
 
 @pytest.mark.slow

@@ -246,6 +246,7 @@ class _Clock:
         self._due = inf
         self._waits = False
         self._gave_up = False
+        self._cancelled_before = 0
 
     def until_first(self) -> float:
         return max(0.0, min(self._first, self._end) - self._now())
@@ -271,7 +272,7 @@ class _Clock:
 
     def gave_up(self) -> bool:
         """Whether it was us who cancelled the task, and nobody else besides."""
-        return self._gave_up and self._task is not None and self._task.uncancel() == 0
+        return self._gave_up and self._task is not None and self._task.uncancel() <= self._cancelled_before
 
     def _look(self) -> None:
         self._timer = None
@@ -281,6 +282,7 @@ class _Clock:
             self._timer = asyncio.get_running_loop().call_at(self._due, self._look)
         else:
             self._gave_up = True
+            self._cancelled_before = self._task.cancelling()  # libraries do not always take back what they asked for
             self._task.cancel()
 
     def passed(self, which: str) -> errors.UpstreamError:
