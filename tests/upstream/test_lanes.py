@@ -4,6 +4,7 @@ What only one of them does is in its own test: `test_direct_model`, `test_litell
 """
 
 import asyncio
+import contextlib
 import json
 
 import pytest
@@ -216,6 +217,25 @@ async def test_silence_and_slow_drips_meet_our_deadlines(model, deadlines):
         with pytest.raises(BrokenOff) as caught:
             await events(model(server, deadlines), asking())
     assert caught.value.transport_error
+
+
+async def test_deadlines_are_met_in_a_task_that_was_cancelled_before_and_lived_on(model):
+    async def serve(request, wire):
+        await wire.head()
+        await wire.event(chunk({"content": "x "}))
+        await wire.peer_left()
+
+    async def ask_after_a_cancellation(url):
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        await events(model(url, Deadlines(2, 5, 0.2, 10)), asking())
+
+    async with serving(closing(serve)) as server:
+        with pytest.raises(BrokenOff):
+            await asyncio.create_task(ask_after_a_cancellation(server))
 
 
 @both_ways
