@@ -11,6 +11,8 @@ ARGS   ?=
 ENGINE ?= docker
 # Processes of `make test`: most of a test is waiting, and two cores are kept busy by three.
 JOBS   ?= 3
+# They start Callgate hundreds of times: its bytecode is kept even where the environment says not to.
+PYTEST := PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest
 
 # Paths are relative throughout, so that a checkout may stand in a folder whose name has spaces. For the same reason
 # tools are run as `python -m`: a script in .venv/bin names its interpreter by an absolute path.
@@ -36,11 +38,11 @@ serve: .venv/.runtime ## serve on 127.0.0.1:8000, or as the config says (PORT=80
 	@$(PY) -m callgate serve $(if $(PORT),--port "$(PORT)") $(if $(CONFIG),--config "$(CONFIG)") $(ARGS)
 
 test: .venv/.dev ## run all the tests, JOBS=3 at a time, or some in one process (ARGS="tests/calls -k truncated")
-	@$(PY) -m pytest $(or $(ARGS),-n $(JOBS))
+	@$(PYTEST) $(or $(ARGS),-n $(JOBS))
 
 chaos: .venv/.dev ## overload, drain, kill -9, soak, cancellation, bad requests, at full length; figures in build/chaos.jsonl
 	@mkdir -p build && rm -f build/chaos.jsonl
-	@CALLGATE_CHAOS=long CALLGATE_CHAOS_FIGURES=build/chaos.jsonl $(PY) -m pytest tests/chaos tests/server $(ARGS)
+	@CALLGATE_CHAOS=long CALLGATE_CHAOS_FIGURES=build/chaos.jsonl $(PYTEST) tests/chaos tests/server $(ARGS)
 	@cat build/chaos.jsonl
 
 fuzz: .venv/.dev ## search for inputs that readers fail on, SECONDS=60 for each of tests/fuzz (ARGS=stream for one of them; edge tries 100,000)
@@ -70,7 +72,7 @@ audit: .venv/.dev ## look for secrets in the repository, and for known vulnerabi
 	@$(PY) .ci/audit.py $(ARGS)
 
 clients: .venv/.dev ## play the real clients against a served Callgate, and write docs/clients.md
-	@CALLGATE_CLIENTS_TABLE=write $(PY) -m pytest tests/clients
+	@CALLGATE_CLIENTS_TABLE=write $(PYTEST) tests/clients
 
 conformance: .venv/.dev ## hold /v1/responses to the suite of Open Responses, in the folder CALLGATE_OPENRESPONSES
 	@PYTHONPATH=app $(PY) -m tests.conformance
@@ -84,7 +86,7 @@ image: ## build the container images callgate, and callgate:tools with node and 
 	@$(ENGINE) build --tag callgate:tools --target tools .
 
 image-test: .venv/.dev image ## build the images and try them (ENGINE=podman)
-	@CALLGATE_IMAGE=callgate ENGINE=$(ENGINE) $(PY) -m pytest tests/deploy/test_image.py
+	@CALLGATE_IMAGE=callgate ENGINE=$(ENGINE) $(PYTEST) tests/deploy/test_image.py
 
 clean: ## remove .venv and everything else that was made here
 	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
