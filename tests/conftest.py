@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from callgate.tools.concurrency import times_cancelled
 from tests.harness import environment, leftovers
@@ -33,6 +34,8 @@ LACKS = "lacks"
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[NOT_MADE] = {}
+    # With a line for each frame and not a picture of it, which takes a tenth of a second.
+    structlog.dev.ConsoleRenderer.get_active().exception_formatter = structlog.dev.plain_traceback
     config.addinivalue_line(
         "markers", "needs(*parts): skipped where a command, module:NAME, env:NAME or environment:NAME is missing"
     )

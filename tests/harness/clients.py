@@ -1,24 +1,28 @@
 """The official client, pointed at the product or at the upstream."""
 
 import contextlib
+import ssl
 from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
-from openai import AsyncOpenAI, AsyncStream, OpenAI
+from openai import AsyncOpenAI, AsyncStream, DefaultAsyncHttpxClient, OpenAI
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 KEY = "sk-test"
 TIMEOUT = 30.0
 """Seconds for a whole answer; a test that waits longer is stuck."""
+TLS = ssl.create_default_context()
+"""One for all: each client would read all the authorities that there are."""
 
 
 @contextlib.asynccontextmanager
 async def openai_client(base_url: str, *, api_key: str = KEY, **options: Any) -> AsyncIterator[AsyncOpenAI]:
     """An async client that tries once: a test says itself what is tried again."""
     url = base_url if base_url.endswith("/v1") else f"{base_url}/v1"
-    async with AsyncOpenAI(base_url=url, api_key=api_key, timeout=TIMEOUT, **{"max_retries": 0, **options}) as client:
+    options = {"max_retries": 0, "http_client": DefaultAsyncHttpxClient(verify=TLS), **options}
+    async with AsyncOpenAI(base_url=url, api_key=api_key, timeout=TIMEOUT, **options) as client:
         yield client
 
 
@@ -31,7 +35,9 @@ def sync_openai_client(base_url: str, *, api_key: str = KEY, **options: Any) -> 
 @contextlib.asynccontextmanager
 async def http_client(base_url: str, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
     """Plain HTTP, for what the SDK would hide."""
-    async with httpx.AsyncClient(base_url=base_url, timeout=TIMEOUT, trust_env=False, **options) as client:
+    async with httpx.AsyncClient(
+        **{"base_url": base_url, "timeout": TIMEOUT, "trust_env": False, "verify": TLS, **options}
+    ) as client:
         yield client
 
 

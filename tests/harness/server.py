@@ -13,6 +13,9 @@ from callgate.server import ProtocolFactory
 START_PATIENCE = 20.0
 """Seconds for the lifespan to start: building a runtime imports litellm, which is slow on a busy machine."""
 STOP_PATIENCE = 15.0
+LOOK_SECONDS = 0.002
+"""Between two looks at connections that are to close. uvicorn takes a tenth of a second, and as much twice more on the way
+out: minutes, over thousands of tests."""
 
 
 class NotStarted(Exception):
@@ -24,7 +27,7 @@ class ServerInLoop(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self.up = asyncio.Event()
+        self.up, self.leaving = asyncio.Event(), asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
@@ -36,6 +39,28 @@ class ServerInLoop(uvicorn.Server):
             await self.serve(sockets=[listening])
         except SystemExit as leaving:
             raise NotStarted(f"uvicorn left with code {leaving.code}") from None
+
+    async def main_loop(self) -> None:
+        while not self.leaving.is_set():
+            await self.on_tick(0)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1):  # dates change
+                    await self.leaving.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        state = self.server_state
+        for connection in list(state.connections):
+            connection.shutdown()
+        try:
+            async with asyncio.timeout(self.config.timeout_graceful_shutdown):
+                while state.connections or state.tasks:  # noqa: ASYNC110 - uvicorn's sets have no event of ours
+                    await asyncio.sleep(LOOK_SECONDS)
+        except TimeoutError:
+            for task in state.tasks:
+                task.cancel()
+        await self.lifespan.shutdown()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -75,7 +100,7 @@ async def _started(server: ServerInLoop, running: "asyncio.Task[None]") -> None:
 
 
 async def _stop(server: ServerInLoop, running: "asyncio.Task[None]") -> None:
-    server.should_exit = True
+    server.leaving.set()
     _, late = await asyncio.wait({running}, timeout=STOP_PATIENCE)
     if late:
         running.cancel()
