@@ -20,6 +20,7 @@ from callgate.api.errors import (
     in_openais_shape,
     shutting_down,
 )
+from callgate.auth.limits import OverLimit
 from callgate.conversation.errors import ChatError
 
 Work: TypeAlias = Callable[[Callable[[Any], Awaitable[None]]], Awaitable[None]]
@@ -208,6 +209,8 @@ class EventStream:
 
 def _as_told(failure: Exception, headers: Headers) -> ChatError:
     error = as_chat_error(failure)
+    if isinstance(error, OverLimit):
+        return error  # raised before anything of a chat begins; that of a budget says by itself that it is not to be repeated
     return after_write(error) if _wrote(headers) else error
 
 
