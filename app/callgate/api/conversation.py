@@ -33,7 +33,7 @@ from callgate.conversation.hidden_history import has_calls, without_repeats
 from callgate.conversation.ids import new_id, new_run_id
 from callgate.conversation.listeners import Handlers, Listener, handlers_of
 from callgate.conversation.loop import Rules, converse
-from callgate.conversation.ports import Emit, Message, ModelRequest, Toolbox, TurnModel
+from callgate.conversation.ports import Emit, ModelRequest, Toolbox, TurnModel
 from callgate.conversation.read_model import ReadModel
 from callgate.conversation.turn_recovery import Recovery
 from callgate.recorder.recorder import RunRecording, RunTrace
@@ -298,7 +298,12 @@ class Conversation(msgspec.Struct, eq=False):
     async def _keep(self, handed: CallsHandedBack) -> CallsHandedBack:
         """Keep what the client is not shown before it gets its calls: it may return at once."""
         if self._request.legacy:
-            handed = _for_legacy(handed, self._request.messages)
+            # One call, under the id that it will have when the client comes back without one.
+            call = handed.calls[0]
+            function = function_body(call)
+            id = legacy.call_id(self._request.messages, function["name"], function["arguments"])
+            hidden = handed.hidden and replace(handed.hidden, names={id: call.id})
+            handed = CallsHandedBack((replace(call, id=id),), hidden)
         return await self._conversations.keep(
             owner_of(self._caller, self._request),
             handed,
@@ -370,15 +375,6 @@ async def _keep_and_emit(handed: CallsHandedBack, keep: Keep, listeners: Sequenc
     for listener in listeners:
         listener.handle(handed)
     await emit(handed)
-
-
-def _for_legacy(handed: CallsHandedBack, messages: Sequence[Message]) -> CallsHandedBack:
-    """One call, under the id that it will have when the client comes back without one."""
-    call = handed.calls[0]
-    function = function_body(call)
-    id = legacy.call_id(messages, function["name"], function["arguments"])
-    hidden = handed.hidden and replace(handed.hidden, names={id: call.id})
-    return CallsHandedBack((replace(call, id=id),), hidden)
 
 
 def _for_choice(choice: int, emit: Callable[[Any], Awaitable[None]]) -> Emit:

@@ -11,7 +11,6 @@ from callgate.api.durable_runs import DurableRuns, decode_answer, decode_request
 from callgate.api.errors import encode, envelope_schema, in_path
 from callgate.api.middleware import context_of
 from callgate.auth.keys import owner_name
-from callgate.ledger.runs import StoredRun
 from callgate.runtime.manager import RuntimeManager
 
 PREFIX: Final = "chatcmpl-"
@@ -47,7 +46,11 @@ def durable_routes(manager: RuntimeManager, runs: DurableRuns) -> APIRouter:
         id, owner, sees_all = asked(request)
         stored = await runs.find(id, owner, sees_all=sees_all)
         if stored.answer is None:
-            return Response(in_progress(_model_of(stored), stored), media_type="application/json", headers=WAIT)
+            return Response(
+                in_progress(_read_model(decode_request(stored.request).body).model, stored),
+                media_type="application/json",
+                headers=WAIT,
+            )
         answer = decode_answer(stored.answer)
         kept = {b"content-type", b"x-callgate-run", b"x-should-retry"}
         headers = {name.decode(): value.decode("latin-1") for name, value in answer.headers if name in kept}
@@ -76,7 +79,3 @@ class _Named(msgspec.Struct):
 
 
 _read_model = msgspec.json.Decoder(_Named).decode
-
-
-def _model_of(stored: StoredRun) -> str:
-    return _read_model(decode_request(stored.request).body).model

@@ -166,7 +166,12 @@ class ChunkWriter:
     def _heard(self, turn: int, events: Sequence[ModelEvent]) -> bytes:
         written: list[bytes] = []
         if not self._opened and events:
-            self._take_head(next((event for event in events if isinstance(event, ProviderHead)), None))
+            # What the provider says of its answer stands in every chunk, so chunks have a shape only from here on.
+            head = next((event for event in events if isinstance(event, ProviderHead)), None)
+            if head is not None and head.system_fingerprint is not None:
+                self._more["system_fingerprint"] = head.system_fingerprint
+            if head is not None and head.service_tier is not None:
+                self._more["service_tier"] = head.service_tier
             written.append(self.opening())
         last = len(events) - 1
         for at, event in enumerate(events):
@@ -226,19 +231,9 @@ class ChunkWriter:
         if self._opened:
             return b""
         self._opened = True
-        self._set_frame()
-        return self._chunk({"role": "assistant", "content": "", "refusal": None})
-
-    def _take_head(self, head: ProviderHead | None) -> None:
-        """What the provider says of its answer stands in every chunk, so chunks have a shape only from here on."""
-        if head is not None and head.system_fingerprint is not None:
-            self._more["system_fingerprint"] = head.system_fingerprint
-        if head is not None and head.service_tier is not None:
-            self._more["service_tier"] = head.service_tier
-
-    def _set_frame(self) -> None:
-        """The bytes around the text of a plain chunk, encoded once: nearly every chunk of a stream is one."""
+        # The bytes around the text of a plain chunk, encoded once: nearly every chunk of a stream is one.
         self._before, _, self._after = self._chunk({"content": _MARK}).rpartition(encode(_MARK))
+        return self._chunk({"role": "assistant", "content": "", "refusal": None})
 
     def _chunk(
         self,

@@ -218,15 +218,12 @@ class _SeenTools:
         tools = _right_tools(text, max_depth)
         if len(text) <= ONE_TOOLS_BYTES:
             with self._lock:
-                self._keep(key, text, tools)
+                self._size += len(text) - len(self._seen.pop(key, (b"",))[0])
+                self._seen[key] = text, tools
+                while self._size > TOOLS_BYTES:
+                    _, (oldest, _) = self._seen.popitem(last=False)
+                    self._size -= len(oldest)
         return tools
-
-    def _keep(self, key: tuple[int, bytes, int], text: bytes, tools: list[Tool] | None) -> None:
-        self._size += len(text) - len(self._seen.pop(key, (b"",))[0])
-        self._seen[key] = text, tools
-        while self._size > TOOLS_BYTES:
-            _, (oldest, _) = self._seen.popitem(last=False)
-            self._size -= len(oldest)
 
 
 def _right_tools(text: bytes, max_depth: int) -> list[Tool] | None:

@@ -300,19 +300,14 @@ def _tools(raw: msgspec.Raw, outlines: Sequence[Tool]) -> tuple[msgspec.Raw, ...
     tools = _items.decode(raw)
     for place, tool in enumerate(outlines):
         if tool.function is not None and bytes(tool.function.parameters)[:1] == b'"':
-            tools[place] = _with_parameters(
-                tools[place], tool.function.parameters, f"tools[{place}].function.parameters"
-            )
+            where = f"tools[{place}].function.parameters"
+            told = _objects.decode(tools[place])
+            try:
+                told["function"]["parameters"] = _objects.decode(_text.decode(tool.function.parameters))
+            except msgspec.DecodeError:
+                raise wrong(where, f"Invalid value for '{where}': expected a JSON Schema.", "invalid_type") from None
+            tools[place] = msgspec.Raw(_encode(told))
     return tuple(tools)
-
-
-def _with_parameters(tool: msgspec.Raw, text: msgspec.Raw, where: str) -> msgspec.Raw:
-    told = _objects.decode(tool)
-    try:
-        told["function"]["parameters"] = _objects.decode(_text.decode(text))
-    except msgspec.DecodeError:
-        raise wrong(where, f"Invalid value for '{where}': expected a JSON Schema.", "invalid_type") from None
-    return msgspec.Raw(_encode(told))
 
 
 def _allowed(choice: str | Choice | None) -> frozenset[str] | None:

@@ -33,7 +33,11 @@ def as_chat(fields: Fields) -> Fields:
     told: dict[str, Any] = {
         RENAMED.get(name, name): value for name, value in fields.items() if name not in DROPPED and name not in NOT_KEPT
     }
-    told["messages"] = [*_instructions(fields), *_messages(_decode(fields["input"]))]
+    given = _decode(fields.get("instructions", b"null"))
+    told["messages"] = [
+        *([{"role": "system", "content": given}] if given else []),
+        *_messages(_decode(fields["input"])),
+    ]
     if "tools" in fields and isinstance(tools := _decode(fields["tools"]), list):
         told["tools"] = [_tool(tool) for tool in tools]
     if "tool_choice" in fields:
@@ -44,12 +48,9 @@ def as_chat(fields: Fields) -> Fields:
     format = _decode(fields.get("text", b"null"))
     if isinstance(format, dict) and isinstance(format.get("format"), dict):
         told["response_format"] = _format(format["format"])
-    return {name: value if isinstance(value, msgspec.Raw) else _raw(value) for name, value in told.items()}
-
-
-def _instructions(fields: Fields) -> list[Any]:
-    given = _decode(fields.get("instructions", b"null"))
-    return [{"role": "system", "content": given}] if given else []
+    return {
+        name: value if isinstance(value, msgspec.Raw) else msgspec.Raw(_encode(value)) for name, value in told.items()
+    }
 
 
 def _messages(given: Any) -> list[dict[str, Any]]:
@@ -138,10 +139,6 @@ def _format(format: Mapping[str, Any]) -> dict[str, Any]:
     if format.get("type") != "json_schema" or "json_schema" in format:
         return dict(format)
     return {"type": "json_schema", "json_schema": {key: value for key, value in format.items() if key != "type"}}
-
-
-def _raw(value: Any) -> msgspec.Raw:
-    return msgspec.Raw(_encode(value))
 
 
 def _refused(param: str, message: str) -> ChatError:

@@ -6,7 +6,7 @@ canonical for the type, so that there is one thing it can mean.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from callgate.calls.json_text import JsonFault, read_json
@@ -101,19 +101,15 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> list[str] | None
         return [name for name in declared if isinstance(name, str)]
     for word in ("anyOf", "oneOf"):
         if isinstance(branches := schema.get(word), list):
-            return _union([_types(branch, root, depth - 1) for branch in branches])
+            union: list[str] = []
+            for types in [_types(branch, root, depth - 1) for branch in branches]:
+                if types is None:
+                    return None
+                union += types
+            return union
     if isinstance(reference := schema.get("$ref"), str):
         return _types(_referred(reference, root), root, depth - 1)
     return None
-
-
-def _union(branches: Iterable[list[str] | None]) -> list[str] | None:
-    union: list[str] = []
-    for types in branches:
-        if types is None:
-            return None
-        union += types
-    return union
 
 
 def _referred(reference: str, root: Mapping[str, Any]) -> Any:

@@ -80,7 +80,14 @@ def _settled(call: FoundCall, offer: Offer, failure: Flaw | None, *, being_writt
     if known is None and not raw:
         return _nameless(call)
     if known is None:
-        return _broken(call, raw, Flaw.UNKNOWN_TOOL, _unknown(raw, offer))
+        near = close_names(raw, offer)
+        note = f"did you mean {' or '.join(near)}?" if near else ""
+        return _broken(
+            call,
+            raw,
+            Flaw.UNKNOWN_TOOL,
+            FlawDetail(expected="the exact name of a tool that is on offer", got=raw[:120], note=note),
+        )
     if call.flaw is not None:
         return _broken(call, known.name, call.flaw, _told_by_arguments(call))
     tool = offer[known.name]
@@ -125,12 +132,6 @@ def _nameless(call: FoundCall) -> BrokenCall:
     if call.flaw is not None:
         return _broken(call, None, call.flaw, _told_by_arguments(call))
     return _broken(call, None, Flaw.MISSING_NAME, FlawDetail(expected="the name of a tool that is on offer"))
-
-
-def _unknown(raw: str, offer: Offer) -> FlawDetail:
-    near = close_names(raw, offer)
-    note = f"did you mean {' or '.join(near)}?" if near else ""
-    return FlawDetail(expected="the exact name of a tool that is on offer", got=raw[:120], note=note)
 
 
 def _told_by_arguments(call: FoundCall) -> FlawDetail | None:

@@ -63,6 +63,10 @@ async def row_of(entry: "ModelEntry") -> dict[str, Any]:
 
     place = await whereabouts(entry)
     choice, format = await ToolCalling(lambda entry, choice: None).foresee(entry)
+    if not entry.tools:
+        offered = "No tools of this config are on offer to it: its entry has no `tools`."
+    else:
+        offered = f"On offer to it: {'all tools' if '*' in entry.tools else ', '.join(entry.tools)}."
     return {
         "name": entry.model_name,
         "model": str(entry.litellm_params["model"]),
@@ -71,7 +75,7 @@ async def row_of(entry: "ModelEntry") -> dict[str, Any]:
         "tool_calling": "auto" if choice is None else choice.format,
         "decided_by": None if choice is None else choice.decided_by,
         "host": place.host,
-        "in_words": [_way_there(place), _way_of_calling(choice, format), _tools_of(entry)],
+        "in_words": [_way_there(place), _way_of_calling(choice, format), offered],
     }
 
 
@@ -109,12 +113,6 @@ def _way_of_calling(choice: "CallingMode | None", format: str) -> str:
     if choice.format == "native":
         return f"It is offered tools natively: {why}."
     return f"Tools are described in the prompt and its calls are read from its text, in the format `{choice.format}`: {why}."
-
-
-def _tools_of(entry: "ModelEntry") -> str:
-    if not entry.tools:
-        return "No tools of this config are on offer to it: its entry has no `tools`."
-    return f"On offer to it: {'all tools' if '*' in entry.tools else ', '.join(entry.tools)}."
 
 
 async def _rows(loaded: "Loaded") -> list[dict[str, Any]]:

@@ -112,7 +112,11 @@ async def opened(
         deadlines = Deadlines(connect=seconds, first_byte=seconds, idle=seconds, total=float("inf"))
         async with client.request(method, address_of(url) + path, fields, content, deadlines) as response:
             if response.status >= 400:
-                raise Refused(_message(response.status, await response.read(ANSWER_BYTES)))
+                try:
+                    message = str(json.loads(await response.read(ANSWER_BYTES))["error"]["message"])
+                except (ValueError, KeyError, TypeError):
+                    message = f"the server answered {response.status}"
+                raise Refused(message)
             yield response
     finally:
         await client.close()
@@ -135,10 +139,3 @@ async def _status_of(url: str, seconds: float) -> int:
             return response.status
     finally:
         await client.close()
-
-
-def _message(status: int, body: bytes) -> str:
-    try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"the server answered {status}"

@@ -124,15 +124,14 @@ class _Loader(yaml.SafeLoader):
         for key, value in node.value:
             if key.tag == _MERGE:
                 for other in value.value if isinstance(value, yaml.SequenceNode) else (value,):
-                    self._count(other)
+                    if isinstance(other, yaml.MappingNode):
+                        self.flatten_mapping(other)
+                        self._merged += len(other.value)
+                        if self._merged > _MAX_NODES:
+                            raise yaml.MarkedYAMLError(
+                                problem="merge keys make this file endless", problem_mark=other.start_mark
+                            )
         super().flatten_mapping(node)
-
-    def _count(self, node: yaml.Node) -> None:
-        if isinstance(node, yaml.MappingNode):
-            self.flatten_mapping(node)
-            self._merged += len(node.value)
-            if self._merged > _MAX_NODES:
-                raise yaml.MarkedYAMLError(problem="merge keys make this file endless", problem_mark=node.start_mark)
 
 
 _Loader.yaml_implicit_resolvers = {

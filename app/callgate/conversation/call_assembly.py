@@ -322,7 +322,12 @@ class CallAssembler(msgspec.Struct, eq=False):
     def _found_call(self, call: "_OpenCall", in_order: bool) -> FoundCall:
         written = call.written
         from_text = written is not None and written.from_text
-        id_, repaired = self._free_id(call)
+        # The id this call has in the history, and whether that took a repair.
+        if call.id is None or call.id in self._taken:
+            id_, repaired = self.new_id(), True
+        else:
+            self._taken.add(call.id)
+            id_, repaired = call.id, not call.id_usable
         if from_text and call.id is None:
             repaired = False  # most text formats have no ids
         return FoundCall(
@@ -352,13 +357,6 @@ class CallAssembler(msgspec.Struct, eq=False):
         if self.text_is_damaged and written.from_text and "\ufffd" in f"{call.name}{call.arguments.text()}":
             return written.flaw or Flaw.INVALID_JSON
         return written.flaw
-
-    def _free_id(self, call: "_OpenCall") -> tuple[str, bool]:
-        """The id this call has in the history, and whether that took a repair."""
-        if call.id is None or call.id in self._taken:
-            return self.new_id(), True
-        self._taken.add(call.id)
-        return call.id, not call.id_usable
 
     def new_id(self) -> str:
         while (made := self._ids()) in self._taken or made in self._by_id:

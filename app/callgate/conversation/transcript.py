@@ -53,19 +53,18 @@ class Transcript(msgspec.Struct, frozen=True, gc=False):
         return replace(self, messages=(*self.messages, *made), made=(*self.made, *made))
 
     def _result(self, id: str, outcome: Outcome) -> dict[str, Any]:
-        return {"role": "tool", "tool_call_id": id, "content": self._text_of(outcome)}
+        if isinstance(outcome, Failed) or not outcome.images:
+            text = outcome.text
+        else:
+            where = "shown in the next message" if self.sees_images else "not shown, this model takes no images"
+            kinds = ", ".join(image.mime_type for image in outcome.images)
+            note = f"[{len(outcome.images)} image(s) ({kinds}): {where}]"
+            text = f"{outcome.text}\n{note}" if outcome.text else note
+        return {"role": "tool", "tool_call_id": id, "content": text}
 
     def _images(self, outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
         images = [image for outcome in outcomes if not isinstance(outcome, Failed) for image in outcome.images]
         return [_show(images)] if images and self.sees_images else []
-
-    def _text_of(self, outcome: Outcome) -> str:
-        if isinstance(outcome, Failed) or not outcome.images:
-            return outcome.text
-        where = "shown in the next message" if self.sees_images else "not shown, this model takes no images"
-        kinds = ", ".join(image.mime_type for image in outcome.images)
-        note = f"[{len(outcome.images)} image(s) ({kinds}): {where}]"
-        return f"{outcome.text}\n{note}" if outcome.text else note
 
 
 def _show(images: Sequence[Image]) -> dict[str, Any]:

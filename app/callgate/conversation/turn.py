@@ -72,7 +72,12 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
         message: dict[str, Any] = {"role": "assistant", "content": self.text or (None if self.calls else "")}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
-        message |= {name: _echo(name, value) for name, value in self.extra_fields.items() if name not in message}
+        # Audio goes back by its id; the provider keeps the sound.
+        message |= {
+            name: ({"id": value["id"]} if name == "audio" and isinstance(value, dict) and "id" in value else value)
+            for name, value in self.extra_fields.items()
+            if name not in message
+        }
         if self.calls:
             message["tool_calls"] = [_call_in_history(call) for call in self.calls]
         return message
@@ -170,6 +175,9 @@ class TurnBuilder:
         for call in calls:
             if isinstance(call, ReadyCall):
                 findings += call.findings
+        extra_fields = {name: _folded(values) for name, values in self._extra_fields.items()}
+        if self._thinking is not None:
+            extra_fields["thinking_blocks"] = self._thinking.blocks()
         return Turn(
             text=sound_text("".join(self._texts)),
             reasoning=self._all_reasoning(),
@@ -181,7 +189,7 @@ class TurnBuilder:
             usage=self._usage,
             head=self._head,
             logprobs=tuple(self._logprobs),
-            extra_fields=self._all_extra_fields(),
+            extra_fields=_sound(extra_fields),
             error=self._error,
             prompted=self._prompted,
             not_run=tuple(self._not_run),
@@ -241,12 +249,6 @@ class TurnBuilder:
 
     def _extra_field(self, event: ExtraField) -> None:
         self._extra_fields.setdefault(event.field, []).append(event.value)
-
-    def _all_extra_fields(self) -> dict[str, Any]:
-        extra_fields = {name: _folded(values) for name, values in self._extra_fields.items()}
-        if self._thinking is not None:
-            extra_fields["thinking_blocks"] = self._thinking.blocks()
-        return _sound(extra_fields)
 
 
 _TAKEN: dict[type, Callable[[TurnBuilder, Any], None]] = {
@@ -357,8 +359,3 @@ def _arguments_in_history(call: Call) -> str:
         return "{}"
     as_written = Finding.ARGUMENTS_REPAIRED not in call.findings and call.text.lstrip().startswith("{")
     return call.text if as_written else encode_arguments(call.arguments)
-
-
-def _echo(name: str, value: Any) -> Any:
-    """Audio goes back by its id; the provider keeps the sound."""
-    return {"id": value["id"]} if name == "audio" and isinstance(value, dict) and "id" in value else value

@@ -89,7 +89,8 @@ class SqliteLedger(BatchedLedger):
                 raise sqlite3.DatabaseError(EMPTIED)
             with contextlib.closing(opened(self._path)) as database:
                 _make_tables(database)
-                _announce(database, self.process, version)
+                # Stands for as long as the lock is held: nobody has to write every second that it lives.
+                database.execute("INSERT INTO processes VALUES (?, 'proxy', ?, ?)", (self.process, version, LOCKED))
                 bury(database, folder)
                 self.found_unknown = mark_lost(database)
                 self._spent = _spent(database)
@@ -196,11 +197,6 @@ def _make_tables(database: sqlite3.Connection) -> None:
         database.execute(f"INSERT INTO calls ({both}) SELECT {both} FROM older")
         database.execute("DROP TABLE older")
     database.execute("COMMIT")
-
-
-def _announce(database: sqlite3.Connection, process: str, version: str) -> None:
-    """Stands for as long as the lock is held: nobody has to write every second that it lives."""
-    database.execute("INSERT INTO processes VALUES (?, 'proxy', ?, ?)", (process, version, LOCKED))
 
 
 def _commit(database: sqlite3.Connection, batch: Batch) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from struct import Struct
 from typing import Any, Final
 
-from callgate.recorder.spans import Attributes, Span, SpanEvent
+from callgate.recorder.spans import Attributes, Span
 
 VARINT, FIXED_64, BYTES, FIXED_32 = 0, 1, 2, 5
 """How a field is written."""
@@ -28,7 +28,10 @@ def encoded_span(span: Span, trace_id: str, state: str = "") -> bytes:
         b"\x39" + _fixed_64(span.start),
         b"\x41" + _fixed_64(max(span.start, span.end)),
         _attributes(9, span.attributes),
-        *(_field(11, _event(event)) for event in span.events),
+        *(
+            _field(11, b"\x09" + _fixed_64(event.at) + _text(2, event.name) + _attributes(3, event.attributes))
+            for event in span.events
+        ),
     ]
     if span.error:
         parts.append(_field(15, _text(2, span.error) + ERROR))
@@ -55,10 +58,6 @@ def refused_in(answer: bytes) -> tuple[int, str]:
                 elif number == 2 and isinstance(value, bytes):
                     why = value.decode(errors="replace")
     return count, why
-
-
-def _event(event: SpanEvent) -> bytes:
-    return b"\x09" + _fixed_64(event.at) + _text(2, event.name) + _attributes(3, event.attributes)
 
 
 def _attributes(number: int, attributes: Attributes) -> bytes:

@@ -432,7 +432,10 @@ class Recorder:
             if waiting is not None:
                 waiting.is_deleted = True
                 return True
-            found = self._remove_newest(id)
+            known = next((known for known in self._newest if known.row.id == id), None)
+            if found := known is not None:
+                self._newest.remove(known)
+                self._newest_bytes -= _size(known)
         if self._folder is not None and (self._folder / FILE).exists():
             store = RunStore(self._folder)
             try:
@@ -440,14 +443,6 @@ class Recorder:
             finally:
                 store.close()
         return found
-
-    def _remove_newest(self, id: str) -> bool:
-        known = next((known for known in self._newest if known.row.id == id), None)
-        if known is None:
-            return False
-        self._newest.remove(known)
-        self._newest_bytes -= _size(known)
-        return True
 
     async def follow(self, recording: Recording, idle_seconds: float | None = None) -> AsyncIterator[RunEvent | None]:
         """The events of a run, to its end. Of one that has ended, those there are. None where nothing came for so long."""
@@ -508,7 +503,8 @@ class Recorder:
                 self._export([(read, ended.trace) for read, ended in whole if ended.trace is not None])
             self._remember(kept)
             with self._lock:
-                self._add_up()
+                for used in self._uncounted(forget=True):
+                    self._usage.setdefault(_of(used), Usage(*_of(used))).add(used)
                 if self._folder is not None and (kept or self._usage):
                     store = self._write(store, kept)
                 for ended in batch:
@@ -522,7 +518,11 @@ class Recorder:
                     self.publish("run", read.row)
             if store is not None and time.monotonic() - pruned > PRUNE_SECONDS:
                 pruned = time.monotonic()
-                self._prune(store)
+                policy = self._policy
+                try:
+                    store.prune(older_than=time.time() - policy.keep_days * 86_400, most_bytes=policy.keep_bytes)
+                except StoreUnusable as failure:
+                    log.warning("runs_not_pruned", reason=str(failure))
         if store is not None:
             store.close()
 
@@ -552,10 +552,6 @@ class Recorder:
                 self._newest_bytes += _size(read)
             while self._newest_bytes > IN_MEMORY_BYTES:
                 self._newest_bytes -= _size(self._newest.popleft())
-
-    def _add_up(self) -> None:
-        for used in self._uncounted(forget=True):
-            self._usage.setdefault(_of(used), Usage(*_of(used))).add(used)
 
     def _uncounted(self, *, forget: bool) -> Iterator[Usage]:
         """What was counted and not added up yet."""
@@ -627,13 +623,6 @@ class Recorder:
             self.delete(id)
         except StoreUnusable as failure:
             log.warning("run_not_removed", run=id, reason=str(failure))
-
-    def _prune(self, store: RunStore) -> None:
-        policy = self._policy
-        try:
-            store.prune(older_than=time.time() - policy.keep_days * 86_400, most_bytes=policy.keep_bytes)
-        except StoreUnusable as failure:
-            log.warning("runs_not_pruned", reason=str(failure))
 
 
 def is_wanted(row: RunRow, wanted: RunFilter) -> bool:

@@ -91,8 +91,13 @@ class Workers:
         try:
             gc.freeze()  # what is there now is shared with the workers for as long as nobody touches it
             while self._places or not self._ending:
-                self._start_due()
-                self._take(signal.sigtimedwait(SIGNALS, self._patience()))
+                now = time.monotonic()
+                for place, due in enumerate(self._due):
+                    if not self._ending and due <= now:
+                        self._due[place], self._began[place] = inf, now
+                        self._places[self._fork(place)] = place
+                longest = LOOK_SECONDS if self._on_serving is not None else 1.0
+                self._take(signal.sigtimedwait(SIGNALS, max(0.0, min(longest, min(self._due) - time.monotonic()))))
                 self._bury()
                 if self._on_serving is not None and self._siblings.are_all:
                     self._on_serving()
@@ -101,17 +106,6 @@ class Workers:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             shutil.rmtree(self._folder, ignore_errors=True)
         return self._worst
-
-    def _patience(self) -> float:
-        longest = LOOK_SECONDS if self._on_serving is not None else 1.0
-        return max(0.0, min(longest, min(self._due) - time.monotonic()))
-
-    def _start_due(self) -> None:
-        now = time.monotonic()
-        for place, due in enumerate(self._due):
-            if not self._ending and due <= now:
-                self._due[place], self._began[place] = inf, now
-                self._places[self._fork(place)] = place
 
     def _fork(self, place: int) -> int:
         logs.write_all()

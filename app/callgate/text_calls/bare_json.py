@@ -193,14 +193,11 @@ class _Bare:
         yield from self._cursor.space(held.add)
         if (yield from self._cursor.peek()) in BARE_OPENINGS and (yield from self._fenced_calls(held, fence)):
             return True
-        self._release_quoted(held)
-        return True
-
-    def _release_quoted(self, held: _Held) -> None:
-        """What was held for calls is quoted text."""
+        # What was held for calls is quoted text.
         calls = held.calls[:]
         held.release(self._out)
         self._out.note_not_run(calls, FENCED)
+        return True
 
     def _fenced_calls(self, held: _Held, fence: str) -> Steps[bool]:
         """Values up to the closing fence, behind which the message ends. False: they are not all calls, or not all of

@@ -71,19 +71,20 @@ class ToolUseBuffer:
         id = self._ids.pop(index, None)
         if not text:
             return None
-        call = self._settled(self._written(text), id)
+        fenced = _FENCED.fullmatch(text)
+        if fenced or text.startswith("{"):
+            written = _from_json(fenced["body"] if fenced else text, repaired=bool(fenced))
+        else:
+            written = _from_markup(
+                text, {name: tool.parameters.get("properties") or () for name, tool in self._offer.items()}
+            )
+        call = self._settled(written, id)
         self.attempt_count = 0 if isinstance(call, ReadyCall) else self.attempt_count + 1
         return call
 
     def reset(self) -> None:
         """A tool ran: count attempts anew. Blocks that are still open stay, their other halves are on the way."""
         self.attempt_count = 0
-
-    def _written(self, text: str) -> CallWritten:
-        fenced = _FENCED.fullmatch(text)
-        if fenced or text.startswith("{"):
-            return _from_json(fenced["body"] if fenced else text, repaired=bool(fenced))
-        return _from_markup(text, {name: tool.parameters.get("properties") or () for name, tool in self._offer.items()})
 
     def _settled(self, written: CallWritten, id: str | None) -> ReadyCall | BrokenCall:
         building = TurnBuilder(self._offer, self._new_id)

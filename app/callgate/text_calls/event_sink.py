@@ -284,8 +284,12 @@ class EventSink:
             self.cursor.forget()
             return
         self._swallow(self._take())
-        if mark and not _NEW_MESSAGE.search(mark):
-            self._reopen_line()
+        if not mark or _NEW_MESSAGE.search(mark):
+            return
+        # A mark behind calls was read, that may stand on a line of its own: they end with its line.
+        if not self._open_line and self._items and self._items[-1].calls and not self._run:
+            self._open_line = [self._items[-1]]
+            self._line_rest = ""
 
     def drop(self, mark: str) -> None:
         """A mark that was just read is that of a reasoning channel: nobody's text, and no part of a call before it."""
@@ -529,12 +533,6 @@ class EventSink:
                 last.size = min(last.size, len(last.text))
                 last.end -= overlap
         return text
-
-    def _reopen_line(self) -> None:
-        """A mark behind calls was read, that may stand on a line of its own: they end with its line."""
-        if not self._open_line and self._items and self._items[-1].calls and not self._run:
-            self._open_line = [self._items[-1]]
-            self._line_rest = ""
 
     def _swallow(self, text: str) -> None:
         if text and self._blocks:

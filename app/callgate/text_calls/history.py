@@ -38,7 +38,11 @@ class PromptedHistory:
         view = views[place]
         after = place + 1
         if not view.calls and not view.is_result:
-            self._keep(view)
+            if self._ours and view.role == "user":
+                result = _decoded(self.messages.pop())
+                self._append({**view.body, "content": _joined(result["content"], view.body.get("content"))})
+            else:
+                self._append(view.message)
             return after
         first_result = after if view.calls else place
         after = next((at for at in range(first_result, len(views)) if not views[at].is_result), len(views))
@@ -50,7 +54,8 @@ class PromptedHistory:
                 self._append(view.with_text(self.style.write(view.text, calls)))
                 view = _MessageView(view.message, {**view.body, "content": None})
             if answers:
-                self._append_results(self.style.write_results(answers))
+                self.add_to_last_user_message(self.style.write_results(answers))
+                self._ours = True
         return after
 
     def _rounds(
@@ -67,20 +72,9 @@ class PromptedHistory:
 
     # -- adding
 
-    def _keep(self, view: "_MessageView") -> None:
-        if self._ours and view.role == "user":
-            result = _decoded(self.messages.pop())
-            self._append({**view.body, "content": _joined(result["content"], view.body.get("content"))})
-        else:
-            self._append(view.message)
-
     def _append(self, message: Message) -> None:
         self.messages.append(message)
         self._ours = False
-
-    def _append_results(self, text: str) -> None:
-        self.add_to_last_user_message(text)
-        self._ours = True
 
     def add_to_last_user_message(self, text: str) -> None:
         """Say something as the user: in the last message if that is the user's, else in one more."""
@@ -116,7 +110,11 @@ class _MessageView:
 
     @property
     def text(self) -> str:
-        return _plain(self.body.get("content"))
+        content = self.body.get("content")
+        if isinstance(content, str):
+            return content
+        parts = content if isinstance(content, list) else []
+        return "".join(part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str))
 
     @property
     def calls(self) -> list[PastCall]:
@@ -154,13 +152,6 @@ def _object(arguments: Any) -> dict[str, Any]:
 def _decoded(message: Message) -> dict[str, Any]:
     body = raw_json.read(message)
     return body if isinstance(body, dict) else {}
-
-
-def _plain(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else []
-    return "".join(part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str))
 
 
 def _joined(before: Any, after: Any) -> Any:

@@ -160,11 +160,11 @@ def compact(schema: Any) -> Any:
     """The schema without what costs tokens and says nothing: generators repeat each name as a `title`."""
     if not isinstance(schema, Mapping):
         return schema
-    return {key: _compact_under(key, value) for key, value in schema.items() if not _is_noise(key, value)}
-
-
-def _is_noise(key: str, value: Any) -> bool:
-    return key == "$schema" or (key == "title" and isinstance(value, str))
+    return {
+        key: _compact_under(key, value)
+        for key, value in schema.items()
+        if not (key == "$schema" or (key == "title" and isinstance(value, str)))
+    }
 
 
 def _compact_under(key: str, value: Any) -> Any:

@@ -130,7 +130,13 @@ class _PromptedAsk:
 
 def _prompted_ask(ask: ModelRequest, style: Style, *, constrain: bool) -> _PromptedAsk:
     choice = _choice(ask.tool_choice)
-    tools = _on_offer(ask, choice)
+    tools = [_tool(schema) for schema in ask.tools]
+    if choice.mode == "named" and choice.name not in {tool.name for tool in tools}:
+        raise ChatError(400, "tool_choice names a tool that is not offered.", param="tool_choice")
+    if choice.mode == "none":
+        tools = []
+    else:
+        tools = [tool for tool in tools if choice.allowed is None or tool.name in choice.allowed]
     history = PromptedHistory(style)
     history.add(ask.messages)
     if not tools and not history.called:
@@ -162,15 +168,6 @@ def _properties(tool: ToolSpec) -> Collection[str]:
 def _without_tools(ask: ModelRequest) -> ModelRequest:
     params = {key: value for key, value in ask.params.items() if key != "parallel_tool_calls"}
     return replace(ask, tools=(), tool_choice=None, params=params)
-
-
-def _on_offer(ask: ModelRequest, choice: "_ToolChoice") -> list[ToolSpec]:
-    tools = [_tool(schema) for schema in ask.tools]
-    if choice.mode == "named" and choice.name not in {tool.name for tool in tools}:
-        raise ChatError(400, "tool_choice names a tool that is not offered.", param="tool_choice")
-    if choice.mode == "none":
-        return []
-    return [tool for tool in tools if choice.allowed is None or tool.name in choice.allowed]
 
 
 def _tool(schema: msgspec.Raw) -> ToolSpec:

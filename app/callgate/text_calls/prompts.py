@@ -185,7 +185,10 @@ def describe(style: Style, tools: Sequence[ToolSpec], *, every_example: bool = F
     It depends on nothing but the tools, so that it stays the same from turn to turn: model servers keep what they
     worked out of a prompt's beginning, and a local model would otherwise read all of it again on every turn.
     """
-    examples = [style.write("", [_example(tool)]) for tool in (tools if every_example else tools[:1])]
+    examples = [
+        style.write("", [PastCall(tool.name, example_arguments(tool.parameters))])
+        for tool in (tools if every_example else tools[:1])
+    ]
     form = "For example:" if len(examples) == 1 else "One example for each tool:"
     rules = (
         f"{style.several} The results are given to you in the next message; never write a result yourself. "
@@ -218,10 +221,6 @@ def answer_form(schema: Mapping[str, Any] | None) -> str:
 
 
 # Worked examples ------------------------------------------------------------------------------------------------------
-
-
-def _example(tool: ToolSpec) -> PastCall:
-    return PastCall(tool.name, example_arguments(tool.parameters))
 
 
 DEEPEST_EXAMPLE = 3

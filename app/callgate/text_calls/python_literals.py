@@ -173,17 +173,15 @@ class _Literals:
             return chr(int(octal.group(), 8))
         self._at += 1
         if char in _HEX_DIGITS:
-            return self._hex(_HEX_DIGITS[char])
+            count = _HEX_DIGITS[char]
+            digits = self._text[self._at : self._at + count]
+            if len(digits) < count or not _HEX.fullmatch(digits) or int(digits, 16) > 0x10FFFF:
+                self._refuse()
+            self._at += count
+            return chr(int(digits, 16))
         if char == "N":
             return self._named()
         return _ESCAPES.get(char, "\\" + char)
-
-    def _hex(self, count: int) -> str:
-        digits = self._text[self._at : self._at + count]
-        if len(digits) < count or not _HEX.fullmatch(digits) or int(digits, 16) > 0x10FFFF:
-            self._refuse()
-        self._at += count
-        return chr(int(digits, 16))
 
     def _named(self) -> str:
         name = _UNICODE_NAME.match(self._text, self._at)

@@ -172,16 +172,13 @@ def _read_call(cursor: TextCursor, found: _List, tools: Collection[str]) -> Step
     if not is_closed:
         found.calls.append(cut_off(name))
         return _Ending.CUT
-    found.calls.append(_call(name, "".join(arguments[:-1])))
-    return _Ending.CLOSED
-
-
-def _call(name: str, arguments: str) -> CallWritten:
     try:
-        values, repaired = read_keywords(arguments)
-        return CallWritten(name, values, repaired=repaired, from_text=True)
+        values, repaired = read_keywords("".join(arguments[:-1]))
+        call = CallWritten(name, values, repaired=repaired, from_text=True)
     except NotLiteralError:
-        return cut_off(name, flaw=Flaw.INVALID_MARKUP)
+        call = cut_off(name, flaw=Flaw.INVALID_MARKUP)
+    found.calls.append(call)
+    return _Ending.CLOSED
 
 
 def _parentheses(cursor: TextCursor, pieces: list[str]) -> Steps[bool]:

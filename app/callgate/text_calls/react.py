@@ -74,16 +74,12 @@ def _action(cursor: TextCursor) -> Steps[CallWritten]:
     if (yield from cursor.one_of((INPUT,))) is None:
         return cut_off(name)
     body = yield from read_body(cursor, _INPUT_ENDS)
-    if body.flaw is None and not (yield from _is_alone(cursor, body)):
+    # Nothing else stands on the line on which the input ends.
+    if body.flaw is None and not (body.mark is not None or "\n" in body.after or not (yield from cursor.peek())):
         return cut_off(name, flaw=Flaw.INVALID_JSON)
     if body.scan.state is State.CLOSED and not _is_for_the_gate(body):
         return cut_off(name, flaw=Flaw.INVALID_JSON)
     return arguments_written(name, body)
-
-
-def _is_alone(cursor: TextCursor, body: JsonBody) -> Steps[bool]:
-    """Nothing else stands on the line on which the input ends."""
-    return body.mark is not None or "\n" in body.after or not (yield from cursor.peek())
 
 
 def _is_for_the_gate(body: JsonBody) -> bool:

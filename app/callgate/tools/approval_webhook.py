@@ -82,7 +82,11 @@ class ApprovalWebhook:
             await asyncio.wait(tasks)
 
     async def _send(self, spec: WebhookSpec, asked: PendingApproval) -> None:
-        body = _body(asked, with_arguments=spec.with_arguments)
+        facts = asked.facts()
+        if not spec.with_arguments:
+            del facts["arguments"]
+        when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(asked.since))
+        body = msgspec.json.encode({"type": "approval.waiting", "timestamp": when, "data": facts})
         failure = ""
         for tries in range(1, TRIES + 1):
             request = Request("POST", httpx2.URL(spec.url), _headers(spec.secret, asked.id, body), body)
@@ -100,14 +104,6 @@ class ApprovalWebhook:
             if tries < TRIES:
                 await asyncio.sleep(self._delay(tries))
         self._on_result(asked, failure)
-
-
-def _body(asked: PendingApproval, *, with_arguments: bool) -> bytes:
-    facts = asked.facts()
-    if not with_arguments:
-        del facts["arguments"]
-    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(asked.since))
-    return msgspec.json.encode({"type": "approval.waiting", "timestamp": when, "data": facts})
 
 
 def _headers(secret: str, id: str, body: bytes) -> dict[str, str]:

@@ -134,7 +134,12 @@ class ApprovalQueue:
         finally:
             if answer.done():
                 settled = answer.result()  # decided, though perhaps nobody waits for it any more
-            self._end(settled)
+            del self._waiting[settled.asked.id]
+            self._settled[settled.asked.id] = settled.decision
+            while len(self._settled) > KEPT_SETTLED:
+                self._settled.popitem(last=False)
+            self._notify()
+            self._audit(settled)
         refusal = self._refusal(settled, call, seconds)
         if refusal is None:
             await report(APPROVAL_GIVEN)
@@ -176,14 +181,6 @@ class ApprovalQueue:
         if id in self._settled:
             raise too_late(self._settled[id])
         raise not_found()
-
-    def _end(self, settled: SettledApproval) -> None:
-        del self._waiting[settled.asked.id]
-        self._settled[settled.asked.id] = settled.decision
-        while len(self._settled) > KEPT_SETTLED:
-            self._settled.popitem(last=False)
-        self._notify()
-        self._audit(settled)
 
     def _refusal(self, settled: SettledApproval, call: ReadyCall, seconds: float) -> Failed | None:
         match settled.decision:

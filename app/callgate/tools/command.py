@@ -84,7 +84,11 @@ class CommandLine:
         self._processes = processes
         self._argv = [(each,) if isinstance(each, str) else tuple(each) for each in argv]
         self._stdin = stdin
-        self._env = {**_clean_environment(), **(env or {})}
+        # No more of ours than where programs are and what time it is here. Whatever else is there may be a secret.
+        environment = {"PATH": os.environ.get("PATH") or USUAL_PATH, "LANG": "C.UTF-8"}
+        if "TZ" in os.environ:
+            environment["TZ"] = os.environ["TZ"]
+        self._env = {**environment, **(env or {})}
         self._allow_options = allow_options
         self._ok_codes = frozenset(ok_codes)
         self._limits = limits or ProcessLimits()
@@ -150,7 +154,10 @@ class CommandLine:
         if self._stdin is None:
             return b""
         if self._stdin == JSON:
-            return _json(arguments)
+            try:
+                return msgspec.json.encode(arguments)
+            except UnicodeEncodeError as error:
+                raise _BadArgument(f"the arguments cannot be written as JSON ({error})") from error
         given = {name: arguments.get(name) for name in _PLACE.findall(self._stdin)}
         return _PLACE.sub(lambda found: _text(found.group(1), given[found.group(1)]), self._stdin).encode()
 
@@ -178,7 +185,11 @@ class CommandLine:
             case signal.SIGXFSZ:
                 return f"Stopped: it wrote a file of more than {self._limits.file_bytes} bytes"
             case number:
-                return f"It was ended by {_signal_name(number)}"
+                try:
+                    named = signal.Signals(number).name
+                except ValueError:
+                    named = f"signal {number}"
+                return f"It was ended by {named}"
 
 
 def _check(argv: Sequence[Sequence[str]], stdin: str | None, parameters: Mapping[str, Any]) -> None:
@@ -220,14 +231,6 @@ def _program(name: str, path: str, cwd: str) -> str:
     return os.path.abspath(found)  # noqa: PTH100 - the same
 
 
-def _clean_environment() -> dict[str, str]:
-    """No more of ours than where programs are and what time it is here. Whatever else is there may be a secret."""
-    environment = {"PATH": os.environ.get("PATH") or USUAL_PATH, "LANG": "C.UTF-8"}
-    if "TZ" in os.environ:
-        environment["TZ"] = os.environ["TZ"]
-    return environment
-
-
 def _argument(name: str, value: Any) -> str:
     text = _text(name, value)
     if "\0" in text:
@@ -252,13 +255,6 @@ def _text(name: str, value: Any) -> str:
     except UnicodeEncodeError:
         raise _BadArgument(f"`{name}` is not valid text") from None
     return text
-
-
-def _json(arguments: Mapping[str, Any]) -> bytes:
-    try:
-        return msgspec.json.encode(arguments)
-    except UnicodeEncodeError as error:
-        raise _BadArgument(f"the arguments cannot be written as JSON ({error})") from error
 
 
 def _read(ended: CommandResult) -> Returned:
@@ -293,10 +289,3 @@ def _with_excerpt(how: str, ended: CommandResult) -> str:
 def _whole(tail: bytes) -> bytes:
     """Without the rest of a character whose beginning was cut off."""
     return tail.lstrip(bytes(range(0x80, 0xC0)))
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

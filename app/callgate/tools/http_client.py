@@ -163,7 +163,10 @@ async def read_bounded(response: httpx2.Response, max_bytes: int) -> BoundedBody
             seen += len(piece)
             data += piece[: max_bytes - len(data)]
             if seen > max_bytes:
-                return BoundedBody(bytes(data), max(seen, _announced(response)) - max_bytes)
+                length = response.headers.get("content-length", "")
+                return BoundedBody(
+                    bytes(data), max(seen, int(length) if length.isascii() and length.isdigit() else 0) - max_bytes
+                )
     return BoundedBody(bytes(data), 0)
 
 
@@ -378,11 +381,6 @@ def _read(response: httpx2.Response, body: BoundedBody) -> Returned:
     if text is None:
         return Returned(described(mime_type, size))
     return Returned(text, cut_bytes=body.missing)
-
-
-def _announced(response: httpx2.Response) -> int:
-    length = response.headers.get("content-length", "")
-    return int(length) if length.isascii() and length.isdigit() else 0
 
 
 def _how(error: httpx2.TransportError) -> str:

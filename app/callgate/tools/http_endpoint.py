@@ -267,7 +267,12 @@ def _filled(template: Any, arguments: Mapping[str, Any]) -> Any:
     """The template with its places filled. What needs an argument that is not there is left out."""
     match template:
         case str():
-            return _filled_text(template, arguments)
+            names = _PLACE.findall(template)
+            if any(name not in arguments for name in names):
+                return _MISSING
+            if len(names) == 1 and template == f"{{{names[0]}}}":
+                return arguments[names[0]]
+            return _PLACE.sub(lambda found: as_text(arguments[found.group(1)]), template)
         case Mapping():
             filled = {key: _filled(value, arguments) for key, value in template.items()}
             return {key: value for key, value in filled.items() if value is not _MISSING}
@@ -275,15 +280,6 @@ def _filled(template: Any, arguments: Mapping[str, Any]) -> Any:
             return [value for value in (_filled(each, arguments) for each in template) if value is not _MISSING]
         case _:
             return template
-
-
-def _filled_text(template: str, arguments: Mapping[str, Any]) -> Any:
-    names = _PLACE.findall(template)
-    if any(name not in arguments for name in names):
-        return _MISSING
-    if len(names) == 1 and template == f"{{{names[0]}}}":
-        return arguments[names[0]]
-    return _PLACE.sub(lambda found: as_text(arguments[found.group(1)]), template)
 
 
 def _places(template: Any) -> set[str]:

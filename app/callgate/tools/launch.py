@@ -119,7 +119,10 @@ def _enter_pid_namespace() -> None:
     """
     user, group = os.geteuid(), os.getegid()
     try:
-        _unshare(_CLONE_NEWPID | _CLONE_NEWNS | (_CLONE_NEWUSER if user else 0))
+        if not _LINUX:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        if _libc().unshare(_CLONE_NEWPID | _CLONE_NEWNS | (_CLONE_NEWUSER if user else 0)) != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         if user:  # the same user inside, and no other
             for name, text in (
                 ("setgroups", "deny"),
@@ -145,13 +148,6 @@ def _enter_pid_namespace() -> None:
         _mount(b"proc", b"/proc", b"proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
     except OSError as error:
         raise _NotStarted(f"a PID namespace: {os.strerror(error.errno or 0)}") from None
-
-
-def _unshare(flags: int) -> None:
-    if not _LINUX:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    if _libc().unshare(flags) != 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def _mount(what: bytes, where: bytes, kind: bytes | None, flags: int) -> None:
@@ -206,7 +202,9 @@ def _become(parent: int, report: int, settings: list[tuple[str, str]], program: 
         for number in (*_IGNORED, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
-        _be_the_first_to_go()
+        # When memory runs out, the kernel is to take a tool and not the server.
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+            file.write("500")
         for name, value in settings:
             step = f"{name} {value}"
             if name == "cwd":
@@ -230,12 +228,6 @@ def _become(parent: int, report: int, settings: list[tuple[str, str]], program: 
         os._exit(127)
 
 
-def _be_the_first_to_go() -> None:
-    """When memory runs out, the kernel is to take a tool and not the server."""
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("500")
-
-
 def _limit(name: str, value: str) -> None:
     match name:
         case "cpu_seconds":
@@ -249,7 +241,10 @@ def _limit(name: str, value: str) -> None:
             _set(resource.RLIMIT_NOFILE, int(value))
         case "processes":
             if _LINUX:
-                _set(resource.RLIMIT_NPROC, _threads_of_all() + int(value) + ROOM_FOR_OTHERS)
+                # Threads in the system, and so at least as many as this user's, at the price of one short file.
+                with open("/proc/loadavg") as file:
+                    threads = int(file.read().split()[3].partition("/")[2])
+                _set(resource.RLIMIT_NPROC, threads + int(value) + ROOM_FOR_OTHERS)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
@@ -257,12 +252,6 @@ def _set(kind: int, value: int, room: int = 0) -> None:
     _, most = resource.getrlimit(kind)
     hard = value + room if most == resource.RLIM_INFINITY else min(value + room, most)
     resource.setrlimit(kind, (min(value, hard), hard))
-
-
-def _threads_of_all() -> int:
-    """Threads in the system, and so at least as many as this user's, at the price of one short file."""
-    with open("/proc/loadavg") as file:
-        return int(file.read().split()[3].partition("/")[2])
 
 
 # The command's end --------------------------------------------------------------------------------
@@ -311,19 +300,15 @@ def _ended(watch: _ChildWatch, most: int, grace: float) -> str:
         elif most and sum(1 for _ in _descendants()) > most:
             why = " after processes"
     if why == " after given_up":
-        _ask_to_end(watch, grace)
+        _signal_group(watch.pid, signal.SIGTERM)
+        deadline = time.monotonic() + grace
+        while not watch.childless and (left := deadline - time.monotonic()) > 0:
+            watch.wait(left, listen=False)
     _sweep(watch)
     if watch.status is None:
         return f"ended signal {signal.SIGKILL}{why}"
     code = os.waitstatus_to_exitcode(watch.status)
     return f"ended code {code}{why}" if code >= 0 else f"ended signal {-code}{why}"
-
-
-def _ask_to_end(watch: _ChildWatch, grace: float) -> None:
-    _signal_group(watch.pid, signal.SIGTERM)
-    deadline = time.monotonic() + grace
-    while not watch.childless and (left := deadline - time.monotonic()) > 0:
-        watch.wait(left, listen=False)
 
 
 def _sweep(watch: _ChildWatch) -> None:

@@ -86,21 +86,25 @@ class Tap(httpx2.AsyncBaseTransport):
             raise
         self.status = response.status_code
         if response.is_redirect or response.status_code >= 400:
-            self.trouble = _refusal(response)
+            words = f"HTTP {response.status_code} {response.reason_phrase}".strip()
+            if response.is_redirect:
+                words += f": a redirect to {shown_address(response.headers.get('location', ''))[:200]}, which is not followed"
+            self.trouble = words
         elif response.is_success:
             self.trouble = ""
         if response.is_redirect:
             await response.aclose()
-            return _error_response(request, self.trouble)
+            # An error of the protocol's, which the SDK passes on as it is.
+            body = {"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": self.trouble}}
+            return httpx2.Response(502, json=body, request=request)
         self.session_id = response.headers.get("mcp-session-id", self.session_id)
-        response.stream = _Bounded(response, self._stream_over if self._is_life(request) else None)
+        response.stream = _Bounded(
+            response, self._stream_over if self._stream_is_life and request.method == "GET" else None
+        )
         return response
 
     async def aclose(self) -> None:
         await self._transport.aclose()
-
-    def _is_life(self, request: httpx2.Request) -> bool:
-        return self._stream_is_life and request.method == "GET"
 
     def _stream_over(self) -> None:
         self._lost("the stream ended")
@@ -130,19 +134,6 @@ class _Bounded(httpx2.AsyncByteStream):
     async def aclose(self) -> None:
         assert isinstance(self._stream, httpx2.AsyncByteStream)
         await self._stream.aclose()
-
-
-def _refusal(response: httpx2.Response) -> str:
-    words = f"HTTP {response.status_code} {response.reason_phrase}".strip()
-    if response.is_redirect:
-        words += f": a redirect to {shown_address(response.headers.get('location', ''))[:200]}, which is not followed"
-    return words
-
-
-def _error_response(request: httpx2.Request, words: str) -> httpx2.Response:
-    """An error of the protocol's, which the SDK passes on as it is."""
-    body = {"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": words}}
-    return httpx2.Response(502, json=body, request=request)
 
 
 def host_of(url: str) -> str:

@@ -92,7 +92,9 @@ class Pins:
             if known is None and len(self._seen) >= MAX_PINS:
                 held.append(each if each.safety is not Safety.READ_ONLY else replace(each, safety=None))
                 continue
-            safety = each.safety if not isinstance(known, Pin) else _stricter(known.safety, each.safety)
+            safety = (
+                each.safety if not isinstance(known, Pin) else max(known.safety, each.safety, key=_STRICTNESS.index)
+            )
             if safety is not each.safety:
                 log.warning(
                     "tool_safety_not_relaxed", server=server, tool=each.name, held=safety, suggested=each.safety
@@ -144,10 +146,6 @@ def _read(file: Path) -> dict[str, Pin | str]:
             f"{file} cannot be read as what tools looked like ({why}): put back a copy of it, or move it away to start anew"
         ) from error
     return seen
-
-
-def _stricter(one: Safety | None, other: Safety | None) -> Safety | None:
-    return max(one, other, key=_STRICTNESS.index)
 
 
 _STRICTNESS = (Safety.READ_ONLY, None, Safety.WRITE, Safety.DESTRUCTIVE)

@@ -91,16 +91,13 @@ def rules_for(url: str, *, allow_private: bool | None = None) -> AddressRules:
     """
     host = host_of(url)
     if allow_private is None:
-        allow_private = _is_home(host)
+        address = literal(host)
+        if address is not None:
+            allow_private = kind_of(address) in HOME_KINDS
+        else:
+            name = host.lower().rstrip(".")
+            allow_private = "." not in name or name.endswith(_HOME_SUFFIXES)
     return AddressRules(hosts=frozenset({host.lower().rstrip(".")})) if allow_private else PUBLIC_ONLY
-
-
-def _is_home(host: str) -> bool:
-    address = literal(host)
-    if address is not None:
-        return kind_of(address) in HOME_KINDS
-    name = host.lower().rstrip(".")
-    return "." not in name or name.endswith(_HOME_SUFFIXES)
 
 
 class _Link:
@@ -281,7 +278,12 @@ class HttpLink(_Link):
             wait = RESUME_SECONDS if reading.retry is None else reading.retry / 1000
             await asyncio.sleep(min(wait, LONGEST_RESUME_SECONDS))
             try:
-                answer = await self._continued(reading, reading.last_id)
+                headers = {**self._headers, "Accept": EVENTS, "Last-Event-ID": reading.last_id}
+                async with self._room, self._http.get(self.spec.url, headers, _DEADLINES) as response:
+                    if response.status != 200 or _type(response.headers) != EVENTS:
+                        raise Gone("the server does not go on where it ended")
+                    reading.again()
+                    answer = await self._follow(response, reading)
             except (TransportError, AddressRefused):
                 break  # whatever it is, the call itself was sent
             if answer is not None:
@@ -289,19 +291,15 @@ class HttpLink(_Link):
         self._check()
         raise Gone("the stream ended without an answer")
 
-    async def _continued(self, reading: "_AnswerStream", last_id: str) -> RpcAnswer | None:
-        headers = {**self._headers, "Accept": EVENTS, "Last-Event-ID": last_id}
-        async with self._room, self._http.get(self.spec.url, headers, _DEADLINES) as response:
-            if response.status != 200 or _type(response.headers) != EVENTS:
-                raise Gone("the server does not go on where it ended")
-            reading.again()
-            return await self._follow(response, reading)
-
     async def _refused(self, response: Response, id: str) -> RpcAnswer:
         body, _ = await _read(response, response.headers, EXCERPT_BYTES)
         message = read_message(body)
         error = message.error if message is not None else None
-        if self._tap.session_id and _is_about_sessions(response.status, error):
+        # The protocol says 404; older servers say 400 and something about the session.
+        if self._tap.session_id and (
+            response.status == 404
+            or (response.status == 400 and error is not None and "session" in error.message.lower())
+        ):
             self._lost(SESSION_FORGOTTEN)
             raise Forgotten
         if error is not None:
@@ -410,11 +408,6 @@ def _whole(id: str, body: bytes, missing: int) -> RpcAnswer:
     if message is None:
         raise Unreadable("The tool's server sent an answer that is not the protocol's.")
     return answer_in(message)
-
-
-def _is_about_sessions(status: int, error: RpcError | None) -> bool:
-    """The protocol says 404; older servers say 400 and something about the session."""
-    return status == 404 or (status == 400 and error is not None and "session" in error.message.lower())
 
 
 def _nothing() -> None:

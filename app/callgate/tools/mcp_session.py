@@ -173,7 +173,10 @@ class Session:
 
     async def _attend(self, client: Client) -> None:
         modern = client.protocol_version in MODERN_PROTOCOL_VERSIONS
-        self._link.agreed(Terms(client.protocol_version, modern=modern, client=_client_info()), self.check)
+        self._link.agreed(
+            Terms(client.protocol_version, modern=modern, client={"name": CLIENT.name, "version": CLIENT.version}),
+            self.check,
+        )
         await self._list(client)
         self._client = client
         self._link.trouble = ""
@@ -299,10 +302,6 @@ async def _ended(task: "asyncio.Task[None]") -> None:
     await asyncio.wait([task])
     if not task.cancelled():
         task.exception()  # seen: the session is over either way
-
-
-def _client_info() -> dict[str, str]:
-    return {"name": CLIENT.name, "version": CLIENT.version}
 
 
 def _announces(client: Client) -> bool:

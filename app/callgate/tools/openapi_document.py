@@ -78,7 +78,15 @@ class OpenApiDocument:
         """`address` is where it came from, if that is a URL."""
         version = str(root.get("openapi", ""))
         if not _SUPPORTED.match(version):
-            raise BadDocument(_other_version(root, version))
+            if "swagger" in root:
+                why = f"it is Swagger {root['swagger']}; convert it to OpenAPI 3"
+            else:
+                why = (
+                    f"its version is {version[:20]!r}, and 3.0 to 3.2 are read"
+                    if version
+                    else "it is no OpenAPI document"
+                )
+            raise BadDocument(why)
         paths = root.get("paths", {})
         if not isinstance(paths, Mapping):
             raise BadDocument("`paths` is no mapping")
@@ -179,12 +187,6 @@ class OpenApiDocument:
                 case kind, _, way:
                     raise LeftOut(f"authentication by {kind} {way}".rstrip() + " is not supported")
         return Credentials(headers, query)
-
-
-def _other_version(root: Mapping[str, Any], version: str) -> str:
-    if "swagger" in root:
-        return f"it is Swagger {root['swagger']}; convert it to OpenAPI 3"
-    return f"its version is {version[:20]!r}, and 3.0 to 3.2 are read" if version else "it is no OpenAPI document"
 
 
 def _with_defaults(server: Mapping[str, Any]) -> str:

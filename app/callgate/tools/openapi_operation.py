@@ -122,14 +122,13 @@ class _Shaping:
         schema["additionalProperties"] = False
         if self._schemas.definitions:
             schema["$defs"] = self._schemas.definitions
-        return Shape(self._description(), schema, path, parameters, body)
-
-    def _description(self) -> str:
         node = self._operation.node
         parts = ["Deprecated." if node.get("deprecated") is True else "", node.get("summary"), node.get("description")]
         texts = list(dict.fromkeys(part.strip() for part in parts if isinstance(part, str) and part.strip()))
         text = "\n\n".join(texts) or self._operation.title
-        return text if len(text) <= MAX_DESCRIPTION else text[: MAX_DESCRIPTION - 1] + "…"
+        return Shape(
+            text if len(text) <= MAX_DESCRIPTION else text[: MAX_DESCRIPTION - 1] + "…", schema, path, parameters, body
+        )
 
     def _argument(self, name: str, place: str) -> str:
         """A legal name that no other argument has."""
@@ -174,7 +173,11 @@ class _Shaping:
             raise LeftOut(f"its parameter {name[:40]!r} cannot be the name of a {place}")
         style = str(node.get("style", _USUAL_STYLES[place]))
         explode = node.get("explode", style == "form")
-        self._check_style(place, name, style, schema)
+        known = {"query": {*_DELIMITERS, "deepObject"}}.get(place, {_USUAL_STYLES[place]})
+        if style not in known:
+            raise LeftOut(f"the style {style!r} of its parameter `{name}` is not supported")
+        if place != "query" and self._schemas.followed(schema).get("type") == "object":
+            raise LeftOut(f"its parameter `{name}` is an object in the {place}")
         argument = self._argument(name, place)
         self._add(argument, schema, node, required=place == "path" or node.get("required") is True)
         return Parameter(argument, name, place, style, explode is True, as_json_text)
@@ -187,13 +190,6 @@ class _Shaping:
         if not JSON.match(media_type):
             raise LeftOut(f"its parameter `{name}` is written as {media_type}")
         return (media.get("schema", {}) if isinstance(media, Mapping) else {}), True
-
-    def _check_style(self, place: str, name: str, style: str, schema: Any) -> None:
-        known = {"query": {*_DELIMITERS, "deepObject"}}.get(place, {_USUAL_STYLES[place]})
-        if style not in known:
-            raise LeftOut(f"the style {style!r} of its parameter `{name}` is not supported")
-        if place != "query" and self._schemas.followed(schema).get("type") == "object":
-            raise LeftOut(f"its parameter `{name}` is an object in the {place}")
 
     def _add(self, argument: str, schema: Any, node: Mapping[str, Any], *, required: bool) -> None:
         self._properties[argument] = {}

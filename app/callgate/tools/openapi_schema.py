@@ -138,14 +138,12 @@ class _SchemaReader:
 
     def _reference(self, schema: Mapping[str, Any]) -> dict[str, Any]:
         beside = {} if self._document.is_3_0 else self._keywords(schema)
-        pointed = {"$ref": f"#/$defs/{self._named(schema['$ref'])}", **beside}
+        reference = schema["$ref"]
+        self.uses[reference] = None
+        pointed = {"$ref": f"#/$defs/{self._dictionary.name(reference)}", **beside}
         if isinstance(description := schema.get("description"), str):
             pointed["description"] = description
         return _or_null(pointed) if self._document.is_3_0 and schema.get("nullable") is True else pointed
-
-    def _named(self, reference: str) -> str:
-        self.uses[reference] = None
-        return self._dictionary.name(reference)
 
     def _keywords(self, schema: Mapping[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = {}

@@ -195,7 +195,11 @@ class _Child:
         self.over: asyncio.Future[CommandResult] = self._loop.create_future()
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             try:
-                line = self._line_to_launcher(ours, theirs)
+                self._line, other = socket.socketpair()
+                ours.enter_context(self._line)
+                theirs.enter_context(other)
+                self._line.setblocking(False)
+                line = other.fileno()
                 self._out, out = _pipe(ours, theirs)
                 self._err, err = _pipe(ours, theirs)
                 self._launcher = _launched(command, line, out, err)
@@ -207,13 +211,6 @@ class _Child:
         self._loop.add_reader(self._line.fileno(), self._receive)
         self._loop.add_reader(self._out, self._read_stdout)
         self._loop.add_reader(self._err, self._read_stderr)
-
-    def _line_to_launcher(self, ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> int:
-        self._line, other = socket.socketpair()
-        ours.enter_context(self._line)
-        theirs.enter_context(other)
-        self._line.setblocking(False)
-        return other.fileno()
 
     def end(self) -> None:
         """Have the command ended. It is over a moment later."""

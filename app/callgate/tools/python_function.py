@@ -54,6 +54,7 @@ def python_tool(
     """A tool out of a function. The config's settings count most, then the decorator's, then the defaults."""
     executor = PythonFunction(function, threads)
     mark = mark_of(function) or Mark()
+    named = function if hasattr(function, "__qualname__") else type(function)
     return Tool(
         name=name or mark.name or _name_of(function),
         description=description or mark.description or executor.description,
@@ -61,7 +62,7 @@ def python_tool(
         executor=executor,
         policy=dataclasses.replace(defaults, **{**mark.policy, **(overrides or {})}),
         kind="python",
-        source=_path_of(function),
+        source=f"{named.__module__}:{named.__qualname__}",
         queue=None if executor.is_async else threads.queue,
     )
 
@@ -88,7 +89,7 @@ class PythonFunction:
     def __init__(self, function: Callable[..., Any], threads: ThreadPool) -> None:
         self._function = function
         self._threads = threads
-        self.is_async = _is_async(function)
+        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(_hinted(function))
         self._signature = _Signature(function)
         self.name = _name_of(function)
         self.description = self._signature.description
@@ -314,20 +315,11 @@ def _name_of(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", None) or type(function).__name__
 
 
-def _path_of(function: Callable[..., Any]) -> str:
-    named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}:{named.__qualname__}"
-
-
 def _hinted(function: Callable[..., Any]) -> Any:
     """Where the annotations are: of an object that can be called, on its `__call__`."""
     while isinstance(function, functools.partial):
         function = function.func
     return function if inspect.isroutine(function) else type(function).__call__
-
-
-def _is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(_hinted(function))
 
 
 def _is_generator(function: Callable[..., Any]) -> bool:

@@ -203,7 +203,10 @@ class PagedToolbox:
 
     def __init__(self, inner: Toolbox, pages: ResultPages, page_bytes: int) -> None:
         self._inner, self._pages, self._page_bytes = inner, pages, page_bytes
-        pages.name = _free_name(inner.offer)
+        name = NAME
+        while name in inner.offer:
+            name = RESERVED_PREFIX + name
+        pages.name = name
         self._offered: OfferedTool | None = None
 
     @property
@@ -253,13 +256,6 @@ class PagedToolbox:
 
 
 _check = compile_schema(PARAMETERS)
-
-
-def _free_name(offer: Offer) -> str:
-    name = NAME
-    while name in offer:
-        name = RESERVED_PREFIX + name
-    return name
 
 
 def _pointer(name: str, id: str, offset: int) -> str:

@@ -45,7 +45,9 @@ def returned(value: Any, max_bytes: int) -> Returned:
         case Image():
             return Returned(text="", images=(value,))
         case list() | tuple() if any(isinstance(part, Image) for part in value):
-            return _mixed(value, max_bytes)
+            images = tuple(part for part in value if isinstance(part, Image))
+            words = [as_text(part, max_bytes) for part in value if not isinstance(part, Image)]
+            return Returned(text="\n".join(words), images=images)
         case _:
             return Returned(text=as_text(value, max_bytes))
 
@@ -197,12 +199,6 @@ def _sifted(images: tuple[Image, ...]) -> tuple[tuple[Image, ...], list[str]]:
         else:
             kept.append(one)
     return tuple(kept), notes
-
-
-def _mixed(parts: list[Any] | tuple[Any, ...], max_bytes: int) -> Returned:
-    images = tuple(part for part in parts if isinstance(part, Image))
-    words = [as_text(part, max_bytes) for part in parts if not isinstance(part, Image)]
-    return Returned(text="\n".join(words), images=images)
 
 
 def _plain(value: Any) -> Any:

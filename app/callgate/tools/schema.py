@@ -54,7 +54,8 @@ def compile_schema(parameters: Mapping[str, Any]) -> Check:
         try:
             validator = compiled(schema, pattern_options=_LINEAR)
         except ValidationError as error:
-            if not _is_about_a_pattern(error):
+            # Whether a schema was refused for a pattern that the linear engine does not know.
+            if not isinstance(error.kind, ValidationErrorKind.Format):
                 raise
             compiled(schema, pattern_options=_BACKTRACKING)  # what is wrong with it is reported where it stands
             schema = _with_bounded_patterns(schema)
@@ -78,11 +79,6 @@ def compile_schema(parameters: Mapping[str, Any]) -> Check:
         return msgspec.structs.replace(_problem(error, schema), rule=_pointer(error.schema_path))
 
     return check
-
-
-def _is_about_a_pattern(error: ValidationError) -> bool:
-    """Whether a schema was refused for a pattern that the linear engine does not know."""
-    return isinstance(error.kind, ValidationErrorKind.Format)
 
 
 def _with_bounded_patterns(schema: Any) -> Any:
@@ -163,15 +159,12 @@ def _problem(error: ValidationError, schema: Mapping[str, Any]) -> FlawDetail:
             ValidationErrorKind.AdditionalProperties(unexpected=names)
             | ValidationErrorKind.UnevaluatedProperties(unexpected=names)
         ):
-            return _unexpected(pointer, names, _at(schema, error.schema_path[:-1]))
+            place = _at(schema, error.schema_path[:-1])
+            known = list(place.get("properties", ())) if isinstance(place, Mapping) else []
+            expected = f"only the properties {_list(map(_json, known))}" if known else "no properties"
+            return FlawDetail(pointer, expected, _short(names[0]), _meant(names[0], known))
         case _:
             return FlawDetail(pointer, _rule(error, schema), got, error.message[:MAX_EXPECTED])
-
-
-def _unexpected(pointer: str, names: Sequence[str], place: Any) -> FlawDetail:
-    known = list(place.get("properties", ())) if isinstance(place, Mapping) else []
-    expected = f"only the properties {_list(map(_json, known))}" if known else "no properties"
-    return FlawDetail(pointer, expected, _short(names[0]), _meant(names[0], known))
 
 
 def _rule(error: ValidationError, schema: Mapping[str, Any]) -> str:

@@ -63,7 +63,8 @@ class ThreadPool:
             job.given_up = True
             self._stuck += 1
             self.queue.retain()
-            self._turn_away_if_stuck()
+            if self._stuck >= self._size:
+                self._turn_away(f"all {self._size} threads are stuck")
             raise
         if error is not None:
             raise error
@@ -128,10 +129,6 @@ class ThreadPool:
             self._workers.discard(worker)
         else:
             self._idle.append(worker)
-
-    def _turn_away_if_stuck(self) -> None:
-        if self._stuck >= self._size:
-            self._turn_away(f"all {self._size} threads are stuck")
 
     def _turn_away(self, why: str) -> None:
         while self._waiting:

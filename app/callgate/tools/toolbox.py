@@ -298,9 +298,6 @@ class _CallRun(msgspec.Struct, eq=False):
         if task.done():
             return _outcome_of(task)
         await _stop(task, slots)
-        return self._timed_out()
-
-    def _timed_out(self) -> Failed:
         text = f"No result after {self.tool.policy.timeout:g} s; the tool was stopped."
         if self.tool.policy.safety is not Safety.READ_ONLY:
             text += " What it should do may or may not have happened."
@@ -435,7 +432,12 @@ class _LazyOffer(Mapping[str, OfferedTool]):
         if name in self._server_tools:
             return self._server_tools[name].offered
         if name not in self._decoded:
-            self._decoded[name] = OfferedTool(name, _parameters(self._theirs[name]))
+            # A client's schema is used for what it is worth; one that is no object says nothing.
+            try:
+                parameters = _schema.decode(self._theirs[name])
+            except msgspec.DecodeError:
+                parameters = {}
+            self._decoded[name] = OfferedTool(name, parameters)
         return self._decoded[name]
 
     def __contains__(self, name: object) -> bool:
@@ -447,11 +449,3 @@ class _LazyOffer(Mapping[str, OfferedTool]):
 
     def __len__(self) -> int:
         return len(self._theirs) + len(self._server_tools)
-
-
-def _parameters(raw: msgspec.Raw) -> dict[str, Any]:
-    """A client's schema is used for what it is worth; one that is no object says nothing."""
-    try:
-        return _schema.decode(raw)
-    except msgspec.DecodeError:
-        return {}

@@ -132,7 +132,10 @@ class Catalogue:
             close = difflib.get_close_matches(name[:200], self.names(), n=1, cutoff=0.5)
             message += f"; did you mean `{close[0]}`?" if close else "."
             raise ChatError(404, message, param="model", code="model_not_found")
-        ready = self._ready[name] = _Ready(entries, self._built(name, entries))
+        # A fallback's own fallbacks are not followed: what a request may turn into stays readable in one entry.
+        others = dict.fromkeys(fallback for entry in entries for fallback in entry.fallbacks if fallback != name)
+        pools = [self._pool(name, entries), *(self._pool(other, self._match(other)) for other in others)]
+        ready = self._ready[name] = _Ready(entries, RetryingModel(name, pools, self._circumstances, self._policy))
         if len(self._ready) > FILLED_IN + len(self._exact):
             self._ready.popitem(last=False)
         return ready
@@ -146,12 +149,6 @@ class Catalogue:
             if filled := pattern.fill(name):
                 return filled
         return ()
-
-    def _built(self, name: str, entries: Sequence[ModelEntry]) -> RetryingModel:
-        # A fallback's own fallbacks are not followed: what a request may turn into stays readable in one entry.
-        others = dict.fromkeys(fallback for entry in entries for fallback in entry.fallbacks if fallback != name)
-        pools = [self._pool(name, entries), *(self._pool(other, self._match(other)) for other in others)]
-        return RetryingModel(name, pools, self._circumstances, self._policy)
 
     def _pool(self, name: str, entries: Sequence[ModelEntry]) -> Pool:
         if (pool := self._pools.get(name)) is not None:

@@ -250,10 +250,17 @@ def _introduction(offered: Mapping[str, Any]) -> str:
 def _batches(said: _Said, messages: Sequence[Any], ask: ModelRequest) -> Iterator[Sequence[ModelEvent]]:
     digest = hashlib.sha256(json.dumps(messages, sort_keys=True, default=str).encode()).hexdigest()
     head = ProviderHead(id=f"chatcmpl-demo-{digest[:16]}", model="demo", system_fingerprint="fp_demo")
-    words, reason = _cut(re.findall(r"\s*\S+\s*?", said.text), ask.params)
+    words = re.findall(r"\s*\S+\s*?", said.text)
+    limit = _decoded(ask.params.get("max_completion_tokens") or ask.params.get("max_tokens"))
+    reason = "stop"
+    if isinstance(limit, int) and not isinstance(limit, bool) and 0 < limit < len(words):
+        words, reason = words[:limit], "length"
     ids = [f"call_demo_{digest[:12]}{position}" for position in range(len(said.calls))]
     reason = "tool_calls" if said.calls else reason
-    usage = _usage(messages, ask, said, words)
+    asked = len(json.dumps(messages, default=str)) + sum(len(bytes(tool)) for tool in ask.tools)
+    prompt = max(1, asked // CHARS_PER_TOKEN)
+    answered = len(words) + sum(1 + -(-len(_json(call.arguments)) // CHARS_PER_TOKEN) for call in said.calls)
+    usage = Usage({"prompt_tokens": prompt, "completion_tokens": answered, "total_tokens": prompt + answered})
     if not ask.stream:
         written = [CallWritten(call.tool, _json(call.arguments), id) for call, id in zip(said.calls, ids, strict=True)]
         text = [TextDelta("".join(words))] if words else []
@@ -269,20 +276,6 @@ def _batches(said: _Said, messages: Sequence[Any], ask: ModelRequest) -> Iterato
             yield [CallDelta(index=index, arguments=written_arguments[start : start + FRAGMENT_CHARS])]
     yield [Finished(reason)]
     yield [usage]
-
-
-def _cut(words: list[str], params: Mapping[str, Any]) -> tuple[list[str], str]:
-    limit = _decoded(params.get("max_completion_tokens") or params.get("max_tokens"))
-    if isinstance(limit, int) and not isinstance(limit, bool) and 0 < limit < len(words):
-        return words[:limit], "length"
-    return words, "stop"
-
-
-def _usage(messages: Sequence[Any], ask: ModelRequest, said: _Said, words: Sequence[str]) -> Usage:
-    asked = len(json.dumps(messages, default=str)) + sum(len(bytes(tool)) for tool in ask.tools)
-    prompt = max(1, asked // CHARS_PER_TOKEN)
-    answered = len(words) + sum(1 + -(-len(_json(call.arguments)) // CHARS_PER_TOKEN) for call in said.calls)
-    return Usage({"prompt_tokens": prompt, "completion_tokens": answered, "total_tokens": prompt + answered})
 
 
 # Schemas and shapes -------------------------------------------------------------------------------

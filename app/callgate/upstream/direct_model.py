@@ -220,7 +220,10 @@ class HttpAnswer:
         body = self._body
         while True:
             if body is not None and (body.done or body.fault is not None):
-                raise self._end_of(body)
+                if body.fault is not None:  # the rest of it cannot be read
+                    raise self._broken(BrokenOff(body.fault, transport_error=True))
+                self._response.settle()
+                raise StopAsyncIteration if self._is_over() else errors.bad_answer(EMPTY_ANSWER)
             if self._at_end:
                 raise self._broken(BrokenOff("the body ended before its end mark", transport_error=False))
             try:
@@ -239,7 +242,9 @@ class HttpAnswer:
                 if body is not None:
                     batch = body.feed(data)
                 else:
-                    batch = self._first(data)
+                    self._start += data
+                    self._body = self._recognise(self._start)
+                    batch = self._body.feed(self._start) if self._body is not None else ()
                     body = self._body
             if batch:
                 if not self._begun:
@@ -250,13 +255,6 @@ class HttpAnswer:
                     self._begun = first is not None
                 return batch
 
-    def _end_of(self, body: Body) -> Exception:
-        """What the end of a body means, or that the rest of it cannot be read."""
-        if body.fault is not None:
-            return self._broken(BrokenOff(body.fault, transport_error=True))
-        self._response.settle()
-        return StopAsyncIteration() if self._is_over() else errors.bad_answer(EMPTY_ANSWER)
-
     def _is_over(self) -> bool:
         """Whether there may be nothing more, once the body is read."""
         return self._begun
@@ -266,11 +264,6 @@ class HttpAnswer:
         self._response = response
         self._reads = recorded_on_wire(response.chunks())
         self._body, self._start, self._at_end = None, b"", False
-
-    def _first(self, data: bytes) -> Sequence[ModelEvent]:
-        self._start += data
-        self._body = self._recognise(self._start)
-        return self._body.feed(self._start) if self._body is not None else ()
 
     def _recognise(self, start: bytes) -> Body | None:
         """What reads a body that begins like this; None while that is not known."""

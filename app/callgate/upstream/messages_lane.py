@@ -74,7 +74,11 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, o
     _check(original)
     body = _fields(settings, original)
     if "response_format" not in ask.params:
-        _without_format(body)
+        # The form of the answer is not asked for in this turn.
+        body.pop("output_format", None)
+        if "output_config" in body:
+            config = raw_json.read(body["output_config"])
+            body["output_config"] = {name: value for name, value in config.items() if name != "format"}
     body["messages"] = _messages(ask.messages, original)
     own_tools = {raw_json.read(tool).get("name"): tool for tool in _tools_of(original)}
     if ask.tools:
@@ -172,14 +176,6 @@ def _fields(settings: LiteLLMSettings, original: Original) -> dict[str, Any]:
     for name, value in {**own, **(extra if isinstance(extra, dict) else {})}.items():
         body.setdefault(name, value)
     return body
-
-
-def _without_format(body: dict[str, Any]) -> None:
-    """The form of the answer is not asked for in this turn."""
-    body.pop("output_format", None)
-    if "output_config" in body:
-        config = raw_json.read(body["output_config"])
-        body["output_config"] = {name: value for name, value in config.items() if name != "format"}
 
 
 def _messages(messages: Sequence[Message], original: Original) -> list[dict[str, Any]]:

@@ -231,7 +231,13 @@ class _Asking(msgspec.Struct, eq=False):
             queue.first_was_asked()
         chosen, wait = queue.again(self._deployment, is_passing(failure)), 0.0
         if chosen is not None:
-            wait = self._wait_for(chosen.deployment, queue, failure)
+            asked = queue.asked[chosen.deployment] - 1
+            if asked:  # another deployment of the same name has nothing to recover from
+                policy = model.policy
+                jitter = full_jitter(
+                    asked - 1, first=policy.first_wait, longest=policy.longest_wait, chance=world.random
+                )
+                wait = jitter if failure.retry_after is None else failure.retry_after + jitter
             too_long = self._waited + wait > model.policy.wait_in_all or world.clock() + wait > give_up_at
             if too_long or not world.budget.take():
                 chosen, wait = None, 0.0
@@ -246,14 +252,6 @@ class _Asking(msgspec.Struct, eq=False):
             self._waited += wait
             await world.sleep(wait)
         self._asked_at = world.clock()
-
-    def _wait_for(self, deployment: Deployment, queue: "_Queue", failure: ChatError) -> float:
-        asked = queue.asked[deployment] - 1
-        if not asked:
-            return 0.0  # another deployment of the same name has nothing to recover from
-        policy, chance = self._model.policy, self._model.circumstances.random
-        jitter = full_jitter(asked - 1, first=policy.first_wait, longest=policy.longest_wait, chance=chance)
-        return jitter if failure.retry_after is None else failure.retry_after + jitter
 
 
 @dataclass(frozen=True, slots=True)

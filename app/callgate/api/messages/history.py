@@ -169,20 +169,17 @@ class _Source(msgspec.Struct, gc=False):
 _source = msgspec.json.Decoder(_Source)
 
 
-def _source_type(block: Block) -> str | None:
-    try:
-        return _source.decode(block.source).type
-    except msgspec.DecodeError:
-        return None
-
-
 def _part(history: History, block: Block, where: str) -> dict[str, Any] | None:
     """A block of the user's as a part of a chat message."""
     if block.type == "text":
         return {"type": "text", "text": block.text}
     if block.type != "image":
         history.foreign.append((where, block.type))
-        if _source_type(block) == "file":
+        try:
+            source_type = _source.decode(block.source).type
+        except msgspec.DecodeError:
+            source_type = None
+        if source_type == "file":
             history.foreign.append((f"{where}.{block.type}.source", "file"))
         return None
     try:

@@ -43,10 +43,7 @@ class OriginalMessages:
         if origins is None:
             return None
         blocks = [block for origin in origins for block in self._blocks_at(origin)]
-        return (self._role(origins[0]) if origins else "", blocks)
-
-    def _role(self, origin: Origin) -> str:
-        return msgspec.json.decode(self._given[origin.message]["role"], type=str)
+        return (msgspec.json.decode(self._given[origins[0].message]["role"], type=str) if origins else "", blocks)
 
     def _blocks_at(self, origin: Origin) -> list[Any]:
         content = self._given[origin.message]["content"]

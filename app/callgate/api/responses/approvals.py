@@ -4,7 +4,7 @@ A decision is about one call of the response that is gone on from, counts once, 
 shown. Everything else about it is refused: what is not decided does not run.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from callgate.api.request_schema import wrong
@@ -40,15 +40,15 @@ def decisions_of(items: str | Sequence[Any], parent: StoredResponse | None) -> D
             raise wrong(where, f"'{where}' names no call of the previous response that waits for approval.")
         if not isinstance(item.get("approve"), bool):
             raise wrong(f"{where}.approve", f"Invalid type for '{where}.approve': expected a boolean.", "invalid_type")
-        decisions.answers[call_id] = {"role": "tool", "tool_call_id": call_id, "content": _refusal(item)}
+        reason = item.get("reason")
+        why = f" Their reason: {reason[:REASON_CHARS]}" if isinstance(reason, str) and reason else ""
+        decisions.answers[call_id] = {
+            "role": "tool",
+            "tool_call_id": call_id,
+            "content": f"Not run: the user was asked and refused this call.{why} Do not send the same call again.",
+        }
         decisions.ids[call_id] = str(asked)
         if item["approve"]:
             function = calls[call_id]["function"]
             decisions.approved[call_id] = ApprovedCall(call_id, function["name"], function["arguments"])
     return decisions
-
-
-def _refusal(item: Mapping[str, Any]) -> str:
-    reason = item.get("reason")
-    why = f" Their reason: {reason[:REASON_CHARS]}" if isinstance(reason, str) and reason else ""
-    return f"Not run: the user was asked and refused this call.{why} Do not send the same call again."

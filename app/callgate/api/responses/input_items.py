@@ -154,7 +154,10 @@ class _Reader:
                         yield from self._end_turn()
                     self._turn.think(self._thought(item))
                 case "function_call" | "custom_tool_call":
-                    self._turn.calls.append(_call(item))
+                    custom = item["type"] == "custom_tool_call"
+                    arguments = _encode({"input": item["input"]}).decode() if custom else item["arguments"]
+                    function = {"name": flat_name(item.get("namespace"), item["name"]), "arguments": arguments}
+                    self._turn.calls.append({"id": item["call_id"], "type": "function", "function": function})
                 case "function_call_output" | "custom_tool_call_output":
                     # What follows an answer was said when it was known.
                     yield from self._end_turn()
@@ -312,13 +315,6 @@ def _part(part: Item, where: str) -> dict[str, Any]:
             raise _refused(f"{where}.{name}" if name else where, "This part names nothing that can be sent on.")
         case kind:
             raise _refused(f"{where}.type", f"'{kind[:64]}' parts cannot be used with this model.")
-
-
-def _call(item: Item) -> dict[str, Any]:
-    custom = item["type"] == "custom_tool_call"
-    arguments = _encode({"input": item["input"]}).decode() if custom else item["arguments"]
-    function = {"name": flat_name(item.get("namespace"), item["name"]), "arguments": arguments}
-    return {"id": item["call_id"], "type": "function", "function": function}
 
 
 def _shown(item: Item) -> tuple[dict[str, Any], str]:

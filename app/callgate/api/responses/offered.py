@@ -154,18 +154,15 @@ def _chosen_names(choice: Any, offered: Offered) -> Iterator[str]:
     if kind in ("function", "custom", "mcp"):
         if not isinstance(name := choice.get("name"), str) or not name:
             raise _bad_choice()
-        yield _known_name(offered, choice.get("namespace"), name)
+        # The name in the chat; in a namespace it may have been shortened.
+        namespace = choice.get("namespace")
+        known = offered.chat_names.get((namespace, name)) if isinstance(namespace, str | None) else None
+        yield (known or flat_name(namespace, name))
     elif kind in offered.mapped:
         yield offered.mapped[kind]
     else:
         message = f"No '{kind[:64]}' tool is to be had here, so that it cannot be demanded. 'tool_choice' is refused."
         raise ChatError(400, message, param="tool_choice", code="unsupported_value")
-
-
-def _known_name(offered: Offered, namespace: Any, name: str) -> str:
-    """The name in the chat; in a namespace it may have been shortened."""
-    known = offered.chat_names.get((namespace, name)) if isinstance(namespace, str | None) else None
-    return known or flat_name(namespace, name)
 
 
 def _function(name: str) -> dict[str, Any]:

@@ -270,19 +270,16 @@ class ResponseItems:
     def _handed_back(self, handed: CallsHandedBack) -> None:
         for call in handed.calls:
             if self.head.asks is not None and self.head.asks(call.name or ""):
-                self._ask(call)
+                self._handed = True
+                name = call.name or ""
+                shown = {"server_label": self.head.label(name), "name": name, "arguments": call.text or "{}"}
+                opened = self._open("mcpr", {"type": "mcp_approval_request", **shown})
+                self.approvals[opened.item["id"]] = call.id
+                self._done(opened.index)
             elif isinstance(call, ReadyCall) or call.flaw in CAME_WHOLE:
                 self._hand_out(call)
             else:
                 self._unfinished = True
-
-    def _ask(self, call: Call) -> None:
-        self._handed = True
-        name = call.name or ""
-        shown = {"server_label": self.head.label(name), "name": name, "arguments": call.text or "{}"}
-        opened = self._open("mcpr", {"type": "mcp_approval_request", **shown})
-        self.approvals[opened.item["id"]] = call.id
-        self._done(opened.index)
 
     def _hand_out(self, call: Call) -> None:
         self._handed = True
