@@ -100,7 +100,15 @@ def _wants_content(context: RequestContext) -> bool:
 
 def _say_request(recording: RunRecording, request: ChatRequest) -> None:
     if recording.policy.content_bytes is not None:
-        recording.say("request", _as_json(request))
+        # The request as it can be asked again; without the parts that say how it is answered.
+        body = {"model": request.model, "messages": request.history, **request.params}
+        if request.tools:
+            body["tools"] = request.tools
+        if request.tool_choice is not None:
+            body["tool_choice"] = request.tool_choice
+        if request.tool_filter is not None:
+            body["metadata"] = {**request.metadata, "tools": request.tool_filter}
+        recording.say("request", msgspec.json.encode(body).decode(errors="replace"))
 
 
 def request_attributes(request: ChatRequest) -> dict[str, Any]:
@@ -138,15 +146,3 @@ def end(
         status=error.status if error is not None and status < 400 else status,
         error="" if error is None else error.code or error.type,
     )
-
-
-def _as_json(request: ChatRequest) -> str:
-    """The request as it can be asked again; without the parts that say how it is answered."""
-    body = {"model": request.model, "messages": request.history, **request.params}
-    if request.tools:
-        body["tools"] = request.tools
-    if request.tool_choice is not None:
-        body["tool_choice"] = request.tool_choice
-    if request.tool_filter is not None:
-        body["metadata"] = {**request.metadata, "tools": request.tool_filter}
-    return msgspec.json.encode(body).decode(errors="replace")

@@ -68,7 +68,13 @@ class _ReplayFace:
         wanted = read_json_body(body or b"{}", ReplayBody, '{"model": "…", "from_turn": 0, "tools": "recorded"}')
         run = await found_run(self._manager.shared.recorder, id, seen_by(self._manager.current, caller))
         try:
-            asked = _question(run, wanted)
+            asked = request_of(run)
+            if wanted.from_turn < 0:
+                raise ChatError(400, "`from_turn` should be 0 or more.", param="from_turn", code="invalid_value")
+            asked["messages"] = history_before(run, wanted.from_turn)
+            if wanted.from_turn and asked.get("tool_choice") != "none":
+                asked.pop("tool_choice", None)  # honoured in the first turn alone
+            asked["model"] = wanted.model or asked.get("model") or run.row.model
             request = read_chat_request(encode(asked), {}, config.limits.messages, config.limits.json_depth)
             request.may_pass = False
             tools = _tools(run, request) if wanted.tools == "recorded" else None
@@ -130,17 +136,6 @@ class _ReplayWriter:
         facts = self._replay.facts()
         answer = self._inner.body() if facts["stopped"] is None else None
         return {"object": "run.replay", "run": self._run_id, **facts, "answer": answer}
-
-
-def _question(run: Recording, wanted: ReplayBody) -> dict[str, Any]:
-    asked = request_of(run)
-    if wanted.from_turn < 0:
-        raise ChatError(400, "`from_turn` should be 0 or more.", param="from_turn", code="invalid_value")
-    asked["messages"] = history_before(run, wanted.from_turn)
-    if wanted.from_turn and asked.get("tool_choice") != "none":
-        asked.pop("tool_choice", None)  # honoured in the first turn alone
-    asked["model"] = wanted.model or asked.get("model") or run.row.model
-    return asked
 
 
 def _tools(run: Recording, request: ChatRequest) -> RecordedToolbox:

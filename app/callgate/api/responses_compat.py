@@ -72,7 +72,16 @@ def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], where: str) ->
             # Calls of one turn are items side by side there, and stand in one message here.
             if not (messages and "tool_calls" in messages[-1]):
                 messages.append({"role": "assistant", "content": None, "tool_calls": []})
-            messages[-1]["tool_calls"].append(_call(item, kind))
+            if kind == "custom_tool_call":
+                call = {
+                    "id": item.get("call_id"),
+                    "type": "custom",
+                    "custom": {"name": item.get("name"), "input": item.get("input")},
+                }
+            else:
+                function = {"name": item.get("name"), "arguments": item.get("arguments")}
+                call = {"id": item.get("call_id"), "type": "function", "function": function}
+            messages[-1]["tool_calls"].append(call)
         case "function_call_output" | "custom_tool_call_output":
             output = _content(item.get("output"), where)
             messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
@@ -80,17 +89,6 @@ def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], where: str) ->
             pass  # encrypted for another API; a chat goes on without it
         case other:
             raise _refused(f"{where}.type", f"'{other}' items belong to the Responses API and cannot be used here.")
-
-
-def _call(item: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    if kind == "custom_tool_call":
-        return {
-            "id": item.get("call_id"),
-            "type": "custom",
-            "custom": {"name": item.get("name"), "input": item.get("input")},
-        }
-    function = {"name": item.get("name"), "arguments": item.get("arguments")}
-    return {"id": item.get("call_id"), "type": "function", "function": function}
 
 
 def _content(content: Any, where: str) -> Any:

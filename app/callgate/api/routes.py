@@ -172,7 +172,21 @@ def _describe_chat(app: FastAPI) -> None:
             document["paths"][MESSAGES] = {"post": messages_operation()}
             document["paths"]["/v1/responses"] = {"post": response_operation(_error_answers())}
             for path in PATHS:
-                document["paths"][f"/v1{path}"] = {"post": _passing_operation(path)}
+                body = {
+                    "type": "object",
+                    "required": ["model"],
+                    "additionalProperties": True,
+                    "properties": {"model": {"type": "string", "minLength": 1}},
+                }
+                document["paths"][f"/v1{path}"] = {
+                    "post": {
+                        "tags": ["passed on"],
+                        "operationId": "pass_on" + path.replace("/", "_"),
+                        "summary": "Passed on to the provider of the model it names",
+                        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
+                        "responses": {"200": {"description": "What the provider answered."}} | _error_answers(),
+                    }
+                }
             app.openapi_schema = document
         return app.openapi_schema
 
@@ -216,22 +230,6 @@ def _chat_operation() -> dict[str, Any]:
         "summary": "Answer a chat, running the tools of this server on the way",
         "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
         "responses": answers | _error_answers(),
-    }
-
-
-def _passing_operation(path: str) -> dict[str, Any]:
-    body = {
-        "type": "object",
-        "required": ["model"],
-        "additionalProperties": True,
-        "properties": {"model": {"type": "string", "minLength": 1}},
-    }
-    return {
-        "tags": ["passed on"],
-        "operationId": "pass_on" + path.replace("/", "_"),
-        "summary": "Passed on to the provider of the model it names",
-        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
-        "responses": {"200": {"description": "What the provider answered."}} | _error_answers(),
     }
 
 

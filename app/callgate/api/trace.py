@@ -60,7 +60,15 @@ class TraceWriter:
             return
         self._reader.feed([(at, 0, event)])
         for read in self._reader.take_events():
-            yield self._with_texts(read)
+            texts = self._reader.content
+            facts = dict(read.facts)
+            if read.kind == "turn_ended":
+                facts["calls"] = [
+                    {**call, "arguments": texts.get(f"call.{call['id']}.arguments", "")} for call in facts["calls"]
+                ]
+            elif read.kind == "call_ended":
+                facts["result"] = texts.get(f"call.{facts['id']}.result", "")
+            yield msgspec.structs.replace(read, facts=facts)
 
     def _output(self, output: ModelOutput, at: float) -> Iterator[RunEvent]:
         characters = 0
@@ -74,14 +82,3 @@ class TraceWriter:
                 yield RunEvent(at, "call_fragment", 0, output.turn, facts)
         if characters:
             yield RunEvent(at, "words", 0, output.turn, {"characters": characters})
-
-    def _with_texts(self, event: RunEvent) -> RunEvent:
-        texts = self._reader.content
-        facts = dict(event.facts)
-        if event.kind == "turn_ended":
-            facts["calls"] = [
-                {**call, "arguments": texts.get(f"call.{call['id']}.arguments", "")} for call in facts["calls"]
-            ]
-        elif event.kind == "call_ended":
-            facts["result"] = texts.get(f"call.{facts['id']}.result", "")
-        return msgspec.structs.replace(event, facts=facts)

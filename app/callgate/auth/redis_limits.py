@@ -240,7 +240,16 @@ class RedisLimiter:
             # The script refused what the rules would have let through: money it counted between two roundings.
             raise refusal(allowance, standing, estimate) or OverLimit("requests", "Rate limit reached.", 1.0, {})
         self._spend(key, estimate.nano, second)
-        after = _after(standing, estimate)
+        after = Standing(
+            now=standing.now,
+            requests=standing.requests + 1,
+            tokens=standing.tokens + estimate.tokens,
+            day=standing.day,
+            month=standing.month,
+            running=standing.running,
+            requests_free_in=standing.requests_free_in,
+            tokens_free_in=standing.tokens_free_in,
+        )
         return Reservation(key, estimate, second, headers_of(allowance, after), slot)
 
     async def _reserved(self, key: str, arguments: list[Any]) -> Any:
@@ -338,19 +347,6 @@ def _standing(found: list[Any]) -> Standing:
         running=int(running),
         requests_free_in=float(requests_free_in),
         tokens_free_in=float(tokens_free_in),
-    )
-
-
-def _after(before: Standing, estimate: Amount) -> Standing:
-    return Standing(
-        now=before.now,
-        requests=before.requests + 1,
-        tokens=before.tokens + estimate.tokens,
-        day=before.day,
-        month=before.month,
-        running=before.running,
-        requests_free_in=before.requests_free_in,
-        tokens_free_in=before.tokens_free_in,
     )
 
 

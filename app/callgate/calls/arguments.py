@@ -140,7 +140,19 @@ class Fragments(msgspec.Struct, eq=False):
             problem = FlawDetail(expected=f"at most {self._limit} bytes of arguments", got="more than that")
             raise ArgumentsError(Flaw.ARGUMENTS_TOO_LARGE, problem)
         if self._others:
-            return _read_objects(list(self._all()))
+            # Some providers send the object itself, some of them again with each chunk, some after an empty one.
+            objects = [
+                one
+                for is_text, group in groupby(list(self._all()), _is_text)
+                for one in _objects_of(group, is_text=is_text)
+            ]
+            distinct = list(dropwhile(lambda one: not one, objects[:-1])) + objects[-1:]
+            if any(not same_json(distinct[0], other) for other in distinct[1:]):
+                raise ArgumentsError(
+                    Flaw.INVALID_JSON,
+                    FlawDetail(expected="one object", got=f"{len(distinct)} objects that differ, in one call"),
+                )
+            return Arguments(distinct[0], repaired=True)
         text = join_halves("".join(self._all()))
         last = self._last if self._snapshots >= MIN_SNAPSHOTS else None
         return _read_text(text, last)
@@ -302,7 +314,17 @@ def _repaired(text: str, fault: JsonFault, last_snapshot: str | None) -> dict[st
         if snapshot is not None:
             return snapshot
     if fault.expected == NOTHING_MORE:
-        return _repeated(text)
+        # One object that was sent more than once, or that follows a single `{}`.
+        objects = islice(_objects_in_a_row(text), MAX_REPEATS + 1)
+        first = next(objects, None)
+        second = next(objects, None)
+        if first is None or second is None:
+            return None
+        if second and not first:
+            return second if next(objects, first) is first else None
+        others = (second, *objects)
+        alike = len(others) < MAX_REPEATS and all(one is not None and same_json(first, one) for one in others)
+        return first if alike else None
     if (inside := _fenced(text)) is not None:
         return _object_in(inside)
     if _CONTROL.search(text):
@@ -349,20 +371,6 @@ def _escaped(found: str) -> str:
     return found if found.startswith("\\") else f"\\u{ord(found):04x}"
 
 
-def _repeated(text: str) -> dict[str, Any] | None:
-    """One object that was sent more than once, or that follows a single `{}`."""
-    objects = islice(_objects_in_a_row(text), MAX_REPEATS + 1)
-    first = next(objects, None)
-    second = next(objects, None)
-    if first is None or second is None:
-        return None
-    if second and not first:
-        return second if next(objects, first) is first else None
-    others = (second, *objects)
-    alike = len(others) < MAX_REPEATS and all(one is not None and same_json(first, one) for one in others)
-    return first if alike else None
-
-
 def _objects_in_a_row(text: str) -> Iterator[dict[str, Any] | None]:
     """Object after object; None, and the end, at whatever is no whole object."""
     at, text = 0, text.strip(" \t\n\r")
@@ -377,18 +385,6 @@ def _objects_in_a_row(text: str) -> Iterator[dict[str, Any] | None]:
 
 
 # Objects in the place of text --------------------------------------------------------------------------------------
-
-
-def _read_objects(parts: Sequence[Any]) -> Arguments:
-    """Some providers send the object itself, some of them again with each chunk, some after an empty one."""
-    objects = [one for is_text, group in groupby(parts, _is_text) for one in _objects_of(group, is_text=is_text)]
-    distinct = list(dropwhile(lambda one: not one, objects[:-1])) + objects[-1:]
-    if any(not same_json(distinct[0], other) for other in distinct[1:]):
-        raise ArgumentsError(
-            Flaw.INVALID_JSON,
-            FlawDetail(expected="one object", got=f"{len(distinct)} objects that differ, in one call"),
-        )
-    return Arguments(distinct[0], repaired=True)
 
 
 def _is_text(part: Any) -> bool:

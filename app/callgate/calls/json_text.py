@@ -255,7 +255,35 @@ class _Walk:
     def end(self) -> int:
         self._value()
         while self._open:
-            self._step(self._open[-1])
+            # One more item or member, or the close.
+            closer = self._open[-1]
+            fresh, self._fresh = self._fresh, False
+            expected = _FIRST[closer] if fresh else f'"," or "{closer}"'
+            char = self._next(expected)
+            if char == closer:
+                self.at += 1
+                self._open.pop()
+                self._keys.pop()
+            else:
+                if not fresh:
+                    if char != ",":
+                        self._wrong(expected)
+                    self.at += 1
+                    self._skip_space()
+                run, one = _runs[closer]
+                while (found := run.match(self.text, self.at)) is not None:
+                    self.at = found.end()
+                    self._count(len(one.findall(found[0])))
+                if closer == "}":
+                    if self._next(_KEY) != '"':
+                        self._wrong(_KEY)
+                    start = self.at + 1
+                    self._string()
+                    self._keys[-1] = self.text[start : self.at - 1]
+                    if self._next('":"') != ":":
+                        self._wrong('":"')
+                    self.at += 1
+                self._value()
         return self.at
 
     def _value(self) -> None:
@@ -281,36 +309,6 @@ class _Walk:
         self.values += values
         if self.values > MAX_VALUES:
             raise JsonFault(self.at, TOO_MANY, grammatical=True)
-
-    def _step(self, closer: str) -> None:
-        """One more item or member, or the close."""
-        fresh, self._fresh = self._fresh, False
-        expected = _FIRST[closer] if fresh else f'"," or "{closer}"'
-        char = self._next(expected)
-        if char == closer:
-            self.at += 1
-            self._open.pop()
-            self._keys.pop()
-            return
-        if not fresh:
-            if char != ",":
-                self._wrong(expected)
-            self.at += 1
-            self._skip_space()
-        run, one = _runs[closer]
-        while (found := run.match(self.text, self.at)) is not None:
-            self.at = found.end()
-            self._count(len(one.findall(found[0])))
-        if closer == "}":
-            if self._next(_KEY) != '"':
-                self._wrong(_KEY)
-            start = self.at + 1
-            self._string()
-            self._keys[-1] = self.text[start : self.at - 1]
-            if self._next('":"') != ":":
-                self._wrong('":"')
-            self.at += 1
-        self._value()
 
     def _string(self) -> None:
         found = _chars.match(self.text, self.at + 1)

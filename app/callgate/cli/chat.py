@@ -19,7 +19,7 @@ from callgate.cli.server_client import KeyOption, Refused, answered, asked, fail
 from callgate.cli.shared import ConfigOption, printable, read_config
 
 if TYPE_CHECKING:
-    from callgate.config.load import Loaded
+    pass
 
 START_SECONDS = 30.0
 STREAM_SECONDS = 120.0
@@ -195,7 +195,17 @@ def _own_server(path: Any) -> Iterator[str]:
     loaded = read_config(path)
     keep_quiet(loaded)
     options: dict[str, Any] = {"lifespan": "on", "log_config": None, "access_log": False, "ws": "none"}
-    server = uvicorn.Server(uvicorn.Config(create_app(_alone(loaded)), timeout_graceful_shutdown=2, **options))
+    # The config for one person on this machine, beside a server that may be running with the same file.
+    private = loaded.config.server.model_copy(update={"host": "127.0.0.1", "port": 0, "public_url": None})
+    server = uvicorn.Server(
+        uvicorn.Config(
+            create_app(
+                loaded.config.model_copy(update={"server": private, "auth": "off", "keys": (), "data_dir": None})
+            ),
+            timeout_graceful_shutdown=2,
+            **options,
+        )
+    )
     with socket.create_server(("127.0.0.1", 0)) as listening:
         running = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="own server")
         running.start()
@@ -205,12 +215,6 @@ def _own_server(path: Any) -> Iterator[str]:
         finally:
             server.should_exit = True
             running.join()
-
-
-def _alone(loaded: "Loaded") -> Any:
-    """The config for one person on this machine, beside a server that may be running with the same file."""
-    server = loaded.config.server.model_copy(update={"host": "127.0.0.1", "port": 0, "public_url": None})
-    return loaded.config.model_copy(update={"server": server, "auth": "off", "keys": (), "data_dir": None})
 
 
 def _wait_for(server: Any, running: threading.Thread) -> None:

@@ -195,26 +195,24 @@ def _hosted_models(known: "Provider", folder: Path, *, asking: bool) -> list[dic
 
     chosen = typer.prompt(f"{known.title}: which models", default=known.example) if asking else known.example
     entries = [model_entry(f"{each}={known.prefix}/{each}") for each in re.split(r"[,\s]+", chosen.strip())]
-    key = _key_of(known.key, folder, asking=asking)
+    # Where the config finds a provider's key: in its variable, or in a file that was written just now.
+    if os.environ.get(known.key) or not asking:
+        key = f"os.environ/{known.key}"
+    else:
+        said = typer.prompt(
+            f"{known.key} is not set. The key (kept in {SECRETS}/), or nothing to set the variable later",
+            default="", hide_input=True, show_default=False,
+        )  # fmt: skip
+        if not said.strip():
+            key = f"os.environ/{known.key}"
+        else:
+            place = folder / SECRETS
+            place.mkdir(mode=0o700, exist_ok=True)
+            (place / ".gitignore").write_text("*\n")
+            file = place / known.key.lower()
+            _write(file, said.strip() + "\n")
+            key = f"file:./{SECRETS}/{file.name}"
     return [{**each, "litellm_params": {**each["litellm_params"], "api_key": key}} for each in entries]
-
-
-def _key_of(variable: str, folder: Path, *, asking: bool) -> str:
-    """Where the config finds a provider's key: in its variable, or in a file that was written just now."""
-    if os.environ.get(variable) or not asking:
-        return f"os.environ/{variable}"
-    said = typer.prompt(
-        f"{variable} is not set. The key (kept in {SECRETS}/), or nothing to set the variable later",
-        default="", hide_input=True, show_default=False,
-    )  # fmt: skip
-    if not said.strip():
-        return f"os.environ/{variable}"
-    place = folder / SECRETS
-    place.mkdir(mode=0o700, exist_ok=True)
-    (place / ".gitignore").write_text("*\n")
-    file = place / variable.lower()
-    _write(file, said.strip() + "\n")
-    return f"file:./{SECRETS}/{file.name}"
 
 
 def _take_servers(answers: Answers, files: list[Path], folder: Path, *, asking: bool, take_all: bool) -> None:

@@ -11,11 +11,10 @@ from callgate.cli.shared import WRONG, ConfigOption, JsonOption, read_config
 
 if TYPE_CHECKING:
     from callgate.calls.outcome import Failed
-    from callgate.calls.states import Call, ReadyCall
+    from callgate.calls.states import ReadyCall
     from callgate.config.load import Loaded
     from callgate.conversation.ports import Report
     from callgate.tools.executor import Tool
-    from callgate.tools.registry import Registry
 
 NOT_WHOLE = 3
 """The exit code of a call that the gate did not let through."""
@@ -104,7 +103,13 @@ async def _called(loaded: "Loaded", name: str, arguments: str, *, yes: bool) -> 
         )
         if registry.find(name) is None and (named := [each for each in registry.tools() if each.address == name]):
             name = named[0].name
-        call = _settled(name, arguments, registry)
+        # What the gate says of a call like this, had a model written it.
+        from callgate.conversation.events import CallWritten
+        from callgate.conversation.turn import TurnBuilder
+
+        building = TurnBuilder({tool.name: tool.offered for tool in registry.tools()}, lambda: "call_by_hand")
+        building.feed([CallWritten(name, arguments)])
+        call = building.finish().calls[0]
         if isinstance(call, BrokenCall):
             return NOT_WHOLE, {"outcome": "not_run", "flaw": str(call.flaw), "text": explain(call, toolbox.offer)}
         toolbox.plan([call])
@@ -114,16 +119,6 @@ async def _called(loaded: "Loaded", name: str, arguments: str, *, yes: bool) -> 
         images = [described(image.mime_type, len(image.data) * 3 // 4) for image in outcome.images]
         text = "\n".join(part for part in (outcome.text, *images) if part)
         return 0, {"outcome": "returned", "text": text, "cut_bytes": outcome.cut_bytes}
-
-
-def _settled(name: str, arguments: str, registry: "Registry") -> "Call":
-    """What the gate says of a call like this, had a model written it."""
-    from callgate.conversation.events import CallWritten
-    from callgate.conversation.turn import TurnBuilder
-
-    building = TurnBuilder({tool.name: tool.offered for tool in registry.tools()}, lambda: "call_by_hand")
-    building.feed([CallWritten(name, arguments)])
-    return building.finish().calls[0]
 
 
 def _approving(*, yes: bool) -> Any:

@@ -85,7 +85,19 @@ class References:
             if found[0] == "$${":
                 parts.append("${")
                 continue
-            value, secret = self._variable(*_name_and_default(found))
+            if found["open"]:
+                raise BadReference("`${` is never closed; a literal `${` is written `$${`")
+            if found["inside"].startswith("input:"):
+                raise BadReference(
+                    f"`${{{found['inside']}}}` asks a person at an editor, and nobody is asked here; "
+                    "put the value into a variable and write `${env:NAME}`"
+                )
+            inside = _INSIDE.match(found["inside"])
+            if inside is None:
+                raise BadReference(
+                    "`${…}` takes a variable's name, or `NAME:-default`; a literal `${` is written `$${`"
+                )
+            value, secret = self._variable(*(inside["name"], inside["default"]))
             parts.append(value)
             if secret:
                 secrets.append(value)
@@ -122,17 +134,3 @@ class References:
         if not value:
             raise BadReference(f"the file {path} is empty")
         return value
-
-
-def _name_and_default(found: re.Match[str]) -> tuple[str, str | None]:
-    if found["open"]:
-        raise BadReference("`${` is never closed; a literal `${` is written `$${`")
-    if found["inside"].startswith("input:"):
-        raise BadReference(
-            f"`${{{found['inside']}}}` asks a person at an editor, and nobody is asked here; "
-            "put the value into a variable and write `${env:NAME}`"
-        )
-    inside = _INSIDE.match(found["inside"])
-    if inside is None:
-        raise BadReference("`${…}` takes a variable's name, or `NAME:-default`; a literal `${` is written `$${`")
-    return inside["name"], inside["default"]

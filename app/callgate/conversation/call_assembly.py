@@ -167,22 +167,16 @@ class CallAssembler(msgspec.Struct, eq=False):
         if both_ids and both_indexes and delta.index != candidate.index:
             return _Fate.OPENS
         if name == candidate.name:
-            return self._named_again(candidate, arguments, same_id=both_ids)
-        return self._renamed(candidate, name)
-
-    def _named_again(self, candidate: "_OpenCall", arguments: Any, *, same_id: bool) -> "_Fate":
-        if arguments is None or (isinstance(arguments, str) and arguments.isspace()):
-            return _Fate.CONTINUES
-        so_far = candidate.arguments.object_so_far()
-        if so_far is None:
-            return _Fate.CONTINUES
-        if _same_object(so_far.value, arguments):
-            self._noticed[Finding.DUPLICATE_CALL_DROPPED] = None
-            return _Fate.RESENT
-        return _Fate.CONTINUES if same_id else _Fate.OPENS
-
-    def _renamed(self, candidate: "_OpenCall", name: str) -> "_Fate":
-        """A name may come in pieces, or as snapshots that grow, as long as no arguments have come."""
+            if arguments is None or (isinstance(arguments, str) and arguments.isspace()):
+                return _Fate.CONTINUES
+            so_far = candidate.arguments.object_so_far()
+            if so_far is None:
+                return _Fate.CONTINUES
+            if _same_object(so_far.value, arguments):
+                self._noticed[Finding.DUPLICATE_CALL_DROPPED] = None
+                return _Fate.RESENT
+            return _Fate.CONTINUES if both_ids else _Fate.OPENS
+        # A name may come in pieces, or as snapshots that grow, as long as no arguments have come.
         before = candidate.name or ""
         if candidate.arguments or (before in self._offer and name in self._offer):
             return _Fate.OPENS

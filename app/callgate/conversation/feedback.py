@@ -24,7 +24,13 @@ MAX_NAMES = 20
 def explain(call: BrokenCall, offer: Offer) -> str:
     """The result of a call that was broken: its flaw, what was expected, and what to send instead."""
     error: dict[str, Any] = {"code": call.flaw.value, "message": _message(call.flaw)}
-    error |= _where(call.problem)
+    if call.problem is not None:
+        error |= {
+            "pointer": _quote(call.problem.pointer),
+            "expected": _quote(call.problem.expected, MAX_SCHEMA),
+            "got": _quote(call.problem.got),
+            "note": _quote(call.problem.note, MAX_SCHEMA),
+        }
     if call.flaw in _ABOUT_THE_NAME:
         error |= _suggested(call.name or "", offer)
         error["tools"] = _few(offer)
@@ -102,17 +108,6 @@ _ABOUT_THE_ARGUMENTS = frozenset(
 # Where and how --------------------------------------------------------------------------------------------------------
 
 
-def _where(problem: FlawDetail | None) -> dict[str, Any]:
-    if problem is None:
-        return {}
-    return {
-        "pointer": _quote(problem.pointer),
-        "expected": _quote(problem.expected, MAX_SCHEMA),
-        "got": _quote(problem.got),
-        "note": _quote(problem.note, MAX_SCHEMA),
-    }
-
-
 def _quote(text: str, limit: int = MAX_QUOTE) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
@@ -178,7 +173,14 @@ def _branches(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def _excerpt(schema: Any) -> Any:
     """The schema as it is, or its outline, or only the names in it: the first of these that is short enough."""
-    for form in (schema, _outline(schema), _names_only(schema)):
+    names_only: dict[str, Any] = {}
+    if isinstance(schema, Mapping):
+        kept = {
+            "required": _few(map(str, _list(schema.get("required")))),
+            "properties": _few(_mapping(schema.get("properties"))),
+        }
+        names_only = {key: names for key, names in kept.items() if names}
+    for form in (schema, _outline(schema), names_only):
         if len(_json(form)) <= MAX_SCHEMA:
             return form
     return {"note": "too large to repeat; see the tool's own description"}
@@ -199,16 +201,6 @@ def _outline(schema: Any) -> Any:
             for name, schema in properties.items()
         }
     return kept
-
-
-def _names_only(schema: Any) -> Any:
-    if not isinstance(schema, Mapping):
-        return {}
-    kept = {
-        "required": _few(map(str, _list(schema.get("required")))),
-        "properties": _few(_mapping(schema.get("properties"))),
-    }
-    return {key: names for key, names in kept.items() if names}
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -78,18 +78,16 @@ class Finish(msgspec.Struct, frozen=True, gc=False):
 def judge_finish(reasons: Sequence[str], end: StreamEnd, *, error: bool) -> Finish:
     """What the finish reasons of a turn, an error in it and the end of its body come to."""
     winner = None if not reasons else classify(reasons[0]) if len(reasons) == 1 else max(map(classify, reasons))
-    return Finish(tuple(reasons), winner, _failure(winner, end, error=error))
-
-
-def _failure(winner: FinishClass | None, end: StreamEnd, *, error: bool) -> Flaw | None:
     unfinished = winner is None
     if error or winner is FinishClass.ERROR or (unfinished and end is StreamEnd.ERROR):
-        return Flaw.UPSTREAM_ERROR
-    if unfinished and end is StreamEnd.EOF:
-        return Flaw.STREAM_ENDED
-    if winner is FinishClass.CONTENT_FILTER:
-        return Flaw.CONTENT_FILTER
-    return None
+        failure = Flaw.UPSTREAM_ERROR
+    elif unfinished and end is StreamEnd.EOF:
+        failure = Flaw.STREAM_ENDED
+    elif winner is FinishClass.CONTENT_FILTER:
+        failure = Flaw.CONTENT_FILTER
+    else:
+        failure = None
+    return Finish(tuple(reasons), winner, failure)
 
 
 def finish_findings(finish: Finish, *, calls_found: bool, from_text: bool) -> list[Finding]:

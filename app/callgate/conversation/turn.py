@@ -3,6 +3,7 @@
 Which fragment belongs to which call is decided in `call_assembly`; whether a call is whole is `callgate.calls.gate`'s business.
 """
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -178,6 +179,11 @@ class TurnBuilder:
         extra_fields = {name: _folded(values) for name, values in self._extra_fields.items()}
         if self._thinking is not None:
             extra_fields["thinking_blocks"] = self._thinking.blocks()
+        # The same without halves of surrogate pairs, which nobody can be sent. Read again only where there are some.
+        sound = extra_fields
+        if extra_fields:
+            with contextlib.suppress(RecursionError):  # too deep: what goes out in the end is not for a turn to say
+                sound = {sound_text(name): _sound_value(value) for name, value in extra_fields.items()}
         return Turn(
             text=sound_text("".join(self._texts)),
             reasoning=self._all_reasoning(),
@@ -189,7 +195,7 @@ class TurnBuilder:
             usage=self._usage,
             head=self._head,
             logprobs=tuple(self._logprobs),
-            extra_fields=_sound(extra_fields),
+            extra_fields=sound,
             error=self._error,
             prompted=self._prompted,
             not_run=tuple(self._not_run),
@@ -300,16 +306,6 @@ class ThinkingBlocks:
             self._blocks[-1]["thinking"] = sound_text("".join(self._pieces))
             self._pieces.clear()
             self._open = False
-
-
-def _sound(extra_fields: dict[str, Any]) -> dict[str, Any]:
-    """The same without halves of surrogate pairs, which nobody can be sent. Read again only where there are some."""
-    if not extra_fields:
-        return extra_fields
-    try:
-        return {sound_text(name): _sound_value(value) for name, value in extra_fields.items()}
-    except RecursionError:  # too deep: what goes out in the end is not for a turn to say
-        return extra_fields
 
 
 def _sound_value(value: Any) -> Any:

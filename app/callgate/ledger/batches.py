@@ -63,7 +63,13 @@ class BatchedLedger(ABC):
     async def start(self, entry: LedgerEntry) -> None:
         self._next.calls[entry.id] = self._row(entry, RunState.STARTED)
         if entry.writes or self._behind > BACKLOG:
-            await self._written(entry.id)
+            # Wait until all that has come so far is safe. Who asks in one turn of the loop is written together.
+            done: asyncio.Future[None] = self._loop.create_future()
+            self._next.waiting.append((done, entry.id))
+            if not self._is_urgent:
+                self._is_urgent = True
+                self._loop.call_soon(self._hand_over)
+            await done
         else:
             self._soon()
 
@@ -107,15 +113,6 @@ class BatchedLedger(ABC):
             note,
             writable(result),
         )
-
-    async def _written(self, id: str) -> None:
-        """Wait until all that has come so far is safe. Who asks in one turn of the loop is written together."""
-        done: asyncio.Future[None] = self._loop.create_future()
-        self._next.waiting.append((done, id))
-        if not self._is_urgent:
-            self._is_urgent = True
-            self._loop.call_soon(self._hand_over)
-        await done
 
     def _soon(self) -> None:
         if self._timer is None:

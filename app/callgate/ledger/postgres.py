@@ -225,7 +225,14 @@ class PostgresLedger(BatchedLedger):
                 refused = await self._commit(batch)
                 if self._loop.time() >= prune_at:
                     prune_at = self._loop.time() + PRUNE_SECONDS
-                    await self._prune()
+                    await self._database.fetch(
+                        "DELETE FROM calls WHERE started_at < {now} - CAST(?1 AS {real}) AND ended_at IS NOT NULL",
+                        float(KEPT_SECONDS),
+                    )
+                    await self._database.fetch(
+                        "DELETE FROM spending WHERE period < to_char(to_timestamp({now} - CAST(?1 AS {real})), 'YYYY-MM')",
+                        float(KEPT_SECONDS),
+                    )
             except DatabaseAway as away:
                 failure = str(away)
             if failure and failure != self._refused:
@@ -273,16 +280,6 @@ class PostgresLedger(BatchedLedger):
             await self._database.fetch(SPENT, *batch.spending[-1])
             batch.spending.pop()
         return frozenset(id for _, id in batch.waiting if id not in accepted)
-
-    async def _prune(self) -> None:
-        await self._database.fetch(
-            "DELETE FROM calls WHERE started_at < {now} - CAST(?1 AS {real}) AND ended_at IS NOT NULL",
-            float(KEPT_SECONDS),
-        )
-        await self._database.fetch(
-            "DELETE FROM spending WHERE period < to_char(to_timestamp({now} - CAST(?1 AS {real})), 'YYYY-MM')",
-            float(KEPT_SECONDS),
-        )
 
 
 @contextlib.asynccontextmanager

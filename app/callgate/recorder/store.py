@@ -111,31 +111,29 @@ class RunStore:
     def __init__(self, folder: Path, *, read_only: bool = False) -> None:
         self.path = folder / FILE
         try:
-            self._database = self._opened(read_only=read_only)
+            if read_only:
+                database = sqlite3.connect(
+                    f"{self.path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS, isolation_level=None
+                )
+                database.execute("SELECT 1 FROM runs LIMIT 1")
+                self._database = database
+            else:
+                self.path.touch(mode=0o600)
+                database = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
+                database.execute("PRAGMA auto_vacuum = INCREMENTAL")
+                database.execute("PRAGMA journal_mode = WAL")
+                database.execute("PRAGMA synchronous = NORMAL")
+                database.execute("PRAGMA foreign_keys = ON")
+                database.execute("PRAGMA secure_delete = FAST")
+                [version] = database.execute("PRAGMA user_version").fetchone()
+                if version not in {0, VERSION}:
+                    database.close()
+                    raise StoreUnusable(f"{self.path}: was written by another version of Callgate (format {version})")
+                database.executescript(_TABLES)
+                database.execute(f"PRAGMA user_version = {VERSION}")
+                self._database = database
         except sqlite3.Error as error:
             raise StoreUnusable(f"{self.path}: {error}") from error
-
-    def _opened(self, *, read_only: bool) -> sqlite3.Connection:
-        if read_only:
-            database = sqlite3.connect(
-                f"{self.path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS, isolation_level=None
-            )
-            database.execute("SELECT 1 FROM runs LIMIT 1")
-            return database
-        self.path.touch(mode=0o600)
-        database = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
-        database.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = NORMAL")
-        database.execute("PRAGMA foreign_keys = ON")
-        database.execute("PRAGMA secure_delete = FAST")
-        [version] = database.execute("PRAGMA user_version").fetchone()
-        if version not in {0, VERSION}:
-            database.close()
-            raise StoreUnusable(f"{self.path}: was written by another version of Callgate (format {version})")
-        database.executescript(_TABLES)
-        database.execute(f"PRAGMA user_version = {VERSION}")
-        return database
 
     def close(self) -> None:
         self._database.close()
@@ -204,7 +202,17 @@ class RunStore:
                 removed += self._remove(slice_)
             self._database.execute("DELETE FROM usage WHERE day < ?", (day_of(time.time() - USAGE_DAYS * 86_400),))
             while self.bytes > most_bytes and (slice_ := self._oldest("seq IN (SELECT seq FROM content)")):
-                self._forget_contents(slice_)
+                with self._transaction():
+                    for seq in slice_:
+                        [size] = self._database.execute(
+                            "DELETE FROM content WHERE seq = ? RETURNING length(body)", (seq,)
+                        ).fetchone()
+                        [body] = self._database.execute("SELECT row FROM runs WHERE seq = ?", (seq,)).fetchone()
+                        row = msgspec.structs.replace(_decode_row(body), kept=Kept.AGED_OUT)
+                        self._database.execute(
+                            "UPDATE runs SET row = ?, bytes = bytes - ? WHERE seq = ?", (_encode(row), size, seq)
+                        )
+                        self._grow(-size)
             while self.bytes > most_bytes and (slice_ := self._oldest("1")):
                 removed += self._remove(slice_)
         with contextlib.suppress(sqlite3.Error):  # another process may be reading; the next hour tries again
@@ -227,19 +235,6 @@ class RunStore:
             ).fetchall()
             self._grow(-sum(size for [size] in sizes))
         return len(sizes)
-
-    def _forget_contents(self, sequence: Sequence[int]) -> None:
-        with self._transaction():
-            for seq in sequence:
-                [size] = self._database.execute(
-                    "DELETE FROM content WHERE seq = ? RETURNING length(body)", (seq,)
-                ).fetchone()
-                [body] = self._database.execute("SELECT row FROM runs WHERE seq = ?", (seq,)).fetchone()
-                row = msgspec.structs.replace(_decode_row(body), kept=Kept.AGED_OUT)
-                self._database.execute(
-                    "UPDATE runs SET row = ?, bytes = bytes - ? WHERE seq = ?", (_encode(row), size, seq)
-                )
-                self._grow(-size)
 
     def _grow(self, bytes: int) -> None:
         """A running total, because adding it up would read the whole file."""

@@ -213,33 +213,30 @@ class RuntimeManager:
 
     async def _reload(self, source: ConfigSource) -> ReloadResult:
         async with self._reloading:  # what is read last is what counts in the end
-            return await self._reloaded(source)
-
-    async def _reloaded(self, source: ConfigSource) -> ReloadResult:
-        try:
-            loaded = await asyncio.to_thread(source.read)
-            source.on_read(loaded)  # before anything is built from it: what goes wrong then is logged
-            # A reload must not open to everyone what others can reach.
-            keys = len(loaded.config.keys) + (self.shared.keys is not None and self.shared.keys.in_use)
-            mistake = check_exposure(self._first.server.host, loaded.config.auth, keys)
-            if mistake is not None:
-                raise loaded.complaint((("keys",), mistake))
             try:
-                result = await self.apply(loaded.config)
-            except BadEntry as error:
-                raise loaded.complaint(*error.mistakes) from error
-        except ConfigError as error:
-            self.metrics.reloads.of("refused").inc()
-            audit.error("config_not_reloaded", problems=[str(problem) for problem in error.problems])
-            raise
-        except Exception:
-            self.metrics.reloads.of("failed").inc()
-            audit.exception("config_not_reloaded")
-            raise
-        source.on_applied(loaded)
-        self.metrics.reloads.of("done").inc()
-        audit.info("config_reloaded", **result.facts())
-        return result
+                loaded = await asyncio.to_thread(source.read)
+                source.on_read(loaded)  # before anything is built from it: what goes wrong then is logged
+                # A reload must not open to everyone what others can reach.
+                keys = len(loaded.config.keys) + (self.shared.keys is not None and self.shared.keys.in_use)
+                mistake = check_exposure(self._first.server.host, loaded.config.auth, keys)
+                if mistake is not None:
+                    raise loaded.complaint((("keys",), mistake))
+                try:
+                    result = await self.apply(loaded.config)
+                except BadEntry as error:
+                    raise loaded.complaint(*error.mistakes) from error
+            except ConfigError as error:
+                self.metrics.reloads.of("refused").inc()
+                audit.error("config_not_reloaded", problems=[str(problem) for problem in error.problems])
+                raise
+            except Exception:
+                self.metrics.reloads.of("failed").inc()
+                audit.exception("config_not_reloaded")
+                raise
+            source.on_applied(loaded)
+            self.metrics.reloads.of("done").inc()
+            audit.info("config_reloaded", **result.facts())
+            return result
 
     def _is_done(self, task: "asyncio.Task[Any]") -> None:
         self._background.discard(task)

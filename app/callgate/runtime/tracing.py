@@ -1,15 +1,14 @@
 """Sends spans of requests to where the config says. What does it is loaded only where spans are sent."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from callgate import __version__
 from callgate.config.schema import Config
-from callgate.config.schema.traces import Traces
 from callgate.recorder.recorder import Recorder
 from callgate.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
-    from callgate.recorder.exporter import SpanExporter, Target
+    from callgate.recorder.exporter import SpanExporter
     from callgate.recorder.tracer import Tracer
 
 
@@ -26,12 +25,28 @@ class Tracing:
         section = config.traces
         if section.endpoint is None:
             return None  # what was traced before goes where it was to go
+        from callgate.recorder.exporter import Target
         from callgate.recorder.spans import Shown
         from callgate.recorder.tracer import Sampling, Tracer
 
-        target = _target(section, section.endpoint)
+        target = Target(
+            section.endpoint,
+            {name: value.get_secret_value() for name, value in section.headers.items()},
+            section.timeout_seconds,
+            section.compression == "gzip",
+        )
         if self._exporter is None:
-            self._exporter = self._made(target)
+            from callgate.http.client import HttpClient
+            from callgate.http.proxies import Proxies
+            from callgate.recorder.exporter import SpanExporter
+
+            # A certificate for providers is not shown to a collector.
+            self._exporter = SpanExporter(
+                HttpClient(proxies=Proxies.from_environment()),
+                target,
+                self._metrics.spans_exported.inc,
+                lambda spans, why: self._metrics.spans_dropped.of(why).inc(spans),
+            )
         self._exporter.target = target
         content = section.content
         shown = Shown(
@@ -40,17 +55,7 @@ class Tracing:
             latest_names=section.latest_names,
         )
         sampling = Sampling(section.sample, section.follow_parent)
-        tracer = Tracer(self._exporter, sampling, shown, self._resource(section), __version__)
-        self._recorder.export = tracer.export
-        return tracer
-
-    async def close(self) -> None:
-        """Send what waits, but not for long."""
-        if self._exporter is not None:
-            await self._exporter.close()
-
-    def _resource(self, section: Traces) -> dict[str, Any]:
-        """What is said of all spans."""
+        # What is said of all spans.
         own = {
             "service.name": section.service_name,
             "service.version": __version__,
@@ -58,27 +63,11 @@ class Tracing:
             "telemetry.sdk.language": "python",
             "telemetry.sdk.name": "callgate",
         }
-        return {**own, **section.resource}
+        tracer = Tracer(self._exporter, sampling, shown, {**own, **section.resource}, __version__)
+        self._recorder.export = tracer.export
+        return tracer
 
-    def _made(self, target: "Target") -> "SpanExporter":
-        from callgate.http.client import HttpClient
-        from callgate.http.proxies import Proxies
-        from callgate.recorder.exporter import SpanExporter
-
-        return SpanExporter(
-            HttpClient(proxies=Proxies.from_environment()),  # a certificate for providers is not shown to a collector
-            target,
-            self._metrics.spans_exported.inc,
-            lambda spans, why: self._metrics.spans_dropped.of(why).inc(spans),
-        )
-
-
-def _target(section: Traces, endpoint: str) -> "Target":
-    from callgate.recorder.exporter import Target
-
-    return Target(
-        endpoint,
-        {name: value.get_secret_value() for name, value in section.headers.items()},
-        section.timeout_seconds,
-        section.compression == "gzip",
-    )
+    async def close(self) -> None:
+        """Send what waits, but not for long."""
+        if self._exporter is not None:
+            await self._exporter.close()

@@ -27,15 +27,12 @@ class AdaptedModel:
 
     def ask(self, ask: ModelRequest | Passthrough) -> AbstractAsyncContextManager[ModelAnswer]:
         if isinstance(ask, ModelRequest) and ask.tools:
-            ask = replace(ask, tools=self._translated(ask.tools))
+            # Requests of one kind offer the very same server-side tools, which are translated once.
+            before, after = self._last
+            if ask.tools is not before:
+                after = tuple(map(self._translate, ask.tools))
+                # A client's own would keep the whole body alive that they came in.
+                if all(map(is_not, ask.tools, after)):
+                    self._last = ask.tools, after
+            ask = replace(ask, tools=after)
         return self._inner.ask(ask)
-
-    def _translated(self, tools: Sequence[msgspec.Raw]) -> tuple[msgspec.Raw, ...]:
-        """Requests of one kind offer the very same server-side tools, which are translated once."""
-        before, after = self._last
-        if tools is before:
-            return after
-        after = tuple(map(self._translate, tools))
-        if all(map(is_not, tools, after)):  # a client's own would keep the whole body alive that they came in
-            self._last = tools, after
-        return after

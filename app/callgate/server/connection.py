@@ -161,9 +161,6 @@ class ServerConnection(asyncio.Protocol):
             "root_path": self._root_path,
         }
         self.server_state.connections.add(self)  # type: ignore[arg-type]  # typed as its own kinds of it
-        self._enter()
-
-    def _enter(self) -> None:
         waits = self._limits.header_seconds
         self.connected_since = now = self.loop.time()
         factory = self.factory

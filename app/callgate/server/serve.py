@@ -172,7 +172,18 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._refuse_new_requests()
-        _say(self._ending(sig))
+        # What a signal does, for whoever sent it.
+        running = len(self.server_state.tasks)
+        requests = f"{running} request{'s' if running > 1 else ''} under way"
+        if self.should_exit:
+            said = f"ending now, with {requests} cut off" if running else "ending now"
+        else:
+            again = "Ctrl-C again" if sig == signal.SIGINT else "a second signal"
+            if not running:
+                said = f"stopping, nothing is under way; {again} ends it now"
+            else:
+                said = f"stopping, waiting at most {self._drain_seconds:g} s for {requests}; {again} ends it now"
+        _say(said)
         if self.should_exit:
             self.force_exit = True
             self._ended_by = sig
@@ -180,17 +191,6 @@ class DrainingServer(uvicorn.Server):
         else:
             self.should_exit = True
             _leave_no_later_than(self._drain_seconds + 3 * ENDING_SECONDS, CUT_OFF)
-
-    def _ending(self, sig: int) -> str:
-        """What a signal does, for whoever sent it."""
-        running = len(self.server_state.tasks)
-        requests = f"{running} request{'s' if running > 1 else ''} under way"
-        if self.should_exit:
-            return f"ending now, with {requests} cut off" if running else "ending now"
-        again = "Ctrl-C again" if sig == signal.SIGINT else "a second signal"
-        if not running:
-            return f"stopping, nothing is under way; {again} ends it now"
-        return f"stopping, waiting at most {self._drain_seconds:g} s for {requests}; {again} ends it now"
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)

@@ -88,7 +88,20 @@ class ToolUseBuffer:
 
     def _settled(self, written: CallWritten, id: str | None) -> ReadyCall | BrokenCall:
         building = TurnBuilder(self._offer, self._new_id)
-        building.feed([_with_id(written, id)])
+        building.feed(
+            [
+                CallWritten(
+                    name=written.name,
+                    arguments=written.arguments,
+                    id=id,
+                    flaw=written.flaw,
+                    repaired=written.repaired,
+                    only_text=written.only_text,
+                    undeclared_json=written.undeclared_json,
+                    from_text=True,
+                )
+            ]
+        )
         calls = building.finish().calls
         if len(calls) == 1:
             return calls[0]
@@ -103,19 +116,6 @@ def _offered(schema: Mapping[str, Any], compile: Compile) -> OfferedTool:
     function = schema["function"]
     parameters = function.get("parameters") or {}
     return OfferedTool(function["name"], parameters, compile(parameters))
-
-
-def _with_id(written: CallWritten, id: str | None) -> CallWritten:
-    return CallWritten(
-        name=written.name,
-        arguments=written.arguments,
-        id=id,
-        flaw=written.flaw,
-        repaired=written.repaired,
-        only_text=written.only_text,
-        undeclared_json=written.undeclared_json,
-        from_text=True,
-    )
 
 
 # XML ------------------------------------------------------------------------------------------------------------------

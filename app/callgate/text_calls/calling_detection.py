@@ -84,7 +84,13 @@ class CallingDetector:
             async with self._lock:
                 # One that was cancelled while it asked has decided nothing; the next in line then asks.
                 if not self._is_answered(failures):
-                    await self._probe(model)
+                    try:
+                        can = await _calls_natively(model)
+                    except (ChatError, BrokenOff) as failure:
+                        self._failures += 1
+                        self._on_decided(CallingMode(NATIVE, "nobody", str(failure)))
+                    else:
+                        self._settle(CallingMode(NATIVE if can else self._format, "probe"))
         return self.choice or UNDECIDED
 
     def _is_answered(self, failures: int) -> bool:
@@ -99,15 +105,6 @@ class CallingDetector:
         elif calling != PROBE:
             format = NATIVE if calling == NATIVE else self._format
             self._settle(CallingMode(format, "family" if supports is None else "litellm"))
-
-    async def _probe(self, model: Model) -> None:
-        try:
-            can = await _calls_natively(model)
-        except (ChatError, BrokenOff) as failure:
-            self._failures += 1
-            self._on_decided(CallingMode(NATIVE, "nobody", str(failure)))
-        else:
-            self._settle(CallingMode(NATIVE if can else self._format, "probe"))
 
     def _settle(self, choice: CallingMode) -> None:
         if self.choice is None:

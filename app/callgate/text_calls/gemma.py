@@ -124,10 +124,30 @@ class Notation:
         if char == "{":
             return self._object(depth)
         if char == "[":
-            return self._list(depth)
+            found: list[Any] = []
+            self._expect("[")
+            while not self._next_is("]"):
+                if found:
+                    self._expect(",")
+                    self._skip_space()
+                found.append(self._value(depth + 1))
+            self._at += 1
+            return found
         if self._text.startswith(self._quote, self._at):
             return self._string()
-        return self._word()
+        word = self._match(_WORD)
+        if word in _WORDS:
+            return _WORDS[word]
+        if not _NUMBER.fullmatch(word):
+            raise NotNotationError
+        if _INTEGER.fullmatch(word):
+            if len(word) > _INTEGER_LIMIT:
+                raise NotNotationError
+            return int(word)
+        number = float(word)
+        if math.isinf(number):
+            raise NotNotationError
+        return number
 
     def _object(self, depth: int) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -146,17 +166,6 @@ class Notation:
         self._at += 1
         return found
 
-    def _list(self, depth: int) -> list[Any]:
-        found: list[Any] = []
-        self._expect("[")
-        while not self._next_is("]"):
-            if found:
-                self._expect(",")
-                self._skip_space()
-            found.append(self._value(depth + 1))
-        self._at += 1
-        return found
-
     def _string(self) -> str:
         start = self._at + len(self._quote)
         end = self._text.find(self._quote, start)
@@ -164,21 +173,6 @@ class Notation:
             raise NotNotationError
         self._at = end + len(self._quote)
         return self._text[start:end]
-
-    def _word(self) -> Any:
-        word = self._match(_WORD)
-        if word in _WORDS:
-            return _WORDS[word]
-        if not _NUMBER.fullmatch(word):
-            raise NotNotationError
-        if _INTEGER.fullmatch(word):
-            if len(word) > _INTEGER_LIMIT:
-                raise NotNotationError
-            return int(word)
-        number = float(word)
-        if math.isinf(number):
-            raise NotNotationError
-        return number
 
     def _match(self, pattern: "re.Pattern[str]") -> str:
         found = pattern.match(self._text, self._at)

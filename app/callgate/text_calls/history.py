@@ -31,32 +31,30 @@ class PromptedHistory:
         views = [_MessageView(message, _decoded(message)) for message in messages]
         place = 0
         while place < len(views):
-            place = self._add_turn(views, place)
-
-    def _add_turn(self, views: Sequence["_MessageView"], place: int) -> int:
-        """One message, or a turn with calls and all its results. Returns where the next one begins."""
-        view = views[place]
-        after = place + 1
-        if not view.calls and not view.is_result:
-            if self._ours and view.role == "user":
-                result = _decoded(self.messages.pop())
-                self._append({**view.body, "content": _joined(result["content"], view.body.get("content"))})
+            # One message, or a turn with calls and all its results. Returns where the next one begins.
+            view = views[place]
+            after = place + 1
+            if not view.calls and not view.is_result:
+                if self._ours and view.role == "user":
+                    result = _decoded(self.messages.pop())
+                    self._append({**view.body, "content": _joined(result["content"], view.body.get("content"))})
+                else:
+                    self._append(view.message)
+                place = after
             else:
-                self._append(view.message)
-            return after
-        first_result = after if view.calls else place
-        after = next((at for at in range(first_result, len(views)) if not views[at].is_result), len(views))
-        names = {call.id: call.name for call in view.calls}
-        results = [view.result(names) for view in views[first_result:after]]
-        self.called |= dict.fromkeys(call.name for call in view.calls)
-        for calls, answers in self._rounds(view.calls, results):
-            if calls:
-                self._append(view.with_text(self.style.write(view.text, calls)))
-                view = _MessageView(view.message, {**view.body, "content": None})
-            if answers:
-                self.add_to_last_user_message(self.style.write_results(answers))
-                self._ours = True
-        return after
+                first_result = after if view.calls else place
+                after = next((at for at in range(first_result, len(views)) if not views[at].is_result), len(views))
+                names = {call.id: call.name for call in view.calls}
+                results = [view.result(names) for view in views[first_result:after]]
+                self.called |= dict.fromkeys(call.name for call in view.calls)
+                for calls, answers in self._rounds(view.calls, results):
+                    if calls:
+                        self._append(view.with_text(self.style.write(view.text, calls)))
+                        view = _MessageView(view.message, {**view.body, "content": None})
+                    if answers:
+                        self.add_to_last_user_message(self.style.write_results(answers))
+                        self._ours = True
+                place = after
 
     def _rounds(
         self, calls: Sequence[PastCall], results: Sequence[PastResult]

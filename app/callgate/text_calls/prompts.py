@@ -295,26 +295,26 @@ def call_schema(style: Style, tools: Sequence[ToolSpec], otherwise: Mapping[str,
     """
     assert style.arguments_key is not None
     definitions: dict[str, Any] = {}
-    shapes = [_call_shape(tool, style.arguments_key, definitions) for tool in tools]
+    shapes = [
+        {
+            "type": "object",
+            # One value under `enum`, not `const`: the older converters from schema to grammar know only the former.
+            "properties": {
+                "name": {"type": "string", "enum": [tool.name]},
+                style.arguments_key: _moved(listings.compact(tool.parameters), tool.name, definitions)
+                or {"type": "object"},
+            },
+            "required": ["name", style.arguments_key],
+            "additionalProperties": False,
+        }
+        for tool in tools
+    ]
     if otherwise is not None:
         shapes.append(_moved(otherwise, OTHERWISE, definitions))
     schema = shapes[0] if len(shapes) == 1 else {"anyOf": shapes}
     if definitions:
         schema = {**schema, "$defs": definitions}
     return {"type": "json_schema", "json_schema": {"name": "tool_call", "schema": schema}}
-
-
-def _call_shape(tool: ToolSpec, key: str, definitions: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        # One value under `enum`, not `const`: the older converters from schema to grammar know only the former.
-        "properties": {
-            "name": {"type": "string", "enum": [tool.name]},
-            key: _moved(listings.compact(tool.parameters), tool.name, definitions) or {"type": "object"},
-        },
-        "required": ["name", key],
-        "additionalProperties": False,
-    }
 
 
 def _moved(parameters: Mapping[str, Any], tool: str, definitions: dict[str, Any]) -> dict[str, Any]:

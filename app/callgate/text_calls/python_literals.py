@@ -79,7 +79,13 @@ class _Literals:
         if char == "{":
             return self._dict(depth)
         if _STRING_START.match(self._text, self._at):
-            return self._strings()
+            # String literals side by side are one.
+            pieces: list[str] = []
+            while start := _STRING_START.match(self._text, self._at):
+                self._at = start.end()
+                self._string(pieces, start.group(2), is_raw=start.group(1) in ("r", "R") and bool(start.group(1)))
+                self._space()
+            return "".join(pieces)
         if char in "0123456789.+-":
             return self._number()
         word = self._match(_NAME)
@@ -134,15 +140,6 @@ class _Literals:
             self._refuse()
         return sign * number if math.isfinite(number) else self._refuse()
 
-    def _strings(self) -> str:
-        """String literals side by side are one."""
-        pieces: list[str] = []
-        while start := _STRING_START.match(self._text, self._at):
-            self._at = start.end()
-            self._string(pieces, start.group(2), is_raw=start.group(1) in ("r", "R") and bool(start.group(1)))
-            self._space()
-        return "".join(pieces)
-
     def _string(self, pieces: list[str], quote: str, *, is_raw: bool) -> None:
         text = self._text
         while not text.startswith(quote, self._at):
@@ -180,18 +177,15 @@ class _Literals:
             self._at += count
             return chr(int(digits, 16))
         if char == "N":
-            return self._named()
+            name = _UNICODE_NAME.match(self._text, self._at)
+            if name is None:
+                self._refuse()
+            self._at = name.end()
+            try:
+                return unicodedata.lookup(name.group(1))
+            except KeyError:
+                return self._refuse()
         return _ESCAPES.get(char, "\\" + char)
-
-    def _named(self) -> str:
-        name = _UNICODE_NAME.match(self._text, self._at)
-        if name is None:
-            self._refuse()
-        self._at = name.end()
-        try:
-            return unicodedata.lookup(name.group(1))
-        except KeyError:
-            return self._refuse()
 
     def _match(self, pattern: "re.Pattern[str]") -> str:
         self._space()

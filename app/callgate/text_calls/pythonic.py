@@ -96,7 +96,13 @@ def _between_marks(out: EventSink, mark: str) -> Steps[list[CallWritten]]:
     if not (yield from cursor.peek()):
         out.add_call(cut_off())
         return []
-    if (yield from _is_json(cursor)):
+    # An object comes next, or a list that begins with one.
+    offset = 0
+    if (yield from cursor.peek()) == "[":
+        offset = 1
+        while (yield from cursor.peek(offset)) in _LAYOUT and offset < _NAME_LIMIT:
+            offset += 1
+    if (yield from cursor.peek(offset)) == "{":
         yield from CallObjects().read(out, Ends((MARKS[mark],)))
         return []
     is_list = mark != LINES or (yield from cursor.peek()) == "["
@@ -119,16 +125,6 @@ def _between_marks(out: EventSink, mark: str) -> Steps[list[CallWritten]]:
 def _emit_calls(out: EventSink, found: _List) -> None:
     for call in found.calls:
         out.add_call(call)
-
-
-def _is_json(cursor: TextCursor) -> Steps[bool]:
-    """An object comes next, or a list that begins with one."""
-    offset = 0
-    if (yield from cursor.peek()) == "[":
-        offset = 1
-        while (yield from cursor.peek(offset)) in _LAYOUT and offset < _NAME_LIMIT:
-            offset += 1
-    return (yield from cursor.peek(offset)) == "{"
 
 
 def _read_list(cursor: TextCursor, found: _List, tools: Collection[str], *, is_list: bool) -> Steps[_Ending]:

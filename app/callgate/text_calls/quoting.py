@@ -160,7 +160,22 @@ class QuoteTracker:
 
     def feed(self, text: str) -> None:
         """`text` ends where a call may begin, or anywhere in prose in which none begins."""
-        self._read(text)
+        at, end = 0, len(text)
+        while at < end:
+            if self._begins_line:
+                at = self._line_begins(text, at)
+                continue
+            if self._html_end:
+                at = self._in_html(text, at)
+                continue
+            found = _TOKEN.search(text, at)
+            stop = found.start() if found else end
+            if stop > at:
+                self._plain(text[at:stop])
+            if found is None:
+                return
+            at = found.end()
+            self._piece(found, text)
 
     def doubt_fences(self, *, any_number: bool = False) -> None:
         """Whether fences open or close from here on is not known: what may stand in one is quoted if one closes behind it, or
@@ -198,24 +213,6 @@ class QuoteTracker:
         return OpenSpan(frozenset(self._stale_ticks), "".join(self._quotes), ends, frozenset(self._seen_ticks))
 
     # -- reading
-
-    def _read(self, text: str) -> None:
-        at, end = 0, len(text)
-        while at < end:
-            if self._begins_line:
-                at = self._line_begins(text, at)
-                continue
-            if self._html_end:
-                at = self._in_html(text, at)
-                continue
-            found = _TOKEN.search(text, at)
-            stop = found.start() if found else end
-            if stop > at:
-                self._plain(text[at:stop])
-            if found is None:
-                return
-            at = found.end()
-            self._piece(found, text)
 
     def _plain(self, text: str) -> None:
         self._before = text[-1]

@@ -89,7 +89,21 @@ class ApprovalWebhook:
         body = msgspec.json.encode({"type": "approval.waiting", "timestamp": when, "data": facts})
         failure = ""
         for tries in range(1, TRIES + 1):
-            request = Request("POST", httpx2.URL(spec.url), _headers(spec.secret, asked.id, body), body)
+            # The time is that of this very try: who checks it refuses old ones.
+            moment = str(int(time.time()))
+            signed = b".".join((asked.id.encode(), moment.encode(), body))
+            digest = hmac.digest(secret_bytes(spec.secret), signed, hashlib.sha256)
+            request = Request(
+                "POST",
+                httpx2.URL(spec.url),
+                {
+                    "Content-Type": "application/json",
+                    "webhook-id": asked.id,
+                    "webhook-timestamp": moment,
+                    "webhook-signature": f"v1,{base64.b64encode(digest).decode()}",
+                },
+                body,
+            )
             try:
                 async with asyncio.timeout(TRY_SECONDS):
                     outcome = await ask(self._web(), spec.rules, request, ANSWER_BYTES)
@@ -104,19 +118,6 @@ class ApprovalWebhook:
             if tries < TRIES:
                 await asyncio.sleep(self._delay(tries))
         self._on_result(asked, failure)
-
-
-def _headers(secret: str, id: str, body: bytes) -> dict[str, str]:
-    """The time is that of this very try: who checks it refuses old ones."""
-    moment = str(int(time.time()))
-    signed = b".".join((id.encode(), moment.encode(), body))
-    digest = hmac.digest(secret_bytes(secret), signed, hashlib.sha256)
-    return {
-        "Content-Type": "application/json",
-        "webhook-id": id,
-        "webhook-timestamp": moment,
-        "webhook-signature": f"v1,{base64.b64encode(digest).decode()}",
-    }
 
 
 def secret_bytes(secret: str) -> bytes:

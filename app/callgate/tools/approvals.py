@@ -149,7 +149,14 @@ class ApprovalQueue:
         self, id: str, *, approve: bool, by: str, reason: str = "", hash: str | None = None, demand_hash: bool = False
     ) -> SettledApproval:
         """Let a waiting call run, or not. Raises `ChatError` where there is nothing to decide."""
-        asked, answer = self._found(id)
+        if id in self._waiting and not self._waiting[id][1].done():
+            asked, answer = self._waiting[id]
+        else:
+            if id in self._waiting:
+                raise too_late(self._waiting[id][1].result().decision)
+            if id in self._settled:
+                raise too_late(self._settled[id])
+            raise not_found()
         check_hash(hash, asked.hash, demanded=demand_hash)
         decision = ApprovalOutcome.APPROVED if approve else ApprovalOutcome.DENIED
         settled = SettledApproval(asked, decision, by, reason.strip()[:MAX_REASON])
@@ -172,15 +179,6 @@ class ApprovalQueue:
             since=since,
             expires=since + seconds,
         )
-
-    def _found(self, id: str) -> "tuple[PendingApproval, asyncio.Future[SettledApproval]]":
-        if id in self._waiting and not self._waiting[id][1].done():
-            return self._waiting[id]
-        if id in self._waiting:
-            raise too_late(self._waiting[id][1].result().decision)
-        if id in self._settled:
-            raise too_late(self._settled[id])
-        raise not_found()
 
     def _refusal(self, settled: SettledApproval, call: ReadyCall, seconds: float) -> Failed | None:
         match settled.decision:

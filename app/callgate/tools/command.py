@@ -119,7 +119,19 @@ class CommandLine:
             return Failed(f"The command could not be started ({error}).", FailureKind.UNAVAILABLE)
         except LauncherDied as error:
             return Failed(f"The command broke off: {error}. Whether it took effect is not known.", FailureKind.UNKNOWN)
-        return self._outcome(ended)
+        match ended.why:
+            case EndReason.GIVEN_UP:
+                return Failed("The tool is being shut down.", FailureKind.UNAVAILABLE)
+            case EndReason.PROCESSES:
+                return Failed(f"Stopped: it started more than {self._limits.processes} processes.")
+            case EndReason.STDERR:
+                return Failed(_with_excerpt("Stopped: it wrote errors without end", ended))
+            case EndReason.STDOUT:
+                return _read(ended)
+            case EndReason.ITSELF if ended.code in self._ok_codes:
+                return _read(ended)
+            case EndReason.ITSELF:
+                return Failed(_with_excerpt(self._how(ended), ended))
 
     def _command(self, arguments: Mapping[str, Any]) -> Command:
         env = self._env
@@ -160,21 +172,6 @@ class CommandLine:
                 raise _BadArgument(f"the arguments cannot be written as JSON ({error})") from error
         given = {name: arguments.get(name) for name in _PLACE.findall(self._stdin)}
         return _PLACE.sub(lambda found: _text(found.group(1), given[found.group(1)]), self._stdin).encode()
-
-    def _outcome(self, ended: CommandResult) -> Outcome:
-        match ended.why:
-            case EndReason.GIVEN_UP:
-                return Failed("The tool is being shut down.", FailureKind.UNAVAILABLE)
-            case EndReason.PROCESSES:
-                return Failed(f"Stopped: it started more than {self._limits.processes} processes.")
-            case EndReason.STDERR:
-                return Failed(_with_excerpt("Stopped: it wrote errors without end", ended))
-            case EndReason.STDOUT:
-                return _read(ended)
-            case EndReason.ITSELF if ended.code in self._ok_codes:
-                return _read(ended)
-            case EndReason.ITSELF:
-                return Failed(_with_excerpt(self._how(ended), ended))
 
     def _how(self, ended: CommandResult) -> str:
         match ended.signal:

@@ -69,7 +69,14 @@ class Web:
         if self._closed:
             raise RuntimeError("the runtime that this tool belongs to is closed")
         if rules not in self._clients:
-            self._clients[rules] = self._make(rules)
+            self._clients[rules] = httpx2.AsyncClient(
+                transport=self.transport(rules),
+                trust_env=False,
+                follow_redirects=False,
+                cookies=CookieJar(policy=DefaultCookiePolicy(allowed_domains=())),
+                timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT, pool=CONNECT_TIMEOUT),
+                headers={"User-Agent": "callgate", "Accept-Encoding": "identity"},
+            )
         return self._clients[rules]
 
     @property
@@ -92,16 +99,6 @@ class Web:
         clients, self._clients = list(self._clients.values()), {}
         for client in clients:
             await client.aclose()
-
-    def _make(self, rules: AddressRules) -> httpx2.AsyncClient:
-        return httpx2.AsyncClient(
-            transport=self.transport(rules),
-            trust_env=False,
-            follow_redirects=False,
-            cookies=CookieJar(policy=DefaultCookiePolicy(allowed_domains=())),
-            timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT, pool=CONNECT_TIMEOUT),
-            headers={"User-Agent": "callgate", "Accept-Encoding": "identity"},
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +123,25 @@ async def ask(web: Web, rules: AddressRules, request: Request, max_bytes: int) -
         prepared = client.build_request(request.method, request.url, headers=headers, content=request.content)
         response = await client.send(prepared, stream=True)
         try:
-            return await _answer(response, max_bytes)
+            encoding = response.headers.get("content-encoding", "identity").strip().lower()
+            if encoding not in ("", "identity"):
+                return Failed(
+                    f"The answer came encoded ({encoding[:40]}), which was not asked for.", FailureKind.RAISED
+                )
+            if response.is_redirect:
+                where = shown_address(response.headers.get("location", ""))[:200]
+                return Failed(f"HTTP {response.status_code}: a redirect to {where}, not followed.", FailureKind.REFUSED)
+            if not response.is_success:
+                kind = FailureKind.UNAVAILABLE if response.status_code in _TRANSIENT else FailureKind.RAISED
+                body = await read_bounded(response, EXCERPT_BYTES)
+                excerpt = _read(response, body).text.strip()
+                return Failed(
+                    f"HTTP {response.status_code} {response.reason_phrase}".rstrip()
+                    + (f": {excerpt}" if excerpt else ""),
+                    kind,
+                )
+            body = await read_bounded(response, max_bytes)
+            return _read(response, body)
         finally:
             await response.aclose()
     except AddressRefused as error:
@@ -268,7 +283,10 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
     ) -> httpcore2.AsyncNetworkStream:
         try:
             async with asyncio.timeout(timeout) as limit:
-                allowed = await self._allowed(host, port)
+                try:
+                    allowed = await allowed_addresses(self._rules, self._resolve, host, port)
+                except (OSError, UnicodeError) as failure:
+                    raise httpcore2.ConnectError(f"{host} cannot be resolved: {failure}") from failure
                 return await self._first(allowed, port, limit.when(), socket_options)
         except TimeoutError as error:
             raise httpcore2.ConnectTimeout(f"no connection to {host} in {timeout} s") from error
@@ -283,12 +301,6 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
-
-    async def _allowed(self, host: str, port: int) -> list[Address]:
-        try:
-            return await allowed_addresses(self._rules, self._resolve, host, port)
-        except (OSError, UnicodeError) as error:
-            raise httpcore2.ConnectError(f"{host} cannot be resolved: {error}") from error
 
     async def _first(
         self,
@@ -344,28 +356,6 @@ _AS_HTTPX: dict[type[Exception], type[httpx2.TransportError]] = {
 def _as_httpx(error: Exception, request: httpx2.Request) -> httpx2.TransportError:
     kind = next(_AS_HTTPX[each] for each in type(error).__mro__ if each in _AS_HTTPX)
     return kind(str(error), request=request)
-
-
-async def _answer(response: httpx2.Response, max_bytes: int) -> Returned | Failed:
-    encoding = response.headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in ("", "identity"):
-        return Failed(f"The answer came encoded ({encoding[:40]}), which was not asked for.", FailureKind.RAISED)
-    if response.is_redirect:
-        where = shown_address(response.headers.get("location", ""))[:200]
-        return Failed(f"HTTP {response.status_code}: a redirect to {where}, not followed.", FailureKind.REFUSED)
-    if not response.is_success:
-        return await _error(response)
-    body = await read_bounded(response, max_bytes)
-    return _read(response, body)
-
-
-async def _error(response: httpx2.Response) -> Failed:
-    kind = FailureKind.UNAVAILABLE if response.status_code in _TRANSIENT else FailureKind.RAISED
-    body = await read_bounded(response, EXCERPT_BYTES)
-    excerpt = _read(response, body).text.strip()
-    return Failed(
-        f"HTTP {response.status_code} {response.reason_phrase}".rstrip() + (f": {excerpt}" if excerpt else ""), kind
-    )
 
 
 def _read(response: httpx2.Response, body: BoundedBody) -> Returned:

@@ -66,7 +66,18 @@ def main(arguments: list[str]) -> None:
             _enter_pid_namespace()
         wake = _be_woken()
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        pid = _started(settings, program, argv)
+        # The command's process id. This process has one thread, so forking it is safe.
+        parent = os.getpid()
+        mistakes, report = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            _become(parent, report, settings, program, argv)
+        os.close(report)
+        with open(mistakes, "rb") as pipe:
+            mistake = pipe.read()
+        if mistake:
+            os.waitpid(pid, 0)
+            raise _NotStarted(mistake.decode(errors="replace"))
     except _NotStarted as error:
         _say(line, f"failed {error}")
         return
@@ -174,22 +185,6 @@ def _say(line: int, text: str) -> None:
 
 
 # The command's beginning --------------------------------------------------------------------------
-
-
-def _started(settings: list[tuple[str, str]], program: str, argv: list[str]) -> int:
-    """The command's process id. This process has one thread, so forking it is safe."""
-    parent = os.getpid()
-    mistakes, report = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        _become(parent, report, settings, program, argv)
-    os.close(report)
-    with open(mistakes, "rb") as pipe:
-        mistake = pipe.read()
-    if mistake:
-        os.waitpid(pid, 0)
-        raise _NotStarted(mistake.decode(errors="replace"))
-    return pid
 
 
 def _become(parent: int, report: int, settings: list[tuple[str, str]], program: str, argv: list[str]) -> None:

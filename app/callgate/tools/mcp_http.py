@@ -265,7 +265,13 @@ class HttpLink(_Link):
             case RpcMessage(method="notifications/tools/list_changed"):
                 self._check()
             case RpcMessage(method=str(method), id=int() | str() as id):
-                self._reply(id, method)
+                # Answer a server's request with an error: we offer nothing to ask for, and it must not be left waiting.
+                reply: dict[str, Any] = {"jsonrpc": "2.0", "id": id}
+                if method == "ping":
+                    reply["result"] = {}
+                else:
+                    reply["error"] = {"code": METHOD_NOT_FOUND, "message": "Method not found"}
+                self._send_aside(encoded(reply))
             case _:
                 pass  # log lines, and what we do not know
         return None
@@ -312,15 +318,6 @@ class HttpLink(_Link):
         if 300 <= response.status < 400:
             words += ": a redirect, which is not followed"
         return RpcAnswer(error=RpcError(response.status, f"The tool's server refused the call: {words}."))
-
-    def _reply(self, id: int | str, method: str) -> None:
-        """Answer a server's request with an error: we offer nothing to ask for, and it must not be left waiting."""
-        reply: dict[str, Any] = {"jsonrpc": "2.0", "id": id}
-        if method == "ping":
-            reply["result"] = {}
-        else:
-            reply["error"] = {"code": METHOD_NOT_FOUND, "message": "Method not found"}
-        self._send_aside(encoded(reply))
 
     def _send_aside(self, body: bytes) -> None:
         if self.gone.done():

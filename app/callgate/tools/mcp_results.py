@@ -56,22 +56,18 @@ def _parts(piece: Content) -> Iterator[str | Image]:
         case Content(type="audio", data=str(data)):
             yield described(piece.mime_type or "audio", _size(data))
         case Content(type="resource", resource=Resource() as resource):
-            yield from _resource(resource)
+            if resource.uri:
+                yield f"[{resource.uri}]"
+            if resource.text is not None:
+                yield resource.text
+            elif resource.blob is not None and resource.mime_type in IMAGE_TYPES:
+                yield Image(resource.blob, resource.mime_type or "")
+            elif resource.blob is not None:
+                yield described(resource.mime_type or "application/octet-stream", _size(resource.blob))
         case Content(type="resource_link"):
             yield f"[{piece.name or 'resource'}: {piece.uri or 'without an address'}]"
         case _:
             yield f"[{piece.type or 'something'} that cannot be shown]"
-
-
-def _resource(resource: Resource) -> Iterator[str | Image]:
-    if resource.uri:
-        yield f"[{resource.uri}]"
-    if resource.text is not None:
-        yield resource.text
-    elif resource.blob is not None and resource.mime_type in IMAGE_TYPES:
-        yield Image(resource.blob, resource.mime_type or "")
-    elif resource.blob is not None:
-        yield described(resource.mime_type or "application/octet-stream", _size(resource.blob))
 
 
 def _size(base64_text: str) -> int:

@@ -72,7 +72,13 @@ class McpSource:
         except CannotOpen as refusal:
             if not (isinstance(link, HttpLink) and link.may_be_older):
                 raise
-            self._session = await self._opened_over_sse(link.spec, refusal)
+            # As the protocol has it for an address that takes no POST. Where that fails too, the first failure is raised.
+            try:
+                session = await self._opened(SseLink(link.spec, self._web))
+            except CannotOpen:
+                raise refusal from None
+            self._speaks_sse = True
+            self._session = session
         finally:
             self._renewing = False
             self._reopened.set()
@@ -130,15 +136,6 @@ class McpSource:
     async def _opened(self, link: Link) -> Session:
         session = Session(link, self._listed)
         await session.open()
-        return session
-
-    async def _opened_over_sse(self, spec: HttpSpec, refusal: CannotOpen) -> Session:
-        """As the protocol has it for an address that takes no POST. Where that fails too, the first failure is raised."""
-        try:
-            session = await self._opened(SseLink(spec, self._web))
-        except CannotOpen:
-            raise refusal from None
-        self._speaks_sse = True
         return session
 
     def _listed(self, tools: tuple[types.Tool, ...]) -> None:

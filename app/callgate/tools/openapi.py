@@ -88,7 +88,16 @@ class OpenApiSource:
         self._tools: tuple[Tool, ...] = ()
         self._left_out: tuple[tuple[str, str], ...] = ()
         if self._address is None:
-            self._take(_in_file(Path(place), self._built))
+            file = Path(place)
+            try:
+                built = self._built(file.read_text("utf-8-sig"))
+            except OSError as error:
+                raise BadDocument(f"{file}: cannot be read: {error.strerror}") from None
+            except UnicodeDecodeError:
+                raise BadDocument(f"{file}: is not UTF-8 text") from None
+            except BadDocument as error:
+                raise BadDocument(f"{file}: {error}") from None
+            self._take(built)
 
     @property
     def prefix(self) -> str:
@@ -99,7 +108,15 @@ class OpenApiSource:
             return
         self._web = self._make_web()
         try:
-            text = await self._fetched(self._address)
+            request = Request(
+                "GET", httpx2.URL(self._address), {"Accept": "application/json, application/yaml;q=0.9, */*;q=0.5"}
+            )
+            answer = await ask(self._web, self._api.rules, request, MAX_DOCUMENT_BYTES)
+            if isinstance(answer, Failed):
+                raise Unavailable(answer.text)
+            if answer.cut_bytes:
+                raise BadDocument(f"it is larger than {MAX_DOCUMENT_BYTES} bytes")
+            text = answer.text
             self._take(await asyncio.to_thread(self._built, text))
         except BaseException:
             await self._web.close()
@@ -114,15 +131,6 @@ class OpenApiSource:
 
     async def close(self) -> None:
         await self._web.close()
-
-    async def _fetched(self, address: str) -> str:
-        request = Request("GET", httpx2.URL(address), {"Accept": "application/json, application/yaml;q=0.9, */*;q=0.5"})
-        answer = await ask(self._web, self._api.rules, request, MAX_DOCUMENT_BYTES)
-        if isinstance(answer, Failed):
-            raise Unavailable(answer.text)
-        if answer.cut_bytes:
-            raise BadDocument(f"it is larger than {MAX_DOCUMENT_BYTES} bytes")
-        return answer.text
 
     def _take(self, built: tuple[list[Tool], list[tuple[str, str]]]) -> None:
         self._tools, self._left_out = tuple(built[0]), tuple(built[1])
@@ -214,19 +222,6 @@ class OpenApiSource:
             source=f"{operation.method} {shown_address(address)}",
             wanted=self._wanted(operation),
         )
-
-
-def _in_file(
-    file: Path, build: Callable[[str], tuple[list[Tool], list[tuple[str, str]]]]
-) -> tuple[list[Tool], list[tuple[str, str]]]:
-    try:
-        return build(file.read_text("utf-8-sig"))
-    except OSError as error:
-        raise BadDocument(f"{file}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise BadDocument(f"{file}: is not UTF-8 text") from None
-    except BadDocument as error:
-        raise BadDocument(f"{file}: {error}") from None
 
 
 def _matches(patterns: Iterable[str], words: Iterable[str]) -> bool:

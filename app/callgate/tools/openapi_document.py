@@ -249,18 +249,17 @@ class _JsonYamlLoader(_Base):  # type: ignore[misc]  # which of the two it is de
                 continue
             several = isinstance(value, yaml.SequenceNode)
             for other in reversed(value.value) if several else (value,):
-                brought += self._entries_of(other)
+                if not isinstance(other, yaml.MappingNode):
+                    raise yaml.MarkedYAMLError(problem="a merge key takes mappings", problem_mark=other.start_mark)
+                self.flatten_mapping(other)
+                entries: list[Any] = other.value
+                self.merged += len(entries)
+                if self.merged > MAX_MERGED:
+                    raise yaml.MarkedYAMLError(
+                        problem="merge keys make this document endless", problem_mark=other.start_mark
+                    )
+                brought += entries
         node.value = brought + own
-
-    def _entries_of(self, node: Any) -> list[Any]:
-        if not isinstance(node, yaml.MappingNode):
-            raise yaml.MarkedYAMLError(problem="a merge key takes mappings", problem_mark=node.start_mark)
-        self.flatten_mapping(node)
-        entries: list[Any] = node.value
-        self.merged += len(entries)
-        if self.merged > MAX_MERGED:
-            raise yaml.MarkedYAMLError(problem="merge keys make this document endless", problem_mark=node.start_mark)
-        return entries
 
 
 _JsonYamlLoader.yaml_implicit_resolvers = {}

@@ -152,7 +152,19 @@ class _Shaping:
                 continue
             if f"{place} {name.lower() if place == 'header' else name}" in self._fixed:
                 continue
-            yield self._parameter(place, name, node)
+            schema, as_json_text = self._schema_of(name, node)
+            if place in ("header", "cookie") and not _TOKEN.fullmatch(name):
+                raise LeftOut(f"its parameter {name[:40]!r} cannot be the name of a {place}")
+            style = str(node.get("style", _USUAL_STYLES[place]))
+            explode = node.get("explode", style == "form")
+            known = {"query": {*_DELIMITERS, "deepObject"}}.get(place, {_USUAL_STYLES[place]})
+            if style not in known:
+                raise LeftOut(f"the style {style!r} of its parameter `{name}` is not supported")
+            if place != "query" and self._schemas.followed(schema).get("type") == "object":
+                raise LeftOut(f"its parameter `{name}` is an object in the {place}")
+            argument = self._argument(name, place)
+            self._add(argument, schema, node, required=place == "path" or node.get("required") is True)
+            yield Parameter(argument, name, place, style, explode is True, as_json_text)
 
     def _declared(self) -> dict[tuple[str, str], Mapping[str, Any]]:
         """By place and name; what an operation says outranks what its path says."""
@@ -166,21 +178,6 @@ class _Shaping:
                     raise LeftOut(f"its parameter `{name}` is in {place!r}, which is no place")
                 found[place, name] = node
         return found
-
-    def _parameter(self, place: str, name: str, node: Mapping[str, Any]) -> Parameter:
-        schema, as_json_text = self._schema_of(name, node)
-        if place in ("header", "cookie") and not _TOKEN.fullmatch(name):
-            raise LeftOut(f"its parameter {name[:40]!r} cannot be the name of a {place}")
-        style = str(node.get("style", _USUAL_STYLES[place]))
-        explode = node.get("explode", style == "form")
-        known = {"query": {*_DELIMITERS, "deepObject"}}.get(place, {_USUAL_STYLES[place]})
-        if style not in known:
-            raise LeftOut(f"the style {style!r} of its parameter `{name}` is not supported")
-        if place != "query" and self._schemas.followed(schema).get("type") == "object":
-            raise LeftOut(f"its parameter `{name}` is an object in the {place}")
-        argument = self._argument(name, place)
-        self._add(argument, schema, node, required=place == "path" or node.get("required") is True)
-        return Parameter(argument, name, place, style, explode is True, as_json_text)
 
     def _schema_of(self, name: str, node: Mapping[str, Any]) -> tuple[Any, bool]:
         content = node.get("content")

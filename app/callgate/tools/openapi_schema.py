@@ -156,7 +156,14 @@ class _SchemaReader:
                 found[key] = [self.read(each) for each in value]
             elif key in _NAMED and isinstance(value, Mapping):
                 found[key] = {str(name): self.read(each) for name, each in value.items()}
-        _tidy(found)
+        # Mistakes that are common in such documents, and harmless, are dropped rather than held against the
+        # operation.
+        if not isinstance(found.get("required", []), list):
+            del found["required"]  # Swagger 2 had it on the property itself
+        if isinstance(kind := found.get("type"), str) and kind not in _TYPES:
+            del found["type"]
+        if "enum" in found and not (isinstance(found["enum"], list) and found["enum"]):
+            del found["enum"]
         self._drop_read_only(found, schema.get("properties"))
         return _as_in_2020(found, schema) if self._document.is_3_0 else found
 
@@ -179,16 +186,6 @@ class _SchemaReader:
                 return False
             schema = self._document.at(reference)
         return False
-
-
-def _tidy(found: dict[str, Any]) -> None:
-    """Mistakes that are common in such documents, and harmless, are dropped rather than held against the operation."""
-    if not isinstance(found.get("required", []), list):
-        del found["required"]  # Swagger 2 had it on the property itself
-    if isinstance(kind := found.get("type"), str) and kind not in _TYPES:
-        del found["type"]
-    if "enum" in found and not (isinstance(found["enum"], list) and found["enum"]):
-        del found["enum"]
 
 
 def _as_in_2020(found: dict[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:

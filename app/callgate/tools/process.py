@@ -202,7 +202,19 @@ class _Child:
                 line = other.fileno()
                 self._out, out = _pipe(ours, theirs)
                 self._err, err = _pipe(ours, theirs)
-                self._launcher = _launched(command, line, out, err)
+                arguments = [sys.executable, "-I", "-S", "-c", BOOT, str(line), *_settings(command)]
+                argv = ["--", command.program, *command.argv]
+                with _file_of(command.stdin) as stdin:
+                    self._launcher = subprocess.Popen(  # noqa: S603 - an argv, and no shell
+                        [*arguments, *argv],
+                        stdin=stdin,
+                        stdout=out,
+                        stderr=err,
+                        env=command.env,
+                        cwd="/",
+                        pass_fds=(line,),
+                        start_new_session=True,  # what a terminal sends to us is not for the tools
+                    )
             except OSError as error:
                 if error.errno == errno.E2BIG:
                     raise TooLong("the arguments are longer than the system allows") from None
@@ -261,25 +273,22 @@ class _Child:
             said = b""  # the launcher was killed
         self._said += said
         if not said:
-            self._finish()
-
-    def _finish(self) -> None:
-        """The launcher is gone, and with it whatever could still write: what is in the pipes is all there will be."""
-        for read in (self._read_stdout, self._read_stderr):
-            while not self._flood and read():
-                pass
-        for file in (self._line.fileno(), self._out, self._err):
-            self._loop.remove_reader(file)
-        if self._patience is not None:
-            self._patience.cancel()
-        self._files.close()
-        self._launcher.kill()
-        self._launcher.wait()
-        try:
-            self.over.set_result(self._ended())
-        except (NotStarted, LauncherDied) as error:
-            self.over.set_exception(error)
-            self.over.exception()  # seen: whoever ran it may have been cancelled
+            # The launcher is gone, and with it whatever could still write: what is in the pipes is all there will be.
+            for read in (self._read_stdout, self._read_stderr):
+                while not self._flood and read():
+                    pass
+            for file in (self._line.fileno(), self._out, self._err):
+                self._loop.remove_reader(file)
+            if self._patience is not None:
+                self._patience.cancel()
+            self._files.close()
+            self._launcher.kill()
+            self._launcher.wait()
+            try:
+                self.over.set_result(self._ended())
+            except (NotStarted, LauncherDied) as error:
+                self.over.set_exception(error)
+                self.over.exception()  # seen: whoever ran it may have been cancelled
 
     def _ended(self) -> CommandResult:
         words: dict[str, str] = {}
@@ -311,22 +320,6 @@ class _Child:
         if pid not in ("", "0"):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(int(pid), signal.SIGKILL)
-
-
-def _launched(command: Command, line: int, out: int, err: int) -> "subprocess.Popen[bytes]":
-    arguments = [sys.executable, "-I", "-S", "-c", BOOT, str(line), *_settings(command)]
-    argv = ["--", command.program, *command.argv]
-    with _file_of(command.stdin) as stdin:
-        return subprocess.Popen(  # noqa: S603 - an argv, and no shell
-            [*arguments, *argv],
-            stdin=stdin,
-            stdout=out,
-            stderr=err,
-            env=command.env,
-            cwd="/",
-            pass_fds=(line,),
-            start_new_session=True,  # what a terminal sends to us is not for the tools
-        )
 
 
 def _settings(command: Command) -> Iterator[str]:

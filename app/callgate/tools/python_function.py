@@ -103,11 +103,6 @@ class PythonFunction:
             return Failed(f"Not run: {_complaints(error)}", FailureKind.NOT_RUN)
         if context is None:
             return await self._outcome(args, kwargs, run_context)
-        return await self._with_progress(context, args, kwargs, run_context)
-
-    async def _with_progress(
-        self, context: Context, args: list[Any], kwargs: dict[str, Any], run_context: RunContext
-    ) -> Outcome:
         progress = progress_of(context)
         try:
             async with _background(progress.forward(run_context.report)):
@@ -186,7 +181,14 @@ class _Signature:
             fields[place] = _field(parameter, hint, explained.get(parameter.name))
             self._parameters.append((place, parameter))
         self._model = _model(self._name, fields)
-        self.schema = _schema(self._model, self._name)
+        try:
+            schema = self._model.model_json_schema(by_alias=True, schema_generator=_WithoutTitles)
+        except (PydanticInvalidForJsonSchema, PydanticUserError) as error:
+            raise NotATool(f"a parameter of {self._name} cannot be described as JSON: {error}") from error
+        for part in (schema, *schema.get("$defs", {}).values()):
+            part.pop("title", None)
+        schema.setdefault("properties", {})
+        self.schema = schema
 
     def bind(self, arguments: Mapping[str, Any], context: Context | None) -> tuple[list[Any], dict[str, Any]]:
         given = self._model.model_validate(arguments, by_alias=True)
@@ -248,17 +250,6 @@ def _model(name: str, fields: dict[str, Any]) -> type[BaseModel]:
         return create_model(f"{name}_arguments", __config__=ConfigDict(extra="forbid"), **fields)
     except (PydanticSchemaGenerationError, PydanticUserError, NameError, TypeError) as error:
         raise NotATool(f"a parameter of {name} has a type that no JSON can be turned into: {error}") from error
-
-
-def _schema(model: type[BaseModel], name: str) -> dict[str, Any]:
-    try:
-        schema = model.model_json_schema(by_alias=True, schema_generator=_WithoutTitles)
-    except (PydanticInvalidForJsonSchema, PydanticUserError) as error:
-        raise NotATool(f"a parameter of {name} cannot be described as JSON: {error}") from error
-    for part in (schema, *schema.get("$defs", {}).values()):
-        part.pop("title", None)
-    schema.setdefault("properties", {})
-    return schema
 
 
 class _WithoutTitles(GenerateJsonSchema):

@@ -311,13 +311,7 @@ class Registry:
         self._quarantined = tuple(sorted(broken, key=lambda each: (each.name, each.source)))
         self._by_name = {each.name: each for each in self._tools}
         self._schemas = frozenset(bytes(each.schema) for each in self._tools)
-        self._note_clashes(names)
-        self.limits.forget_tools_except({each.address for each in self._tools})
-        for each in self._tools:
-            self.limits.limit_tool(each.address, each.tool.policy.concurrency)
-
-    def _note_clashes(self, names: Mapping[tuple[str, str], tuple[str, Tool]]) -> None:
-        """Log each clash once, and again when it has become another."""
+        # Log each clash once, and again when it has become another.
         clashes = tuple(
             NameClash(
                 claimed, tuple((address(*each), names[each][0] if each in names else "") for each in sorted(claims))
@@ -329,6 +323,9 @@ class Registry:
             if clash not in self._clashes:
                 log.warning("tool_name_clash", name=clash.claimed, tools=dict(clash.names))
         self._clashes = clashes
+        self.limits.forget_tools_except({each.address for each in self._tools})
+        for each in self._tools:
+            self.limits.limit_tool(each.address, each.tool.policy.concurrency)
 
     def _registered(
         self, source: str, original: str, name: str, tool: Tool, compiled: dict[bytes, Check]
@@ -347,20 +344,17 @@ class Registry:
         taken = RegisteredTool(
             final, source, original, schema, OfferedTool(name, parameters, check), claimed, contested=contested
         )
-        waits = self._waits(taken)
-        if waits == tool.policy.require_approval:
-            return taken
-        return replace(taken, tool=replace(final, policy=replace(tool.policy, require_approval=waits)))
-
-    def _waits(self, taken: RegisteredTool) -> bool:
-        """Whether its calls wait for approval: its entry says, else the tool itself, else the rule for all."""
+        # Whether its calls wait for approval: its entry says, else the tool itself, else the rule for all.
         policy = taken.tool.policy
         of_entry = self._approval_of.get((taken.source, taken.original)) or self._approval_of.get(taken.source, NO_RULE)
         said = of_entry.opinion(taken, policy.safety, taken.at_source())
         if said is None:
             may_free = partial(self.may_free, taken.source)
             said = policy.require_approval or self._approval.opinion(taken, policy.safety, may_free=may_free)
-        return bool(said)
+        waits = bool(said)
+        if waits == tool.policy.require_approval:
+            return taken
+        return replace(taken, tool=replace(final, policy=replace(tool.policy, require_approval=waits)))
 
     def _named(
         self, there: list[tuple[str, tuple[Tool, ...]]]

@@ -89,7 +89,17 @@ class ThreadPool:
         if self._idle:
             return self._idle.pop()
         if len(self._workers) < self._size:
-            return self._started()
+            worker = _Worker()
+            loop = asyncio.get_running_loop()
+            worker.thread = threading.Thread(
+                target=_work,
+                args=(worker, loop, self._finished),
+                name=f"{self._name}-{len(self._workers)}",
+                daemon=True,
+            )
+            self._workers.add(worker)
+            worker.thread.start()
+            return worker
         waiter: asyncio.Future[_Worker] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         try:
@@ -98,16 +108,6 @@ class ThreadPool:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self._free(waiter.result())  # handed over in the very moment we were cancelled
             raise
-
-    def _started(self) -> "_Worker":
-        worker = _Worker()
-        loop = asyncio.get_running_loop()
-        worker.thread = threading.Thread(
-            target=_work, args=(worker, loop, self._finished), name=f"{self._name}-{len(self._workers)}", daemon=True
-        )
-        self._workers.add(worker)
-        worker.thread.start()
-        return worker
 
     def _finished(self, worker: "_Worker", job: "_Job[Any]", result: Any, error: BaseException | None) -> None:
         """Back in the loop: hand over what came of a job, and its thread to whoever waits."""

@@ -128,7 +128,12 @@ class ToolSet:
         kept = {name: each for name, each in self.by_name.items() if name not in theirs}
         for name, each in self.by_name.items():
             if name in theirs:
-                free = _free_name(each, kept.keys() | theirs.keys())
+                taken = kept.keys() | theirs.keys()
+                free = RESERVED_PREFIX + each.name
+                salt = free
+                while free in taken or len(free) > MAX_LENGTH:
+                    free = hashed_name(each.name, salt, RESERVED_PREFIX)
+                    salt += "\0"
                 kept[free] = each.under(free)
         return ToolSet(kept.values())
 
@@ -354,20 +359,16 @@ async def _stop(task: "asyncio.Task[Outcome]", slots: Slots) -> None:
             if not task.cancelled():
                 task.exception()  # seen: it lost the race against the clock, and nobody asks any more
         else:
-            _leave_behind(task, slots)
+            held = slots.hand_over()
+            _let_go.add(task)
 
+            def ended(task: "asyncio.Task[Outcome]") -> None:
+                _let_go.discard(task)
+                held.give_back()
+                if not task.cancelled():
+                    task.exception()
 
-def _leave_behind(task: "asyncio.Task[Outcome]", slots: Slots) -> None:
-    held = slots.hand_over()
-    _let_go.add(task)
-
-    def ended(task: "asyncio.Task[Outcome]") -> None:
-        _let_go.discard(task)
-        held.give_back()
-        if not task.cancelled():
-            task.exception()
-
-    task.add_done_callback(ended)
+            task.add_done_callback(ended)
 
 
 # Names and their owners ----------------------------------------------------------------------------------
@@ -409,15 +410,6 @@ def _by_name(client: Sequence[msgspec.Raw]) -> dict[str, msgspec.Raw]:
         if one is not None and one.name:
             found[one.name] = one.parameters
     return found
-
-
-def _free_name(entry: RegisteredTool, taken: set[str]) -> str:
-    name = RESERVED_PREFIX + entry.name
-    salt = name
-    while name in taken or len(name) > MAX_LENGTH:
-        name = hashed_name(entry.name, salt, RESERVED_PREFIX)
-        salt += "\0"
-    return name
 
 
 class _LazyOffer(Mapping[str, OfferedTool]):

@@ -216,27 +216,26 @@ class _Undecided:
 
     @asynccontextmanager
     async def _ask(self, ask: ModelRequest | Passthrough) -> AsyncIterator[ModelAnswer]:
-        self._settled = await self._decide()
-        async with self._settled.ask(ask) as answer:
-            yield answer
-
-    async def _decide(self) -> "PassthroughModel | TranslatedModel | litellm_model.LiteLLMModel":
         entry = self._entry
         if entry.lane in {"auto", "direct"} and (endpoint := await litellm_model.vouched_endpoint(entry)) is not None:
-            return _direct(entry, endpoint, self._client)
-        settings = resolve.litellm_settings(entry)
-        if entry.lane != "direct" and resolve.lane_of(entry) != "litellm":
-            from callgate.upstream.translated_model import TranslatedModel
+            self._settled = _direct(entry, endpoint, self._client)
+        else:
+            settings = resolve.litellm_settings(entry)
+            if entry.lane != "direct" and resolve.lane_of(entry) != "litellm":
+                from callgate.upstream.translated_model import TranslatedModel
 
-            return TranslatedModel(
-                entry.model_name,
-                settings,
-                self._client,
-                entry.deadlines,
-                answer_bytes=entry.answer_bytes,
-                fetch=self._fetch,
-            )
-        return litellm_model.LiteLLMModel(entry.model_name, settings, entry.deadlines, self._fetch)
+                self._settled = TranslatedModel(
+                    entry.model_name,
+                    settings,
+                    self._client,
+                    entry.deadlines,
+                    answer_bytes=entry.answer_bytes,
+                    fetch=self._fetch,
+                )
+            else:
+                self._settled = litellm_model.LiteLLMModel(entry.model_name, settings, entry.deadlines, self._fetch)
+        async with self._settled.ask(ask) as answer:
+            yield answer
 
 
 def _direct(entry: ModelEntry, endpoint: Endpoint, client: HttpClient) -> PassthroughModel:

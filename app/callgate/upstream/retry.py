@@ -145,7 +145,14 @@ class _Asking(msgspec.Struct, eq=False):
 
     async def __aenter__(self) -> ModelAnswer:
         if not self.number:
-            self._start()
+            model, world = self._model, self._model.circumstances
+            world.budget.count_request()
+            self._began = self._asked_at = world.clock()
+            self.number = 1
+            cooldown = self._deployment.cooldown
+            if cooldown.failures and cooldown.is_resting:
+                self._queue = _Queue(model.pools, model.policy.tries, self._order)
+                self._take(self._queue.first() or self._queue.fallback())
         while True:
             try:
                 return await self._begin()
@@ -160,16 +167,6 @@ class _Asking(msgspec.Struct, eq=False):
     ) -> bool | None:
         assert self._open is not None
         return await self._open.__aexit__(kind, error, trace)
-
-    def _start(self) -> None:
-        model, world = self._model, self._model.circumstances
-        world.budget.count_request()
-        self._began = self._asked_at = world.clock()
-        self.number = 1
-        cooldown = self._deployment.cooldown
-        if cooldown.failures and cooldown.is_resting:
-            self._queue = _Queue(model.pools, model.policy.tries, self._order)
-            self._take(self._queue.first() or self._queue.fallback())
 
     def _take(self, chosen: "_Chosen | None") -> None:
         assert chosen is not None, "who rests is asked when nobody else is left"

@@ -36,31 +36,28 @@ _count = msgspec.json.Decoder(_Count)
 async def count_tokens(entry: ModelEntry, ask: ModelRequest, client: HttpClient) -> tuple[int, bool]:
     """The tokens, and whether they are only estimated."""
     if ask.original is not None and resolve.provider_of(entry.litellm_params) == "anthropic":
-        return await _by_anthropic(entry, ask, client), False
+        from callgate.upstream import messages_lane
+
+        settings = resolve.litellm_settings(entry)
+        assert ask.original is not None
+        question = messages_lane.count_question(await loaded(), settings, ask, ask.original)
+        exchange = client.post(question.url, question.headers, question.body, entry.deadlines)
+        try:
+            response = await opened(exchange, question.secrets)
+            try:
+                body = await response.read(ANSWER_BYTES)
+                response.settle()
+            finally:
+                await exchange.__aexit__(None, None, None)
+        except TransportError as error:
+            raise errors.from_transport(error) from error
+        try:
+            by_anthropic = _count.decode(body).input_tokens
+        except msgspec.DecodeError:
+            raise errors.bad_answer("The model's provider did not say how many tokens there are.") from None
+        return by_anthropic, False
     litellm = await loaded()
     return await asyncio.to_thread(_estimated, litellm, as_read(ask)), True
-
-
-async def _by_anthropic(entry: ModelEntry, ask: ModelRequest, client: HttpClient) -> int:
-    from callgate.upstream import messages_lane
-
-    settings = resolve.litellm_settings(entry)
-    assert ask.original is not None
-    question = messages_lane.count_question(await loaded(), settings, ask, ask.original)
-    exchange = client.post(question.url, question.headers, question.body, entry.deadlines)
-    try:
-        response = await opened(exchange, question.secrets)
-        try:
-            body = await response.read(ANSWER_BYTES)
-            response.settle()
-        finally:
-            await exchange.__aexit__(None, None, None)
-    except TransportError as error:
-        raise errors.from_transport(error) from error
-    try:
-        return _count.decode(body).input_tokens
-    except msgspec.DecodeError:
-        raise errors.bad_answer("The model's provider did not say how many tokens there are.") from None
 
 
 def _estimated(litellm: Any, ask: ModelRequest) -> int:

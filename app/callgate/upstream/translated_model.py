@@ -185,25 +185,22 @@ class _PausingAnswer(_TranslatedAnswer):
                 paused = getattr(self._body, "paused", None)
                 if paused is None:
                     raise
-            await self._ask_on(paused)
+            assert self._question.continued is not None
+            self._pauses += 1
+            if self._pauses > MOST_PAUSES:
+                raise BrokenOff(f"the provider paused more than {MOST_PAUSES} times", transport_error=True)
+            self._said += paused
+            self._before, self._counts = self._counts, {}
+            question = dataclasses.replace(self._question, body=self._question.continued(self._said))
+            try:
+                self._read_on(await self._model.asked(question, self._exchanges))
+            except ChatError as error:
+                if not self._begun:
+                    raise
+                raise BrokenOff(error.detail or error.message, transport_error=True) from error
 
     def _is_over(self) -> bool:
         return getattr(self._body, "paused", None) is not None or super()._is_over()
-
-    async def _ask_on(self, content: list[Any]) -> None:
-        assert self._question.continued is not None
-        self._pauses += 1
-        if self._pauses > MOST_PAUSES:
-            raise BrokenOff(f"the provider paused more than {MOST_PAUSES} times", transport_error=True)
-        self._said += content
-        self._before, self._counts = self._counts, {}
-        question = dataclasses.replace(self._question, body=self._question.continued(self._said))
-        try:
-            self._read_on(await self._model.asked(question, self._exchanges))
-        except ChatError as error:
-            if not self._begun:
-                raise
-            raise BrokenOff(error.detail or error.message, transport_error=True) from error
 
     def _added_up(self, event: ModelEvent) -> ModelEvent:
         if not isinstance(event, Usage):

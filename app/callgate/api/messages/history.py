@@ -234,7 +234,13 @@ def _assistant(history: History, blocks: Sequence[_Placed]) -> dict[str, str]:
     for each in blocks:
         block = each.block
         if block.type == "mcp_tool_result":
-            said.results.append(_our_result(history, each, ours))
+            # The answer to a call of ours, which is open no more.
+            call_id = each.block.tool_use_id or ""
+            if ours.pop(call_id, None) is None:
+                raise wrong(each.where, f"`mcp_tool_result` without a `mcp_tool_use` before it: {call_id[:100]}")
+            said.results.append(
+                {"role": "tool", "tool_call_id": call_id.removeprefix(OUR_CALL), "content": _result(history, each, [])}
+            )
             continue
         if said.results:
             said.add_to(history)
@@ -273,14 +279,6 @@ def _think(history: History, said: _Said, block: Block) -> None:
         history.is_altered = True
     else:
         said.signed.append({"type": "thinking", "thinking": block.thinking, "signature": block.signature})
-
-
-def _our_result(history: History, each: _Placed, ours: dict[str, str]) -> dict[str, Any]:
-    """The answer to a call of ours, which is open no more."""
-    id = each.block.tool_use_id or ""
-    if ours.pop(id, None) is None:
-        raise wrong(each.where, f"`mcp_tool_result` without a `mcp_tool_use` before it: {id[:100]}")
-    return {"role": "tool", "tool_call_id": id.removeprefix(OUR_CALL), "content": _result(history, each, [])}
 
 
 def _call(block: Block) -> dict[str, Any]:

@@ -10,8 +10,6 @@ from callgate.tools.addresses import AddressRules
 from callgate.tools.executor import Policy, Safety
 
 if TYPE_CHECKING:
-    from callgate.tools.mcp_http import HttpSpec
-    from callgate.tools.mcp_process import StdioSpec
     from callgate.tools.mcp_server import ServerSpec
     from callgate.tools.openapi import OpenApiSource
 
@@ -21,29 +19,27 @@ def server_spec(name: str, section: McpSection, defaults: Policy) -> "ServerSpec
 
     overrides = policy_of(section)
     overrides.pop("concurrency", None)  # of the server, all its tools together
-    return ServerSpec(
-        name=name,
-        transport=_transport(section),
-        prefix=legal_prefix(name) if section.prefix is None else section.prefix,
-        allowed_tools=section.allowed_tools,
-        policy=defaults,
-        overrides=overrides,
-    )
-
-
-def _transport(section: McpSection) -> "StdioSpec | HttpSpec":
     from callgate.tools.mcp_http import HttpSpec, rules_for
     from callgate.tools.mcp_process import StdioSpec
 
     if section.command is not None:
         env = in_clear(section.env)
-        return StdioSpec(section.command, section.args, env, section.cwd)
-    assert section.url is not None, "the schema asks for one or the other"
-    return HttpSpec(
-        section.url,
-        in_clear(section.headers),
-        sse=None if section.type is None else section.type == "sse",
-        rules=rules_for(section.url, allow_private=section.allow_private),
+        transport: StdioSpec | HttpSpec = StdioSpec(section.command, section.args, env, section.cwd)
+    else:
+        assert section.url is not None, "the schema asks for one or the other"
+        transport = HttpSpec(
+            section.url,
+            in_clear(section.headers),
+            sse=None if section.type is None else section.type == "sse",
+            rules=rules_for(section.url, allow_private=section.allow_private),
+        )
+    return ServerSpec(
+        name=name,
+        transport=transport,
+        prefix=legal_prefix(name) if section.prefix is None else section.prefix,
+        allowed_tools=section.allowed_tools,
+        policy=defaults,
+        overrides=overrides,
     )
 
 
