@@ -31,7 +31,7 @@ from callgate.conversation.events import (
 )
 from callgate.conversation.hidden_history import has_calls, without_repeats
 from callgate.conversation.ids import new_id, new_run_id
-from callgate.conversation.listeners import Handlers, Listener, handlers_of
+from callgate.conversation.listeners import Handlers, Listener, handlers_of, handles
 from callgate.conversation.loop import Rules, converse
 from callgate.conversation.ports import Emit, ModelRequest, Toolbox, TurnModel
 from callgate.conversation.read_model import ReadModel
@@ -319,14 +319,15 @@ async def _emit_nothing(event: ChatEvent) -> None:
 class _WriteNote(Listener):
     """Notes that a tool was started that may change something."""
 
+    handlers: ClassVar[Handlers] = {}
+
     def __init__(self, context: RequestContext) -> None:
         self._context = context
 
+    @handles(handlers, CallStarted)
     def _call_started(self, event: CallStarted) -> None:
         if event.writes:
             self._context.wrote = True
-
-    handlers: ClassVar[Handlers] = {CallStarted: _call_started}
 
 
 def _awaiting(before_tools: BeforeTools, run_id: str, note: _WriteNote, emit: Emit) -> Emit:

@@ -32,7 +32,7 @@ from callgate.conversation.events import (
     ReasoningDelta,
     TextDelta,
 )
-from callgate.conversation.listeners import Handlers
+from callgate.conversation.listeners import Handlers, handles
 from callgate.conversation.messages_api import BLOCKS
 from callgate.conversation.response_items import ITEMS
 from callgate.conversation.usage import add_usage
@@ -305,40 +305,37 @@ class CompletionWriter(msgspec.Struct, eq=False):
     passed: bytes = b""
     """The body in its provider's own bytes, if it came so."""
 
+    _takes: ClassVar[Handlers] = {}
+
     def write(self, event: ChatEvent) -> None:
         if (take := self._takes.get(type(event))) is not None:
             take(self, event)
 
+    @handles(_takes, ModelOutput)
     def _hear(self, event: ModelOutput) -> None:
         self._heard.setdefault(event.turn, []).extend(event.events)
 
+    @handles(_takes, Passed)
     def _take_passed(self, event: Passed) -> None:
         self.passed = event.data
 
+    @handles(_takes, Attempt)
     def _forget(self, event: Attempt) -> None:
         self._heard.pop(event.turn, None)
 
+    @handles(_takes, CallStarted, CallProgress, CallEnded)
     def _show(self, event: ToolEvent) -> None:
         line = None if (progress := self._head.progress) is None else progress.line(event)
         if line is not None:
             self._lines.setdefault(event.turn, []).append(line)
 
+    @handles(_takes, CallsHandedBack)
     def _take_calls(self, event: CallsHandedBack) -> None:
         self._calls = event.calls
 
+    @handles(_takes, ChatEnded)
     def _end(self, event: ChatEnded) -> None:
         self._ended = event
-
-    _takes: ClassVar[Handlers] = {
-        ModelOutput: _hear,
-        Passed: _take_passed,
-        Attempt: _forget,
-        CallStarted: _show,
-        CallProgress: _show,
-        CallEnded: _show,
-        CallsHandedBack: _take_calls,
-        ChatEnded: _end,
-    }
 
     def body(self) -> Any:
         """The whole answer; there is one only after the chat has ended."""

@@ -21,7 +21,7 @@ from callgate.conversation import feedback
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import CallEnded, CallStarted, CallWritten, ChatEvent, Finished, ModelEvent, TurnEnded
 from callgate.conversation.ids import new_run_id
-from callgate.conversation.listeners import Handlers, Listener
+from callgate.conversation.listeners import Handlers, Listener, handles
 from callgate.conversation.loop import converse
 from callgate.conversation.ports import ModelRequest
 from callgate.conversation.read_model import ReadTurns
@@ -210,23 +210,26 @@ class _Calling:
 class _Seen(Listener):
     """What became of the call."""
 
+    handlers: ClassVar[Handlers] = {}
+
     def __init__(self, context: RequestContext) -> None:
         self._context = context
         self.call: Any = None
         self.outcome: Outcome | None = None
         self.seconds = 0.0
 
+    @handles(handlers, TurnEnded)
     def _turn_ended(self, event: TurnEnded) -> None:
         calls: list[Call] = [*event.answer.run, *event.answer.broken]
         self.call = self.call or next(iter(calls), None)
 
+    @handles(handlers, CallStarted)
     def _call_started(self, event: CallStarted) -> None:
         self._context.wrote = self._context.wrote or event.writes
 
+    @handles(handlers, CallEnded)
     def _call_ended(self, event: CallEnded) -> None:
         self.outcome, self.seconds = event.outcome, event.seconds
-
-    handlers: ClassVar[Handlers] = {TurnEnded: _turn_ended, CallStarted: _call_started, CallEnded: _call_ended}
 
 
 def _no_such_tool(name: str) -> ChatError:

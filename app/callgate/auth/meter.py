@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final, Self
 from callgate.auth.keys import Caller
 from callgate.auth.limits import Amount, Limiter, OverLimit, Reservation
 from callgate.conversation.events import ChatEnded, TurnEnded, TurnStarted
-from callgate.conversation.listeners import Handlers, Listener
+from callgate.conversation.listeners import Handlers, Listener, handles
 from callgate.conversation.prices import Price, counted
 from callgate.conversation.usage import add_usage
 
@@ -24,26 +24,25 @@ class Tally(Listener):
 
     __slots__ = ("_asked", "_usages")
 
+    handlers: ClassVar[Handlers] = {}
+
     def __init__(self) -> None:
         self._usages: list[Mapping[str, Any] | None] = []
         self._asked = 0
 
+    @handles(handlers, TurnStarted)
     def _turn_started(self, event: TurnStarted) -> None:
         self._asked += 1
 
+    @handles(handlers, TurnEnded)
     def _turn_ended(self, event: TurnEnded) -> None:
         self._asked -= 1
         self._usages.append(event.answer.usage)
 
+    @handles(handlers, ChatEnded)
     def _chat_ended(self, event: ChatEnded) -> None:
         self._asked = 0
         self._usages = [event.usage]
-
-    handlers: ClassVar[Handlers] = {
-        TurnStarted: _turn_started,
-        TurnEnded: _turn_ended,
-        ChatEnded: _chat_ended,
-    }
 
     @property
     def usage(self) -> Mapping[str, Any]:

@@ -24,7 +24,7 @@ from callgate.conversation.events import (
     TurnEnded,
     TurnStarted,
 )
-from callgate.conversation.listeners import Handlers, Listener
+from callgate.conversation.listeners import Handlers, Listener, handles
 from callgate.conversation.prices import NANO, Price
 
 PREVIEW_CHARS = 200
@@ -49,9 +49,12 @@ class Diagnosis(Listener, msgspec.Struct, eq=False):
     _recovered: list[dict[str, Any]] = []
     _outcomes: dict[tuple[int, str], dict[str, Any]] = {}
 
+    handlers: ClassVar[Handlers] = {}
+
     def warn(self, warning: str) -> None:
         self._warnings = (*self._warnings, warning)
 
+    @handles(handlers, TurnEnded, ChatEnded)
     def _keep(self, event: TurnEnded | ChatEnded) -> None:
         self._events.append(event)
 
@@ -71,9 +74,11 @@ class Diagnosis(Listener, msgspec.Struct, eq=False):
         now = self._clock() - self._began
         return [(0.0, TurnStarted(0)), *self._attempts, *((now, event) for event in self._events)]
 
+    @handles(handlers, Attempt)
     def _attempt(self, event: Attempt) -> None:
         self._attempts.append((self._clock() - self._began, event))
 
+    @handles(handlers, CallEnded)
     def _call_ended(self, event: CallEnded) -> None:
         word = str(event.outcome.kind) if isinstance(event.outcome, Failed) else "returned"
         outcome: dict[str, Any] = {"outcome": word, "ms": _milliseconds(event.seconds)}
@@ -83,13 +88,6 @@ class Diagnosis(Listener, msgspec.Struct, eq=False):
             self._recovered.append({"id": event.call.id, "name": event.call.name, **outcome})
         else:
             self._outcomes[event.turn, event.call.id] = outcome
-
-    handlers: ClassVar[Handlers] = {
-        TurnEnded: _keep,
-        CallEnded: _call_ended,
-        Attempt: _attempt,
-        ChatEnded: _keep,
-    }
 
     def report(self) -> dict[str, Any]:
         self._sees = self.sees()

@@ -2,12 +2,24 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from callgate.conversation.events import ChatEvent
 
-Handlers: TypeAlias = Mapping[type[ChatEvent], Callable[[Any, Any], None]]
+Handlers: TypeAlias = dict[type[ChatEvent], Callable[[Any, Any], None]]
 """The method that handles an event, by the event's type."""
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def handles(table: dict[Any, Callable[..., Any]], *kinds: type) -> Callable[[_Method], _Method]:
+    """Enter the method below into a table, under the types of the events that it handles."""
+
+    def enter(method: _Method) -> _Method:
+        table.update(dict.fromkeys(kinds, method))
+        return method
+
+    return enter
 
 
 class Listener:

@@ -37,6 +37,7 @@ from callgate.conversation.events import (
     Usage,
 )
 from callgate.conversation.finish import FinishClass, classify, finish_findings, judge_finish
+from callgate.conversation.listeners import handles
 
 MAX_NAME = 64
 """What providers allow for a function name in the history."""
@@ -124,6 +125,10 @@ class PassedTurn:
         )
 
 
+_TAKEN: dict[type, Callable[..., None]] = {}
+"""What becomes of an event that is neither text nor a fragment of a call: those two come by the thousand."""
+
+
 class TurnBuilder:
     """Folds the events of one answer. Feeding costs the same however much has come; nothing is joined or parsed
     before the end."""
@@ -203,15 +208,19 @@ class TurnBuilder:
 
     # -- what is not a call
 
+    @handles(_TAKEN, CallWritten)
     def _written(self, event: CallWritten) -> None:
         self._calls.add_written(event)
 
+    @handles(_TAKEN, CharactersLost)
     def _lost(self, event: CharactersLost) -> None:
         self._calls.text_is_damaged = True
 
+    @handles(_TAKEN, CallNotRun)
     def _quoted(self, event: CallNotRun) -> None:
         self._not_run.append(event)
 
+    @handles(_TAKEN, ReasoningDelta)
     def _reason(self, event: ReasoningDelta) -> None:
         self._reasoning.setdefault(event.source, []).append(event.text)
 
@@ -224,6 +233,7 @@ class TurnBuilder:
         native = next((texts[name] for name in ("reasoning_content", "reasoning", "thinking") if texts.get(name)), "")
         return sound_text(native + texts.get("text", ""))
 
+    @handles(_TAKEN, Finished)
     def _finished(self, event: Finished) -> None:
         if not event.reason:
             return
@@ -231,48 +241,38 @@ class TurnBuilder:
             self._reasons.append(event.reason)
         self._calls.note_reason(orderly=classify(event.reason) <= FinishClass.TOOL_CALLS)
 
+    @handles(_TAKEN, Usage)
     def _used(self, event: Usage) -> None:
         self._usage = event.counts
 
+    @handles(_TAKEN, ProviderHead)
     def _answer_head(self, event: ProviderHead) -> None:
         self._head = self._head or event
 
+    @handles(_TAKEN, PromptedCalling)
     def _prompting(self, event: PromptedCalling) -> None:
         self._prompted = event
 
+    @handles(_TAKEN, Logprobs)
     def _logged(self, event: Logprobs) -> None:
         self._logprobs.append(event.value)
 
+    @handles(_TAKEN, ProviderError)
     def _failed(self, event: ProviderError) -> None:
         self._error = self._error or event
 
+    @handles(_TAKEN, ChoiceIgnored)
     def _ignored(self, event: ChoiceIgnored) -> None:
         self._noticed[Finding.EXTRA_CHOICES_IGNORED] = None
 
+    @handles(_TAKEN, ThinkingBlock)
     def _thought(self, event: ThinkingBlock) -> None:
         self._thinking = self._thinking or ThinkingBlocks()
         self._thinking.add(event.block)
 
+    @handles(_TAKEN, ExtraField)
     def _extra_field(self, event: ExtraField) -> None:
         self._extra_fields.setdefault(event.field, []).append(event.value)
-
-
-_TAKEN: dict[type, Callable[[TurnBuilder, Any], None]] = {
-    ReasoningDelta: TurnBuilder._reason,  # noqa: SLF001 - the rest of the class
-    CallWritten: TurnBuilder._written,  # noqa: SLF001
-    CallNotRun: TurnBuilder._quoted,  # noqa: SLF001
-    CharactersLost: TurnBuilder._lost,  # noqa: SLF001
-    Finished: TurnBuilder._finished,  # noqa: SLF001
-    Usage: TurnBuilder._used,  # noqa: SLF001
-    ProviderHead: TurnBuilder._answer_head,  # noqa: SLF001
-    PromptedCalling: TurnBuilder._prompting,  # noqa: SLF001
-    Logprobs: TurnBuilder._logged,  # noqa: SLF001
-    ExtraField: TurnBuilder._extra_field,  # noqa: SLF001
-    ThinkingBlock: TurnBuilder._thought,  # noqa: SLF001
-    ProviderError: TurnBuilder._failed,  # noqa: SLF001
-    ChoiceIgnored: TurnBuilder._ignored,  # noqa: SLF001
-}
-"""What becomes of an event that is neither text nor a fragment of a call: those two come by the thousand."""
 
 
 class ThinkingBlocks:

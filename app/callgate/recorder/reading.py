@@ -24,6 +24,7 @@ from callgate.conversation.events import (
     TurnEnded,
     TurnStarted,
 )
+from callgate.conversation.listeners import handles
 from callgate.conversation.ports import APPROVAL_GIVEN, APPROVAL_WANTED
 from callgate.conversation.prices import MOST_TOKENS, NANO, Price, counted
 from callgate.recorder.row import Kept, Recording, RunEvent, RunRow
@@ -51,6 +52,9 @@ PREVIEW_CHARACTERS: Final = 200
 
 MASKED_BEYOND: Final = 16 * 1024
 """Characters that are looked at for secrets beyond what is kept: no secret is longer."""
+
+
+_READERS: Final[dict[type, Callable[..., tuple[str, int | None, Mapping[str, Any]]]]] = {}
 
 
 class RunReader:
@@ -107,9 +111,11 @@ class RunReader:
 
     # -- one kind of event each: its name, its turn, and what is recorded of it
 
+    @handles(_READERS, TurnStarted)
     def _turn_started(self, event: TurnStarted, choice: int) -> tuple[str, int, Mapping[str, Any]]:
         return "turn_started", event.index, {}
 
+    @handles(_READERS, TurnEnded)
     def _turn_ended(self, event: TurnEnded, choice: int) -> tuple[str, int, Mapping[str, Any]]:
         answer, row, turn = event.answer, self._row, event.turn
         by, usage = answer.by, answer.usage
@@ -180,9 +186,11 @@ class RunReader:
         said = msgspec.structs.asdict(problem) | {"rule": ""}
         return {name: self._mask(text) for name, text in said.items() if text}
 
+    @handles(_READERS, CallStarted)
     def _call_started(self, event: CallStarted, choice: int) -> tuple[str, int, Mapping[str, Any]]:
         return "call_started", event.turn, {"id": event.call.id, "name": event.call.name, "writes": event.writes}
 
+    @handles(_READERS, CallProgress)
     def _call_progress(self, event: CallProgress, choice: int) -> tuple[str, int, Mapping[str, Any]]:
         facts: dict[str, Any] = {"id": event.call.id, "fraction": event.fraction}
         if event.message.startswith(APPROVAL_WANTED):
@@ -193,6 +201,7 @@ class RunReader:
             facts["message"] = self._mask(event.message[:MASKED_BEYOND])[:PREVIEW_CHARACTERS]
         return "call_progress", event.turn, facts
 
+    @handles(_READERS, CallEnded)
     def _call_ended(self, event: CallEnded, choice: int) -> tuple[str, int, Mapping[str, Any]]:
         outcome = event.outcome
         facts: dict[str, Any] = {
@@ -210,6 +219,7 @@ class RunReader:
             self.say(part_of(choice, f"call.{event.call.id}.result"), outcome.text)
         return "call_ended", event.turn, facts
 
+    @handles(_READERS, Attempt)
     def _attempt(self, event: Attempt, choice: int) -> tuple[str, int, Mapping[str, Any]]:
         self._count_attempts(choice, event.turn, event.number)
         facts: dict[str, Any] = {
@@ -254,29 +264,19 @@ class RunReader:
             self._attempts[choice, turn] = number
             self._row.attempts += number - before
 
+    @handles(_READERS, CallsHandedBack)
     def _handed_back(self, event: CallsHandedBack, choice: int) -> tuple[str, None, Mapping[str, Any]]:
         return "calls_handed_back", None, {"calls": [{"id": call.id, "name": call.name} for call in event.calls]}
 
+    @handles(_READERS, ChatEnded)
     def _chat_ended(self, event: ChatEnded, choice: int) -> tuple[str, None, Mapping[str, Any]]:
         ending, row = event.ending, self._row
         row.state, row.finish_reason = str(ending.kind), ending.finish_reason
         return "ended", None, {"ending": str(ending.kind), "finish_reason": ending.finish_reason, "note": ending.note}
 
+    @handles(_READERS, ChatFailed)
     def _chat_failed(self, event: ChatFailed, choice: int) -> tuple[str, None, Mapping[str, Any]]:
         return "failed", None, {"reason": event.reason}
-
-
-_READERS: Final[Mapping[type, Callable[[RunReader, Any, int], tuple[str, int | None, Mapping[str, Any]]]]] = {
-    TurnStarted: RunReader._turn_started,  # noqa: SLF001 - a table of its own methods
-    TurnEnded: RunReader._turn_ended,  # noqa: SLF001
-    CallStarted: RunReader._call_started,  # noqa: SLF001
-    CallProgress: RunReader._call_progress,  # noqa: SLF001
-    CallEnded: RunReader._call_ended,  # noqa: SLF001
-    Attempt: RunReader._attempt,  # noqa: SLF001
-    CallsHandedBack: RunReader._handed_back,  # noqa: SLF001
-    ChatEnded: RunReader._chat_ended,  # noqa: SLF001
-    ChatFailed: RunReader._chat_failed,  # noqa: SLF001
-}
 
 
 def _counts(usage: Mapping[str, Any], depth: int = 1) -> dict[str, Any]:

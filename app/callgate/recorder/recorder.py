@@ -29,7 +29,7 @@ from callgate.conversation.events import (
     TurnEnded,
     TurnStarted,
 )
-from callgate.conversation.listeners import Handlers, Listener
+from callgate.conversation.listeners import Handlers, Listener, handles
 from callgate.conversation.ports import Message, TurnModel
 from callgate.http.trace_context import Trace
 from callgate.recorder.model import RecordedModel
@@ -130,6 +130,9 @@ class RunListener(Listener, msgspec.Struct, eq=False):
     _recording: RunRecording
     _choice: int
 
+    handlers: ClassVar[Handlers] = {}
+
+    @handles(handlers, TurnStarted, CallStarted, CallProgress, Attempt, CallsHandedBack, ChatFailed, ChatEnded)
     def _note(self, event: ChatEvent) -> None:
         recording = self._recording
         seen = (time.monotonic() - recording.began, self._choice, event)
@@ -137,31 +140,16 @@ class RunListener(Listener, msgspec.Struct, eq=False):
         for watcher in recording.watchers:
             watcher.put_nowait(seen)
 
+    @handles(handlers, CallEnded)
     def _note_call(self, event: CallEnded) -> None:
         self._recording.weight += len(event.call.text) + len(event.outcome.text)
         self._note(event)
 
+    @handles(handlers, TurnEnded)
     def _note_turn(self, event: TurnEnded) -> None:
         if event.answer.broken:
             self._recording.weight += sum(len(call.text) for call in event.answer.broken)
         self._note(event)
-
-    handlers: ClassVar[Handlers] = {
-        **dict.fromkeys(
-            (
-                TurnStarted,
-                CallStarted,
-                CallProgress,
-                Attempt,
-                CallsHandedBack,
-                ChatFailed,
-                ChatEnded,
-            ),
-            _note,
-        ),
-        TurnEnded: _note_turn,
-        CallEnded: _note_call,
-    }
 
 
 class Counted(Protocol):

@@ -33,7 +33,7 @@ from callgate.conversation.events import (
     TextDelta,
     ThinkingBlock,
 )
-from callgate.conversation.listeners import Handlers
+from callgate.conversation.listeners import Handlers, handles
 from callgate.conversation.messages_api import STOP_REASONS, STOP_SEQUENCE, usage_counts
 
 SERVER_NAME: Final = "callgate"
@@ -385,6 +385,8 @@ class _Gathered:
 class MessageWriter:
     """Gathers one message."""
 
+    _takes: ClassVar[Handlers] = {}
+
     def __init__(self, head: MessageHead, diagnosis: Diagnosis | None) -> None:
         self._head, self._diagnosis = head, diagnosis
         self._events: list[ChatEvent] = []
@@ -395,27 +397,21 @@ class MessageWriter:
         if (take := self._takes.get(type(event))) is not None:
             take(self, event)
 
+    @handles(_takes, ModelOutput, CallStarted, CallEnded, CallsHandedBack)
     def _keep(self, event: ChatEvent) -> None:
         self._events.append(event)
 
+    @handles(_takes, Attempt)
     def _forget(self, event: Attempt) -> None:
         self._events = [kept for kept in self._events if getattr(kept, "turn", None) != event.turn]
 
+    @handles(_takes, Passed)
     def _pass(self, event: Passed) -> None:
         self._passed = event.data
 
+    @handles(_takes, ChatEnded)
     def _end(self, event: ChatEnded) -> None:
         self._ended = event
-
-    _takes: ClassVar[Handlers] = {
-        ModelOutput: _keep,
-        CallStarted: _keep,
-        CallEnded: _keep,
-        CallsHandedBack: _keep,
-        Attempt: _forget,
-        Passed: _pass,
-        ChatEnded: _end,
-    }
 
     def body(self) -> Any:
         """The whole answer; there is one only after the chat has ended."""

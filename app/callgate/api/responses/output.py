@@ -34,7 +34,7 @@ from callgate.conversation.events import (
     TurnEnded,
 )
 from callgate.conversation.finish import FinishClass, classify
-from callgate.conversation.listeners import Handlers
+from callgate.conversation.listeners import Handlers, handles
 from callgate.conversation.response_items import ITEMS
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -84,6 +84,8 @@ class ResponseItems:
 
     is_streamed = False
 
+    _handlers: ClassVar[Handlers] = {}
+
     def __init__(self, head: ResponseHead, diagnosis: Diagnosis | None) -> None:
         self.head, self._diagnosis = head, diagnosis
         self.response: dict[str, Any] | None = None
@@ -121,6 +123,7 @@ class ResponseItems:
         if (handle := self._handlers.get(type(event))) is not None:
             handle(self, event)
 
+    @handles(_handlers, ModelOutput)
     def _model_output(self, output: ModelOutput) -> None:
         if output.turn != self._turn:
             self._turn = output.turn
@@ -216,6 +219,7 @@ class ResponseItems:
                 message.annotations.append(annotation)
                 self.emit("response.output_text.annotation.added", {**message.where, **place, "annotation": annotation})
 
+    @handles(_handlers, TurnEnded)
     def _turn_ended(self, ended: TurnEnded) -> None:
         self._close_thought()
         account = ended.answer
@@ -223,6 +227,7 @@ class ResponseItems:
         self._close_message("incomplete" if is_cut else "completed")
         self._turn = ended.turn + 1
 
+    @handles(_handlers, Attempt)
     def _attempted(self, event: Attempt) -> None:
         """What was gathered of a turn that is asked again is forgotten; where events are sent, nothing of it was."""
         if self.is_streamed or not event.reason:
@@ -235,6 +240,7 @@ class ResponseItems:
 
     # -- calls
 
+    @handles(_handlers, CallStarted)
     def _call_started(self, event: CallStarted) -> None:
         if not self._is_shown(event):
             return
@@ -248,6 +254,7 @@ class ResponseItems:
         self.emit("response.mcp_call_arguments.delta", {**opened.where, "delta": opened.item["arguments"]})
         self.emit("response.mcp_call_arguments.done", {**opened.where, "arguments": opened.item["arguments"]})
 
+    @handles(_handlers, CallEnded)
     def _call_ended(self, event: CallEnded) -> None:
         if not self._is_shown(event):
             return
@@ -267,6 +274,7 @@ class ResponseItems:
         """Calls that run again because their results are gone are nobody's business; approved ones are the client's."""
         return self.head.shows_calls and (event.turn >= 0 or event.call.id in self.head.decided)
 
+    @handles(_handlers, CallsHandedBack)
     def _handed_back(self, handed: CallsHandedBack) -> None:
         for call in handed.calls:
             if self.head.asks is not None and self.head.asks(call.name or ""):
@@ -420,15 +428,6 @@ class ResponseItems:
         if self._tier is not None:
             resource["service_tier"] = self._tier
         return resource
-
-    _handlers: ClassVar[Handlers] = {
-        ModelOutput: _model_output,
-        TurnEnded: _turn_ended,
-        Attempt: _attempted,
-        CallStarted: _call_started,
-        CallEnded: _call_ended,
-        CallsHandedBack: _handed_back,
-    }
 
 
 def _is_no_thought(event: Any) -> bool:
