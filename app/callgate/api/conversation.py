@@ -33,7 +33,7 @@ from callgate.conversation.hidden_history import has_calls, without_repeats
 from callgate.conversation.ids import new_id, new_run_id
 from callgate.conversation.listeners import Handlers, Listener, handlers_of, handles
 from callgate.conversation.loop import Rules, converse
-from callgate.conversation.ports import Emit, ModelRequest, Toolbox, TurnModel
+from callgate.conversation.ports import Emit, ModelRequest, Toolbox, TurnModel, emit_nothing
 from callgate.conversation.read_model import ReadModel
 from callgate.conversation.turn_recovery import Recovery
 from callgate.recorder.recorder import RunRecording, RunTrace
@@ -272,7 +272,7 @@ class Conversation(msgspec.Struct, eq=False):
                     owner_of(self._caller, request),
                     messages,
                     request.hints,
-                    Recovery(toolbox, emit_to_listeners(listeners, _emit_nothing), rules.max_calls_per_turn),
+                    Recovery(toolbox, emit_to_listeners(listeners, emit_nothing), rules.max_calls_per_turn),
                     self._runtime.limits.body_bytes,
                 )
             if request.shown:
@@ -310,10 +310,6 @@ class Conversation(msgspec.Struct, eq=False):
             self._request.history,
             with_hint=self._runtime.diagnostics and not self._request.legacy,
         )
-
-
-async def _emit_nothing(event: ChatEvent) -> None:
-    """What happens before the first turn is for listeners alone: the client's answer has not begun."""
 
 
 class _WriteNote(Listener):

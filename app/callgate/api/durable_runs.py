@@ -176,7 +176,18 @@ class DurableRuns:
             await run.follow(receive, send)
             return
         body = accepted(stored)
-        await send({"type": "http.response.start", "status": 202, "headers": _accepted_headers(stored, body)})
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 202,
+                "headers": [
+                    (b"content-type", b"application/json"),
+                    (b"content-length", b"%d" % len(body)),
+                    (b"x-callgate-run", stored.id.encode()),
+                    (b"retry-after", b"1"),
+                ],
+            }
+        )
         await send({"type": "http.response.body", "body": body})
 
     async def find(self, id: str, caller: str, *, sees_all: bool = False) -> StoredRun:
@@ -282,7 +293,11 @@ class DurableRuns:
             elif ended.left or carried.is_stopped:
                 # Nobody has got it, and half an answer is none: what is kept is why there will be no whole one.
                 run.status = 0
-                run.fail(_cancelled() if carried.is_stopped else interrupted())
+                run.fail(
+                    ChatError(409, "This run was cancelled.", code="run_cancelled")
+                    if carried.is_stopped
+                    else interrupted()
+                )
             answer = RunAnswer(run.status, run.headers, b"".join(run.parts), durable.whole_body)
             state = "cancelled" if carried.is_stopped else "done"
             await durable.insist(lambda: ledger.finish(stored, state, _encode(answer)))
@@ -518,16 +533,3 @@ def _unavailable(error: str) -> ChatError:
         code="runs_unavailable",
         retry_after=1,
     )
-
-
-def _cancelled() -> ChatError:
-    return ChatError(409, "This run was cancelled.", code="run_cancelled")
-
-
-def _accepted_headers(stored: StoredRun, body: bytes) -> list[tuple[bytes, bytes]]:
-    return [
-        (b"content-type", b"application/json"),
-        (b"content-length", b"%d" % len(body)),
-        (b"x-callgate-run", stored.id.encode()),
-        (b"retry-after", b"1"),
-    ]

@@ -19,11 +19,11 @@ from callgate.calls.outcome import Failed, Outcome, Returned
 from callgate.calls.states import Call
 from callgate.conversation import feedback
 from callgate.conversation.errors import ChatError
-from callgate.conversation.events import CallEnded, CallStarted, CallWritten, ChatEvent, Finished, ModelEvent, TurnEnded
+from callgate.conversation.events import CallEnded, CallStarted, CallWritten, Finished, ModelEvent, TurnEnded
 from callgate.conversation.ids import new_run_id
 from callgate.conversation.listeners import Handlers, Listener, handles
 from callgate.conversation.loop import converse
-from callgate.conversation.ports import ModelRequest
+from callgate.conversation.ports import ModelRequest, emit_nothing
 from callgate.conversation.read_model import ReadTurns
 from callgate.recorder.row import RunRow
 from callgate.runtime.manager import RuntimeManager, new_call_id
@@ -178,7 +178,7 @@ class _Calling:
             ModelRequest(()),
             ReadTurns("", [written, [Finished("stop")]]),
             self._toolbox,
-            emit_to_listeners(listeners, _emit_nothing),
+            emit_to_listeners(listeners, emit_nothing),
             new_id=new_call_id,
             rules=self._runtime.rules,
         )
@@ -234,7 +234,3 @@ class _Seen(Listener):
 
 def _no_such_tool(name: str) -> ChatError:
     return ChatError(404, f"No tool `{name[:64]}`, or not for this key.", param="name", code="tool_not_found")
-
-
-async def _emit_nothing(event: ChatEvent) -> None:
-    """Nothing is written while it runs."""

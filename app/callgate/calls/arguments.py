@@ -143,7 +143,7 @@ class Fragments(msgspec.Struct, eq=False):
             # Some providers send the object itself, some of them again with each chunk, some after an empty one.
             objects = [
                 one
-                for is_text, group in groupby(list(self._all()), _is_text)
+                for is_text, group in groupby(self._all(), lambda part: isinstance(part, str))
                 for one in _objects_of(group, is_text=is_text)
             ]
             distinct = list(dropwhile(lambda one: not one, objects[:-1])) + objects[-1:]
@@ -385,10 +385,6 @@ def _objects_in_a_row(text: str) -> Iterator[dict[str, Any] | None]:
 
 
 # Objects in the place of text --------------------------------------------------------------------------------------
-
-
-def _is_text(part: Any) -> bool:
-    return isinstance(part, str)
 
 
 def _objects_of(group: Iterable[Any], *, is_text: bool) -> Iterator[dict[str, Any]]:

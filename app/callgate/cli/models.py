@@ -12,7 +12,6 @@ from callgate.cli.shared import ConfigOption, JsonOption, give_up, read_config
 
 if TYPE_CHECKING:
     from callgate.config.load import Loaded
-    from callgate.text_calls.calling_detection import CallingMode
     from callgate.upstream.inspection import Whereabouts
     from callgate.upstream.resolve import ModelEntry
 
@@ -67,6 +66,17 @@ async def row_of(entry: "ModelEntry") -> dict[str, Any]:
         offered = "No tools of this config are on offer to it: its entry has no `tools`."
     else:
         offered = f"On offer to it: {'all tools' if '*' in entry.tools else ', '.join(entry.tools)}."
+    if choice is None:
+        way = (
+            "It is asked once, when it is first offered tools, whether it calls them natively; if not, they are described in "
+            f"the prompt and its calls are read from its text, in the format `{format}`."
+        )
+    else:
+        why = _WHO_SAYS[choice.decided_by]
+        if choice.format == "native":
+            way = f"It is offered tools natively: {why}."
+        else:
+            way = f"Tools are described in the prompt and its calls are read from its text, in the format `{choice.format}`: {why}."
     return {
         "name": entry.model_name,
         "model": str(entry.litellm_params["model"]),
@@ -75,7 +85,7 @@ async def row_of(entry: "ModelEntry") -> dict[str, Any]:
         "tool_calling": "auto" if choice is None else choice.format,
         "decided_by": None if choice is None else choice.decided_by,
         "host": place.host,
-        "in_words": [_way_there(place), _way_of_calling(choice, format), offered],
+        "in_words": [_way_there(place), way, offered],
     }
 
 
@@ -101,18 +111,6 @@ _WHO_SAYS = {
     "model_info": "`model_info` says so",
     "provider": "its provider's API has tool calls",
 }
-
-
-def _way_of_calling(choice: "CallingMode | None", format: str) -> str:
-    if choice is None:
-        return (
-            "It is asked once, when it is first offered tools, whether it calls them natively; if not, they are described in "
-            f"the prompt and its calls are read from its text, in the format `{format}`."
-        )
-    why = _WHO_SAYS[choice.decided_by]
-    if choice.format == "native":
-        return f"It is offered tools natively: {why}."
-    return f"Tools are described in the prompt and its calls are read from its text, in the format `{choice.format}`: {why}."
 
 
 async def _rows(loaded: "Loaded") -> list[dict[str, Any]]:

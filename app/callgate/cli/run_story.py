@@ -35,7 +35,12 @@ def story(found: Recording, replays: Iterable[str], *, content: bool) -> Iterato
             case "call_progress" if event.facts.get("approved"):
                 yield f"  ▶ {printable(str(event.facts['id']))} was approved at {event.at:.3f} s"
             case "call_ended":
-                yield from _call_ended(event, said)
+                facts = event.facts
+                mark = "✓" if facts["outcome"] == "returned" else "✗"
+                cut = f", {facts['cut_bytes']} cut" if facts.get("cut_bytes") else ""
+                name = printable(str(facts.get("name") or ""))
+                yield f"  {mark} {name} {facts['outcome']} after {facts['seconds']:.3f} s, {facts['bytes']} bytes{cut}"
+                yield from _text("result", said.get(_part(event, f"call.{facts['id']}.result")))
             case "content_cut":
                 yield f"\ncut: {', '.join(map(printable, event.facts['parts']))}"
             case "calls_handed_back":
@@ -105,15 +110,6 @@ def _turn(event: RunEvent, said: Mapping[str, str]) -> Iterator[str]:
         else:
             yield f"  → call {name} ({printable(call['id'])}): whole{repairs}"
         yield from _text("arguments", said.get(_part(event, f"call.{call['id']}.arguments")))
-
-
-def _call_ended(event: RunEvent, said: Mapping[str, str]) -> Iterator[str]:
-    facts = event.facts
-    mark = "✓" if facts["outcome"] == "returned" else "✗"
-    cut = f", {facts['cut_bytes']} cut" if facts.get("cut_bytes") else ""
-    name = printable(str(facts.get("name") or ""))
-    yield f"  {mark} {name} {facts['outcome']} after {facts['seconds']:.3f} s, {facts['bytes']} bytes{cut}"
-    yield from _text("result", said.get(_part(event, f"call.{facts['id']}.result")))
 
 
 def _part(event: RunEvent, part: str) -> str:

@@ -102,14 +102,6 @@ def _protocol(value: str, _: Mapping[str, str]) -> Mapping[str, Any]:
     return {}
 
 
-def _compression(value: str, _: Mapping[str, str]) -> Mapping[str, Any]:
-    return {"compression": value.lower()}
-
-
-def _name(value: str, _: Mapping[str, str]) -> Mapping[str, Any]:
-    return {"service_name": value}
-
-
 def _resource(value: str, environ: Mapping[str, str]) -> Mapping[str, Any]:
     pairs = _pairs(value)
     name = pairs.pop("service.name", "")
@@ -133,14 +125,6 @@ def _sampler(value: str, environ: Mapping[str, str]) -> Mapping[str, Any]:
     return {"sample": share, "follow_parent": value.lower().startswith(PARENT_BASED)}
 
 
-def _capture(value: str, _: Mapping[str, str]) -> Mapping[str, Any]:
-    return {"content": value.lower()}
-
-
-def _names(value: str, _: Mapping[str, str]) -> Mapping[str, Any]:
-    return {"latest_names": True} if LATEST in {each.strip() for each in value.split(",")} else {}
-
-
 def _exporter(value: str, _: Mapping[str, str]) -> Mapping[str, Any]:
     if value.lower() != "otlp":
         raise _Bad("should be `otlp` or `none`")
@@ -151,12 +135,15 @@ _READERS: Final[tuple[tuple[str, Callable[[str, Mapping[str, str]], Mapping[str,
     ("ENDPOINT", _endpoint),
     ("HEADERS", _headers),
     ("TIMEOUT", _seconds),
-    ("COMPRESSION", _compression),
+    ("COMPRESSION", lambda value, _: {"compression": value.lower()}),
     ("PROTOCOL", _protocol),
     ("OTEL_TRACES_EXPORTER", _exporter),
     ("OTEL_RESOURCE_ATTRIBUTES", _resource),
-    ("OTEL_SERVICE_NAME", _name),
+    ("OTEL_SERVICE_NAME", lambda value, _: {"service_name": value}),
     ("OTEL_TRACES_SAMPLER", _sampler),
-    (CAPTURE, _capture),
-    ("OTEL_SEMCONV_STABILITY_OPT_IN", _names),
+    (CAPTURE, lambda value, _: {"content": value.lower()}),
+    (
+        "OTEL_SEMCONV_STABILITY_OPT_IN",
+        lambda value, _: {"latest_names": True} if LATEST in map(str.strip, value.split(",")) else {},
+    ),
 )

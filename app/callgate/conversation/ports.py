@@ -199,3 +199,11 @@ class Report(Protocol):
     """How a running tool says how far it is."""
 
     async def __call__(self, message: str, fraction: float | None = None) -> None: ...
+
+
+async def emit_nothing(event: object) -> None:
+    """Take an event that no client is sent."""
+
+
+async def ignore_progress(message: str, fraction: float | None = None) -> None:
+    """Take progress that nobody is sent."""

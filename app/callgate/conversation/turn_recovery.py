@@ -21,7 +21,7 @@ from callgate.calls.states import BrokenCall
 from callgate.conversation import feedback
 from callgate.conversation.events import BEFORE_ALL_TURNS, CallEnded, CallStarted, HiddenTurns
 from callgate.conversation.hidden_history import calling_turns
-from callgate.conversation.ports import Emit, Message, Toolbox
+from callgate.conversation.ports import Emit, Message, Toolbox, ignore_progress
 
 FIELD = "x_callgate"
 MAX_HINT = 4096
@@ -152,13 +152,9 @@ class Recovery:
         self._left -= 1
         await self._emit(CallStarted(BEFORE_ALL_TURNS, call, writes=False))
         began = self._clock()
-        outcome = await box.run(call, _ignore_progress)
+        outcome = await box.run(call, ignore_progress)
         await self._emit(CallEnded(BEFORE_ALL_TURNS, call, outcome, self._clock() - began))
         return outcome
-
-
-async def _ignore_progress(message: str, fraction: float | None = None) -> None:
-    """The client has not been answered yet, and did not ask for this call."""
 
 
 RESULT_LOST = json.dumps(

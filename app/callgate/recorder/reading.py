@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from callgate.calls.outcome import Failed, Returned
-from callgate.calls.states import BrokenCall, Call, FlawDetail, ReadyCall
+from callgate.calls.states import BrokenCall, Call, ReadyCall
 from callgate.conversation.events import (
     Attempt,
     CallEnded,
@@ -168,7 +168,14 @@ class RunReader:
             facts["name"] = call.name and call.name[:NAME_CHARACTERS]  # what a model made up may be a whole text
             facts |= {"verdict": "broken", "flaw": str(call.flaw)}
             if call.problem is not None:
-                facts["problem"] = self._told(call.problem)
+                # What was wrong. Without texts only what was expected: all else repeats what the model wrote, or names it.
+                if self._most is None:
+                    facts["problem"] = (
+                        {"rule": call.problem.rule} if call.problem.rule else {"expected": call.problem.expected}
+                    )
+                else:
+                    said = msgspec.structs.asdict(call.problem) | {"rule": ""}
+                    facts["problem"] = {name: self._mask(text) for name, text in said.items() if text}
         elif isinstance(call, ReadyCall):
             facts["verdict"] = "ready"
             if call.findings:
@@ -178,13 +185,6 @@ class RunReader:
             if facts.get("repairs") and isinstance(call, ReadyCall):
                 self.say(part_of(choice, f"call.{call.id}.read"), msgspec.json.encode(call.arguments).decode())
         return facts
-
-    def _told(self, problem: FlawDetail) -> dict[str, str]:
-        """What was wrong. Without texts only what was expected: all else repeats what the model wrote, or names it."""
-        if self._most is None:
-            return {"rule": problem.rule} if problem.rule else {"expected": problem.expected}
-        said = msgspec.structs.asdict(problem) | {"rule": ""}
-        return {name: self._mask(text) for name, text in said.items() if text}
 
     @handles(_READERS, CallStarted)
     def _call_started(self, event: CallStarted, choice: int) -> tuple[str, int, Mapping[str, Any]]:

@@ -19,7 +19,6 @@ import uvicorn
 
 from callgate.application import create_app
 from callgate.config.load import Loaded
-from callgate.config.schema import Server as ServerSection
 from callgate.runtime.builders.models import model_entries
 from callgate.runtime.reload import ConfigSource
 from callgate.runtime.siblings import Siblings
@@ -109,7 +108,22 @@ def _serve_on(
     app = create_app(config, None if read is None else _source(loaded, read, redactor), siblings)
     if read is not None:
         signal.signal(signal.SIGHUP, lambda *_: app.state.manager.ask_to_reload())
-    factory = ProtocolFactory(_connection_limits(config.server))
+    connections, reserve, files = _affordable(config.server.connections)
+    if connections < config.server.connections:
+        log.warning(
+            "connections_limited", connections=connections, configured=config.server.connections, open_files=files,
+            todo="raise the limit of open files (ulimit -n, LimitNOFILE=), or lower server.connections",
+        )  # fmt: skip
+    factory = ProtocolFactory(
+        ConnectionLimits(
+            header_bytes=config.server.header_bytes,
+            header_seconds=config.server.header_seconds,
+            body_seconds=config.server.body_seconds,
+            idle_seconds=config.server.idle_seconds,
+            connections=connections,
+            reserve=reserve,
+        )
+    )
 
     def refuse_new_requests() -> None:
         app.state.manager.begin_draining()
@@ -266,23 +280,6 @@ def _source(loaded: Loaded, read: Callable[[], Loaded], redactor: Redactor) -> C
         logs.configure(redactor, level=loaded.config.logging.level, format=loaded.config.logging.format)
 
     return ConfigSource(read, files, on_read, on_applied)
-
-
-def _connection_limits(server: ServerSection) -> ConnectionLimits:
-    connections, reserve, files = _affordable(server.connections)
-    if connections < server.connections:
-        log.warning(
-            "connections_limited", connections=connections, configured=server.connections, open_files=files,
-            todo="raise the limit of open files (ulimit -n, LimitNOFILE=), or lower server.connections",
-        )  # fmt: skip
-    return ConnectionLimits(
-        header_bytes=server.header_bytes,
-        header_seconds=server.header_seconds,
-        body_seconds=server.body_seconds,
-        idle_seconds=server.idle_seconds,
-        connections=connections,
-        reserve=reserve,
-    )
 
 
 def _affordable(connections: int) -> tuple[int, int, int]:

@@ -153,21 +153,18 @@ class Workers:
             self._siblings.note(place, lives=False)
             code = os.waitstatus_to_exitcode(status)
             if not self._ending:
-                self._start_again(place, process, code)
+                lived = time.monotonic() - self._began[place]
+                if code in CANNOT_START and not self._siblings.have_served:
+                    self._ending, self._worst = True, code  # it has said why, and the others would say the same
+                    self._signal(signal.SIGTERM)
+                else:
+                    if lived >= SETTLED:
+                        self._pauses[place] = FIRST_PAUSE
+                    log.error("worker_died", worker=place, process=process, exit_code=code, lived_seconds=round(lived, 1), again_in=self._pauses[place])  # fmt: skip
+                    self._due[place] = time.monotonic() + self._pauses[place]
+                    self._pauses[place] = min(LONGEST_PAUSE, 2 * self._pauses[place])
             elif served or -code not in ENDING:  # one that was still starting had nothing to end in order
                 self._worst = max(self._worst, 128 - code if code < 0 else code)
-
-    def _start_again(self, place: int, process: int, code: int) -> None:
-        lived = time.monotonic() - self._began[place]
-        if code in CANNOT_START and not self._siblings.have_served:
-            self._ending, self._worst = True, code  # it has said why, and the others would say the same
-            self._signal(signal.SIGTERM)
-            return
-        if lived >= SETTLED:
-            self._pauses[place] = FIRST_PAUSE
-        log.error("worker_died", worker=place, process=process, exit_code=code, lived_seconds=round(lived, 1), again_in=self._pauses[place])  # fmt: skip
-        self._due[place] = time.monotonic() + self._pauses[place]
-        self._pauses[place] = min(LONGEST_PAUSE, 2 * self._pauses[place])
 
 
 def bound_to(host: str, port: int, family: int) -> socket.socket:

@@ -51,7 +51,19 @@ class Conversations:
         hint = hint_of(handed.hidden)
         place = _Place(caller, history)
         try:
-            handed = await self._kept(place, handed, handed.hidden)
+            value = encode_hidden(handed.hidden)
+            if handed.hidden.names:
+                # Ids that we chose are the client's to ask with; whatever was there is this very chat, asked anew.
+                for each in handed.calls:
+                    await self._store.put(place.key(each.id), value, self._seconds)
+            else:
+                calls = [await self._claimed(place, each, value) for each in handed.calls]
+                names = {new.id: old.id for new, old in zip(calls, handed.calls, strict=True) if new.id != old.id}
+                if names:
+                    value = encode_hidden(replace(handed.hidden, names=names))
+                    for each in calls:
+                        await self._store.put(place.key(each.id), value, self._seconds)
+                handed = replace(handed, calls=tuple(calls))
             for call in handed.calls if hint else ():
                 await self._store.put(place.key(call.id, HINT), encode_hint(hint or {}), HINT_SECONDS)
         except StoreError as error:
@@ -106,21 +118,6 @@ class Conversations:
         except StoreError as error:
             log.warning("conversation_not_kept", calls=[call.id for call in turn.calls], error=str(error))
 
-    async def _kept(self, place: "_Place", handed: CallsHandedBack, hidden: HiddenTurns) -> CallsHandedBack:
-        value = encode_hidden(hidden)
-        if hidden.names:
-            # Ids that we chose are the client's to ask with; whatever was there is this very chat, asked anew.
-            for call in handed.calls:
-                await self._store.put(place.key(call.id), value, self._seconds)
-            return handed
-        calls = [await self._claimed(place, call, value) for call in handed.calls]
-        names = {new.id: old.id for new, old in zip(calls, handed.calls, strict=True) if new.id != old.id}
-        if names:
-            value = encode_hidden(replace(hidden, names=names))
-            for call in calls:
-                await self._store.put(place.key(call.id), value, self._seconds)
-        return replace(handed, calls=tuple(calls))
-
     async def _claimed(self, place: "_Place", call: Call, value: bytes) -> Call:
         """The call under an id that is free. Some providers count their ids, and every turn has a `call_0`."""
         while place.is_taken(call.id):
@@ -154,21 +151,17 @@ def _decoded(found: Mapping[str, bytes], max_bytes: int) -> dict[str, HiddenTurn
     turn's."""
     places = {handle: (value, handle.partition("\0")[2]) for handle, value in found.items()}
     if sum(len(value) for value, _ in set(places.values())) > max_bytes:
-        raise _too_large(max_bytes)
+        raise ChatError(
+            413,
+            f"What was done here in the turns of this conversation comes to more than {max_bytes} bytes. Leave its earliest turns out.",
+            param="messages",
+            code="request_too_large",
+        )
     turns: dict[tuple[bytes, str], HiddenTurns] = {}
     for place in places.values():
         if place not in turns:
             turns[place] = decode_hidden(place[0])
     return {handle: turns[place] for handle, place in places.items()}
-
-
-def _too_large(max_bytes: int) -> ChatError:
-    return ChatError(
-        413,
-        f"What was done here in the turns of this conversation comes to more than {max_bytes} bytes. Leave its earliest turns out.",
-        param="messages",
-        code="request_too_large",
-    )
 
 
 def _key(caller: str, handle: str, kind: str = HIDDEN) -> str:

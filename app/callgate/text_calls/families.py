@@ -161,10 +161,6 @@ def control_ask() -> ModelRequest:
 
 def judge_probe(events: Iterable[ModelEvent]) -> bool:
     """Whether the answer to `probe_ask` held a whole native call of its tool. Which word it reports does not matter."""
-    building = TurnBuilder({PROBE_TOOL: OfferedTool(PROBE_TOOL, _PROBE_PARAMETERS)}, _probe_id)
+    building = TurnBuilder({PROBE_TOOL: OfferedTool(PROBE_TOOL, _PROBE_PARAMETERS)}, lambda: "call_probe")
     building.feed([event for event in events if not (isinstance(event, CallWritten) and event.from_text)])
     return any(isinstance(call, ReadyCall) and call.arguments.get("word") for call in building.finish().calls)
-
-
-def _probe_id() -> str:
-    return "call_probe"

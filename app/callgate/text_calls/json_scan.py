@@ -139,9 +139,21 @@ class JsonScan:
 
     def _string(self, text: str, at: int) -> int:
         if self._escaped:
-            return self._escape(text, at)
+            self._escaped = False
+            self._note(text[at])
+            if text[at] not in _ESCAPES:
+                self._blemish()
+            elif text[at] == "u":
+                self._hex_left = 4
+            return at + 1
         if self._hex_left:
-            return self._hex_digit(text, at)
+            if text[at] not in _HEX:
+                self._hex_left = 0
+                self._blemish()
+                return at
+            self._hex_left -= 1
+            self._note(text[at])
+            return at + 1
         one_line = self.one_line or (self.wary and self._label is not None)
         found = (_STRING_LINE if one_line else _STRING_BODY).match(text, at)
         assert found is not None, "the body of a string may be empty"
@@ -159,24 +171,6 @@ class JsonScan:
         self.in_string = False
         self._string_ends(self._base + end + 1)
         return end + 1
-
-    def _escape(self, text: str, at: int) -> int:
-        self._escaped = False
-        self._note(text[at])
-        if text[at] not in _ESCAPES:
-            self._blemish()
-        elif text[at] == "u":
-            self._hex_left = 4
-        return at + 1
-
-    def _hex_digit(self, text: str, at: int) -> int:
-        if text[at] not in _HEX:
-            self._hex_left = 0
-            self._blemish()
-            return at
-        self._hex_left -= 1
-        self._note(text[at])
-        return at + 1
 
     def _note(self, char: str) -> None:
         if self._label is not None:

@@ -392,18 +392,16 @@ class _BlankFilter:
 
     def _kept(self, event: ModelEvent) -> Sequence[ModelEvent]:
         if isinstance(event, TextDelta):
-            return self._text(self._blanks + event.text)
+            text = self._blanks + event.text
+            kept = text.rstrip()
+            self._blanks = text[len(kept) :]
+            if not kept:
+                return ()
+            if self._after_call:
+                kept = f"{PARAGRAPH if self._has_text else ''}{kept.lstrip()}"
+            self._has_text, self._after_call = True, False
+            return (TextDelta(kept),)
         if isinstance(event, CallWritten):
             self._blanks = ""
             self._after_call = True
         return (event,)
-
-    def _text(self, text: str) -> Sequence[ModelEvent]:
-        kept = text.rstrip()
-        self._blanks = text[len(kept) :]
-        if not kept:
-            return ()
-        if self._after_call:
-            kept = f"{PARAGRAPH if self._has_text else ''}{kept.lstrip()}"
-        self._has_text, self._after_call = True, False
-        return (TextDelta(kept),)

@@ -121,7 +121,17 @@ class ApprovalQueue:
         of_caller = sum(asked.caller == caller for asked, _ in self._waiting.values())
         if len(self._waiting) >= max_waiting or of_caller >= max(max_waiting // OF_ONE, 1):
             return Failed("Not run: too many calls wait for approval already. Try again later.", FailureKind.REFUSED)
-        asked = self._asked(tool, call, run_id, caller, seconds)
+        since = self._now()
+        asked = PendingApproval(
+            id=f"apr_{secrets.token_hex(8)}",
+            tool=tool,
+            call=copy.deepcopy(call),
+            hash=hash_of(call),
+            run_id=run_id,
+            caller=caller,
+            since=since,
+            expires=since + seconds,
+        )
         answer: asyncio.Future[SettledApproval] = asyncio.get_running_loop().create_future()
         self._waiting[asked.id] = asked, answer
         self._notify()
@@ -166,19 +176,6 @@ class ApprovalQueue:
     async def changed(self) -> None:
         """Returns when a call began or ceased to wait."""
         await self._news.wait()
-
-    def _asked(self, tool: Tool, call: ReadyCall, run_id: str, caller: str, seconds: float) -> PendingApproval:
-        since = self._now()
-        return PendingApproval(
-            id=f"apr_{secrets.token_hex(8)}",
-            tool=tool,
-            call=copy.deepcopy(call),
-            hash=hash_of(call),
-            run_id=run_id,
-            caller=caller,
-            since=since,
-            expires=since + seconds,
-        )
 
     def _refusal(self, settled: SettledApproval, call: ReadyCall, seconds: float) -> Failed | None:
         match settled.decision:

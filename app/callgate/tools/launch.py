@@ -211,7 +211,25 @@ def _become(parent: int, report: int, settings: list[tuple[str, str]], program: 
             _prctl(_PR_SET_NO_NEW_PRIVS, 1)
         if ("landlock", "on") in settings:
             step = "Landlock"
-            _restrict(program, settings)
+            # From here on only what is listed can be opened, by this process and by all that come of it.
+            abi = landlock_abi()
+            rights = max(bits for since, bits in _RIGHTS.items() if since <= abi)
+            attributes = (
+                struct.pack("QQQ", rights, 0, _ALL_SCOPES) if abi >= _SCOPES_SINCE else struct.pack("Q", rights)
+            )
+            rules = _checked(_syscall(_CREATE_RULESET, attributes, len(attributes), 0), "a ruleset")
+            _allow(rules, rights & _READING, SYSTEM_READ, missing_ok=True)
+            _allow(rules, rights & (_OF_FILES & ~_EXECUTE), SYSTEM_WRITE, missing_ok=True)
+            _allow(rules, rights & _READING, (program,))
+            _allow(
+                rules,
+                rights & _READING,
+                (value for name, value in settings if name == "read"),
+                opened=_opened_without_links,
+            )
+            _allow(rules, rights, (value for name, value in settings if name == "write"), opened=_opened_without_links)
+            _checked(_syscall(_RESTRICT_SELF, rules, 0), "the restriction")
+            os.close(rules)
         step = program
         if ("lc_ctype", "given") not in settings:
             os.environ.pop("LC_CTYPE", None)  # Python adds it by itself where the locale is C
@@ -367,23 +385,6 @@ _RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 
 _SCOPES_SINCE = 6
 _ALL_SCOPES = 0b11
 """Signals and abstract sockets: it may reach neither us nor anything else outside."""
-
-
-def _restrict(program: str, settings: list[tuple[str, str]]) -> None:
-    """From here on only what is listed can be opened, by this process and by all that come of it."""
-    abi = landlock_abi()
-    rights = max(bits for since, bits in _RIGHTS.items() if since <= abi)
-    attributes = struct.pack("QQQ", rights, 0, _ALL_SCOPES) if abi >= _SCOPES_SINCE else struct.pack("Q", rights)
-    rules = _checked(_syscall(_CREATE_RULESET, attributes, len(attributes), 0), "a ruleset")
-    _allow(rules, rights & _READING, SYSTEM_READ, missing_ok=True)
-    _allow(rules, rights & (_OF_FILES & ~_EXECUTE), SYSTEM_WRITE, missing_ok=True)
-    _allow(rules, rights & _READING, (program,))
-    _allow(
-        rules, rights & _READING, (value for name, value in settings if name == "read"), opened=_opened_without_links
-    )
-    _allow(rules, rights, (value for name, value in settings if name == "write"), opened=_opened_without_links)
-    _checked(_syscall(_RESTRICT_SELF, rules, 0), "the restriction")
-    os.close(rules)
 
 
 def _opened(path: str) -> int:

@@ -8,6 +8,7 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 
 import httpx2
@@ -99,15 +100,13 @@ class Tap(httpx2.AsyncBaseTransport):
             return httpx2.Response(502, json=body, request=request)
         self.session_id = response.headers.get("mcp-session-id", self.session_id)
         response.stream = _Bounded(
-            response, self._stream_over if self._stream_is_life and request.method == "GET" else None
+            response,
+            partial(self._lost, "the stream ended") if self._stream_is_life and request.method == "GET" else None,
         )
         return response
 
     async def aclose(self) -> None:
         await self._transport.aclose()
-
-    def _stream_over(self) -> None:
-        self._lost("the stream ended")
 
 
 class _Bounded(httpx2.AsyncByteStream):

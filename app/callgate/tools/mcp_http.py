@@ -150,7 +150,7 @@ class HttpLink(_Link):
         self._terms = Terms("", modern=False)
         self._headers: dict[str, str] = {}
         self._aside: set[asyncio.Task[None]] = set()
-        self._check: Callable[[], None] = _nothing
+        self._check: Callable[[], None] = lambda: None
 
     @property
     def may_be_older(self) -> bool:
@@ -405,7 +405,3 @@ def _whole(id: str, body: bytes, missing: int) -> RpcAnswer:
     if message is None:
         raise Unreadable("The tool's server sent an answer that is not the protocol's.")
     return answer_in(message)
-
-
-def _nothing() -> None:
-    """Where nobody listens."""

@@ -20,7 +20,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from callgate import __version__
-from callgate.conversation.ports import Report
+from callgate.conversation.ports import Report, ignore_progress
 from callgate.http.trace_context import TRACE, trace_headers
 from callgate.tools.mcp_wire import Gone, NotSent, RpcAnswer, RpcError, Terms, Unreadable, answer_from
 from callgate.tools.source_supervisor import CannotOpen, reason
@@ -184,19 +184,16 @@ class Session:
             self._opened.set_result(None)
         listening = asyncio.create_task(self._listen(client)) if modern and _announces(client) else None
         try:
-            await self._until_over(client)
+            while not self._over.done():
+                if not self._changed:
+                    await self._stirred.wait()
+                    self._stirred.clear()
+                    continue
+                self._changed = not await self._listed_again(client)
+                await asyncio.wait([self._over], timeout=RELIST_SECONDS)
         finally:
             if listening is not None:
                 await _ended(listening)
-
-    async def _until_over(self, client: Client) -> None:
-        while not self._over.done():
-            if not self._changed:
-                await self._stirred.wait()
-                self._stirred.clear()
-                continue
-            self._changed = not await self._listed_again(client)
-            await asyncio.wait([self._over], timeout=RELIST_SECONDS)
 
     async def _listed_again(self, client: Client) -> bool:
         """False where the server has no time for it: one that does a thing at a time may be in a long call."""
@@ -239,7 +236,7 @@ class Session:
     async def _lenient_page(self, cursor: str | None) -> tuple[list[types.Tool], str | None]:
         """The SDK refuses a whole list for one odd tool. Here each stands for itself, and the registry judges it."""
         async with asyncio.timeout(ASK_SECONDS):
-            answer = await self._link.ask("tools/list", {} if cursor is None else {"cursor": cursor}, _nobody)
+            answer = await self._link.ask("tools/list", {} if cursor is None else {"cursor": cursor}, ignore_progress)
         page = _pages.decode(answer.raw)
         tools: list[types.Tool] = []
         for raw in page.tools:
@@ -291,10 +288,6 @@ class _Page(msgspec.Struct):
 
 
 _pages = msgspec.json.Decoder(_Page)
-
-
-async def _nobody(message: str, fraction: float | None = None) -> None:
-    """Drop a report."""
 
 
 async def _ended(task: "asyncio.Task[None]") -> None:

@@ -178,7 +178,15 @@ class _Signature:
                 self._parameters.append(("", parameter))
                 continue
             place = f"p{len(fields)}"  # names of parameters may be ones that a pydantic model keeps for itself
-            fields[place] = _field(parameter, hint, explained.get(parameter.name))
+            said = explained.get(parameter.name)
+            default = parameter.default
+            if default is inspect.Parameter.empty:
+                default = ...
+            has_words = _described(hint) or (isinstance(default, FieldInfo) and default.description)
+            if said and not has_words:
+                fields[place] = (Annotated[hint, Field(alias=parameter.name, description=said)], default)
+            else:
+                fields[place] = (Annotated[hint, Field(alias=parameter.name)], default)
             self._parameters.append((place, parameter))
         self._model = _model(self._name, fields)
         try:
@@ -229,16 +237,6 @@ def _parameters(function: Callable[..., Any], name: str) -> list[tuple[inspect.P
             raise NotATool(f"{name} takes {parameter}; a tool names each of its parameters")
         found.append((parameter, hints.get(parameter.name, Any)))
     return found
-
-
-def _field(parameter: inspect.Parameter, hint: Any, said: str | None) -> tuple[Any, Any]:
-    default = parameter.default
-    if default is inspect.Parameter.empty:
-        default = ...
-    has_words = _described(hint) or (isinstance(default, FieldInfo) and default.description)
-    if said and not has_words:
-        return (Annotated[hint, Field(alias=parameter.name, description=said)], default)
-    return (Annotated[hint, Field(alias=parameter.name)], default)
 
 
 def _described(hint: Any) -> bool:

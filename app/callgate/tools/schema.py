@@ -164,14 +164,15 @@ def _problem(error: ValidationError, schema: Mapping[str, Any]) -> FlawDetail:
             expected = f"only the properties {_list(map(_json, known))}" if known else "no properties"
             return FlawDetail(pointer, expected, _short(names[0]), _meant(names[0], known))
         case _:
-            return FlawDetail(pointer, _rule(error, schema), got, error.message[:MAX_EXPECTED])
-
-
-def _rule(error: ValidationError, schema: Mapping[str, Any]) -> str:
-    """The keyword that was missed, with its value: `{"minimum": 1}`."""
-    keyword = str(error.schema_path[-1]) if error.schema_path else error.kind.name
-    value = _at(schema, error.schema_path)
-    return error.message[:MAX_EXPECTED] if value is None else _short({keyword: value}, MAX_EXPECTED)
+            # The keyword that was missed, with its value: `{"minimum": 1}`.
+            keyword = str(error.schema_path[-1]) if error.schema_path else error.kind.name
+            wanted = _at(schema, error.schema_path)
+            return FlawDetail(
+                pointer,
+                error.message[:MAX_EXPECTED] if wanted is None else _short({keyword: wanted}, MAX_EXPECTED),
+                got,
+                error.message[:MAX_EXPECTED],
+            )
 
 
 def _at(schema: Any, path: Iterable[str | int]) -> Any:

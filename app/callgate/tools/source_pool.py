@@ -23,7 +23,7 @@ class SourcePool:
     def __init__(
         self, on_status: Callable[[SourceStatus], None] | None = None, *, delay: Delay = reopening_delay
     ) -> None:
-        self._on_status = on_status or _nobody
+        self._on_status = on_status or (lambda status: None)
         self._delay = delay
         self._leases: dict[Hashable, _Lease] = {}
 
@@ -49,7 +49,3 @@ class SourcePool:
         if not lease.borrowers:
             del self._leases[identity]  # whoever wants it from now on opens one anew
             await lease.supervisor.stop()
-
-
-def _nobody(status: SourceStatus) -> None:
-    """Where nobody listens."""

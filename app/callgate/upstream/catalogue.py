@@ -62,7 +62,7 @@ class Catalogue:
             resolve.check(entry)
         self._client = client
         self._fetch = fetch
-        self._wrap = wrap or _as_it_is
+        self._wrap = wrap or (lambda model, entry: model)
         self._policy = policy or RetryPolicy()
         self._circumstances = circumstances or Circumstances(RetryBudget())
         by_name: dict[str, list[ModelEntry]] = {}
@@ -175,15 +175,18 @@ class Catalogue:
             inner = _Undecided(entry, self._client, self._fetch)
         name = str(entry.litellm_params["model"])
         responder = Responder(entry.model_name, name, inner.host, entry.configured_name, entry.pattern or name)
-        cooldown = next((cooldown for known, cooldown in self._known if _is_same(known, entry)), None) or Cooldown(
+        # Whether two entries, of this config and of the one before, are the same deployment.
+        cooldown = next(
+            (
+                cooldown
+                for known, cooldown in self._known
+                if (known.model_name == entry.model_name and known.litellm_params == entry.litellm_params)
+            ),
+            None,
+        ) or Cooldown(
             self._cooldown_seconds, lambda seconds: self._on_cooldown(responder, seconds), self._circumstances.clock
         )
         return Deployment(self._wrap(inner, entry), responder, inner, cooldown)
-
-
-def _is_same(one: ModelEntry, other: ModelEntry) -> bool:
-    """Whether two entries, of this config and of the one before, are the same deployment."""
-    return one.model_name == other.model_name and one.litellm_params == other.litellm_params
 
 
 def is_demo(entry: ModelEntry) -> bool:
@@ -264,10 +267,6 @@ class _Pattern:
             for entry in self._entries
         )
         return tuple(map(_without_unseen_tools, filled))
-
-
-def _as_it_is(model: Model, entry: ModelEntry) -> Model:
-    return model
 
 
 def _without_unseen_tools(entry: ModelEntry) -> ModelEntry:

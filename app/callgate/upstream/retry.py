@@ -18,7 +18,7 @@ import msgspec
 from callgate.conversation.attempts import Attempts
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import Attempt, ModelEvent, ProviderError, Responder
-from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough
+from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough, emit_nothing
 from callgate.conversation.read_model import ReadAnswer
 from callgate.http.backoff import full_jitter
 from callgate.http.trace_context import TRACE
@@ -109,13 +109,9 @@ class RetryingModel:
             return attempts.in_charge
         order = self.pools[0].in_turn()
         if attempts is None:
-            return _Asking(self, ask, 0, _emit_nothing, order, order[0])
+            return _Asking(self, ask, 0, emit_nothing, order, order[0])
         attempts.in_charge = asking = _Asking(self, ask, attempts.turn, attempts.emit, order, order[0])
         return asking
-
-
-async def _emit_nothing(attempt: Attempt) -> None:
-    pass
 
 
 class _Asking(msgspec.Struct, eq=False):

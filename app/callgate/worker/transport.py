@@ -78,9 +78,13 @@ class WaryTransport(Transport):
     def _deliver(self, message: Any, queue: str) -> None:
         try:
             if queue.endswith(".pidbox"):
-                _check_order(message)
+                order = msgspec.json.decode(msgspec.convert(message, _OrderMessage).body, type=_Order)
+                if order.method not in ORDERS:
+                    raise msgspec.ValidationError(f"the order is `{order.method[:64]}`")
             else:
-                _check_task(message)
+                found = msgspec.convert(message, _TaskMessage)
+                if found.headers.task != TASK:
+                    raise msgspec.ValidationError(f"the task is `{found.headers.task[:64]}`")
         except msgspec.MsgspecError as error:
             log.error("fleet_message_ignored", error=str(error))  # noqa: TRY400
             return
@@ -91,15 +95,3 @@ def use() -> None:
     """Have Celery reach Redis so in this process."""
     for scheme in ("redis", "rediss"):
         TRANSPORT_ALIASES[scheme] = f"{__name__}:{WaryTransport.__name__}"
-
-
-def _check_task(message: Any) -> None:
-    found = msgspec.convert(message, _TaskMessage)
-    if found.headers.task != TASK:
-        raise msgspec.ValidationError(f"the task is `{found.headers.task[:64]}`")
-
-
-def _check_order(message: Any) -> None:
-    order = msgspec.json.decode(msgspec.convert(message, _OrderMessage).body, type=_Order)
-    if order.method not in ORDERS:
-        raise msgspec.ValidationError(f"the order is `{order.method[:64]}`")

@@ -126,7 +126,14 @@ class _Blocks:
             case ReasoningDelta() if self._head.shows_thinking:
                 return self._think(event.text)
             case ThinkingBlock() if self._head.shows_thinking:
-                return self._think_signed(event.block)
+                if event.block.get("type") == "redacted_thinking":
+                    return self._whole({"type": "redacted_thinking", "data": event.block.get("data") or ""})
+                written = self._think(text) if isinstance(text := event.block.get("thinking"), str) and text else b""
+                if not (signature := event.block.get("signature")):
+                    return written
+                if self._open != "thinking":  # a signature alone: its thinking is kept from us
+                    written += self._in("thinking", "thinking_delta", "thinking", "")
+                return written + self._close(str(signature))
             case Finished():
                 self._is_last_reason_sequence = event.reason == STOP_SEQUENCE
             case ExtraField(field="refusal", value=str() as refusal):
@@ -199,16 +206,6 @@ class _Blocks:
         written = self._in("thinking", "thinking_delta", "thinking", text)
         self._thought.append(text)
         return written
-
-    def _think_signed(self, block: Mapping[str, Any]) -> bytes:
-        if block.get("type") == "redacted_thinking":
-            return self._whole({"type": "redacted_thinking", "data": block.get("data") or ""})
-        written = self._think(text) if isinstance(text := block.get("thinking"), str) and text else b""
-        if not (signature := block.get("signature")):
-            return written
-        if self._open != "thinking":  # a signature alone: its thinking is kept from us
-            written += self._in("thinking", "thinking_delta", "thinking", "")
-        return written + self._close(str(signature))
 
     def _with_input(self, block: Mapping[str, Any], arguments: Mapping[str, Any]) -> bytes:
         written = self._close()

@@ -93,7 +93,7 @@ class ResponsesFace:
         decisions = decisions_of(items, parent)
         messages = messages_of(items, before, partial(unsealed, asked.model), after, decisions.answers)
         instructions = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
-        history = [*map(_raw, instructions), *before, *messages]
+        history = [*(msgspec.Raw(_encode(message)) for message in instructions), *before, *messages]
         chat = chat_fields(asked, fields, offered) | {"messages": history}
         text = _encode(chat)
         if parent is not None or items is not asked.input:
@@ -222,7 +222,3 @@ class ResponsesExchange:
             shows_thinking=asked.shows_thinking,
             seal=seal,
         )
-
-
-def _raw(message: Mapping[str, Any]) -> msgspec.Raw:
-    return msgspec.Raw(_encode(message))

@@ -27,7 +27,15 @@ def json_schema() -> dict[str, Any]:
     for definition in [schema, *schema["$defs"].values()]:
         properties = definition.get("properties", {})
         for name, found in properties.items():
-            properties[name] = _or_reference(found)
+            choices: list[dict[str, Any]] = found.get("anyOf", [found])
+            if not any(map(_refuses_references, choices)):
+                properties[name] = found
+            else:
+                aside: dict[str, Any] = {
+                    name: found[name] for name in ("title", "description", "default") if name in found
+                }
+                bare = [{name: value for name, value in choice.items() if name not in aside} for choice in choices]
+                properties[name] = {**aside, "anyOf": [*bare, {"$ref": "#/$defs/Reference"}]}
     schema["$defs"]["Reference"] = REFERENCE
     for name in schema["properties"].keys() - set(schema["required"]):
         # `load` takes a block whose lines are all commented out for its defaults.
@@ -75,15 +83,6 @@ def _texts_below_fields(block: ast.ClassDef) -> Iterator[tuple[str, str]]:
         match field, below:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                 yield name, inspect.cleandoc(text)
-
-
-def _or_reference(found: dict[str, Any]) -> dict[str, Any]:
-    choices: list[dict[str, Any]] = found.get("anyOf", [found])
-    if not any(map(_refuses_references, choices)):
-        return found
-    aside: dict[str, Any] = {name: found[name] for name in ("title", "description", "default") if name in found}
-    bare = [{name: value for name, value in choice.items() if name not in aside} for choice in choices]
-    return {**aside, "anyOf": [*bare, {"$ref": "#/$defs/Reference"}]}
 
 
 def _refuses_references(choice: dict[str, Any]) -> bool:

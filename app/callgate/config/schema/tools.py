@@ -73,10 +73,6 @@ class PythonTool(PlacedTool):
         return self
 
 
-def _upper(value: Any) -> Any:
-    return value.upper() if isinstance(value, str) else value
-
-
 def _scalars(query: Mapping[str, Any]) -> Mapping[str, Any]:
     for name, value in query.items():
         if not isinstance(value, str | int | float):
@@ -96,7 +92,10 @@ class HttpTool(PlacedTool):
     """What the model calls it."""
     description: Annotated[str, Field(min_length=1)]
     """The description that the model gets."""
-    method: Annotated[Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"], BeforeValidator(_upper)] = "GET"
+    method: Annotated[
+        Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"],
+        BeforeValidator(lambda value: value.upper() if isinstance(value, str) else value),
+    ] = "GET"
     """The HTTP method."""
     url: Annotated[WebAddress, Field(repr=False)]
     """Where to send it. `{name}` stands for an argument, quoted as part of a path or a query."""
