@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "app"), str(ROOT)]
 
 from bench import reference, wire
-from bench.house import KEY, configured, folder, free_port
+from bench.served import KEY, configured, folder, free_port
 from bench.works import WORKS, Work
 from callgate.config.load import load
 from callgate.server import serve as server

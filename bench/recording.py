@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "app"), str(ROOT)]
 
 from bench import wire
-from bench.house import KEY, configured, folder, free_port
 from bench.inside import Measured
+from bench.served import KEY, configured, folder, free_port
 from bench.works import WORKS, Work
 from callgate.config.load import load
 from callgate.recorder.recorder import BATCH_SECONDS, RecordPolicy

@@ -34,7 +34,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "app"), str(HERE.parent)]
 
 from bench import reference, wire
-from bench.house import KEY, folder, served
+from bench.served import KEY, folder, served
 from bench.works import WORKS
 
 BASELINE = HERE / "baseline.json"

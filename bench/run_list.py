@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "app"), str(ROOT)]
 
-from bench.house import KEY, folder, served
+from bench.served import KEY, folder, served
 from callgate.recorder.row import Recording, RunEvent, RunRow
 from callgate.recorder.store import RunStore
 

@@ -318,7 +318,7 @@ class CountingTool:
 
 
 def tool(name: str, executor: Executor, parameters: Mapping[str, Any] = ANYTHING, policy: Policy | None = None) -> Tool:
-    """A tool of the house around an executor, its schema compiled as in the product."""
+    """A server-side tool around an executor, its schema compiled as in the product."""
     return Tool(name, f"A fake called {name}.", parameters, executor, compile_schema(parameters), policy or Policy())
 
 

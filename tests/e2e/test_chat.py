@@ -63,7 +63,7 @@ async def ask(served: Served, *, stream: bool, **fields: Any) -> ModelOutput:
         for choice in chunk.choices:
             text += choice.delta.content or ""
             finish = choice.finish_reason or finish
-            assert not choice.delta.tool_calls, "a call of the house must never be shown"
+            assert not choice.delta.tool_calls, "a call of a server-side tool must never be shown"
         last = chunk.model_extra or {}
     return ModelOutput(text, finish, last["x_callgate"])
 

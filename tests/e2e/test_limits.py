@@ -1,4 +1,4 @@
-"""What one key may do, and what a full house does, over real sockets."""
+"""What one key may do, and what a server at its limits does, over real sockets."""
 
 import asyncio
 import contextlib

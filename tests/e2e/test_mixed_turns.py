@@ -1,4 +1,4 @@
-"""Turns that call tools of the house and of the client: each side runs its own, the client sees only its own, and the
+"""Turns that call server-side tools and the client's: each side runs its own, the client sees only its own, and the
 model reads the history it would have read if all tools had one owner."""
 
 import asyncio
@@ -364,7 +364,7 @@ async def test_a_call_of_another_tool_under_a_known_id_is_not_made_into_what_was
 
 
 @BOTH
-async def test_a_tool_of_the_house_that_fails_beside_a_clients_call_is_told_to_the_model(
+async def test_a_server_side_tool_that_fails_beside_a_clients_call_is_told_to_the_model(
     upstream: Upstream, stream: bool
 ) -> None:
     calls = [Call("send_mail", {"to": "a", "text": "b"}, id="h"), Call("echo", {"text": "1"}, id="c")]

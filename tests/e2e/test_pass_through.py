@@ -1,4 +1,4 @@
-"""Requests without a tool of the house: what the provider sends is what the client gets, and the rest of the house still holds."""
+"""Requests without a server-side tool: what the provider sends is what the client gets, and the rest of the server still holds."""
 
 import asyncio
 import contextlib

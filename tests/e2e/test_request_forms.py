@@ -87,7 +87,7 @@ async def test_of_many_chats_only_some_are_under_way_at_a_time(upstream: Upstrea
 
 
 @BOTH
-async def test_without_tools_of_the_house_n_is_the_providers_to_honour(upstream: Upstream, stream: bool) -> None:
+async def test_without_server_side_tools_n_is_the_providers_to_honour(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", by_turn([Reply(text="three")]))
     async with serve(create_app(make_config(upstream.url, tools=()))) as url, openai_client(url) as client:
         answer = await Served(url, client).ask(stream, n=3)
@@ -306,7 +306,7 @@ async def test_fields_that_only_some_providers_know_travel_on(upstream: Upstream
 
 @BOTH
 @pytest.mark.parametrize(("provider", "role"), [("openai", "developer"), ("hosted_vllm", "system")])
-@pytest.mark.parametrize("tools", [("get_time",), ()], ids=["house tools", "none"])
+@pytest.mark.parametrize("tools", [("get_time",), ()], ids=["server-side tools", "none"])
 async def test_a_developer_is_the_system_to_providers_that_know_no_developers(
     upstream: Upstream, stream: bool, provider: str, role: str, tools: Any
 ) -> None:

@@ -1,4 +1,4 @@
-"""Claude behind its own API, through the whole house: the provider checks each history as strictly as Anthropic does."""
+"""Claude behind its own API, through the whole server: the provider checks each history as strictly as Anthropic does."""
 
 import json
 from dataclasses import replace

@@ -24,11 +24,11 @@ def native(*deltas: Mapping[str, Any], calls: list[Mapping[str, Any]]) -> dict[s
 
 def counted(root: Path, capsys: pytest.CaptureFixture[str], **cases: dict[str, Any]) -> tuple[int, list[str]]:
     """The exit code of a run over these cases, and the lines it wrote."""
-    folder = root / "mine" / "house_style"
+    folder = root / "mine" / "own_style"
     folder.mkdir(parents=True, exist_ok=True)
-    (root / "formats.json").write_text(json.dumps({"house_style": {"model": "a-model-of-ours", "callgate": "hermes"}}))
+    (root / "formats.json").write_text(json.dumps({"own_style": {"model": "a-model-of-ours", "callgate": "hermes"}}))
     for name, case in cases.items():
-        whole = {"id": f"mine/house_style/{name}", "project": "mine", "format": "house_style", "tools": [TOOL], **case}
+        whole = {"id": f"mine/own_style/{name}", "project": "mine", "format": "own_style", "tools": [TOOL], **case}
         (folder / f"{name}.json").write_text(json.dumps(whole))
     code = main([str(root), "-v"])
     return code, capsys.readouterr().out.splitlines()
@@ -61,12 +61,12 @@ def test_cases_that_come_out_as_expected_pass_whole_streamed_and_native(tmp_path
 def test_a_difference_is_counted_and_named_by_its_class(tmp_path, capsys, case, kind):
     code, lines = counted(tmp_path, capsys, odd=case)
     assert lines[-1] == "0 passed, 1 failed"
-    assert lines[0].split()[:2] == [kind, "mine/house_style/odd"]
+    assert lines[0].split()[:2] == [kind, "mine/own_style/odd"]
     assert code == 1
 
 
 def test_a_judged_difference_keeps_its_class_and_does_not_pass(tmp_path, capsys):
-    judged = {"mine/house_style/odd": {"class": "design", "note": "we greet otherwise"}}
+    judged = {"mine/own_style/odd": {"class": "design", "note": "we greet otherwise"}}
     (tmp_path / "judgements.json").write_text(json.dumps(judged))
     code, lines = counted(tmp_path, capsys, odd=text("Hello there.", content="Hello."))
     assert lines[0].startswith("design")

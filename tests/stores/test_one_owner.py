@@ -1,5 +1,5 @@
 """Whoever owns which tools, the model reads the same history: chats made up of any turns, played with all tools in one
-hand and divided between the house and a client, over as many requests as that takes."""
+hand and divided between server and client, over as many requests as that takes."""
 
 import asyncio
 import json

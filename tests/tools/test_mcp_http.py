@@ -55,7 +55,7 @@ class RuntimeManager:
 
 
 @contextlib.asynccontextmanager
-async def house(
+async def opened(
     url: str,
     *,
     rules: AddressRules = HOME,
@@ -84,7 +84,7 @@ async def house(
 
 @BOTH
 async def test_a_call_is_one_request_in_the_session_that_was_opened(events: bool) -> None:
-    async with HttpMcp(events=events).running() as http, house(http.url, headers={"Authorization": "Bearer b"}) as it:
+    async with HttpMcp(events=events).running() as http, opened(http.url, headers={"Authorization": "Bearer b"}) as it:
         assert await it.run("echo", a=1) == Returned('{"a": 1}')
         [call] = http.calls()
         assert call.headers["mcp-session-id"] in http.sessions
@@ -94,13 +94,13 @@ async def test_a_call_is_one_request_in_the_session_that_was_opened(events: bool
 
 
 async def test_progress_comes_through_while_the_tool_runs() -> None:
-    async with HttpMcp().running() as http, house(http.url) as it:
+    async with HttpMcp().running() as http, opened(http.url) as it:
         assert await it.run("progresses") == Returned("done")
         assert it.heard == [("step 1", 0.5), ("step 2", 1.0)]
 
 
 async def test_a_server_that_asks_for_a_completion_in_the_middle_is_answered_no() -> None:
-    async with HttpMcp().running() as http, house(http.url) as it:
+    async with HttpMcp().running() as http, opened(http.url) as it:
         assert await it.run("asks") == Returned("never mind")
         [reply] = [asked.message for asked in http.asked if "method" not in asked.message and asked.method == "POST"]
         assert reply["id"] == 9
@@ -120,7 +120,7 @@ async def test_an_answer_whose_stream_ended_early_is_fetched_where_the_server_sa
             return None
 
         http.instead = instead
-        async with house(http.url) as it:
+        async with opened(http.url) as it:
             assert await it.run("resumes") == Returned("the rest")
         assert len(http.calls()) == 1
 
@@ -141,7 +141,7 @@ async def test_an_answer_whose_stream_ended_early_is_fetched_where_the_server_sa
     ],
 )
 async def test_an_odd_answer_is_told_and_hurts_nobody_else(answer: bytes, told: str) -> None:
-    async with HttpMcp().running() as http, house(http.url) as it:
+    async with HttpMcp().running() as http, opened(http.url) as it:
         http.instead = lambda asked: answer if asked.message.get("method") == "tools/call" else None
         outcome = await it.run("echo")
         assert isinstance(outcome, Failed)
@@ -152,7 +152,7 @@ async def test_an_odd_answer_is_told_and_hurts_nobody_else(answer: bytes, told: 
 
 
 async def test_an_error_of_the_protocol_counts_whatever_the_status() -> None:
-    async with HttpMcp().running() as http, house(http.url) as it:
+    async with HttpMcp().running() as http, opened(http.url) as it:
         body = b'{"jsonrpc":"2.0","id":"c1","error":{"code":-32602,"message":"no such city"}}'
         head = b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
         http.instead = lambda asked: head + body if asked.message.get("method") == "tools/call" else None
@@ -164,7 +164,7 @@ async def test_a_list_that_is_too_long_keeps_the_server_down_and_our_memory_free
         body = b'{"jsonrpc":"2.0","id":3,"result":{"tools":[],"x":"' + b"x" * (9 * 1024 * 1024) + b'"}}'
         head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
         http.instead = lambda asked: head + body if asked.message.get("method") == "tools/list" else None
-        async with house(http.url, delay=lambda failures: 60) as it:
+        async with opened(http.url, delay=lambda failures: 60) as it:
             status = await it.state(SourceState.DOWN)
             assert "more than 8388608 bytes" in status.error
 
@@ -183,7 +183,7 @@ async def test_a_call_given_up_in_the_newest_protocol_is_hung_up_on() -> None:
             stopped.set()
         return ""
 
-    async with serve(server.streamable_http_app()) as base, house(f"{base}/mcp") as it:
+    async with serve(server.streamable_http_app()) as base, opened(f"{base}/mcp") as it:
         call = asyncio.create_task(it.run("wait"))
         await begun.wait()
         call.cancel()
@@ -194,7 +194,7 @@ async def test_a_call_given_up_in_the_newest_protocol_is_hung_up_on() -> None:
 
 async def test_a_server_is_asked_no_more_at_once_than_it_is_thought_to_bear(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("callgate.tools.mcp_http.MAX_CONNECTIONS", 1)
-    async with HttpMcp().running() as http, house(http.url) as it:
+    async with HttpMcp().running() as http, opened(http.url) as it:
         first = asyncio.create_task(it.run("hangs", city="Oslo"))
         await http.begun.wait()
         second = asyncio.create_task(it.run("echo"))
@@ -218,7 +218,7 @@ async def test_a_server_is_asked_no_more_at_once_than_it_is_thought_to_bear(monk
 async def test_a_server_that_is_busy_was_not_reached_and_one_behind_a_gateway_may_have_been(
     status: str, kind: FailureKind
 ) -> None:
-    async with HttpMcp().running() as http, house(http.url) as it:
+    async with HttpMcp().running() as http, opened(http.url) as it:
         busy = f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode()
         http.instead = lambda asked: busy if asked.message.get("method") == "tools/call" else None
         outcome = await it.run("echo")
@@ -227,7 +227,7 @@ async def test_a_server_that_is_busy_was_not_reached_and_one_behind_a_gateway_ma
 
 
 async def test_an_answer_that_cannot_be_fetched_on_may_have_had_its_effect() -> None:
-    async with HttpMcp().running() as http, house(http.url) as it:
+    async with HttpMcp().running() as http, opened(http.url) as it:
         gone = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
         http.instead = lambda asked: gone if "last-event-id" in asked.headers else None
         outcome = await it.run("resumes")
@@ -240,7 +240,7 @@ async def test_a_tool_whose_arguments_are_headers_too_is_called_through_the_sdk(
     http = HttpMcp(
         tools={"headed": ({"type": "object", "properties": {"a": {"type": "string", "x-mcp-header": "A"}}}, "x")}
     )
-    async with http.running(), house(http.url) as it:
+    async with http.running(), opened(http.url) as it:
         assert await it.run("headed", a="b") == Returned('{"a": "b"}')
         [call] = http.calls()
         assert isinstance(call.message["id"], int), "the SDK's ids are numbers, and ours are not"
@@ -251,7 +251,7 @@ async def test_a_server_without_tools_is_open_all_the_same() -> None:
         body = b'{"jsonrpc":"2.0","id":3,"error":{"code":-32601,"message":"Method not found"}}'
         head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
         http.instead = lambda asked: head + body if asked.message.get("method") == "tools/list" else None
-        async with house(http.url) as it:
+        async with opened(http.url) as it:
             await it.state(SourceState.READY)
             assert it.names() == []
 
@@ -261,7 +261,7 @@ async def test_a_server_without_tools_is_open_all_the_same() -> None:
 
 @pytest.mark.parametrize("old_manners", [False, True], ids=["404", "400"])
 async def test_a_forgotten_session_is_made_again_and_the_call_repeated_on_it(old_manners: bool) -> None:
-    async with HttpMcp().running() as http, house(http.url) as it:
+    async with HttpMcp().running() as http, opened(http.url) as it:
         if old_manners:
             body = b'{"jsonrpc":"2.0","id":null,"error":{"code":-32000,"message":"Bad Request: No valid session ID"}}'
             head = b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(
@@ -275,7 +275,7 @@ async def test_a_forgotten_session_is_made_again_and_the_call_repeated_on_it(old
 
 
 async def test_a_server_that_keeps_forgetting_its_session_is_no_failure_and_keeps_its_tools() -> None:
-    async with HttpMcp().running() as http, house(http.url) as it:
+    async with HttpMcp().running() as http, opened(http.url) as it:
         offered = it.names()
         for _ in range(5):
             http.sessions.clear()
@@ -290,7 +290,7 @@ async def test_a_server_that_keeps_forgetting_its_session_is_no_failure_and_keep
 
 async def test_a_session_is_given_back_when_the_house_closes() -> None:
     async with HttpMcp().running() as http:
-        async with house(http.url):
+        async with opened(http.url):
             assert len(http.sessions) == 1
         assert http.sessions == set()
 
@@ -299,7 +299,7 @@ async def test_a_server_killed_in_a_call_fails_it_and_comes_back_with_its_tools(
     http = HttpMcp()
     await http.start()
     port = int(http.url.split(":")[2].split("/")[0])
-    async with house(http.url) as it:
+    async with opened(http.url) as it:
         running = asyncio.create_task(it.run("hangs", city="Oslo"))
         await http.begun.wait()
         await http.stop()
@@ -316,7 +316,7 @@ async def test_a_server_killed_in_a_call_fails_it_and_comes_back_with_its_tools(
 
 
 async def test_one_broken_connection_fails_one_call_and_no_other() -> None:
-    async with HttpMcp().running() as http, house(http.url) as it:
+    async with HttpMcp().running() as http, opened(http.url) as it:
         hanging = asyncio.create_task(it.run("hangs", city="Oslo"))
         await http.begun.wait()
         http.instead = lambda asked: b"" if asked.message.get("method") == "tools/call" else None
@@ -332,7 +332,7 @@ async def test_one_broken_connection_fails_one_call_and_no_other() -> None:
 
 
 async def test_through_lost_sessions_and_connections_every_call_ends() -> None:
-    async with HttpMcp().running() as http, house(http.url) as it:
+    async with HttpMcp().running() as http, opened(http.url) as it:
         over = False
         ends: Counter[str] = Counter()
 
@@ -363,7 +363,7 @@ async def test_a_server_that_is_down_does_not_stop_the_start_and_is_tried_again(
     await http.start()
     url, port = http.url, int(http.url.split(":")[2].split("/")[0])
     await http.stop()
-    async with house(url) as it:
+    async with opened(url) as it:
         await it.was_down()
         assert "cannot be reached" in it.told[-1].error
         async with http.running(port):
@@ -373,7 +373,7 @@ async def test_a_server_that_is_down_does_not_stop_the_start_and_is_tried_again(
 
 
 async def test_tools_are_listed_again_when_the_server_says_so_on_its_own_stream() -> None:
-    async with HttpMcp().running() as http, house(http.url) as it:
+    async with HttpMcp().running() as http, opened(http.url) as it:
         await everything(lambda: bool(http.streams))
         http.tools["fresh"] = ({"type": "object"}, "New.")
         await http.tell({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
@@ -384,7 +384,7 @@ async def test_tools_are_listed_again_when_the_server_says_so_on_its_own_stream(
 async def test_a_server_that_takes_no_post_and_speaks_no_sse_is_told_as_it_failed_first(sse: bool | None) -> None:
     async with HttpMcp().running() as http:
         http.instead = lambda asked: b"HTTP/1.1 405 Method Not Allowed\r\nContent-Length: 0\r\n\r\n"
-        async with house(http.url, sse=sse, delay=lambda failures: 60) as it:
+        async with opened(http.url, sse=sse, delay=lambda failures: 60) as it:
             status = await it.state(SourceState.DOWN)
             assert "HTTP 405" in status.error
         assert ("GET" in {asked.method for asked in http.asked}) is (sse is None)
@@ -393,7 +393,7 @@ async def test_a_server_that_takes_no_post_and_speaks_no_sse_is_told_as_it_faile
 async def test_a_refusal_at_the_door_is_shown_with_its_status() -> None:
     async with HttpMcp().running() as http:
         http.instead = lambda asked: b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n"
-        async with house(http.url, delay=lambda failures: 60) as it:
+        async with opened(http.url, delay=lambda failures: 60) as it:
             status = await it.state(SourceState.DOWN)
             assert "HTTP 401 Unauthorized" in status.error
 
@@ -435,7 +435,7 @@ async def test_a_public_name_that_leads_home_is_refused_before_anything_is_sent(
 
     async with HttpMcp().running() as http:
         url = http.url.replace("127.0.0.1", "mcp.example.com")
-        async with house(url, rules=rules_for(url), web=Web(resolve=resolve), delay=lambda failures: 60) as it:
+        async with opened(url, rules=rules_for(url), web=Web(resolve=resolve), delay=lambda failures: 60) as it:
             status = await it.state(SourceState.DOWN)
             assert "mcp.example.com has a loopback address" in status.error
         assert http.asked == []
@@ -457,7 +457,7 @@ async def test_a_name_that_changes_its_mind_gains_nothing() -> None:
     async with HttpMcp().running() as http:
         url = http.url.replace("127.0.0.1", "localhost")
         http.instead = last_answer
-        async with house(url, rules=rules_for(url), web=Web(resolve=resolve), delay=lambda failures: 60) as it:
+        async with opened(url, rules=rules_for(url), web=Web(resolve=resolve), delay=lambda failures: 60) as it:
             assert isinstance(await it.run("echo"), Returned)
             found[:] = ["169.254.169.254"]
             assert isinstance(await it.run("echo"), Failed)
@@ -470,7 +470,7 @@ async def test_a_redirect_is_followed_nowhere_not_even_at_home() -> None:
     async with HttpMcp().running() as http:
         where = b"HTTP/1.1 308 Moved\r\nLocation: " + http.url.encode() + b"/\r\nContent-Length: 0\r\n\r\n"
         http.instead = lambda asked: where if asked.path == "/mcp" else None
-        async with house(http.url, delay=lambda failures: 60) as it:
+        async with opened(http.url, delay=lambda failures: 60) as it:
             status = await it.state(SourceState.DOWN)
             assert "a redirect to" in status.error
             assert "not followed" in status.error
@@ -500,7 +500,7 @@ def sdk_server() -> tuple[MCPServer, asyncio.Event]:
 
 async def test_a_server_of_the_newest_protocol_is_called_past_the_sdk_too() -> None:
     server, _ = sdk_server()
-    async with serve(server.streamable_http_app()) as base, house(f"{base}/mcp") as it:
+    async with serve(server.streamable_http_app()) as base, opened(f"{base}/mcp") as it:
         assert it.names() == ["add", "fail"]
         assert await it.run("add", a=1, b=41) == Returned("42")
         assert ("half way", 0.5) in it.heard
@@ -523,7 +523,7 @@ async def test_a_new_tool_of_a_server_of_the_newest_protocol_is_heard_of() -> No
         await context.notify_tools_changed()
         return "ok"
 
-    async with serve(server.streamable_http_app()) as base, house(f"{base}/mcp") as it:
+    async with serve(server.streamable_http_app()) as base, opened(f"{base}/mcp") as it:
         assert await it.run("grow") == Returned("ok")
         await everything(lambda: "grown" in it.names())
         assert await it.run("grown") == Returned("grown")
@@ -532,7 +532,7 @@ async def test_a_new_tool_of_a_server_of_the_newest_protocol_is_heard_of() -> No
 @pytest.mark.parametrize("sse", [True, None], ids=["said", "found out"])
 async def test_a_server_over_sse_is_called_through_the_sdk(sse: bool | None) -> None:
     server, _ = sdk_server()
-    async with serve(server.sse_app()) as base, house(f"{base}/sse", sse=sse) as it:
+    async with serve(server.sse_app()) as base, opened(f"{base}/sse", sse=sse) as it:
         assert await it.run("add", a=1, b=41) == Returned("42")
         assert it.heard == [("half way", 0.5)]
         await it.registry.close()

@@ -64,7 +64,7 @@ class RuntimeManager:
 
 
 @contextlib.asynccontextmanager
-async def house(transport: StdioSpec | HttpSpec) -> AsyncIterator[RuntimeManager]:
+async def opened(transport: StdioSpec | HttpSpec) -> AsyncIterator[RuntimeManager]:
     web = Web()
     server = McpSource(ServerSpec("it", transport, prefix="it"), web)
     registry = Registry(delay=lambda failures: 0.05)
@@ -156,7 +156,7 @@ async def test_a_model_calls_real_servers_and_gets_their_answers(
 
 @NODE
 async def test_everything_over_standard_streams() -> None:
-    async with house(StdioSpec(real.command("mcp-server-everything"), ("stdio",))) as it:
+    async with opened(StdioSpec(real.command("mcp-server-everything"), ("stdio",))) as it:
         assert {"echo", "get-sum", "get-tiny-image", "trigger-long-running-operation"} <= it.names()
         assert await it.text("echo", message="hello") == "Echo: hello"
         assert await it.text("trigger-long-running-operation", duration=0.2, steps=2)
@@ -169,7 +169,7 @@ async def test_everything_over_standard_streams() -> None:
 
 @NODE
 async def test_the_file_server(tmp_path: Path) -> None:
-    async with house(StdioSpec(real.command("mcp-server-filesystem"), (str(tmp_path),))) as it:
+    async with opened(StdioSpec(real.command("mcp-server-filesystem"), (str(tmp_path),))) as it:
         await it.text("write_file", path=str(tmp_path / "a.txt"), content="21 C\n")
         assert await it.text("read_text_file", path=str(tmp_path / "a.txt")) == "21 C\n"
         outcome = await it.run("read_text_file", path="/etc/passwd")
@@ -180,15 +180,15 @@ async def test_the_file_server(tmp_path: Path) -> None:
 @NODE
 async def test_the_memory_server_keeps_what_it_is_told(tmp_path: Path) -> None:
     memory = StdioSpec(real.command("mcp-server-memory"), env={"MEMORY_FILE_PATH": str(tmp_path / "memory.json")})
-    async with house(memory) as it:
+    async with opened(memory) as it:
         oslo = {"name": "Oslo", "entityType": "city", "observations": ["cold"]}
         await it.text("create_entities", entities=[oslo])
-    async with house(memory) as it:
+    async with opened(memory) as it:
         assert json.loads(await it.text("read_graph"))["entities"][0]["name"] == "Oslo"
 
 
 async def test_the_time_server() -> None:
-    async with house(StdioSpec(real.command("mcp-server-time"), ("--local-timezone", "UTC"))) as it:
+    async with opened(StdioSpec(real.command("mcp-server-time"), ("--local-timezone", "UTC"))) as it:
         assert it.names() == {"get_current_time", "convert_time"}
         assert json.loads(await it.text("get_current_time", timezone="Europe/Lisbon"))["timezone"] == "Europe/Lisbon"
         outcome = await it.run("get_current_time", timezone="Mars/Olympus")
@@ -201,7 +201,7 @@ async def test_the_git_server(tmp_path: Path) -> None:
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.com"]
     for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "The first."]):
         await asyncio.to_thread(subprocess.run, [*git, *words], check=True)
-    async with house(StdioSpec(real.command("mcp-server-git"), ("--repository", str(tmp_path)))) as it:
+    async with opened(StdioSpec(real.command("mcp-server-git"), ("--repository", str(tmp_path)))) as it:
         assert "The first." in await it.text("git_log", repo_path=str(tmp_path))
 
 
@@ -210,7 +210,7 @@ async def test_the_git_server(tmp_path: Path) -> None:
 
 @NODE
 async def test_a_real_server_killed_in_a_call_is_started_again() -> None:
-    async with house(StdioSpec(real.command("mcp-server-everything"), ("stdio",))) as it:
+    async with opened(StdioSpec(real.command("mcp-server-everything"), ("stdio",))) as it:
         running = asyncio.create_task(it.run("trigger-long-running-operation", duration=30, steps=30))
         await it.text("echo", message="in step")
         link: Any = it.server._session._link if it.server._session else None
@@ -227,13 +227,13 @@ async def test_a_real_server_killed_in_a_call_is_started_again() -> None:
 async def test_a_real_server_over_http_killed_in_a_call_comes_back() -> None:
     port = free_port()
     with everything_over_http("streamableHttp", port):
-        async with house(over_http(f"http://127.0.0.1:{port}/mcp")) as it:
+        async with opened(over_http(f"http://127.0.0.1:{port}/mcp")) as it:
             assert await it.text("echo", message="hello") == "Echo: hello"
             await it.text("trigger-long-running-operation", duration=0.2, steps=2)
             assert ("", 1.0) in it.heard
     async with contextlib.AsyncExitStack() as stack:
         first = stack.enter_context(everything_over_http("streamableHttp", port))
-        it = await stack.enter_async_context(house(over_http(f"http://127.0.0.1:{port}/mcp")))
+        it = await stack.enter_async_context(opened(over_http(f"http://127.0.0.1:{port}/mcp")))
         running = asyncio.create_task(it.run("trigger-long-running-operation", duration=30, steps=30))
         await it.text("echo", message="in step")
         first.kill()
@@ -251,7 +251,7 @@ async def test_a_real_server_that_was_restarted_unseen_gets_a_new_session() -> N
     port = free_port()
     async with contextlib.AsyncExitStack() as stack:
         first = stack.enter_context(everything_over_http("streamableHttp", port))
-        it = await stack.enter_async_context(house(over_http(f"http://127.0.0.1:{port}/mcp")))
+        it = await stack.enter_async_context(opened(over_http(f"http://127.0.0.1:{port}/mcp")))
         session: Any = it.server._session
         session._link._tap._lost = lambda reason: None  # as if no stream were open that could tell
         first.kill()
@@ -268,7 +268,7 @@ async def test_a_real_server_over_sse() -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}/sse"
     with everything_over_http("sse", port) as process:
-        async with house(over_http(url, sse=True)) as it:
+        async with opened(over_http(url, sse=True)) as it:
             assert await it.text("echo", message="hello") == "Echo: hello"
             process.kill()
             await it.state(SourceState.DOWN)

@@ -1,4 +1,4 @@
-"""Servers as child processes, through a registry as in the house: answers, deaths, restarts, and nothing left behind."""
+"""Servers as child processes, through a registry: answers, deaths, restarts, and nothing left behind."""
 
 import asyncio
 import contextlib
@@ -84,7 +84,7 @@ class RuntimeManager:
 
 
 @contextlib.asynccontextmanager
-async def house(
+async def opened(
     *words: str,
     env: dict[str, str] | None = None,
     delay: Callable[[int], float] = lambda failures: 0.01,
@@ -120,7 +120,7 @@ def is_alive(pid: int) -> bool:
 
 
 async def test_its_tools_carry_its_name_and_keep_their_own_for_patterns() -> None:
-    async with house() as it:
+    async with opened() as it:
         assert "raw_answers" in it.names()
         assert [tool.name for tool in it.registry.select(["raw/ans*"])] == ["raw_answers"]
 
@@ -145,43 +145,43 @@ async def _names_with_prefix(prefix: str) -> AsyncIterator[str]:
 
 
 async def test_only_the_tools_that_are_allowed_are_taken() -> None:
-    async with house(allowed_tools=("ech*", "pid")) as it:
+    async with opened(allowed_tools=("ech*", "pid")) as it:
         assert it.names() == ["raw_echo", "raw_pid"]
 
 
 async def test_annotations_suggest_what_is_safe_and_the_config_knows_better() -> None:
-    async with house(policy=Policy(timeout=7)) as it:
+    async with opened(policy=Policy(timeout=7)) as it:
         policies = {tool.original: tool.tool.policy for tool in it.registry.tools()}
         assert policies["answers"].safety is Safety.READ_ONLY
         assert policies["dies"].safety is Safety.DESTRUCTIVE
         assert policies["hangs"].safety is Safety.WRITE
         assert policies["echo"] == Policy(timeout=7)
-    async with house(overrides={"safety": Safety.WRITE, "timeout": 3.0}) as it:
+    async with opened(overrides={"safety": Safety.WRITE, "timeout": 3.0}) as it:
         assert {(tool.tool.policy.safety, tool.tool.policy.timeout) for tool in it.registry.tools()} == {
             (Safety.WRITE, 3)
         }
 
 
 async def test_descriptions_hold_nothing_that_cannot_be_seen() -> None:
-    async with house() as it:
+    async with opened() as it:
         echo = it.registry.find("raw_echo")
         assert echo is not None
         assert echo.tool.description == "Says hello. Never mind."
 
 
 async def test_progress_is_reported_while_the_tool_runs() -> None:
-    async with house() as it:
+    async with opened() as it:
         assert await it.text("raw_progresses") == "done"
         assert ("step 2", 1.0) in it.heard
 
 
 async def test_an_error_of_the_protocol_is_told_to_the_model() -> None:
-    async with house() as it:
+    async with opened() as it:
         assert await it.run("raw_refuses") == Failed("there is no such city")
 
 
 async def test_a_result_that_is_not_the_protocols_is_a_failure_and_not_a_crash() -> None:
-    async with house() as it:
+    async with opened() as it:
         outcome = await it.run("raw_strange")
         assert isinstance(outcome, Failed)
         assert "not one of the protocol's" in outcome.text
@@ -189,7 +189,7 @@ async def test_a_result_that_is_not_the_protocols_is_a_failure_and_not_a_crash()
 
 
 async def test_an_answer_that_is_nested_too_deep_is_a_failure_at_once_and_the_server_stays() -> None:
-    async with house() as it:
+    async with opened() as it:
         outcome = await it.run("raw_deep")
         assert isinstance(outcome, Failed)
         assert "cannot be read" in outcome.text
@@ -198,42 +198,42 @@ async def test_an_answer_that_is_nested_too_deep_is_a_failure_at_once_and_the_se
 
 @pytest.mark.parametrize("tool", ["raw_nan", "raw_batch"])
 async def test_an_answer_in_a_batch_or_beside_a_number_that_is_none_is_an_answer(tool: str) -> None:
-    async with house() as it:
+    async with opened() as it:
         assert await it.text(tool) == "hello"
 
 
 async def test_noise_and_torn_lines_and_broken_text_do_no_harm() -> None:
-    async with house() as it:
+    async with opened() as it:
         assert await it.text("raw_half") == "lone ? surrogate, � broken byte"
 
 
 async def test_a_server_that_asks_us_for_a_completion_is_refused_and_goes_on() -> None:
-    async with house() as it:
+    async with opened() as it:
         answer = json.loads(await it.text("raw_asks"))
         assert "error" in answer
 
 
 async def test_what_it_says_besides_answers_waits_for_its_reader_and_loses_nothing() -> None:
-    async with house() as it:
+    async with opened() as it:
         assert await it.text("raw_chatters") == "said it all"
         assert await it.text("raw_echo") == "{}"
 
 
 async def test_integers_of_any_size_and_any_text_arrive() -> None:
-    async with house() as it:
+    async with opened() as it:
         given = {"n": 2**80, "text": '東京 \U0001f600 \n \\ "'}
         assert json.loads(await it.text("raw_echo", **given)) == given
 
 
 async def test_many_calls_share_one_session() -> None:
-    async with house() as it:
+    async with opened() as it:
         pids = await asyncio.gather(*(it.text("raw_pid") for _ in range(50)))
         assert len(set(pids)) == 1
 
 
 async def test_it_sees_a_clean_environment_and_what_the_operator_wrote_down(monkeypatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
-    async with house(env={"MINE": "yes"}) as it:
+    async with opened(env={"MINE": "yes"}) as it:
         seen = json.loads(await it.text("raw_environment"))
         assert seen["MINE"] == "yes"
         assert seen["PATH"] == os.environ["PATH"]
@@ -241,19 +241,19 @@ async def test_it_sees_a_clean_environment_and_what_the_operator_wrote_down(monk
 
 
 async def test_an_answer_given_twice_or_to_nobody_is_dropped() -> None:
-    async with house() as it:
+    async with opened() as it:
         assert await it.text("raw_twice") == "first"
         assert await it.text("raw_echo", a=1) == '{"a": 1}'
 
 
 async def test_a_list_without_end_is_read_as_far_as_is_sensible() -> None:
-    async with house("endless_list") as it:
+    async with opened("endless_list") as it:
         assert await it.text("raw_echo") == "{}"
         assert len(it.registry.quarantined()) < MAX_TOOLS
 
 
 async def test_tools_that_cannot_be_used_are_listed_with_the_reason_and_touch_no_others() -> None:
-    async with house("odd_list") as it:
+    async with opened("odd_list") as it:
         reasons = {each.name: each.reason for each in it.registry.quarantined()}
         assert set(reasons) == {"raw_odd", "raw_far", "answers"}
         assert "two tools of this name" in reasons["answers"]
@@ -261,7 +261,7 @@ async def test_tools_that_cannot_be_used_are_listed_with_the_reason_and_touch_no
 
 
 async def test_a_server_of_an_unknown_version_is_refused() -> None:
-    async with house("ancient", delay=lambda failures: 60) as it:
+    async with opened("ancient", delay=lambda failures: 60) as it:
         status = await it.state(SourceState.DOWN)
         assert "1999-01-01" in status.error
 
@@ -301,7 +301,7 @@ async def test_nothing_that_a_server_writes_breaks_the_reading(lines: list[bytes
 
 
 async def test_tools_are_listed_again_when_the_server_says_so_and_what_changed_is_told() -> None:
-    async with house() as it:
+    async with opened() as it:
         assert await it.text("raw_changes") == "changed"
         await everything(lambda: "raw_fresh" in it.names())
         assert it.changes == [("raw", "echo")]
@@ -310,7 +310,7 @@ async def test_tools_are_listed_again_when_the_server_says_so_and_what_changed_i
 
 async def test_a_server_too_busy_to_list_its_tools_is_left_alone_and_asked_again(monkeypatch) -> None:
     monkeypatch.setattr(mcp_session, "ASK_SECONDS", 0.5)
-    async with house("deaf_once") as it:
+    async with opened("deaf_once") as it:
         session = it.server._session
         assert await it.text("raw_changes") == "changed"
         await everything(lambda: "raw_fresh" in it.names())
@@ -318,14 +318,14 @@ async def test_a_server_too_busy_to_list_its_tools_is_left_alone_and_asked_again
 
 
 async def test_tools_that_went_are_offered_no_longer() -> None:
-    async with house() as it:
+    async with opened() as it:
         await it.text("raw_renames")
         await everything(lambda: it.names() == ["raw_other"])
         assert it.changes == []
 
 
 async def test_a_restart_that_brings_the_same_tools_builds_nothing_anew() -> None:
-    async with house() as it:
+    async with opened() as it:
         before = it.server.tools()
         session = it.server._session
         os.kill(int(await it.text("raw_pid")), signal.SIGKILL)
@@ -336,7 +336,7 @@ async def test_a_restart_that_brings_the_same_tools_builds_nothing_anew() -> Non
 async def test_a_server_of_the_newest_protocol_tells_of_new_tools_over_its_pipes_too(tmp_path: Path) -> None:
     script = tmp_path / "server.py"
     script.write_text(GROWING)
-    async with house(transport=StdioSpec(sys.executable, (str(script),))) as it:
+    async with opened(transport=StdioSpec(sys.executable, (str(script),))) as it:
         await it.state(SourceState.READY)
         assert it.server._session is not None
         assert await it.text("raw_grow") == "ok"
@@ -367,7 +367,7 @@ server.run("stdio")
 
 
 async def test_a_server_that_dies_in_a_call_fails_it_with_a_clear_word_and_is_started_again() -> None:
-    async with house() as it:
+    async with opened() as it:
         first = await it.text("raw_pid")
         outcome = await it.run("raw_dies")
         assert isinstance(outcome, Failed)
@@ -381,7 +381,7 @@ async def test_a_server_that_dies_in_a_call_fails_it_with_a_clear_word_and_is_st
 
 
 async def test_a_server_killed_from_outside_fails_every_call_under_way() -> None:
-    async with house(overrides={"safety": Safety.READ_ONLY}) as it:
+    async with opened(overrides={"safety": Safety.READ_ONLY}) as it:
         pid = int(await it.text("raw_pid"))
         calls = [asyncio.create_task(it.run("raw_hangs", city="Oslo")) for _ in range(3)]
         await it.text("raw_echo")
@@ -394,7 +394,7 @@ async def test_a_server_killed_from_outside_fails_every_call_under_way() -> None
 
 
 async def test_a_server_that_closes_its_output_and_lives_on_is_ended_and_started_again() -> None:
-    async with house() as it:
+    async with opened() as it:
         session, pid = it.server._session, int(await it.text("raw_pid"))
         outcome = await it.run("raw_closes")
         assert isinstance(outcome, Failed)
@@ -405,12 +405,12 @@ async def test_a_server_that_closes_its_output_and_lives_on_is_ended_and_started
 
 
 async def test_an_answer_written_just_before_the_end_is_still_heard() -> None:
-    async with house() as it:
+    async with opened() as it:
         assert await it.text("raw_last_words") == "goodbye"
 
 
 async def test_while_it_is_down_its_tools_say_so_and_are_not_offered() -> None:
-    async with house(delay=lambda failures: 60) as it:
+    async with opened(delay=lambda failures: 60) as it:
         box = it.toolbox()
         await it.run("raw_dies")
         await it.state(SourceState.DOWN)
@@ -422,27 +422,27 @@ async def test_while_it_is_down_its_tools_say_so_and_are_not_offered() -> None:
 
 
 async def test_a_server_that_cannot_start_is_shown_with_its_last_words() -> None:
-    async with house("fails", delay=lambda failures: 60) as it:
+    async with opened("fails", delay=lambda failures: 60) as it:
         status = await it.state(SourceState.DOWN)
         assert status.error == "it ended with code 1: no licence found"
 
 
 async def test_a_command_that_is_not_there_is_named() -> None:
-    async with house(transport=StdioSpec("no-such-server-anywhere"), delay=lambda failures: 60) as it:
+    async with opened(transport=StdioSpec("no-such-server-anywhere"), delay=lambda failures: 60) as it:
         status = await it.state(SourceState.DOWN)
         assert status.error == "there is no program no-such-server-anywhere"
 
 
 async def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     gone = str(tmp_path / "gone")
-    async with house(transport=StdioSpec(sys.executable, cwd=gone), delay=lambda failures: 60) as it:
+    async with opened(transport=StdioSpec(sys.executable, cwd=gone), delay=lambda failures: 60) as it:
         status = await it.state(SourceState.DOWN)
         assert status.error == f"there is no folder {gone}"
 
 
 async def test_a_program_that_may_not_be_run_is_named(tmp_path: Path) -> None:
     (tmp_path / "server").write_text("#!/bin/sh\n")
-    async with house(transport=StdioSpec(str(tmp_path / "server")), delay=lambda failures: 60) as it:
+    async with opened(transport=StdioSpec(str(tmp_path / "server")), delay=lambda failures: 60) as it:
         status = await it.state(SourceState.DOWN)
         assert status.error == f"{tmp_path}/server cannot be run: Permission denied"
 
@@ -461,7 +461,7 @@ async def test_a_server_that_never_answers_is_ended_when_the_house_closes() -> N
         await web.close()
 
 
-async def test_a_house_that_closes_while_a_server_opens_leaves_no_process() -> None:
+async def test_a_runtime_that_closes_while_a_server_opens_leaves_no_process() -> None:
     web = Web()
     registry = Registry()
     registry.add_source(
@@ -477,7 +477,7 @@ async def test_a_house_that_closes_while_a_server_opens_leaves_no_process() -> N
 
 
 async def test_restarts_leave_no_open_files() -> None:
-    async with house() as it:
+    async with opened() as it:
         await it.text("raw_pid")
         before = _open_files()
         for _ in range(5):
@@ -489,7 +489,7 @@ async def test_restarts_leave_no_open_files() -> None:
 
 async def test_through_deaths_at_any_moment_every_call_ends_and_nothing_is_left() -> None:
     chance = random.Random(7)
-    async with house() as it:
+    async with opened() as it:
         files, deaths = _open_files(), 0
         ends: Counter[str] = Counter()
 
@@ -524,7 +524,7 @@ async def test_through_deaths_at_any_moment_every_call_ends_and_nothing_is_left(
 
 
 async def test_output_without_a_line_break_is_not_kept_and_ends_the_server() -> None:
-    async with house("endless", delay=lambda failures: 60) as it:
+    async with opened("endless", delay=lambda failures: 60) as it:
         status = await it.state(SourceState.DOWN)
         assert "without end and without a line break" in status.error
 
@@ -533,14 +533,14 @@ async def test_output_without_a_line_break_is_not_kept_and_ends_the_server() -> 
 
 
 async def test_what_it_forked_is_ended_with_it_even_if_it_ignores_the_asking() -> None:
-    async with house() as it:
+    async with opened() as it:
         fork = int(await it.text("raw_forks"))
         assert is_alive(fork)
     await everything(lambda: not is_alive(fork))
 
 
 async def test_what_it_forked_is_ended_when_it_dies_by_itself() -> None:
-    async with house(delay=lambda failures: 60) as it:
+    async with opened(delay=lambda failures: 60) as it:
         fork = int(await it.text("raw_forks"))
         await it.run("raw_dies")
         await it.state(SourceState.DOWN)
@@ -548,13 +548,13 @@ async def test_what_it_forked_is_ended_when_it_dies_by_itself() -> None:
 
 
 async def test_a_server_that_ignores_every_asking_is_killed() -> None:
-    async with house("stubborn") as it:
+    async with opened("stubborn") as it:
         pid = int(await it.text("raw_pid"))
     assert not is_alive(pid)
 
 
 async def test_what_left_its_process_group_is_ended_with_it() -> None:
-    async with house() as it:
+    async with opened() as it:
         fork = int(await it.text("raw_escapes"))
         assert is_alive(fork)
     assert not is_alive(fork)
@@ -587,7 +587,7 @@ def _stubborn_below(ancestor: int) -> list[int]:
 
 
 async def test_closing_while_a_call_runs_fails_the_call() -> None:
-    async with house() as it:
+    async with opened() as it:
         call = asyncio.create_task(it.run("raw_hangs", city="Oslo"))
         await it.text("raw_echo")
     outcome = await call

@@ -35,7 +35,7 @@ def a_tool(name: str, work: Work | None = None, **policy: Any) -> Tool:
     return Tool(name, f"About {name}.", PARAMETERS, Does(work), policy=Policy(**policy))
 
 
-def house(*tools: Tool) -> Registry:
+def registry_of(*tools: Tool) -> Registry:
     registry = Registry()
     registry.add(*tools)
     return registry
@@ -69,7 +69,7 @@ def offered_names(toolbox: RequestToolbox) -> list[str]:
 
 
 def test_the_clients_tools_go_first_byte_for_byte_and_ours_follow():
-    registry = house(a_tool("weather"), a_tool("clock"))
+    registry = registry_of(a_tool("weather"), a_tool("clock"))
     raw = msgspec.Raw(b'{ "type":"function", "function": {"name":"mine", "strict": true} , "future": 1 }')
     toolbox = RequestToolbox(registry.tools(), [raw], run_id="r")
     assert toolbox.schemas[0] is raw
@@ -79,7 +79,7 @@ def test_the_clients_tools_go_first_byte_for_byte_and_ours_follow():
 
 
 def test_the_clients_name_wins_and_ours_is_offered_under_the_prefix():
-    toolbox = box(house(a_tool("weather")), clients("weather", type="object"))
+    toolbox = box(registry_of(a_tool("weather")), clients("weather", type="object"))
     assert offered_names(toolbox) == ["weather", "callgate__weather"]
     assert toolbox.offer["weather"].check is None
     assert toolbox.offer["callgate__weather"].check is not None
@@ -94,14 +94,14 @@ def test_the_clients_name_wins_and_ours_is_offered_under_the_prefix():
 @pytest.mark.anyio
 async def test_a_tool_under_another_name_is_run_under_its_own():
     weather = a_tool("weather")
-    toolbox = box(house(weather), clients("weather"))
+    toolbox = box(registry_of(weather), clients("weather"))
     assert await toolbox.run(call("callgate__weather"), silent) == Returned("weather was run")
 
 
 def test_a_client_may_even_take_the_prefixed_name():
     long = "w" * 64
     toolbox = box(
-        house(a_tool("weather"), a_tool(long)), clients("weather"), clients("callgate__weather"), clients(long)
+        registry_of(a_tool("weather"), a_tool(long)), clients("weather"), clients("callgate__weather"), clients(long)
     )
     ours = offered_names(toolbox)[3:]
     assert len(set(offered_names(toolbox))) == 5
@@ -111,7 +111,7 @@ def test_a_client_may_even_take_the_prefixed_name():
 
 def test_a_custom_tool_of_the_client_is_passed_through_and_is_never_ours():
     custom = {"type": "custom", "custom": {"name": "weather", "format": {"type": "grammar"}}}
-    toolbox = box(house(a_tool("weather")), custom)
+    toolbox = box(registry_of(a_tool("weather")), custom)
     assert msgspec.json.decode(toolbox.schemas[0]) == custom
     assert toolbox.is_clients("weather")
     assert toolbox.offer["weather"].parameters == {}
@@ -122,7 +122,7 @@ def test_a_tool_of_the_client_that_cannot_be_read_goes_on_as_it_came():
     raws = [
         msgspec.Raw(text) for text in (b'"odd"', b'{"type":"function","function":{"name":5}}', b'{"type":"x"}', b"{")
     ]
-    toolbox = RequestToolbox(house(a_tool("clock")).tools(), raws, run_id="r")
+    toolbox = RequestToolbox(registry_of(a_tool("clock")).tools(), raws, run_id="r")
     assert list(toolbox.schemas[:4]) == raws
     assert list(toolbox.offer) == ["clock"]
 
@@ -150,7 +150,7 @@ def test_a_clients_schema_that_is_none_says_nothing(parameters):
 
 
 def test_each_call_lands_in_exactly_one_pile():
-    toolbox = box(house(a_tool("weather")), clients("mine"))
+    toolbox = box(registry_of(a_tool("weather")), clients("mine"))
     broken = BrokenCall("c", "mine", Flaw.TRUNCATED, "{")
     nameless = BrokenCall("d", None, Flaw.MISSING_NAME, "")
     calls: list[Call] = [call("weather", "a"), call("mine", "b"), broken, nameless, call("unheard_of", "e")]
@@ -163,7 +163,7 @@ def test_each_call_lands_in_exactly_one_pile():
 
 def test_only_read_only_tools_do_not_write():
     toolbox = box(
-        house(a_tool("look", safety=Safety.READ_ONLY), a_tool("send"), a_tool("drop", safety=Safety.DESTRUCTIVE))
+        registry_of(a_tool("look", safety=Safety.READ_ONLY), a_tool("send"), a_tool("drop", safety=Safety.DESTRUCTIVE))
     )
     assert [toolbox.writes(call(name)) for name in ("look", "send", "drop")] == [False, True, True]
 
@@ -174,7 +174,7 @@ def test_only_read_only_tools_do_not_write():
 @pytest.mark.anyio
 async def test_an_occasion_tells_the_run_the_turn_and_a_key_of_its_own():
     weather = a_tool("weather", max_result_bytes=10_000_000)
-    toolbox = box(house(weather))
+    toolbox = box(registry_of(weather))
     for _ in range(2):
         toolbox.plan([call("weather")])
         await toolbox.run(call("weather"), silent)
@@ -193,7 +193,7 @@ async def test_five_calls_of_one_turn_run_at_the_same_time():
         await barrier.wait()
         return Returned("met")
 
-    toolbox = box(house(a_tool("meets", meets)))
+    toolbox = box(registry_of(a_tool("meets", meets)))
     async with asyncio.timeout(5):
         outcomes = await asyncio.gather(*(toolbox.run(call("meets", str(n)), silent) for n in range(5)))
     assert outcomes == [Returned("met")] * 5
@@ -220,7 +220,7 @@ class Crowd:
 @pytest.mark.anyio
 async def test_no_more_calls_of_a_tool_run_than_it_allows_whoever_asks():
     crowd = Crowd()
-    registry = house(a_tool("busy", crowd, concurrency=2))
+    registry = registry_of(a_tool("busy", crowd, concurrency=2))
     one, other = box(registry), box(registry)
     async with asyncio.timeout(5):
         running = [asyncio.create_task(toolbox.run(call("busy"), silent)) for toolbox in (one, other) * 3]
@@ -257,7 +257,7 @@ async def test_the_tools_of_a_source_share_its_places_and_all_share_the_houses()
 async def test_a_call_that_finds_no_place_in_time_is_refused_and_was_not_run():
     crowd = Crowd()
     busy = a_tool("busy", crowd, concurrency=1)
-    toolbox = box(house(busy), queue_seconds=0.05)
+    toolbox = box(registry_of(busy), queue_seconds=0.05)
     crowd_first = replace(busy, policy=replace(busy.policy, timeout=5))
     holding = asyncio.create_task(box(registry_with_limits(toolbox, crowd_first)).run(call("busy"), silent))
     async with asyncio.timeout(5):
@@ -279,7 +279,7 @@ def registry_with_limits(toolbox: RequestToolbox, *tools: Tool) -> Registry:
 @pytest.mark.anyio
 async def test_calls_beyond_what_may_wait_are_turned_away_at_once():
     crowd = Crowd()
-    toolbox = box(house(a_tool("busy", crowd, concurrency=1)))
+    toolbox = box(registry_of(a_tool("busy", crowd, concurrency=1)))
     async with asyncio.timeout(10):
         running = [asyncio.create_task(toolbox.run(call("busy"), silent)) for _ in range(MAX_WAITING + 1)]
         await everything(lambda: toolbox._limits.on_the_way_to("config/busy", "")[0].waiting == MAX_WAITING)
@@ -304,7 +304,7 @@ def failing(times: int, kind: FailureKind = FailureKind.UNAVAILABLE) -> Work:
 @pytest.mark.anyio
 async def test_a_read_only_tool_is_tried_again_with_the_same_key():
     look = a_tool("look", failing(2), safety=Safety.READ_ONLY, retries=2)
-    assert await box(house(look)).run(call("look"), silent) == Returned("at last")
+    assert await box(registry_of(look)).run(call("look"), silent) == Returned("at last")
     assert len({occasion.key for _, occasion in executor(look).calls}) == 1
     assert len(executor(look).calls) == 3
 
@@ -323,14 +323,14 @@ async def test_a_read_only_tool_is_tried_again_with_the_same_key():
 )
 async def test_nothing_else_is_tried_again(policy, kind):
     tool = a_tool("tool", failing(1, kind), **policy)
-    assert await box(house(tool)).run(call("tool"), silent) == Failed("not now", kind)
+    assert await box(registry_of(tool)).run(call("tool"), silent) == Failed("not now", kind)
     assert len(executor(tool).calls) == 1
 
 
 @pytest.mark.anyio
 async def test_tries_end_with_the_tools_time():
     look = a_tool("look", failing(99), safety=Safety.READ_ONLY, retries=10, timeout=1.0)
-    outcome = await box(house(look), delay=lambda failures: 2.0).run(call("look"), silent)
+    outcome = await box(registry_of(look), delay=lambda failures: 2.0).run(call("look"), silent)
     assert outcome == Failed("not now", FailureKind.UNAVAILABLE)
     assert len(executor(look).calls) == 1
 
@@ -341,7 +341,9 @@ async def test_a_write_that_timed_out_may_have_happened_and_says_so():
         await asyncio.Event().wait()
         raise AssertionError
 
-    registry = house(a_tool("send", hangs, timeout=0.05), a_tool("look", hangs, timeout=0.05, safety=Safety.READ_ONLY))
+    registry = registry_of(
+        a_tool("send", hangs, timeout=0.05), a_tool("look", hangs, timeout=0.05, safety=Safety.READ_ONLY)
+    )
     sent = await box(registry).run(call("send"), silent)
     looked = await box(registry).run(call("look"), silent)
     assert "may or may not have happened" in sent.text
@@ -358,7 +360,7 @@ async def test_an_executor_that_raises_costs_one_call_and_is_reported():
     before = loop.get_exception_handler()
     loop.set_exception_handler(lambda loop, context: seen.append(context))
     try:
-        outcome = await box(house(a_tool("bug", bug))).run(call("bug"), silent)
+        outcome = await box(registry_of(a_tool("bug", bug))).run(call("bug"), silent)
     finally:
         loop.set_exception_handler(before)
     assert isinstance(outcome, Failed)
@@ -371,7 +373,7 @@ async def test_a_tool_cancelled_from_within_is_a_failure_and_not_the_end_of_the_
     async def cancelled(call: ReadyCall, occasion: RunContext) -> Outcome:
         raise asyncio.CancelledError
 
-    outcome = await box(house(a_tool("odd", cancelled))).run(call("odd"), silent)
+    outcome = await box(registry_of(a_tool("odd", cancelled))).run(call("odd"), silent)
     assert isinstance(outcome, Failed)
 
 
@@ -388,7 +390,7 @@ async def test_a_tool_that_does_not_stop_is_let_go_and_keeps_its_place_until_it_
                 continue
         return Returned("too late")
 
-    toolbox = box(house(a_tool("stubborn", stubborn, concurrency=1, timeout=20)))
+    toolbox = box(registry_of(a_tool("stubborn", stubborn, concurrency=1, timeout=20)))
     limiter = toolbox._limits.on_the_way_to("config/stubborn", "")[0]
     async with asyncio.timeout(10):
         running = asyncio.create_task(toolbox.run(call("stubborn"), silent))
@@ -406,7 +408,7 @@ async def test_a_tool_that_does_not_stop_is_let_go_and_keeps_its_place_until_it_
 @pytest.mark.anyio
 async def test_cancelling_while_waiting_for_a_place_gives_nothing_away():
     crowd = Crowd()
-    toolbox = box(house(a_tool("busy", crowd, concurrency=1)))
+    toolbox = box(registry_of(a_tool("busy", crowd, concurrency=1)))
     async with asyncio.timeout(5):
         first = asyncio.create_task(toolbox.run(call("busy"), silent))
         await everything(lambda: crowd.inside == 1)
@@ -422,7 +424,7 @@ async def test_cancelling_while_waiting_for_a_place_gives_nothing_away():
 @pytest.mark.anyio
 async def test_cancelling_between_two_limiters_gives_the_first_back():
     crowd = Crowd()
-    registry = house(a_tool("a", crowd), a_tool("b", crowd, concurrency=1))
+    registry = registry_of(a_tool("a", crowd), a_tool("b", crowd, concurrency=1))
     registry.limits.limit_source("", 1)
     toolbox = box(registry)
     async with asyncio.timeout(5):
@@ -442,7 +444,7 @@ async def test_a_long_result_is_cut_to_the_policy():
     async def talks(call: ReadyCall, occasion: RunContext) -> Outcome:
         return Returned("é" * 1000)
 
-    outcome = await box(house(a_tool("talks", talks, max_result_bytes=300))).run(call("talks"), silent)
+    outcome = await box(registry_of(a_tool("talks", talks, max_result_bytes=300))).run(call("talks"), silent)
     assert isinstance(outcome, Returned)
     assert len(outcome.text.encode()) <= 300
     assert outcome.cut_bytes == 2000 - 2 * outcome.text.count("é")
@@ -454,7 +456,7 @@ async def test_a_long_result_is_cut_to_the_policy():
 @pytest.mark.anyio
 async def test_a_tool_that_needs_approval_does_not_run_where_nobody_can_be_asked():
     send = a_tool("send", require_approval=True)
-    outcome = await box(house(send)).run(call("send"), silent)
+    outcome = await box(registry_of(send)).run(call("send"), silent)
     assert isinstance(outcome, Failed)
     assert outcome.kind is FailureKind.REFUSED
     assert executor(send).calls == []
@@ -470,7 +472,7 @@ async def test_approval_is_asked_for_before_the_run_and_decides(answer: Failed |
         return answer
 
     send, free = a_tool("send", require_approval=True), a_tool("free")
-    toolbox = box(house(send, free), approve=approve)
+    toolbox = box(registry_of(send, free), approve=approve)
     assert await toolbox.run(call("send"), silent) == (answer or Returned("send was run"))
     await toolbox.run(call("free"), silent)
     assert asked == [("send", "call_1")]
@@ -481,7 +483,7 @@ async def test_approval_is_asked_for_before_the_run_and_decides(answer: Failed |
 async def test_listeners_hear_how_a_run_went():
     accounts: list[RunAccount] = []
     look = a_tool("look", failing(1), safety=Safety.READ_ONLY, retries=1)
-    await box(house(look), on_run=accounts.append).run(call("look"), silent)
+    await box(registry_of(look), on_run=accounts.append).run(call("look"), silent)
     (account,) = accounts
     assert (account.tool.name, account.source, account.tries) == ("look", "", 2)
     assert account.outcome == Returned("at last")

@@ -95,7 +95,7 @@ async def test_with_tool_choice_none_nothing_is_called():
     assert calls_of(await turn_of(ask(user("What is 2*21?"), choice="none"))) == []
 
 
-async def test_a_house_tool_under_a_prefix_is_found():
+async def test_a_tool_under_a_prefix_is_found():
     events = await turn_of(
         ask(user("What is 2*21?"), tools=[tool("callgate__calculator", expression={"type": "string"})])
     )

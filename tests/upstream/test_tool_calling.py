@@ -19,15 +19,15 @@ pytestmark = pytest.mark.anyio
 TOOL = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}}}
 
 
-class Told:
+class Known:
     def __init__(self) -> None:
         self.told: list[tuple[str, CallingMode]] = []
         self.calling = ToolCalling(lambda entry, choice: self.told.append((entry.model_name, choice)))
 
 
 @pytest.fixture
-def house() -> Told:
-    return Told()
+def known() -> Known:
+    return Known()
 
 
 def entry(model: str = "openai/my-model", name: str = "m", **more: Any) -> ModelEntry:
@@ -53,40 +53,40 @@ def ways(model: object) -> str:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_what_is_said_needs_no_finding_out(house, more, way, choice):
+def test_what_is_said_needs_no_finding_out(known, more, way, choice):
     asked = entry(**more)
-    assert ways(house.calling.wrap(ScriptedModel(), asked)) == way
-    assert house.calling.choice(asked) == choice
+    assert ways(known.calling.wrap(ScriptedModel(), asked)) == way
+    assert known.calling.choice(asked) == choice
 
 
-def test_a_family_that_can_be_constrained_keeps_its_own_format(house):
+def test_a_family_that_can_be_constrained_keeps_its_own_format(known):
     asked = entry("openai/llama-3.1-8b", calls_natively=False, constrain_calls=True)
-    assert ways(house.calling.wrap(ScriptedModel(), asked)) == "llama3_json"
+    assert ways(known.calling.wrap(ScriptedModel(), asked)) == "llama3_json"
 
 
-async def test_a_probed_deployment_is_known_to_whoever_asks_and_told_once(house):
+async def test_a_probed_deployment_is_known_to_whoever_asks_and_told_once(known):
     inner = ScriptedModel(says("What tool?"), says("ok"), says("ok"))
     asked = entry("hosted_vllm/my-model")
-    model = house.calling.wrap(inner, asked)
+    model = known.calling.wrap(inner, asked)
     for _ in range(2):
         async with model.ask(asking(tools=[TOOL])) as answer:
             assert [batch async for batch in answer]
-    assert house.told == [("m", CallingMode("hermes", "probe"))]
-    assert house.calling.choice(asked) == CallingMode("hermes", "probe")
+    assert known.told == [("m", CallingMode("hermes", "probe"))]
+    assert known.calling.choice(asked) == CallingMode("hermes", "probe")
 
 
-async def test_a_model_behind_an_openai_shaped_address_is_asked_nothing_that_no_client_asked(house):
+async def test_a_model_behind_an_openai_shaped_address_is_asked_nothing_that_no_client_asked(known):
     inner = ScriptedModel(says("ok"))
     asked = entry("openai/my-model")
-    async with house.calling.wrap(inner, asked).ask(asking(tools=[TOOL])) as answer:
+    async with known.calling.wrap(inner, asked).ask(asking(tools=[TOOL])) as answer:
         assert [batch async for batch in answer]
     assert len(inner.asked) == 1
-    assert house.calling.choice(asked) == CallingMode("native", "provider")
+    assert known.calling.choice(asked) == CallingMode("native", "provider")
 
 
-def test_one_deployment_has_one_way_however_often_it_is_built(house):
-    first, again = (house.calling.wrap(ScriptedModel(), entry()) for _ in range(2))
-    other = house.calling.wrap(ScriptedModel(), entry(name="other"))
+def test_one_deployment_has_one_way_however_often_it_is_built(known):
+    first, again = (known.calling.wrap(ScriptedModel(), entry()) for _ in range(2))
+    other = known.calling.wrap(ScriptedModel(), entry(name="other"))
     assert isinstance(first, DetectingModel)
     assert isinstance(again, DetectingModel)
     assert isinstance(other, DetectingModel)
@@ -94,13 +94,13 @@ def test_one_deployment_has_one_way_however_often_it_is_built(house):
     assert first.detector is not other.detector
 
 
-async def test_litellms_word_counts_where_litellm_carries_the_model(house):
+async def test_litellms_word_counts_where_litellm_carries_the_model(known):
     await litellm_model.loaded()
     asked = entry("deepseek/deepseek-reasoner", lane="litellm")
-    model = house.calling.wrap(ScriptedModel(says("ok")), asked)
+    model = known.calling.wrap(ScriptedModel(says("ok")), asked)
     async with model.ask(asking(tools=[TOOL])) as answer:
         assert [batch async for batch in answer]
-    assert house.calling.choice(asked) == CallingMode("hermes", "litellm")
+    assert known.calling.choice(asked) == CallingMode("hermes", "litellm")
 
 
 def test_litellm_is_not_loaded_to_find_out_about_a_model_on_the_direct_lane():

@@ -51,21 +51,21 @@ def call_id(preceding: Sequence[Any], name: str | None, arguments: str) -> str:
 
 
 def _messages(messages: Sequence[Any], raw: Sequence[msgspec.Raw]) -> list[Any]:
-    told: list[Any] = []
+    chat: list[Any] = []
     open_calls: dict[str, str] = {}
     for message, text in zip(messages, raw, strict=True):
         call = message.get("function_call") if isinstance(message, dict) else None
         if isinstance(call, dict) and isinstance(call.get("name"), str) and isinstance(call.get("arguments"), str):
-            id = open_calls[call["name"]] = call_id(told, call["name"], call["arguments"])
+            id = open_calls[call["name"]] = call_id(chat, call["name"], call["arguments"])
             rest = {key: value for key, value in message.items() if key != "function_call"}
             function = {"name": call["name"], "arguments": call["arguments"]}
-            told.append({**rest, "tool_calls": [{"id": id, "type": "function", "function": function}]})
+            chat.append({**rest, "tool_calls": [{"id": id, "type": "function", "function": function}]})
         elif isinstance(message, dict) and message.get("role") == "function":
             id = open_calls.pop(str(message.get("name")), "call_unknown")
-            told.append({"role": "tool", "tool_call_id": id, "content": message.get("content")})
+            chat.append({"role": "tool", "tool_call_id": id, "content": message.get("content")})
         else:
-            told.append(text)
-    return told
+            chat.append(text)
+    return chat
 
 
 def _raw(value: Any) -> msgspec.Raw:

@@ -1,6 +1,6 @@
 """Chat events into OpenAI's shapes: `ChunkWriter` for streams, `CompletionWriter` for whole answers.
 
-Both hear the same events and must say the same thing; `tests/test_one_path.py` holds them to it. What they write
+Both get the same events and must write the same answer; `tests/test_one_path.py` holds them to it. What they write
 is strict, because clients are: constant id, created and model; role and empty content first; `index` on every
 tool call, its name and id once; `arguments` a string; one finish reason of OpenAI's five.
 """
@@ -148,7 +148,7 @@ class ChunkWriter:
                 self.passed = data
             return data
         if isinstance(event, ModelOutput):
-            return self._heard(event.turn, event.events)
+            return self._output(event.turn, event.events)
         if isinstance(event, _TOOL_EVENTS):
             return b"" if (progress := self._head.progress) is None else self._progress(progress, event)
         if isinstance(event, CallsHandedBack):
@@ -163,7 +163,7 @@ class ChunkWriter:
         """The end of a stream that failed after it had begun."""
         return b"data: " + encode(error.envelope()) + b"\n\n" + DONE
 
-    def _heard(self, turn: int, events: Sequence[ModelEvent]) -> bytes:
+    def _output(self, turn: int, events: Sequence[ModelEvent]) -> bytes:
         written: list[bytes] = []
         if not self._opened and events:
             # What the provider says of its answer stands in every chunk, so chunks have a shape only from here on.
@@ -268,18 +268,20 @@ class ChoicesChunkWriter:
         self._include_usage = include_usage
         self._ended: dict[int, ChatEnded] = {}
 
-    def write(self, told: ForChoice) -> bytes:
-        writer = self._writers[told.choice]
-        if not isinstance(told.event, ChatEnded) or writer.passed:
-            return self._in_order(told.choice, writer.write(told.event))
-        self._ended[told.choice] = told.event
+    def write(self, chosen: ForChoice) -> bytes:
+        writer = self._writers[chosen.choice]
+        if not isinstance(chosen.event, ChatEnded) or writer.passed:
+            return self._in_order(chosen.choice, writer.write(chosen.event))
+        self._ended[chosen.choice] = chosen.event
         if len(self._ended) < len(self._writers):
-            return self._in_order(told.choice, writer.finish(told.event))
+            return self._in_order(chosen.choice, writer.finish(chosen.event))
         report = choices_report(self._diagnoses)
         if not self._include_usage:
-            return self._in_order(told.choice, writer.finish(told.event, report)) + DONE
+            return self._in_order(chosen.choice, writer.finish(chosen.event, report)) + DONE
         return (
-            self._in_order(told.choice, writer.finish(told.event)) + writer.tail(usage_of(self._ended), report) + DONE
+            self._in_order(chosen.choice, writer.finish(chosen.event))
+            + writer.tail(usage_of(self._ended), report)
+            + DONE
         )
 
     def heartbeat(self) -> bytes:
@@ -298,7 +300,7 @@ class CompletionWriter(msgspec.Struct, eq=False):
 
     _head: AnswerHead
     _diagnosis: Diagnosis | None
-    _heard: dict[int, list[ModelEvent]] = {}
+    _batches: dict[int, list[ModelEvent]] = {}
     _lines: dict[int, list[str]] = {}
     _calls: tuple[Call, ...] = ()
     _ended: ChatEnded | None = None
@@ -312,8 +314,8 @@ class CompletionWriter(msgspec.Struct, eq=False):
             take(self, event)
 
     @handles(_takes, ModelOutput)
-    def _hear(self, event: ModelOutput) -> None:
-        self._heard.setdefault(event.turn, []).extend(event.events)
+    def _take_output(self, event: ModelOutput) -> None:
+        self._batches.setdefault(event.turn, []).extend(event.events)
 
     @handles(_takes, Passed)
     def _take_passed(self, event: Passed) -> None:
@@ -321,7 +323,7 @@ class CompletionWriter(msgspec.Struct, eq=False):
 
     @handles(_takes, Attempt)
     def _forget(self, event: Attempt) -> None:
-        self._heard.pop(event.turn, None)
+        self._batches.pop(event.turn, None)
 
     @handles(_takes, CallStarted, CallProgress, CallEnded)
     def _show(self, event: ToolEvent) -> None:
@@ -392,7 +394,7 @@ class CompletionWriter(msgspec.Struct, eq=False):
         reasoning: list[str] = []
         logprobs: dict[str, list[Any]] = {}
         fields: dict[str, list[Any]] = {}
-        for turn, events in self._heard.items():
+        for turn, events in self._batches.items():
             for event in events:
                 if type(event) is TextDelta:
                     text.append(said.feed(turn, event.text))
@@ -415,7 +417,7 @@ class CompletionWriter(msgspec.Struct, eq=False):
         )
 
     def _first_head(self) -> ProviderHead | None:
-        for events in self._heard.values():
+        for events in self._batches.values():
             for event in events:
                 if isinstance(event, ProviderHead):
                     return event
@@ -430,10 +432,10 @@ class ChoicesWriter:
         self._diagnoses = diagnoses
         self._ended: dict[int, ChatEnded] = {}
 
-    def write(self, told: ForChoice) -> None:
-        if isinstance(told.event, ChatEnded):
-            self._ended[told.choice] = told.event
-        self._writers[told.choice].write(told.event)
+    def write(self, chosen: ForChoice) -> None:
+        if isinstance(chosen.event, ChatEnded):
+            self._ended[chosen.choice] = chosen.event
+        self._writers[chosen.choice].write(chosen.event)
 
     def body(self) -> Any:
         if self._writers[0].passed:
@@ -446,9 +448,9 @@ class ChoicesWriter:
 def choices_report(diagnoses: Sequence[Diagnosis] | None) -> dict[str, Any]:
     if not diagnoses:
         return {}
-    told = [diagnosis.report() for diagnosis in diagnoses]
+    reports = [diagnosis.report() for diagnosis in diagnoses]
     return {
-        "x_callgate": {"run": diagnoses[0].run_id, "choices": [{**one, "index": at} for at, one in enumerate(told)]}
+        "x_callgate": {"run": diagnoses[0].run_id, "choices": [{**one, "index": at} for at, one in enumerate(reports)]}
     }
 
 

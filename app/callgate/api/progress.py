@@ -44,17 +44,22 @@ class _Extra:
         return None
 
     def fields(self, event: ToolEvent) -> dict[str, Any] | None:
-        told: dict[str, Any] = {"run": self._run_id, "turn": event.turn, "call": event.call.id, "name": event.call.name}
+        facts: dict[str, Any] = {
+            "run": self._run_id,
+            "turn": event.turn,
+            "call": event.call.id,
+            "name": event.call.name,
+        }
         match event:
             case CallStarted():
-                told["phase"] = "start"
+                facts["phase"] = "start"
             case CallProgress(message=message, fraction=fraction):
-                told |= {"phase": "progress", "message": message, "fraction": fraction}
+                facts |= {"phase": "progress", "message": message, "fraction": fraction}
                 if approval := _wanted_approval(event):
-                    told["approval"] = approval
+                    facts["approval"] = approval
             case CallEnded(outcome=outcome, seconds=seconds):
-                told |= {"phase": "error" if isinstance(outcome, Failed) else "done", "ms": round(seconds * 1000, 1)}
-        return {"x_callgate": told}
+                facts |= {"phase": "error" if isinstance(outcome, Failed) else "done", "ms": round(seconds * 1000, 1)}
+        return {"x_callgate": facts}
 
 
 class _Reasoning:

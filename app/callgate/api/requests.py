@@ -301,12 +301,12 @@ def _tools(raw: msgspec.Raw, outlines: Sequence[Tool]) -> tuple[msgspec.Raw, ...
     for place, tool in enumerate(outlines):
         if tool.function is not None and bytes(tool.function.parameters)[:1] == b'"':
             where = f"tools[{place}].function.parameters"
-            told = _objects.decode(tools[place])
+            described = _objects.decode(tools[place])
             try:
-                told["function"]["parameters"] = _objects.decode(_text.decode(tool.function.parameters))
+                described["function"]["parameters"] = _objects.decode(_text.decode(tool.function.parameters))
             except msgspec.DecodeError:
                 raise wrong(where, f"Invalid value for '{where}': expected a JSON Schema.", "invalid_type") from None
-            tools[place] = msgspec.Raw(_encode(told))
+            tools[place] = msgspec.Raw(_encode(described))
     return tuple(tools)
 
 

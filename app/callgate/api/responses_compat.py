@@ -1,4 +1,4 @@
-"""A body of the Responses API that was sent to chat completions, as some editors do: told in the words of chat.
+"""A body of the Responses API that was sent to chat completions, as some editors do: rewritten as a chat request.
 
 Only what a chat can say is translated: text and images, calls and their results, tools. What refers to something kept
 at a provider is refused, because nothing is kept there.
@@ -30,26 +30,26 @@ def as_chat(fields: Fields) -> Fields:
     for name in NOT_KEPT:
         if name in fields and bytes(fields[name]) != b"null":
             raise _refused(name, f"'{name}' belongs to the Responses API and cannot be used here; send the whole chat.")
-    told: dict[str, Any] = {
+    chat: dict[str, Any] = {
         RENAMED.get(name, name): value for name, value in fields.items() if name not in DROPPED and name not in NOT_KEPT
     }
     given = _decode(fields.get("instructions", b"null"))
-    told["messages"] = [
+    chat["messages"] = [
         *([{"role": "system", "content": given}] if given else []),
         *_messages(_decode(fields["input"])),
     ]
     if "tools" in fields and isinstance(tools := _decode(fields["tools"]), list):
-        told["tools"] = [_tool(tool) for tool in tools]
+        chat["tools"] = [_tool(tool) for tool in tools]
     if "tool_choice" in fields:
-        told["tool_choice"] = _choice(_decode(fields["tool_choice"]))
+        chat["tool_choice"] = _choice(_decode(fields["tool_choice"]))
     effort = _decode(fields.get("reasoning", b"null"))
     if isinstance(effort, dict) and effort.get("effort"):
-        told["reasoning_effort"] = effort["effort"]
+        chat["reasoning_effort"] = effort["effort"]
     format = _decode(fields.get("text", b"null"))
     if isinstance(format, dict) and isinstance(format.get("format"), dict):
-        told["response_format"] = _format(format["format"])
+        chat["response_format"] = _format(format["format"])
     return {
-        name: value if isinstance(value, msgspec.Raw) else msgspec.Raw(_encode(value)) for name, value in told.items()
+        name: value if isinstance(value, msgspec.Raw) else msgspec.Raw(_encode(value)) for name, value in chat.items()
     }
 
 

@@ -89,7 +89,7 @@ def _settled(call: FoundCall, offer: Offer, failure: Flaw | None, *, being_writt
             FlawDetail(expected="the exact name of a tool that is on offer", got=raw[:120], note=note),
         )
     if call.flaw is not None:
-        return _broken(call, known.name, call.flaw, _told_by_arguments(call))
+        return _broken(call, known.name, call.flaw, _detail_of_arguments(call))
     tool = offer[known.name]
     if call.custom and tool.check is None:
         return _settled_custom(call, known.name, being_written=being_written)
@@ -130,11 +130,11 @@ def _broken(call: FoundCall, name: str | None, flaw: Flaw, problem: FlawDetail |
 def _nameless(call: FoundCall) -> BrokenCall:
     """Text that ended or broke before a name says more by that than by the name it lacks."""
     if call.flaw is not None:
-        return _broken(call, None, call.flaw, _told_by_arguments(call))
+        return _broken(call, None, call.flaw, _detail_of_arguments(call))
     return _broken(call, None, Flaw.MISSING_NAME, FlawDetail(expected="the name of a tool that is on offer"))
 
 
-def _told_by_arguments(call: FoundCall) -> FlawDetail | None:
+def _detail_of_arguments(call: FoundCall) -> FlawDetail | None:
     """What the arguments themselves show of a flaw that the reader of the text already knew."""
     try:
         call.read()

@@ -43,7 +43,8 @@ class ForgottenCall(msgspec.Struct, array_like=True):
 
 
 class Hint(msgspec.Struct):
-    house: list[ForgottenCall]
+    ran: list[ForgottenCall] = msgspec.field(name="house")
+    """The calls of server-side tools, by the name that clients have kept for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ def forgotten_turns(
         hint = next(ours, None) or hints.get(turn.place)
         if hint is not None and kept.keys().isdisjoint(turn.handles):
             assistant = msgspec.json.decode(messages[turn.place], type=dict[str, Any])  # type: ignore[arg-type]
-            yield ForgottenTurn(turn.handles, assistant, tuple(hint.house[:MAX_CALLS]))
+            yield ForgottenTurn(turn.handles, assistant, tuple(hint.ran[:MAX_CALLS]))
 
 
 class Recovery:

@@ -1,1 +1,1 @@
-"""The only room that speaks to models: what is asked of them goes out here, and what they answer becomes `ModelEvent`s."""
+"""What speaks to models: requests go out here, and answers become `ModelEvent`s."""

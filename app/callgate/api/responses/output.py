@@ -112,10 +112,10 @@ class ResponseItems:
     # -- what the writer of a stream does with it
 
     def emit(self, type: str, fields: Mapping[str, Any]) -> None:
-        """Told of every event; a whole answer has no use for them."""
+        """Called with every event; a whole answer has no use for them."""
 
     def emit_text(self, message: "_Open", text: str) -> None:
-        """Told of every piece of text."""
+        """Called with every piece of text."""
 
     # -- what happens
 
