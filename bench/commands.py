@@ -10,7 +10,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parents[1] / "app"), str(Path(__file__).parents[1])]
 
 from callgate.tools.launch import landlock_abi
-from callgate.tools.process import Command, Paths, Processes
+from callgate.tools.process import Command, CommandProcesses, Paths
 
 RUNS = 100
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
@@ -23,7 +23,7 @@ def report(what: str, seconds: list[float]) -> None:
     )
 
 
-async def timed(processes: Processes, paths: Paths | None) -> tuple[list[float], list[float]]:
+async def timed(processes: CommandProcesses, paths: Paths | None) -> tuple[list[float], list[float]]:
     whole, blocked = [], []
     for _ in range(RUNS):
         began = time.perf_counter()
@@ -37,7 +37,7 @@ async def timed(processes: Processes, paths: Paths | None) -> tuple[list[float],
     return whole, blocked
 
 
-async def weight(processes: Processes) -> int:
+async def weight(processes: CommandProcesses) -> int:
     """KiB that a launcher has to itself: its command looks."""
     look = ("sh", "-c", "cat /proc/$PPID/smaps_rollup")
     ended = await processes.run(Command("/bin/sh", look, "/", ENVIRONMENT), 10_000)
@@ -54,7 +54,7 @@ def bare() -> list[float]:
 
 
 async def main() -> None:
-    processes = Processes()
+    processes = CommandProcesses()
     whole, blocked = await timed(processes, None)
     report("with a launcher", whole)
     report("  of which the event loop is held", blocked)

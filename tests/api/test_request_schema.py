@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from callgate.api import request_schema as room
-from callgate.api.request_schema import Outline, outline_of, outline_of_any
+from callgate.api.request_schema import ChatOutline, outline_of, outline_of_any
 from callgate.api.requests import read_chat_request
 from callgate.api.strict_json import split, split_around_messages
 from callgate.conversation.errors import ChatError
@@ -22,7 +22,7 @@ def body(*messages: dict[str, Any], **more: Any) -> bytes:
     return msgspec.json.encode({"model": "m", "messages": list(messages or (USER,)), **more})
 
 
-def plain(text: bytes, max_depth: int = 100) -> Outline | None:
+def plain(text: bytes, max_depth: int = 100) -> ChatOutline | None:
     return outline_of(split(text, max_depth), max_depth)
 
 
@@ -42,7 +42,7 @@ def test_a_plain_request_is_read_as_any_other(text: bytes) -> None:
     quick, whole = plain(text), outline_of_any(text)
 
     assert quick is not None
-    for name in Outline.__struct_fields__:
+    for name in ChatOutline.__struct_fields__:
         if name not in ("messages", "response_format"):
             assert getattr(quick, name) == getattr(whole, name)
     assert [(it.role, bool(it.content), it.tool_call_id) for it in quick.messages] == [

@@ -14,7 +14,7 @@ from callgate.application import create_app
 from callgate.runtime.builders.errors import BadTool
 from callgate.runtime.builders.tools import registry_of
 from callgate.tools.http_client import Web
-from callgate.tools.process import Processes
+from callgate.tools.process import CommandProcesses
 from callgate.tools.threads import ThreadPool
 from tests.harness.clients import openai_client
 from tests.harness.configs import as_yaml, config_dict, make_config
@@ -177,6 +177,6 @@ async def test_a_tool_that_cannot_be_made_fails_the_start_with_its_place(entry: 
     config = make_config("http://127.0.0.1:9", tools=["add", entry])
     web, threads = Web(), ThreadPool()
     with pytest.raises(BadTool, match=words):
-        registry_of(config, web, threads, Processes())
+        registry_of(config, web, threads, CommandProcesses())
     await web.close()
     threads.close()

@@ -6,7 +6,7 @@ from typing import Any, get_args
 import msgspec
 
 from callgate.schemas.dialects import Dialect, portable
-from callgate.schemas.expansion import TooLarge, check_expansion
+from callgate.schemas.expansion import SchemaTooLarge, check_expansion
 from callgate.tools.schema import SchemaError, compile_schema
 
 ARGUMENTS: list[dict[str, Any]] = [
@@ -28,7 +28,7 @@ def run(data: bytes) -> None:
     try:
         check_expansion(schema)
         check = compile_schema(schema)
-    except (TooLarge, SchemaError) as error:
+    except (SchemaTooLarge, SchemaError) as error:
         assert str(error)  # noqa: PT017 - the error is one of two good ends
         return
     before = json.dumps(schema)

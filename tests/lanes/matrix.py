@@ -17,7 +17,7 @@ from callgate.conversation.ports import Message, Model, ModelRequest
 from callgate.conversation.turn import TurnBuilder
 from callgate.http.client import HttpClient
 from callgate.upstream.catalogue import Catalogue
-from callgate.upstream.resolve import ModelEntry
+from callgate.upstream.resolve import ModelConfig
 from callgate.upstream.retry import RetryPolicy
 from tests.corpus.judge import Case, cases, offer_of
 from tests.lanes.wires import WIRES, Inexpressible, openai_stream, openai_whole, said
@@ -112,7 +112,7 @@ async def _executed(
     params = {"model": model, "api_base": f"{server.url}/{provider}/{at}", "api_key": KEY, **more}
     if provider in {"bedrock", "vertex_ai"}:
         del params["api_key"]
-    entry = ModelEntry("m", params, tools=("*",), deadlines=QUICK)
+    entry = ModelConfig("m", params, tools=("*",), deadlines=QUICK)
     answering = Catalogue([entry], client, policy=RetryPolicy(tries=1)).model("m")
     data, count = case.data, itertools.count()
     building = TurnBuilder(offer_of(data["tools"]), lambda: f"made_{next(count)}")

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from callgate.recorder.recorder import is_wanted
-from callgate.recorder.row import Kept, Recording, RunEvent, RunRow, Usage
+from callgate.recorder.row import Kept, KeyUsage, Recording, RunEvent, RunRow
 from callgate.recorder.store import FILE, RunFilter, RunStore, StoreUnusable
 
 
@@ -175,10 +175,12 @@ def test_a_page_of_many_runs_is_quick(store):
 
 
 def test_what_was_used_adds_up_by_day_key_and_model(store):
-    store.count([Usage("2026-11-17", "alice", "gpt", 1, 0, 2, 10, 5), Usage("2026-11-18", "bob", "gpt", requests=1)])
-    store.count([Usage("2026-11-17", "alice", "gpt", 1, 1, 0, 1, 1)])
+    store.count(
+        [KeyUsage("2026-11-17", "alice", "gpt", 1, 0, 2, 10, 5), KeyUsage("2026-11-18", "bob", "gpt", requests=1)]
+    )
+    store.count([KeyUsage("2026-11-17", "alice", "gpt", 1, 1, 0, 1, 1)])
 
-    assert store.usage("2026-11-17")[0] == Usage("2026-11-17", "alice", "gpt", 2, 1, 2, 11, 6)
+    assert store.usage("2026-11-17")[0] == KeyUsage("2026-11-17", "alice", "gpt", 2, 1, 2, 11, 6)
     assert [each.key for each in store.usage("2026-11-18")] == ["bob"]
 
 

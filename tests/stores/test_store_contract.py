@@ -11,7 +11,7 @@ import pytest
 from callgate.stores.disk import DiskStore
 from callgate.stores.memory import MemoryStore
 from callgate.stores.redis import RedisStore
-from callgate.stores.store import Share, Store, StoreError
+from callgate.stores.store import KeyValueStore, Share, StoreError
 from tests.harness.needs import needs
 from tests.harness.redis import redis_server
 
@@ -21,7 +21,7 @@ LONG = 60.0
 
 
 @pytest.fixture(params=["memory", "disk", pytest.param("redis", marks=needs("redis-server", "module:redis"))])
-async def store(request: Any, tmp_path: Path) -> AsyncIterator[Store]:
+async def store(request: Any, tmp_path: Path) -> AsyncIterator[KeyValueStore]:
     if request.param == "memory":
         yield MemoryStore(entries=100, bytes=1_000_000)
         return
@@ -36,38 +36,38 @@ async def store(request: Any, tmp_path: Path) -> AsyncIterator[Store]:
         await opened.close()
 
 
-async def until_gone(store: Store, key: str) -> None:
+async def until_gone(store: KeyValueStore, key: str) -> None:
     """Time is the store's own here, and nothing can be waited on but the store."""
     async with asyncio.timeout(10):
         while await store.get(key) is not None:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
 
-async def test_what_was_put_is_there_byte_for_byte(store: Store) -> None:
+async def test_what_was_put_is_there_byte_for_byte(store: KeyValueStore) -> None:
     await store.put("a", b"\x00\xff bytes", LONG)
     assert await store.get("a") == b"\x00\xff bytes"
     assert await store.get("b") is None
 
 
-async def test_a_later_value_takes_the_place_of_an_earlier_one(store: Store) -> None:
+async def test_a_later_value_takes_the_place_of_an_earlier_one(store: KeyValueStore) -> None:
     await store.put("a", b"1", LONG)
     await store.put("a", b"2", LONG)
     assert await store.get("a") == b"2"
 
 
-async def test_adding_succeeds_only_while_the_key_is_free(store: Store) -> None:
+async def test_adding_succeeds_only_while_the_key_is_free(store: KeyValueStore) -> None:
     assert await store.add("a", b"1", LONG)
     assert not await store.add("a", b"2", LONG)
     assert await store.get("a") == b"1"
 
 
-async def test_of_many_that_add_at_once_one_succeeds(store: Store) -> None:
+async def test_of_many_that_add_at_once_one_succeeds(store: KeyValueStore) -> None:
     taken = await asyncio.gather(*(store.add("a", str(n).encode(), LONG) for n in range(20)))
     assert sum(taken) == 1
     assert await store.get("a") == str(taken.index(True)).encode()
 
 
-async def test_what_was_deleted_is_gone_and_the_key_free(store: Store) -> None:
+async def test_what_was_deleted_is_gone_and_the_key_free(store: KeyValueStore) -> None:
     await store.put("a", b"1", LONG)
     await store.delete("a")
     await store.delete("never there")
@@ -75,26 +75,26 @@ async def test_what_was_deleted_is_gone_and_the_key_free(store: Store) -> None:
     assert await store.add("a", b"2", LONG)
 
 
-async def test_what_has_expired_is_gone_and_the_key_free(store: Store) -> None:
+async def test_what_has_expired_is_gone_and_the_key_free(store: KeyValueStore) -> None:
     await store.put("a", b"1", 0.001)
     await until_gone(store, "a")
     assert await store.add("a", b"2", LONG)
 
 
-async def test_asking_can_renew_the_time_something_is_kept(store: Store) -> None:
+async def test_asking_can_renew_the_time_something_is_kept(store: KeyValueStore) -> None:
     await store.put("a", b"1", LONG)
     assert await store.get_all(["a"], renew=0.001) == [b"1"]
     await until_gone(store, "a")
 
 
-async def test_many_are_asked_for_at_once_and_come_in_their_order(store: Store) -> None:
+async def test_many_are_asked_for_at_once_and_come_in_their_order(store: KeyValueStore) -> None:
     for key in "abc":
         await store.put(key, key.encode(), LONG)
     assert await store.get_all(["c", "x", "a"], renew=LONG) == [b"c", None, b"a"]
     assert await store.get_all([], renew=LONG) == []
 
 
-async def test_large_values_come_back_whole(store: Store) -> None:
+async def test_large_values_come_back_whole(store: KeyValueStore) -> None:
     value = bytes(range(256)) * 2000
     await store.put("a", value, LONG)
     assert await store.get("a") == value
@@ -174,11 +174,11 @@ async def test_two_prefixes_in_one_redis_do_not_see_each_other(tmp_path: Path) -
 A, B = Share("a", 1000), Share("b", 1000)
 
 
-async def keys_of(store: Store, keys: list[str]) -> list[str]:
+async def keys_of(store: KeyValueStore, keys: list[str]) -> list[str]:
     return [key for key in keys if await store.get(key) is not None]
 
 
-async def test_over_its_share_the_oldest_of_an_owner_go_and_nobody_elses(store: Store) -> None:
+async def test_over_its_share_the_oldest_of_an_owner_go_and_nobody_elses(store: KeyValueStore) -> None:
     await store.put("of_b", b"x" * 900, LONG, B)
     await store.put("of_nobody", b"x" * 900, LONG)
     for key in "1234":
@@ -188,7 +188,7 @@ async def test_over_its_share_the_oldest_of_an_owner_go_and_nobody_elses(store: 
     assert await keys_of(store, ["of_b", *"12345"]) == ["of_b", "5"]
 
 
-async def test_what_is_put_again_or_deleted_counts_once_or_no_more(store: Store) -> None:
+async def test_what_is_put_again_or_deleted_counts_once_or_no_more(store: KeyValueStore) -> None:
     for _ in range(5):
         await store.put("1", b"x" * 400, LONG, A)
     await store.put("2", b"x" * 400, LONG, A)
@@ -202,7 +202,7 @@ async def test_what_is_put_again_or_deleted_counts_once_or_no_more(store: Store)
     assert await keys_of(store, ["2", "3", "4"]) == ["2", "4"]
 
 
-async def test_many_that_are_put_into_a_share_at_once_keep_to_it(store: Store) -> None:
+async def test_many_that_are_put_into_a_share_at_once_keep_to_it(store: KeyValueStore) -> None:
     keys = [f"{number:02}" for number in range(40)]
     await asyncio.gather(*(store.put(key, b"x" * 98, LONG, A) for key in keys))
     assert len(await keys_of(store, keys)) == 10

@@ -24,7 +24,7 @@ from callgate.tools.mcp_http import HttpSpec
 from callgate.tools.mcp_process import StdioSpec
 from callgate.tools.mcp_server import McpSource, ServerSpec
 from callgate.tools.openapi import Api, OpenApiSource
-from callgate.tools.process import Processes
+from callgate.tools.process import CommandProcesses
 from callgate.tools.python_function import python_tool
 from callgate.tools.threads import ThreadPool
 from tests.tools.servers import raw_mcp
@@ -275,7 +275,7 @@ for _ in range({FLOOD_BYTES} // 65536):
     }
 
     async def open(self) -> None:
-        self.processes = Processes()
+        self.processes = CommandProcesses()
         self.folder = tempfile.TemporaryDirectory()
         self.mark = Path(self.folder.name, "begun")
 

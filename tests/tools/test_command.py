@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from callgate.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
 from callgate.tools import command as command_room
 from callgate.tools.command import MAX_ARGUMENT, BadCommand, CommandLine, _BadArgument
-from callgate.tools.process import Paths, Processes, ProcessLimits
+from callgate.tools.process import CommandProcesses, Paths, ProcessLimits
 from tests.tools.kinds import an_occasion, ready
 
 SHOW = 'import sys, json; print(json.dumps(sys.argv[1:]), end="")'
@@ -23,7 +23,7 @@ PIXEL = base64.b64decode(
 def line(*argv: Any, properties: tuple[str, ...] = ("text",), **options: Any) -> CommandLine:
     """Never runs in these tests, unless `outcome_of` runs it."""
     options.setdefault("parameters", {"type": "object", "properties": {name: {} for name in properties}})
-    return CommandLine(options.pop("processes", Processes()), argv=argv, **{"cwd": "/", **options})
+    return CommandLine(options.pop("processes", CommandProcesses()), argv=argv, **{"cwd": "/", **options})
 
 
 def argv_of(tool: CommandLine, **arguments: Any) -> list[str]:
@@ -33,7 +33,7 @@ def argv_of(tool: CommandLine, **arguments: Any) -> list[str]:
 async def outcome_of(
     *argv: Any, arguments: dict[str, Any] | None = None, max_bytes: int = 100_000, **options: Any
 ) -> Outcome:
-    processes = Processes()
+    processes = CommandProcesses()
     tool = line(*argv, processes=processes, properties=tuple(arguments or ()), **options)
     try:
         return await tool.execute(ready("it", **(arguments or {})), an_occasion(max_bytes))
@@ -293,7 +293,7 @@ async def test_a_program_that_has_gone_since_the_start_is_unavailable(tmp_path):
     program = tmp_path / "tool"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    processes = Processes()
+    processes = CommandProcesses()
     tool = line("./tool", processes=processes, cwd=str(tmp_path), properties=())
     program.unlink()
     outcome = await tool.execute(ready("it"), an_occasion())

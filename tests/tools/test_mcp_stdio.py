@@ -23,7 +23,7 @@ from callgate.tools import mcp_session
 from callgate.tools.executor import Policy, Safety
 from callgate.tools.http_client import Web
 from callgate.tools.mcp_descriptors import Pins
-from callgate.tools.mcp_process import Child, StdioSpec
+from callgate.tools.mcp_process import ServerProcess, StdioSpec
 from callgate.tools.mcp_server import McpSource, ServerSpec
 from callgate.tools.mcp_session import MAX_TOOLS
 from callgate.tools.mcp_stdio import StdioLink
@@ -286,7 +286,7 @@ MESSAGES = st.fixed_dictionaries(
 @given(st.lists(MESSAGES.map(lambda each: json.dumps(each).encode()) | st.binary(max_size=40), max_size=8))
 async def test_nothing_that_a_server_writes_breaks_the_reading(lines: list[bytes]) -> None:
     link = StdioLink(StdioSpec("unused"))
-    link._child = Child(lambda data: None, lambda why: None)
+    link._child = ServerProcess(lambda data: None, lambda why: None)
     waiting = link._waiting["c1"] = Waiting()
     link._to_sdk, for_sdk = anyio.create_memory_object_stream[Any](1000)
     link._received(b"\n".join([*lines, b'{"jsonrpc":"2.0","id":"c1","result":{"content":[]}}', b""]))

@@ -22,12 +22,12 @@ from callgate.tools.process import (
     STDERR_TAIL,
     Closed,
     Command,
+    CommandProcesses,
     CommandResult,
     EndReason,
     LauncherDied,
     NotStarted,
     Paths,
-    Processes,
     ProcessLimits,
     TooLong,
     _Child,
@@ -71,9 +71,9 @@ def shell(script: str, **options: Any) -> Command:
 
 
 @asynccontextmanager
-async def opened(size: int = 16) -> AsyncIterator[Processes]:
+async def opened(size: int = 16) -> AsyncIterator[CommandProcesses]:
     files = open_files()
-    processes = Processes(size)
+    processes = CommandProcesses(size)
     try:
         async with asyncio.timeout(40):
             yield processes
@@ -285,7 +285,7 @@ async def test_one_cancelled_twice_is_ended_all_the_same(tmp_path):
 
 async def test_closing_ends_what_runs(tmp_path):
     mark = tmp_path / "closing"
-    processes = Processes()
+    processes = CommandProcesses()
     async with asyncio.timeout(20):
         running = asyncio.create_task(processes.run(python(STUBBORN, str(mark)), 1000))
         await everything(mark.exists)
@@ -387,7 +387,7 @@ def test_where_there_is_no_namespace_that_is_logged_and_commands_run_without(mon
         monkeypatch.setattr("callgate.tools.process._IMPORT", f"{_IMPORT}; launch._CLONE_NEWPID = -1")
     try:
         with capture_logs() as logs:
-            line = CommandLine(Processes(), argv=["true"], parameters={}, cwd="/")
+            line = CommandLine(CommandProcesses(), argv=["true"], parameters={}, cwd="/")
         assert not line._command({}).own_pids
         [entry] = logs
         assert entry["event"] == "commands_share_processes"

@@ -13,7 +13,7 @@ from callgate.config.schema import CommandLimits, ToolSection
 from callgate.runtime.builders.tools import registry_of
 from callgate.tools.http_client import Web
 from callgate.tools.launch import GRACE_SECONDS, landlock_abi
-from callgate.tools.process import DEFAULT_SIZE, Processes, ProcessLimits
+from callgate.tools.process import DEFAULT_SIZE, CommandProcesses, ProcessLimits
 from callgate.tools.registry import Registry
 from callgate.tools.threads import ThreadPool
 from callgate.tools.toolbox import RequestToolbox
@@ -35,7 +35,7 @@ async def made(example: str, folder: Path) -> AsyncIterator[Registry]:
     (folder / "notes").mkdir()
     (folder / "notes" / "monday.txt").write_text("buy milk\nring up -e\n")
     (folder / "config.yaml").write_text(MODELS + example)
-    web, threads, processes = Web(), ThreadPool(), Processes()
+    web, threads, processes = Web(), ThreadPool(), CommandProcesses()
     config = load(folder / "config.yaml", environ=VARIABLES).config
     registry = registry_of(config, web, threads, processes)
     await registry.open()

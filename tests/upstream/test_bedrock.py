@@ -5,7 +5,7 @@ import pytest
 from callgate.calls.states import BrokenCall, Flaw, ReadyCall
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.upstream.catalogue import Catalogue
-from callgate.upstream.resolve import ModelEntry
+from callgate.upstream.resolve import ModelConfig
 from callgate.upstream.retry import RetryPolicy
 from tests.lanes.matrix import AWS
 from tests.lanes.wires import frame
@@ -22,7 +22,7 @@ FRAMES = "application/vnd.amazon.eventstream"
 @pytest.fixture
 def model(client):
     def make(server, **more):
-        entry = ModelEntry("m", {"model": MODEL, "api_base": server.url, **AWS, **more}, deadlines=QUICK)
+        entry = ModelConfig("m", {"model": MODEL, "api_base": server.url, **AWS, **more}, deadlines=QUICK)
         return Catalogue([entry], client, policy=RetryPolicy(tries=1)).model("m")
 
     return make

@@ -11,7 +11,7 @@ from callgate.conversation.ports import ModelRequest
 from callgate.upstream import media
 from callgate.upstream.catalogue import Catalogue
 from callgate.upstream.media import CannotFetch
-from callgate.upstream.resolve import ModelEntry
+from callgate.upstream.resolve import ModelConfig
 from callgate.upstream.retry import RetryPolicy
 from tests.lanes.matrix import AWS, VERTEX
 from tests.schemas.test_expansion import doubling
@@ -35,7 +35,7 @@ BOMB = tool("bomb", x=doubling(30))
 @pytest.fixture
 def model(client):
     def make(server, provider, fetch=None):
-        entry = ModelEntry("m", {**PROVIDERS[provider], "api_base": server.url}, deadlines=QUICK)
+        entry = ModelConfig("m", {**PROVIDERS[provider], "api_base": server.url}, deadlines=QUICK)
         return Catalogue([entry], client, policy=RetryPolicy(tries=1), fetch=fetch).model("m")
 
     return make

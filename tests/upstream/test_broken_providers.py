@@ -16,7 +16,7 @@ from callgate.conversation.ports import ModelRequest
 from callgate.conversation.turn import TurnBuilder
 from callgate.http.client import HttpClient
 from callgate.upstream.catalogue import Catalogue
-from callgate.upstream.resolve import ModelEntry
+from callgate.upstream.resolve import ModelConfig
 from callgate.upstream.retry import RetryPolicy
 from tests.corpus.judge import offer_of
 from tests.lanes.matrix import KEY, MODELS
@@ -45,7 +45,7 @@ async def executed(provider: str, body: bytes, *, stream: bool = True) -> list[d
     try:
         async with serving(closing(serve)) as server:
             key = {} if provider in {"bedrock", "vertex_ai"} else {"api_key": KEY}
-            entry = ModelEntry("m", {"model": model, "api_base": server.url, **key, **more}, ("*",), deadlines=QUICK)
+            entry = ModelConfig("m", {"model": model, "api_base": server.url, **key, **more}, ("*",), deadlines=QUICK)
             asked = ModelRequest([{"role": "user", "content": "hi"}], tools, None, {}, stream)
             answering = Catalogue([entry], client, policy=RetryPolicy(tries=1)).model("m")
             async with answering.ask(asked) as answer:

@@ -12,7 +12,7 @@ from callgate.conversation.events import TextDelta
 from callgate.http.client import HttpClient
 from callgate.upstream import resolve
 from callgate.upstream.catalogue import Catalogue
-from callgate.upstream.resolve import LaneError, ModelEntry
+from callgate.upstream.resolve import LaneError, ModelConfig
 from tests.upstream.wire import asking, completion, serving
 
 pytestmark = pytest.mark.anyio
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 def entry(name, model="openai/real", base="http://127.0.0.1:9/v1", **more):
     params = {"model": model, "api_base": base, **more.pop("params", {})}
-    return ModelEntry(name, params, **more)
+    return ModelConfig(name, params, **more)
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ async def test_each_deployment_is_wrapped_with_its_own_entry(catalogue):
 
 
 async def test_the_demo_model_needs_nothing(catalogue):
-    found = catalogue(ModelEntry("try-me", {"model": "demo/demo"}))
+    found = catalogue(ModelConfig("try-me", {"model": "demo/demo"}))
     assert "demo model" in await said(found, "try-me")
 
 
@@ -191,7 +191,7 @@ async def test_the_demo_model_needs_nothing(catalogue):
 def test_openai_shaped_entries_take_the_direct_lane(monkeypatch, params, url, model):
     for variable in ("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY"):
         monkeypatch.delenv(variable, raising=False)
-    endpoint = resolve.known_endpoint(ModelEntry("m", params))
+    endpoint = resolve.known_endpoint(ModelConfig("m", params))
     assert endpoint is not None
     assert (endpoint.url, endpoint.model) == (url, model)
 
@@ -212,13 +212,13 @@ def test_openai_shaped_entries_take_the_direct_lane(monkeypatch, params, url, mo
 )
 def test_everything_else_is_litellms_to_judge(monkeypatch, params):
     monkeypatch.delenv("HOSTED_VLLM_API_BASE", raising=False)
-    assert resolve.known_endpoint(ModelEntry("m", params)) is None
+    assert resolve.known_endpoint(ModelConfig("m", params)) is None
 
 
 def test_addresses_and_keys_come_from_the_providers_variables(monkeypatch):
     monkeypatch.setenv("OPENAI_BASE_URL", "http://proxy/v1")
     monkeypatch.setenv("OPENAI_API_KEY", "sk-from-env-1")
-    endpoint = resolve.known_endpoint(ModelEntry("m", {"model": "openai/x"}))
+    endpoint = resolve.known_endpoint(ModelConfig("m", {"model": "openai/x"}))
     assert endpoint is not None
     assert endpoint.url == "http://proxy/v1/chat/completions"
     assert endpoint.headers["Authorization"] == "Bearer sk-from-env-1"
@@ -230,7 +230,7 @@ def test_the_operators_headers_and_fields_go_along():
         "model": "openai/m", "api_base": "http://h", "api_key": SecretStr("key-000"), "organization": "org-1",
         "extra_headers": {"X-Team": SecretStr("team-secret")}, "temperature": 0.2, "extra_body": {"top_k": 4},
     }  # fmt: skip
-    endpoint = resolve.known_endpoint(ModelEntry("m", params))
+    endpoint = resolve.known_endpoint(ModelConfig("m", params))
     assert endpoint is not None
     assert endpoint.headers == {
         "X-Team": "team-secret",
@@ -244,9 +244,9 @@ def test_the_operators_headers_and_fields_go_along():
 @pytest.mark.parametrize(
     "broken, word",
     [
-        (ModelEntry("m", {}), "model"),
-        (ModelEntry("m", {"model": "openai/x", "api_base": "localhost:8000/v1"}), "api_base"),
-        (ModelEntry("m", {"model": "mystery/x"}, lane="direct"), "api_base"),
+        (ModelConfig("m", {}), "model"),
+        (ModelConfig("m", {"model": "openai/x", "api_base": "localhost:8000/v1"}), "api_base"),
+        (ModelConfig("m", {"model": "mystery/x"}, lane="direct"), "api_base"),
     ],
 )
 def test_what_could_never_work_is_refused_at_load(broken, word):
@@ -255,12 +255,12 @@ def test_what_could_never_work_is_refused_at_load(broken, word):
 
 
 def test_ollama_is_spoken_to_by_the_class_that_leaves_the_process_alone():
-    assert resolve.litellm_settings(ModelEntry("m", {"model": "ollama/x"})).arguments["model"] == "ollama_chat/x"
+    assert resolve.litellm_settings(ModelConfig("m", {"model": "ollama/x"})).arguments["model"] == "ollama_chat/x"
 
 
 def test_no_repr_shows_a_key():
     params = {"model": "openai/m", "api_base": "http://h", "api_key": "key-000-secret"}
-    found = ModelEntry("m", params)
+    found = ModelConfig("m", params)
     assert "key-000-secret" not in f"{resolve.known_endpoint(found)!r}{resolve.litellm_settings(found)!r}{found!r}"
 
 

@@ -5,7 +5,7 @@ import pytest
 from callgate.calls.states import ReadyCall
 from callgate.conversation.errors import BrokenOff
 from callgate.upstream.catalogue import Catalogue
-from callgate.upstream.resolve import ModelEntry
+from callgate.upstream.resolve import ModelConfig
 from callgate.upstream.retry import RetryPolicy
 from callgate.upstream.translated_model import MOST_PAUSES
 from tests.upstream.through_litellm import MARKS, both_ways, turn_of
@@ -69,7 +69,7 @@ def saying(*content, reason="end_turn"):
 def model(client):
     def make(server):
         params = {"model": "anthropic/claude-sonnet-4-5", "api_base": server.url, "api_key": "k"}
-        return Catalogue([ModelEntry("m", params, deadlines=QUICK)], client, policy=RetryPolicy(tries=1)).model("m")
+        return Catalogue([ModelConfig("m", params, deadlines=QUICK)], client, policy=RetryPolicy(tries=1)).model("m")
 
     return make
 

@@ -13,7 +13,7 @@ from callgate.upstream import resolve
 from callgate.upstream.catalogue import Catalogue
 from callgate.upstream.inspection import whereabouts
 from callgate.upstream.litellm_model import LiteLLMModel
-from callgate.upstream.resolve import ModelEntry
+from callgate.upstream.resolve import ModelConfig
 from callgate.upstream.translated_model import TranslatedModel
 from tests.scripted_upstream.script import Call, Cut, ErrorEvent, Malformed, Reply, Reset, Shape
 from tests.upstream.through_litellm import MARKS, both_ways, refused, turn_of
@@ -43,7 +43,7 @@ def lanes(upstream, client):
 
 def entry(upstream, lane="auto", **more):
     params = {"model": f"gemini/{MODEL}", "api_base": f"{upstream.root}/v1beta", "api_key": KEY, **more}
-    return ModelEntry("m", params, lane=lane)
+    return ModelConfig("m", params, lane=lane)
 
 
 def question(stream, **more):

@@ -8,7 +8,7 @@ from fastapi import FastAPI, Header, Response
 from callgate.http.client import HttpClient
 from callgate.upstream import litellm_model
 from callgate.upstream.inspection import Found, look, whereabouts
-from callgate.upstream.resolve import ModelEntry
+from callgate.upstream.resolve import ModelConfig
 from tests.harness.server import serve
 
 pytestmark = pytest.mark.anyio
@@ -39,8 +39,8 @@ def provider(*, models: Any, asked: list[dict[str, Any]] | None = None) -> FastA
     return app
 
 
-def entry(url: str, key: str = KEY, model: str = "openai/m", **more: Any) -> ModelEntry:
-    return ModelEntry("m", {"model": model, "api_base": f"{url}/v1", "api_key": key}, **more)
+def entry(url: str, key: str = KEY, model: str = "openai/m", **more: Any) -> ModelConfig:
+    return ModelConfig("m", {"model": model, "api_base": f"{url}/v1", "api_key": key}, **more)
 
 
 @contextlib.asynccontextmanager
@@ -106,7 +106,7 @@ async def test_a_provider_that_is_not_there_fails_the_look():
 
 async def test_the_built_in_model_is_always_well():
     client = HttpClient()
-    demo = ModelEntry("demo", {"model": "demo/demo"})
+    demo = ModelConfig("demo", {"model": "demo/demo"})
     assert (await look(demo, client)).verdict == "ok"
     assert (await whereabouts(demo)).lane == "demo"
     await client.close()

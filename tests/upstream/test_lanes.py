@@ -17,7 +17,7 @@ from callgate.http.interface import Deadlines
 from callgate.upstream import resolve
 from callgate.upstream.direct_model import DirectModel, Endpoint
 from callgate.upstream.litellm_model import LiteLLMModel
-from callgate.upstream.resolve import LiteLLMSettings, ModelEntry
+from callgate.upstream.resolve import LiteLLMSettings, ModelConfig
 from callgate.upstream.translated_model import TranslatedModel
 from tests.scripted_upstream.script import Call, Cut, ErrorEvent, Hang, Reply, Reset
 from tests.upstream.through_litellm import MARKS, both_ways, turn_of
@@ -48,7 +48,7 @@ def lane(request, upstream, client):
         "gemini": ("gemini", f"{upstream.root}/v1beta"),
     }[request.param.rpartition("-")[2]]
     params = {"model": f"{provider}/{SCRIPTED}", "api_base": base, "api_key": KEY}
-    way = resolve.litellm_settings(ModelEntry("m", params))
+    way = resolve.litellm_settings(ModelConfig("m", params))
     through = LiteLLMModel("m", way, QUICK)
     return through if request.param.startswith("litellm") else TranslatedModel("m", way, client, QUICK)
 

@@ -16,7 +16,7 @@ from callgate.conversation.ports import ModelRequest
 from callgate.upstream import litellm_model, resolve
 from callgate.upstream.litellm_model import LiteLLMModel
 from callgate.upstream.params import NAMED
-from callgate.upstream.resolve import LiteLLMSettings, ModelEntry
+from callgate.upstream.resolve import LiteLLMSettings, ModelConfig
 from tests.upstream.through_litellm import MARKS
 from tests.upstream.wire import QUICK, SSE, asking, chunk, closing, completion, serving, tool
 
@@ -492,7 +492,7 @@ async def test_fact_all_settings_of_its_own_are_kept_from_it(litellm):
 
 @pytest.mark.parametrize("model", ["llamafile/x", "zai/glm-x"])
 async def test_a_provider_whose_shapes_litellm_leaves_alone_is_vouched_for(model):
-    endpoint = await litellm_model.vouched_endpoint(ModelEntry("m", {"model": model, "api_key": "k"}))
+    endpoint = await litellm_model.vouched_endpoint(ModelConfig("m", {"model": model, "api_key": "k"}))
     assert endpoint is not None
     assert endpoint.model == model.partition("/")[2]
     assert endpoint.url.endswith("/chat/completions")
@@ -505,7 +505,7 @@ async def test_a_provider_whose_shapes_litellm_leaves_alone_is_vouched_for(model
 async def test_a_provider_with_translations_of_its_own_is_not(model):
     assert (
         await litellm_model.vouched_endpoint(
-            ModelEntry("m", {"model": model, "api_key": "k", "api_base": "http://x/v1"})
+            ModelConfig("m", {"model": model, "api_key": "k", "api_base": "http://x/v1"})
         )
         is None
     )
@@ -513,7 +513,7 @@ async def test_a_provider_with_translations_of_its_own_is_not(model):
 
 @pytest.mark.parametrize("model, name", [("mystery/x", "mystery/x"), ("groq/x", "x")])
 async def test_an_operator_may_vouch_for_an_address_with_the_direct_lane(model, name):
-    entry = ModelEntry("m", {"model": model, "api_base": "http://127.0.0.1:9/v1"}, lane="direct")
+    entry = ModelConfig("m", {"model": model, "api_base": "http://127.0.0.1:9/v1"}, lane="direct")
     endpoint = await litellm_model.vouched_endpoint(entry)
     assert endpoint is not None
     assert (endpoint.url, endpoint.model) == ("http://127.0.0.1:9/v1/chat/completions", name)
@@ -534,7 +534,7 @@ async def test_the_table_of_providers_says_what_litellm_says(litellm, monkeypatc
 
 async def test_what_is_known_of_function_calling_is_told_and_the_unknown_is_none():
     async def asked(model):
-        return await litellm_model.can_call_functions(ModelEntry("m", {"model": model}))
+        return await litellm_model.can_call_functions(ModelConfig("m", {"model": model}))
 
     assert await asked("openai/gpt-4o") is True
     assert await asked("deepseek/deepseek-reasoner") is False

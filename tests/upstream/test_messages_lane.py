@@ -46,7 +46,7 @@ def never(error: Exception) -> None:
 
 def read(reads: Iterable[bytes], body: Any = None) -> tuple[list[ModelEvent], bool]:
     """The events, and whether the stream came to its end."""
-    body = body or messages_lane.EventsReader(never)
+    body = body or messages_lane.MessageEventsReader(never)
     events: list[ModelEvent] = []
     for data in reads:
         events += body.feed(data)

@@ -10,7 +10,7 @@ from callgate.conversation.events import Finished
 from callgate.upstream import resolve
 from callgate.upstream.catalogue import Catalogue
 from callgate.upstream.openai_shaped import ADDRESSES, azure_url
-from callgate.upstream.resolve import LaneError, ModelEntry
+from callgate.upstream.resolve import LaneError, ModelConfig
 from callgate.upstream.retry import RetryPolicy
 from tests.upstream.through_litellm import MARKS, both_ways, turn_of
 from tests.upstream.wire import QUICK, asking, chunk, closing, completion, serving, tool
@@ -25,7 +25,7 @@ NOW = tool("now")
 def model(client):
     def make(server, name, **more):
         params = {"model": name, "api_base": server.url, "api_key": KEY, **more}
-        entry = ModelEntry("m", params, tools=("*",), deadlines=QUICK)
+        entry = ModelConfig("m", params, tools=("*",), deadlines=QUICK)
         return Catalogue([entry], client, policy=RetryPolicy(tries=1)).model("m")
 
     return make
@@ -233,7 +233,7 @@ async def test_every_name_in_the_table_has_openais_wire_by_litellms_own_classes(
     ],
 )
 async def test_the_lane_follows_from_the_entry_alone(params, lane):
-    assert resolve.lane_of(ModelEntry("m", params)) == lane
+    assert resolve.lane_of(ModelConfig("m", params)) == lane
 
 
 @pytest.mark.parametrize(
@@ -241,17 +241,17 @@ async def test_the_lane_follows_from_the_entry_alone(params, lane):
     [{"model": "ollama/x", "num_ctx": 1}, {"model": "openai/gpt-5-pro", "ssl_verify": False}, {"model": "nowhere/x"}],
 )
 async def test_where_the_end_is_not_seen_tools_are_refused_at_load(params):
-    entry = ModelEntry("m", params, tools=("*",))
+    entry = ModelConfig("m", params, tools=("*",))
     with pytest.raises(LaneError, match=r"trust_litellm: on"):
         resolve.check(entry)
-    resolve.check(ModelEntry("m", params))
-    resolve.check(ModelEntry("m", params, tools=("*",), trust_litellm=True))
+    resolve.check(ModelConfig("m", params))
+    resolve.check(ModelConfig("m", params, tools=("*",), trust_litellm=True))
     if params["model"] == "nowhere/x":
-        resolve.check(ModelEntry("m", {**params, "api_base": "http://127.0.0.1:1"}, tools=("*",), lane="direct"))
+        resolve.check(ModelConfig("m", {**params, "api_base": "http://127.0.0.1:1"}, tools=("*",), lane="direct"))
 
 
 async def test_a_wildcard_that_is_filled_in_with_such_a_provider_has_no_tools(client):
-    catalogue = Catalogue([ModelEntry("*", {"model": "*"}, tools=("*",))], client)
+    catalogue = Catalogue([ModelConfig("*", {"model": "*"}, tools=("*",))], client)
     assert catalogue.entry("groq/x").tools == ("*",)
     assert catalogue.entry("nlp_cloud/x").tools == ()
 

@@ -17,7 +17,7 @@ from callgate.conversation.events import (
     TextDelta,
     Usage,
 )
-from callgate.upstream.deployments import Cooldown, Deployment, Pool
+from callgate.upstream.deployments import Cooldown, Deployment, DeploymentPool
 from callgate.upstream.errors import UpstreamError
 from callgate.upstream.retry import Circumstances, RetryBudget, RetryingModel, RetryPolicy
 from tests.upstream.wire import asking
@@ -103,7 +103,9 @@ class World:
 
     def model(self, *pools, **policy):
         made = [
-            Pool(f"p{i}", [self.deployment(f"p{i}", one) for one in (pool if isinstance(pool, list) else [pool])])
+            DeploymentPool(
+                f"p{i}", [self.deployment(f"p{i}", one) for one in (pool if isinstance(pool, list) else [pool])]
+            )
             for i, pool in enumerate(pools)
         ]
         return RetryingModel("m", made, self.circumstances, RetryPolicy(**policy))

@@ -9,7 +9,7 @@ import pytest
 from callgate.text_calls.calling_detection import CallingMode, DetectingModel
 from callgate.text_calls.prompted import PromptedModel
 from callgate.upstream import litellm_model
-from callgate.upstream.resolve import ModelEntry
+from callgate.upstream.resolve import ModelConfig
 from callgate.upstream.tool_calling import ToolCalling
 from tests.fakes import ScriptedModel, says
 from tests.upstream.wire import asking
@@ -30,8 +30,8 @@ def known() -> Known:
     return Known()
 
 
-def entry(model: str = "openai/my-model", name: str = "m", **more: Any) -> ModelEntry:
-    return ModelEntry(name, {"model": model, "api_base": "http://127.0.0.1:9/v1"}, **more)
+def entry(model: str = "openai/my-model", name: str = "m", **more: Any) -> ModelConfig:
+    return ModelConfig(name, {"model": model, "api_base": "http://127.0.0.1:9/v1"}, **more)
 
 
 def ways(model: object) -> str:

@@ -21,7 +21,7 @@ from callgate.upstream.catalogue import Catalogue
 from callgate.upstream.direct_model import ANSWER_BYTES
 from callgate.upstream.inspection import whereabouts
 from callgate.upstream.litellm_model import LiteLLMModel
-from callgate.upstream.resolve import LaneError, ModelEntry
+from callgate.upstream.resolve import LaneError, ModelConfig
 from callgate.upstream.translated_model import TranslatedModel
 from tests.scripted_upstream.script import Call, Cut, ErrorEvent, Hang, Hold, Html, Malformed, Pace, Reply, Reset, Shape
 from tests.upstream.through_litellm import MARKS, both_ways, refused, turn_of
@@ -51,7 +51,7 @@ def lanes(upstream, client):
 
 def entry(upstream, lane="translated", **more):
     params = {"model": f"anthropic/{MODEL}", "api_base": upstream.root, "api_key": KEY, **more}
-    return ModelEntry("m", params, lane=lane)
+    return ModelConfig("m", params, lane=lane)
 
 
 def asked(stream, **more):
@@ -479,10 +479,10 @@ async def test_a_setting_that_only_litellm_knows_keeps_a_model_with_litellm(upst
 )
 async def test_what_is_not_vouched_for_is_refused_at_load(params, word):
     with pytest.raises(LaneError, match=word):
-        resolve.check(ModelEntry("m", params, lane="translated"))
-    resolve.check(ModelEntry("m", params, lane="litellm"))
+        resolve.check(ModelConfig("m", params, lane="translated"))
+    resolve.check(ModelConfig("m", params, lane="litellm"))
 
 
 async def test_a_wildcard_of_claudes_is_taken():
-    resolve.check(ModelEntry("claude-*", {"model": "anthropic/claude-*"}, lane="translated"))
-    resolve.check(ModelEntry("c", {"model": "claude-x", "custom_llm_provider": "anthropic"}, lane="translated"))
+    resolve.check(ModelConfig("claude-*", {"model": "anthropic/claude-*"}, lane="translated"))
+    resolve.check(ModelConfig("c", {"model": "claude-x", "custom_llm_provider": "anthropic"}, lane="translated"))

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from callgate.calls.states import ReadyCall
 from callgate.upstream.catalogue import Catalogue
-from callgate.upstream.resolve import ModelEntry
+from callgate.upstream.resolve import ModelConfig
 from callgate.upstream.retry import RetryPolicy
 from tests.upstream.through_litellm import MARKS, turn_of
 from tests.upstream.wire import QUICK, asking, serving, tool
@@ -49,7 +49,7 @@ async def test_a_service_account_signs_in_once_for_many_requests(client):
             "vertex_location": "us-central1",
             "vertex_credentials": json.dumps(service_account(f"{server.url}/token")),
         }
-        entry = ModelEntry("m", params, tools=("*",), deadlines=QUICK)
+        entry = ModelConfig("m", params, tools=("*",), deadlines=QUICK)
         model = Catalogue([entry], client, policy=RetryPolicy(tries=1)).model("m")
         for _ in range(2):
             turn, _, raw = await turn_of(model, asking(stream=False, tools=[tool("now")]))

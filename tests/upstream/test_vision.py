@@ -1,12 +1,12 @@
 import pytest
 
 from callgate.upstream import litellm_model
-from callgate.upstream.resolve import ModelEntry
+from callgate.upstream.resolve import ModelConfig
 from callgate.upstream.vision import by_family, sees_images
 
 
-def entry(model: str, word: bool | None = None) -> ModelEntry:
-    return ModelEntry("m", {"model": model}, sees_images=word)
+def entry(model: str, word: bool | None = None) -> ModelConfig:
+    return ModelConfig("m", {"model": model}, sees_images=word)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from callgate.api.answers import BodyWriter, ClientLeft, EventStream, Pulse, Who
 from callgate.api.conversation import BeforeTools, Conversation
 from callgate.api.durable_runs import DurableRuns, RunRequest
 from callgate.api.errors import encode
-from callgate.api.faces import AnsweredElsewhere, Exchange, Face
+from callgate.api.faces import AnsweredElsewhere, Face, FaceExchange
 from callgate.api.followed_run import WELL, Ended
 from callgate.api.idempotency import Idempotency, not_durable
 from callgate.api.middleware import RequestContext, context_of
@@ -90,7 +90,7 @@ class FaceEndpoint:
         self,
         runs: DurableRuns,
         context: RequestContext,
-        exchange: Exchange,
+        exchange: FaceExchange,
         caller: Caller,
         key: str | None,
         body: bytes,
@@ -120,7 +120,7 @@ class FaceEndpoint:
     async def _answer(
         self,
         context: RequestContext,
-        exchange: Exchange,
+        exchange: FaceExchange,
         caller: Caller,
         before_tools: BeforeTools | None,
         run: DurableRun | None,
@@ -178,7 +178,7 @@ class FaceEndpoint:
 
 
 def _answer_to(
-    exchange: Exchange,
+    exchange: FaceExchange,
     conversation: Conversation,
     context: RequestContext,
     runtime: Runtime,

@@ -21,7 +21,7 @@ class AnsweredElsewhere(Exception):
         self.app = app
 
 
-class Exchange(Protocol):
+class FaceExchange(Protocol):
     """One request of a face, and the writers of its answer."""
 
     @property
@@ -51,6 +51,6 @@ class Face(Protocol):
         """What its requests are counted under."""
         ...
 
-    async def read(self, body: bytes, context: RequestContext, config: Config) -> Exchange:
+    async def read(self, body: bytes, context: RequestContext, config: Config) -> FaceExchange:
         """The request, or a `ChatError` that names what is wrong with it."""
         ...

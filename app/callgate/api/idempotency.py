@@ -17,7 +17,7 @@ from callgate.api.conversation import BeforeTools
 from callgate.api.errors import ErrorBody, as_chat_error, in_openais_shape
 from callgate.api.followed_run import Ended, FollowedRun, check_key, interrupted, other_request
 from callgate.conversation.errors import ChatError
-from callgate.stores.claims import Claim, Claims, Held, Interrupted
+from callgate.stores.claims import Claim, ClaimHeld, Claims, Interrupted
 from callgate.stores.store import StoreError
 
 log = structlog.get_logger("callgate.idempotency")
@@ -120,7 +120,7 @@ class Idempotency:
             raise _unreachable(error) from error
         except Interrupted:
             raise interrupted() from None
-        except Held:
+        except ClaimHeld:
             raise ChatError(
                 409,
                 "A request with this Idempotency-Key is still being answered elsewhere. Try again in a moment.",

@@ -29,7 +29,7 @@ def progress_in(dialect: Dialect, run_id: str) -> Progress | None:
         case "x":
             return _Extra(run_id)
         case "reasoning":
-            return _Reasoning()
+            return _ReasoningLines()
         case "openwebui":
             return _OpenWebUI()
 
@@ -62,7 +62,7 @@ class _Extra:
         return {"x_callgate": facts}
 
 
-class _Reasoning:
+class _ReasoningLines:
     """One line for each call, where reasoning is shown and not kept as part of the answer."""
 
     def line(self, event: ToolEvent) -> str | None:

@@ -112,7 +112,7 @@ class PassingEndpoint:
         status = context.status or error.status
         runtime.recorder.end(recording, state="failed", status=status, error=error.code or error.type)
 
-    async def _asked(self, runtime: Runtime, context: RequestContext, caller: Caller, body: bytes) -> "_Asked":
+    async def _asked(self, runtime: Runtime, context: RequestContext, caller: Caller, body: bytes) -> "_ProxiedRequest":
         content_type = context.headers.get("content-type", "")
         is_form = content_type.lower().startswith("multipart/form-data")
         form = runtime.read_form(body, content_type) if is_form else None
@@ -143,10 +143,10 @@ class PassingEndpoint:
                 code="unsupported_route",
             )
         way = passage.json(self._path, fields) if form is None else passage.form(self._path, form)
-        return _Asked(runtime, caller, model, len(body), way)
+        return _ProxiedRequest(runtime, caller, model, len(body), way)
 
 
-class _Asked:
+class _ProxiedRequest:
     """One request on its way, held to what its key may use."""
 
     def __init__(

@@ -44,7 +44,7 @@ class _Call(msgspec.Struct, gc=False):
     function: _CalledFunction | None = None
 
 
-class Message(msgspec.Struct, gc=False):
+class ChatMessage(msgspec.Struct, gc=False):
     role: Role
     content: str | list[_Part] | None = None
     tool_calls: list[_Call] | None = None
@@ -60,7 +60,7 @@ class _Function(msgspec.Struct, gc=False):
     parameters: msgspec.Raw = msgspec.Raw()
 
 
-class Tool(msgspec.Struct, gc=False):
+class ChatTool(msgspec.Struct, gc=False):
     type: str
     function: _Function | None = None
     custom: _Function | None = None
@@ -68,10 +68,10 @@ class Tool(msgspec.Struct, gc=False):
 
 class _Allowed(msgspec.Struct, gc=False):
     mode: Literal["auto", "required"] = "auto"
-    tools: list[Tool] = msgspec.field(default_factory=list)
+    tools: list[ChatTool] = msgspec.field(default_factory=list)
 
 
-class Choice(msgspec.Struct, gc=False):
+class ChatToolChoice(msgspec.Struct, gc=False):
     """A choice that is more than a word."""
 
     type: Literal["function", "custom", "allowed_tools"]
@@ -80,13 +80,13 @@ class Choice(msgspec.Struct, gc=False):
     allowed_tools: _Allowed | None = None
 
 
-class Outline(msgspec.Struct):
+class ChatOutline(msgspec.Struct):
     """What of a request is looked at, and the types of what providers agree on. Unknown fields are passed over."""
 
     model: str
-    messages: list[Message]
-    tools: list[Tool] | None = None
-    tool_choice: str | Choice | None = None
+    messages: list[ChatMessage]
+    tools: list[ChatTool] | None = None
+    tool_choice: str | ChatToolChoice | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     parallel_tool_calls: bool | None = None
@@ -142,9 +142,9 @@ class _PlainMessage(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     reasoning_content: str | None = None
 
 
-def outline_of(fields: Fields, max_depth: int) -> Outline | None:
+def outline_of(fields: Fields, max_depth: int) -> ChatOutline | None:
     """The outline of a plain request, or None for any other, whatever may be wrong with it."""
-    outline = Outline("", [])
+    outline = ChatOutline("", [])
     try:
         for name, value in fields.items():
             if name == "messages":
@@ -172,7 +172,7 @@ def outline_of(fields: Fields, max_depth: int) -> Outline | None:
     return outline
 
 
-def outline_of_any(body: bytes) -> Outline:
+def outline_of_any(body: bytes) -> ChatOutline:
     """The outline of whatever came, or a `ChatError` that names what is wrong. Its text has been checked."""
     try:
         outline = _whole.decode(body)
@@ -201,12 +201,12 @@ class _SeenTools:
     conversation, and there may be hundreds."""
 
     def __init__(self) -> None:
-        self._seen: OrderedDict[tuple[int, bytes, int], tuple[bytes, list[Tool] | None]] = OrderedDict()
+        self._seen: OrderedDict[tuple[int, bytes, int], tuple[bytes, list[ChatTool] | None]] = OrderedDict()
         self._size = 0
         self._lock = Lock()
         """Large bodies are read in threads."""
 
-    def read(self, raw: msgspec.Raw, max_depth: int) -> list[Tool] | None:
+    def read(self, raw: msgspec.Raw, max_depth: int) -> list[ChatTool] | None:
         text = bytes(raw)
         # Found by length and ending, and then compared: to hash all of it would take ten times as long.
         key = len(text), text[-64:], max_depth
@@ -226,10 +226,10 @@ class _SeenTools:
         return tools
 
 
-def _right_tools(text: bytes, max_depth: int) -> list[Tool] | None:
+def _right_tools(text: bytes, max_depth: int) -> list[ChatTool] | None:
     try:
         check_text(text, max_depth)
-        tools: list[Tool] | None = _tools.decode(text)
+        tools: list[ChatTool] | None = _tools.decode(text)
         _check_tools(tools or ())
     except ChatError:
         raise _NotRight from None
@@ -238,7 +238,7 @@ def _right_tools(text: bytes, max_depth: int) -> list[Tool] | None:
     return tools
 
 
-def _check_messages(messages: Sequence[Message | _PlainMessage]) -> None:
+def _check_messages(messages: Sequence[ChatMessage | _PlainMessage]) -> None:
     for index, message in enumerate(messages):
         role = message.role
         if role == "tool" and not message.tool_call_id:
@@ -249,7 +249,7 @@ def _check_messages(messages: Sequence[Message | _PlainMessage]) -> None:
             raise wrong(where, f"Invalid value for '{where}': expected a string or parts, got null.", "invalid_type")
 
 
-def _check_tools(tools: Sequence[Tool]) -> None:
+def _check_tools(tools: Sequence[ChatTool]) -> None:
     for index, tool in enumerate(tools):
         if tool.type == "function" and (tool.function is None or not tool.function.name):
             where = f"tools[{index}].function"
@@ -259,8 +259,8 @@ def _check_tools(tools: Sequence[Tool]) -> None:
             raise wrong(where, f"Missing required parameter: '{where}.name'.", "missing_required_parameter")
 
 
-def _check_choice(choice: str | Choice | None) -> None:
-    if isinstance(choice, Choice) and getattr(choice, choice.type) is None:
+def _check_choice(choice: str | ChatToolChoice | None) -> None:
+    if isinstance(choice, ChatToolChoice) and getattr(choice, choice.type) is None:
         where = f"tool_choice.{choice.type}"
         raise wrong(where, f"Missing required parameter: '{where}'.", "missing_required_parameter")
     if isinstance(choice, str) and choice not in ("none", "auto", "required"):
@@ -291,12 +291,12 @@ def wrong(param: str, message: str, code: str = "invalid_value") -> ChatError:
     return ChatError(400, message, param=param, code=code)
 
 
-_whole = msgspec.json.Decoder(Outline)
+_whole = msgspec.json.Decoder(ChatOutline)
 _plain_messages = msgspec.json.Decoder(list[_PlainMessage]).decode
-_tools = msgspec.json.Decoder(list[Tool] | None)
+_tools = msgspec.json.Decoder(list[ChatTool] | None)
 _seen_tools = _SeenTools()
 
 _READERS: dict[str, Callable[[bytes], Any]] = {
-    name: msgspec.json.Decoder(kind).decode for name, kind in get_type_hints(Outline).items()
+    name: msgspec.json.Decoder(kind).decode for name, kind in get_type_hints(ChatOutline).items()
 } | {"response_format": msgspec.json.Decoder(dict[str, msgspec.Raw] | None).decode}
 """How one field of a plain request is read. Of a format nobody needs more than that it is one."""

@@ -15,7 +15,15 @@ from callgate.api.large_bodies import LARGE
 from callgate.api.legacy import in_todays_words, is_legacy
 from callgate.api.operator_ids import may_have_ids
 from callgate.api.progress import Dialect
-from callgate.api.request_schema import Choice, Outline, Tool, from_validation, outline_of, outline_of_any, wrong
+from callgate.api.request_schema import (
+    ChatOutline,
+    ChatTool,
+    ChatToolChoice,
+    from_validation,
+    outline_of,
+    outline_of_any,
+    wrong,
+)
 from callgate.api.responses_compat import as_chat, is_misaddressed
 from callgate.api.strict_json import (
     LARGE_BODY,
@@ -61,7 +69,7 @@ _encode = msgspec.json.Encoder().encode
 class ChatRequest(msgspec.Struct):
     """One question of a client's. What a request that is passed on does not need is taken out when it is asked for."""
 
-    outline: Outline
+    outline: ChatOutline
     fields: Mapping[str, msgspec.Raw]
     """The body as it came, field by field, for passing it on untouched; as a chat, if it came as something else."""
     words: Mapping[str, msgspec.Raw]
@@ -295,7 +303,7 @@ def _without_hints(raw: msgspec.Raw) -> tuple[msgspec.Raw, Mapping[int, Hint]]:
     return msgspec.Raw(_encode(rest)), hints
 
 
-def _tools(raw: msgspec.Raw, outlines: Sequence[Tool]) -> tuple[msgspec.Raw, ...]:
+def _tools(raw: msgspec.Raw, outlines: Sequence[ChatTool]) -> tuple[msgspec.Raw, ...]:
     """The client's tools as they came; parameters that were given as a text of JSON are taken out of it."""
     tools = _items.decode(raw)
     for place, tool in enumerate(outlines):
@@ -310,15 +318,17 @@ def _tools(raw: msgspec.Raw, outlines: Sequence[Tool]) -> tuple[msgspec.Raw, ...
     return tuple(tools)
 
 
-def _allowed(choice: str | Choice | None) -> frozenset[str] | None:
-    if not isinstance(choice, Choice) or choice.allowed_tools is None:
+def _allowed(choice: str | ChatToolChoice | None) -> frozenset[str] | None:
+    if not isinstance(choice, ChatToolChoice) or choice.allowed_tools is None:
         return None
     named = (tool.function or tool.custom for tool in choice.allowed_tools.tools)
     return frozenset(tool.name for tool in named if tool is not None)
 
 
-def _mode(choice: str | Choice | None) -> str | None:
-    return choice.allowed_tools.mode if isinstance(choice, Choice) and choice.allowed_tools is not None else None
+def _mode(choice: str | ChatToolChoice | None) -> str | None:
+    return (
+        choice.allowed_tools.mode if isinstance(choice, ChatToolChoice) and choice.allowed_tools is not None else None
+    )
 
 
 def _split_metadata(fields: Fields) -> tuple[dict[str, Any], _Metadata]:

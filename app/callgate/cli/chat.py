@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from callgate.cli.server_client import KeyOption, Refused, answered, asked, failed, opened
+from callgate.cli.server_client import KeyOption, ServerRefused, answered, asked, failed, opened
 from callgate.cli.shared import ConfigOption, printable, read_config
 
 if TYPE_CHECKING:
@@ -46,10 +46,10 @@ def chat(
         if chosen is None:
             raise failed("the server lists no model; name one with --model")
         _note(f"{chosen} at {address}. {HELP}")
-        _Conversation(address, key, chosen).go_on()
+        _ChatSession(address, key, chosen).go_on()
 
 
-class _Conversation:
+class _ChatSession:
     """One conversation."""
 
     def __init__(self, url: str, key: str | None, model: str) -> None:
@@ -82,7 +82,7 @@ class _Conversation:
         except KeyboardInterrupt:
             _note("\nstopped")
             return
-        except Refused as error:
+        except ServerRefused as error:
             _note(str(error))
             return
         except (TransportError, EventTooLarge, ValueError) as error:
@@ -122,7 +122,7 @@ class _Conversation:
             body = {"decision": decision, "hash": waiting["hash"]}
             decided = await answered("POST", f"/v1/approvals/{id}", self._url, self._key, body)
             _note(f"  {decided['decision']}")
-        except Refused as error:
+        except ServerRefused as error:
             _note(f"  {error}")  # this key may not decide, or it is too late
 
 

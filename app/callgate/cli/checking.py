@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from callgate.cli.making import Mistake
     from callgate.config.load import Loaded
     from callgate.tools.registry import RegisteredTool
-    from callgate.upstream.resolve import ModelEntry
+    from callgate.upstream.resolve import ModelConfig
 
 
 def check(config: ConfigOption = None) -> None:
@@ -72,7 +72,7 @@ def _programs_not_there(loaded: "Loaded") -> Iterator[str]:
             yield f"mcp_servers.{name}: {why}, so that its tools will not be there"
 
 
-def _losses(models: "Iterable[ModelEntry]", tools: "Iterable[RegisteredTool]") -> Iterator[str]:
+def _losses(models: "Iterable[ModelConfig]", tools: "Iterable[RegisteredTool]") -> Iterator[str]:
     """What is left out of the schemas that models are sent. The gate checks all of it all the same."""
     from callgate.runtime.models import dialect_for
     from callgate.schemas.dialects import portable

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from callgate.config.schema import Config
     from callgate.http.client import HttpClient
     from callgate.tools.registry import Registry
-    from callgate.upstream.resolve import ModelEntry
+    from callgate.upstream.resolve import ModelConfig
 
 Check = dict[str, Any]
 MARKS = {"ok": "ok  ", "note": "note", "warn": "warn", "fail": "FAIL"}
@@ -110,7 +110,7 @@ async def _is_callgate(host: str, port: int) -> bool:
         await client.close()
 
 
-async def _model(entry: "ModelEntry", client: "HttpClient", places: asyncio.Semaphore) -> Check:
+async def _model(entry: "ModelConfig", client: "HttpClient", places: asyncio.Semaphore) -> Check:
     from callgate.cli.models import row_of
     from callgate.upstream.inspection import look, proxy_to
 

@@ -12,7 +12,7 @@ from callgate.runtime.builders.stores import check_files, store_of
 from callgate.runtime.builders.tools import registry_of
 from callgate.runtime.tool_patterns import check_patterns
 from callgate.tools.registry import Registry
-from callgate.upstream.resolve import ModelEntry
+from callgate.upstream.resolve import ModelConfig
 
 if TYPE_CHECKING:
     from callgate.tools.http_client import Web
@@ -21,7 +21,7 @@ Mistake = tuple[tuple[str | int, ...], str]
 T = TypeVar("T")
 
 
-def made(loaded: Loaded) -> tuple[list[ModelEntry], Registry]:
+def made(loaded: Loaded) -> tuple[list[ModelConfig], Registry]:
     """The models and the tools, nobody asked yet; or the end of the command with everything of which nothing can be made: a
     module that is not there, a model that could never be asked, a pattern that names nothing."""
     mistakes, models, registry = _tried(loaded)
@@ -45,7 +45,7 @@ def registry_or_none(loaded: Loaded) -> Registry | None:
     return _tried(loaded)[2]
 
 
-def _tried(loaded: Loaded) -> tuple[list[Mistake], list[ModelEntry] | None, Registry | None]:
+def _tried(loaded: Loaded) -> tuple[list[Mistake], list[ModelConfig] | None, Registry | None]:
     config = loaded.config
     mistakes: list[Mistake] = []
 

@@ -13,7 +13,7 @@ from callgate.cli.shared import ConfigOption, JsonOption, give_up, read_config
 if TYPE_CHECKING:
     from callgate.config.load import Loaded
     from callgate.upstream.inspection import Whereabouts
-    from callgate.upstream.resolve import ModelEntry
+    from callgate.upstream.resolve import ModelConfig
 
 
 def models(
@@ -45,7 +45,7 @@ def models(
             )
 
 
-def entries_of(loaded: "Loaded") -> "list[ModelEntry]":
+def entries_of(loaded: "Loaded") -> "list[ModelConfig]":
     """The models, or the end of the command with the place of the mistake."""
     from callgate.runtime.builders.errors import BadEntry
     from callgate.runtime.builders.models import model_entries
@@ -56,7 +56,7 @@ def entries_of(loaded: "Loaded") -> "list[ModelEntry]":
         raise give_up(loaded.complaint(*error.mistakes)) from None
 
 
-async def row_of(entry: "ModelEntry") -> dict[str, Any]:
+async def row_of(entry: "ModelConfig") -> dict[str, Any]:
     from callgate.upstream.inspection import whereabouts
     from callgate.upstream.tool_calling import ToolCalling
 

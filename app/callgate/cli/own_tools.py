@@ -11,7 +11,7 @@ from callgate.runtime.builders.tools import registry_of
 from callgate.telemetry import logs
 from callgate.telemetry.redaction import Redactor
 from callgate.tools.http_client import Web
-from callgate.tools.process import Processes
+from callgate.tools.process import CommandProcesses
 from callgate.tools.registry import Registry
 from callgate.tools.threads import ThreadPool
 
@@ -43,7 +43,7 @@ async def opened_tools(loaded: Loaded, wait: float, name: str | None = None) -> 
         threads.close()
 
 
-def built_tools(loaded: Loaded, web: Web, threads: ThreadPool, processes: Processes) -> Registry:
+def built_tools(loaded: Loaded, web: Web, threads: ThreadPool, processes: CommandProcesses) -> Registry:
     """All tools that can be made without asking anybody, or the end of the command with the place of the mistake."""
     try:
         return registry_of(loaded.config, web, threads, processes)

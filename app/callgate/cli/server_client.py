@@ -44,7 +44,7 @@ def run_asking(work: Coroutine[Any, Any, Found], url: str | None) -> Found:
 
     try:
         return asyncio.run(work)
-    except Refused as error:
+    except ServerRefused as error:
         raise failed(str(error)) from None
     except (TransportError, ValueError) as error:
         raise failed(f"{address_of(url)}: {error}") from None
@@ -58,7 +58,7 @@ def status_of(url: str, seconds: float) -> int:
 async def answered(
     method: str, path: str, url: str | None, key: str | None, body: Any = None, seconds: float = SECONDS
 ) -> Any:
-    """The server's answer, read. Raises `Refused` for an error of the server's."""
+    """The server's answer, read. Raises `ServerRefused` for an error of the server's."""
     async with opened(method, path, url, key, body, seconds=seconds) as response:
         return json.loads(await response.read(ANSWER_BYTES))
 
@@ -85,7 +85,7 @@ async def follow(
                     take(name, json.loads(value))
 
 
-class Refused(Exception):
+class ServerRefused(Exception):
     """The server answered with an error; the text is its message."""
 
 
@@ -99,7 +99,7 @@ async def opened(
     headers: Mapping[str, str] | None = None,
     seconds: float = SECONDS,
 ) -> AsyncIterator["Response"]:
-    """The server's answer, open; `seconds` is the longest silence in it. Raises `Refused` for an error of the server's."""
+    """The server's answer, open; `seconds` is the longest silence in it. Raises `ServerRefused` for an error of the server's."""
     from callgate.http.client import HttpClient
     from callgate.http.interface import Deadlines
 
@@ -116,7 +116,7 @@ async def opened(
                     message = str(json.loads(await response.read(ANSWER_BYTES))["error"]["message"])
                 except (ValueError, KeyError, TypeError):
                     message = f"the server answered {response.status}"
-                raise Refused(message)
+                raise ServerRefused(message)
             yield response
     finally:
         await client.close()

@@ -63,16 +63,16 @@ class HttpClient:
         self._sweeping: asyncio.TimerHandle | None = None
         self._closed = False
 
-    def post(self, url: str, headers: Mapping[str, str], body: bytes, deadlines: Deadlines) -> "Exchange":
-        return Exchange(self, "POST", url, headers, body, deadlines)
+    def post(self, url: str, headers: Mapping[str, str], body: bytes, deadlines: Deadlines) -> "HttpExchange":
+        return HttpExchange(self, "POST", url, headers, body, deadlines)
 
-    def get(self, url: str, headers: Mapping[str, str], deadlines: Deadlines) -> "Exchange":
-        return Exchange(self, "GET", url, headers, b"", deadlines)
+    def get(self, url: str, headers: Mapping[str, str], deadlines: Deadlines) -> "HttpExchange":
+        return HttpExchange(self, "GET", url, headers, b"", deadlines)
 
     def request(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes, deadlines: Deadlines
-    ) -> "Exchange":
-        return Exchange(self, method, url, headers, body, deadlines)
+    ) -> "HttpExchange":
+        return HttpExchange(self, method, url, headers, body, deadlines)
 
     async def close(self) -> None:
         self._closed = True
@@ -199,7 +199,7 @@ class HttpClient:
             self._sweeping = loop.call_later(self._keep_alive / 2, self._sweep, loop)
 
 
-class Exchange(msgspec.Struct, eq=False):
+class HttpExchange(msgspec.Struct, eq=False):
     """The context of one request; leaving it before the end of the response, or being cancelled, closes the connection.
 
     A class and not a generator: this is entered for every turn of every chat.

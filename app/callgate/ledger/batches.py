@@ -23,7 +23,7 @@ BACKLOG: Final = 20_000
 TAKEN_FOR_LOST = "this process was taken for dead, and the call for lost"
 
 
-class Batch(msgspec.Struct, eq=False):
+class LedgerBatch(msgspec.Struct, eq=False):
     """What is handed over at once."""
 
     calls: dict[str, tuple[Any, ...]] = {}
@@ -35,7 +35,7 @@ class Batch(msgspec.Struct, eq=False):
     def __len__(self) -> int:
         return len(self.calls) + len(self.spending)
 
-    def take_in(self, later: "Batch") -> None:
+    def take_in(self, later: "LedgerBatch") -> None:
         self.calls |= later.calls
         self.spending += later.spending
         self.waiting += later.waiting
@@ -48,7 +48,7 @@ class BatchedLedger(ABC):
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._next = Batch()
+        self._next = LedgerBatch()
         self._is_urgent = False
         self._timer: asyncio.TimerHandle | None = None
         self._behind = 0
@@ -83,7 +83,7 @@ class BatchedLedger(ABC):
         self._soon()
 
     @abstractmethod
-    def _take(self, batch: Batch) -> None:
+    def _take(self, batch: LedgerBatch) -> None:
         """Write a batch, in the order they come, and call `_settle` with it afterwards."""
 
     def _row(
@@ -126,11 +126,11 @@ class BatchedLedger(ABC):
         self._is_urgent = False
         batch = self._next
         if batch or batch.waiting:
-            self._next = Batch()
+            self._next = LedgerBatch()
             self._behind += len(batch)
             self._take(batch)
 
-    def _settle(self, batch: Batch, failure: str, refused: Collection[str] = ()) -> None:
+    def _settle(self, batch: LedgerBatch, failure: str, refused: Collection[str] = ()) -> None:
         """`refused`: the calls whose rows have an end already, which others have put down."""
         self._behind -= len(batch)
         for done, id in batch.waiting:

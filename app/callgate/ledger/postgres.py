@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from callgate.ledger.batches import BACKLOG, BATCH, Batch, BatchedLedger
+from callgate.ledger.batches import BACKLOG, BATCH, BatchedLedger, LedgerBatch
 from callgate.ledger.database import DatabaseAway
 from callgate.ledger.tables import (
     CALL_COLUMNS,
@@ -186,7 +186,7 @@ class PostgresLedger(BatchedLedger):
         self.process = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self.spent = spent
         self._database = database
-        self._pending = Batch()
+        self._pending = LedgerBatch()
         self._news = asyncio.Event()
         self._closing = False
         self._refused = ""
@@ -207,7 +207,7 @@ class PostgresLedger(BatchedLedger):
         self._task.cancel()
         await asyncio.wait({self._task})
 
-    def _take(self, batch: Batch) -> None:
+    def _take(self, batch: LedgerBatch) -> None:
         self._pending.take_in(batch)
         self._news.set()
 
@@ -245,9 +245,9 @@ class PostgresLedger(BatchedLedger):
                 self._keep(batch)
                 await asyncio.sleep(AGAIN_SECONDS)
 
-    def _some(self) -> Batch:
+    def _some(self) -> LedgerBatch:
         """Of what waits, no more than one batch."""
-        whole, self._pending = self._pending, Batch()
+        whole, self._pending = self._pending, LedgerBatch()
         if len(whole.calls) > BATCH:
             rows = list(whole.calls.items())
             for id, row in rows[BATCH:]:
@@ -258,19 +258,19 @@ class PostgresLedger(BatchedLedger):
             self._pending.waiting = later
         return whole
 
-    def _keep(self, batch: Batch) -> None:
+    def _keep(self, batch: LedgerBatch) -> None:
         """For the next try: an end that was never written would leave its call under way for ever. Whoever waited was refused,
         so that what he waited for has not begun."""
         for _, id in batch.waiting:
             batch.calls.pop(id, None)
         later, self._pending = (
             self._pending,
-            Batch(dict(list(batch.calls.items())[-BACKLOG:]), batch.spending[-BACKLOG:]),
+            LedgerBatch(dict(list(batch.calls.items())[-BACKLOG:]), batch.spending[-BACKLOG:]),
         )
         self._behind += len(self._pending)
         self._pending.take_in(later)
 
-    async def _commit(self, batch: Batch) -> frozenset[str]:
+    async def _commit(self, batch: LedgerBatch) -> frozenset[str]:
         """The calls that somebody waits for and whose rows have an end already."""
         accepted: set[str] = set()
         if batch.calls:

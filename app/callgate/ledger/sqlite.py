@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import structlog
 
-from callgate.ledger.batches import BATCH, Batch, BatchedLedger
+from callgate.ledger.batches import BATCH, BatchedLedger, LedgerBatch
 from callgate.ledger.tables import CALL_COLUMNS, CHANGING, ENDS_ONCE, MARK_LOST, SPENT, SQLITE_WORDS, TABLES, in_words
 
 FILE: Final = "ledger.sqlite3"
@@ -80,7 +80,7 @@ class SqliteLedger(BatchedLedger):
         self.process = secrets.token_hex(8)
         self._path = folder / FILE
         self._lock = _Lock.take(folder, self.process)
-        self._handed: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        self._handed: queue.SimpleQueue[LedgerBatch | None] = queue.SimpleQueue()
         self._refused = ""
         try:
             if not self._path.exists():
@@ -115,7 +115,7 @@ class SqliteLedger(BatchedLedger):
             await asyncio.sleep(0.005)
         self._lock.release()
 
-    def _take(self, batch: Batch) -> None:
+    def _take(self, batch: LedgerBatch) -> None:
         self._handed.put(batch)
 
     # -- in the thread
@@ -137,9 +137,9 @@ class SqliteLedger(BatchedLedger):
         finally:
             database.close()
 
-    def _next_batch(self) -> tuple[Batch, bool]:
+    def _next_batch(self) -> tuple[LedgerBatch, bool]:
         """What waits, and whether there will be more. Waits for the first."""
-        whole = Batch()
+        whole = LedgerBatch()
         while len(whole) < BATCH:
             try:
                 batch = self._handed.get(block=not (whole or whole.waiting))
@@ -150,7 +150,7 @@ class SqliteLedger(BatchedLedger):
             whole.take_in(batch)
         return whole, True
 
-    def _report(self, batch: Batch, failure: str) -> None:
+    def _report(self, batch: LedgerBatch, failure: str) -> None:
         if failure and failure != self._refused:
             log.error("ledger_not_written", error=failure, path=str(self._path))
         self._refused = failure
@@ -199,7 +199,7 @@ def _make_tables(database: sqlite3.Connection) -> None:
     database.execute("COMMIT")
 
 
-def _commit(database: sqlite3.Connection, batch: Batch) -> str:
+def _commit(database: sqlite3.Connection, batch: LedgerBatch) -> str:
     """Why it could not be written, or nothing."""
     try:
         rows = list(batch.calls.values())

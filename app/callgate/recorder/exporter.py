@@ -42,7 +42,7 @@ class Target(msgspec.Struct, frozen=True):
     compressed: bool = False
 
 
-class Batch(msgspec.Struct, frozen=True):
+class SpanBatch(msgspec.Struct, frozen=True):
     """The body of one request, and how many spans are in it."""
 
     body: bytes
@@ -67,7 +67,7 @@ class SpanExporter:
         self._on_sent, self._on_dropped = on_sent, on_dropped
         self._delay = delay
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[Batch] = deque()
+        self._queue: deque[SpanBatch] = deque()
         self._bytes = 0
         self._task: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
@@ -82,7 +82,7 @@ class SpanExporter:
         """Have a body sent. From the thread that made it."""
         if self.target.compressed:
             body = gzip.compress(body, 1)
-        self._loop.call_soon_threadsafe(self._take, Batch(body, spans))
+        self._loop.call_soon_threadsafe(self._take, SpanBatch(body, spans))
 
     def drop(self, spans: int, why: Lost, reason: str) -> None:
         """Count what was not sent, and say why, once for each reason. From any thread."""
@@ -103,7 +103,7 @@ class SpanExporter:
             self._queue.clear()
         await self._client.close()
 
-    def _take(self, batch: Batch) -> None:
+    def _take(self, batch: SpanBatch) -> None:
         if self.is_full:
             self.drop(batch.spans, "backlog", "too many wait to be sent")
             return
@@ -125,7 +125,7 @@ class SpanExporter:
             self._queue.popleft()
             self._bytes -= len(batch.body)
 
-    async def _send(self, batch: Batch) -> None:
+    async def _send(self, batch: SpanBatch) -> None:
         reason = ""
         for tries in range(TRIES):
             if tries and self._closing.is_set():
@@ -168,7 +168,7 @@ class SpanExporter:
         except TimeoutError:
             return
 
-    def _sent(self, batch: Batch, answer: bytes) -> None:
+    def _sent(self, batch: SpanBatch, answer: bytes) -> None:
         refused, why = refused_in(answer)
         refused = min(refused, batch.spans)
         self._on_sent(batch.spans - refused)

@@ -34,7 +34,7 @@ from callgate.conversation.ports import Message, TurnModel
 from callgate.http.trace_context import Trace
 from callgate.recorder.model import RecordedModel
 from callgate.recorder.reading import WIRE, Mask, PriceOf, RunReader, Seen, no_price, recorded
-from callgate.recorder.row import Kept, Recording, RunEvent, RunRow, Usage
+from callgate.recorder.row import Kept, KeyUsage, Recording, RunEvent, RunRow
 from callgate.recorder.store import FILE, RunFilter, RunStore, StoreUnusable, day_of
 
 log = structlog.get_logger("callgate.recorder")
@@ -223,7 +223,7 @@ class Recorder:
         self._added: dict[tuple[str, str], tuple[int, ...]] = {}
         self.export: Callable[[Sequence[tuple[Recording, Trace]]], None] | None = None
         """Takes, in the thread, what was recorded of runs with a trace."""
-        self._usage: dict[tuple[str, str, str], Usage] = {}
+        self._usage: dict[tuple[str, str, str], KeyUsage] = {}
 
     # -- on the event loop
 
@@ -393,14 +393,14 @@ class Recorder:
         rows = sorted(found.values(), key=lambda row: row.began, reverse=True)
         return [row.id for row in rows if only in (None, row.key)]
 
-    def usage(self, since: str) -> list[Usage]:
+    def usage(self, since: str) -> list[KeyUsage]:
         """What was used from a day on, what is not yet in the file included."""
         with self._lock:  # what is being written is then in the file or here, and not in both
             found = {_of(each): each for each in self._stored(lambda store: store.usage(since)) or ()}
             recent = [*self._usage.values(), *self._uncounted(forget=False)]
         for each in recent:
             if each.day >= since:
-                found.setdefault(_of(each), Usage(*_of(each))).add(each)
+                found.setdefault(_of(each), KeyUsage(*_of(each))).add(each)
         return sorted(found.values(), key=_of)
 
     def _stored(self, read: Callable[[RunStore], Found]) -> Found | None:
@@ -492,7 +492,7 @@ class Recorder:
             self._remember(kept)
             with self._lock:
                 for used in self._uncounted(forget=True):
-                    self._usage.setdefault(_of(used), Usage(*_of(used))).add(used)
+                    self._usage.setdefault(_of(used), KeyUsage(*_of(used))).add(used)
                 if self._folder is not None and (kept or self._usage):
                     store = self._write(store, kept)
                 for ended in batch:
@@ -541,7 +541,7 @@ class Recorder:
             while self._newest_bytes > IN_MEMORY_BYTES:
                 self._newest_bytes -= _size(self._newest.popleft())
 
-    def _uncounted(self, *, forget: bool) -> Iterator[Usage]:
+    def _uncounted(self, *, forget: bool) -> Iterator[KeyUsage]:
         """What was counted and not added up yet."""
         day = day_of(time.time())
         for counted in self._counted():
@@ -549,7 +549,7 @@ class Recorder:
             now = (counted.requests, counted.failed, counted.calls, counted.tokens_in, counted.tokens_out)
             before = self._added.get(place, (0, 0, 0, 0, 0))
             if now != before:
-                yield Usage(day, *place, *(new - old for new, old in zip(now, before, strict=True)))
+                yield KeyUsage(day, *place, *(new - old for new, old in zip(now, before, strict=True)))
                 if forget:
                     self._added[place] = now
 
@@ -632,7 +632,7 @@ def _size(recording: Recording) -> int:
     return 1024 * (1 + len(recording.events)) + sum(len(text) for text in recording.content.values())
 
 
-def _of(used: Usage) -> tuple[str, str, str]:
+def _of(used: KeyUsage) -> tuple[str, str, str]:
     return used.day, used.key, used.model
 
 

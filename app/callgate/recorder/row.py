@@ -80,7 +80,7 @@ class RunRow(msgspec.Struct, omit_defaults=True, gc=False):
         )
 
 
-class Usage(msgspec.Struct):
+class KeyUsage(msgspec.Struct):
     """What was used in a day, by one key, of one model."""
 
     day: str
@@ -94,7 +94,7 @@ class Usage(msgspec.Struct):
     tokens_in: int = 0
     tokens_out: int = 0
 
-    def add(self, other: "Usage") -> None:
+    def add(self, other: "KeyUsage") -> None:
         for name in _ADDED:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -102,7 +102,9 @@ class Usage(msgspec.Struct):
 _ADDED: Final = ("requests", "failed", "calls", "tokens_in", "tokens_out")
 
 
-def grouped(used: Iterable[Usage], by: str, prices: Mapping[str, Price | None] | None = None) -> list[dict[str, Any]]:
+def grouped(
+    used: Iterable[KeyUsage], by: str, prices: Mapping[str, Price | None] | None = None
+) -> list[dict[str, Any]]:
     """What was used, added up by key, model or day. With `prices` by model a cost too: null where one is not known."""
     rows: dict[str, dict[str, Any]] = {}
     for each in used:

@@ -76,7 +76,7 @@ def trace_id_of(recording: Recording) -> str:
 
 def spans_of(recording: Recording, trace: Trace | None = None, shown: Shown = NOTHING_SAID) -> list[Span]:
     """The run, its turns with their attempts, and the calls that ran. `trace`: what was noted beside the events."""
-    spans = _Reader(recording, shown, {} if trace is None else trace.request).spans()
+    spans = _SpanReader(recording, shown, {} if trace is None else trace.request).spans()
     if trace is not None and trace.notes:
         _add_notes(spans, trace)
     if shown.latest_names:
@@ -94,7 +94,7 @@ def _add_notes(spans: Sequence[Span], trace: Trace) -> None:
                 span.attributes["error.type"] = "tool_error"
 
 
-class _Reader:
+class _SpanReader:
     def __init__(self, recording: Recording, shown: Shown, asked: Attributes) -> None:
         self._recording = recording
         self._row = recording.row

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from callgate.recorder.row import USUAL_STATES, Kept, Recording, RunEvent, RunRow, Usage
+from callgate.recorder.row import USUAL_STATES, Kept, KeyUsage, Recording, RunEvent, RunRow
 
 FILE: Final = "runs.sqlite3"
 VERSION: Final = 1
@@ -179,7 +179,7 @@ class RunStore:
         values = [value for row in rows for value in row]
         return self._database.execute(f"INSERT {into} VALUES {marks}", values).rowcount  # noqa: S608 - our own words
 
-    def count(self, used: Iterable[Usage]) -> None:
+    def count(self, used: Iterable[KeyUsage]) -> None:
         """Add to what was used. Several processes may add to the same."""
         added = ", ".join(f"{name} = {name} + excluded.{name}" for name in _COUNTED)
         with self._named_errors(), self._transaction():
@@ -281,11 +281,11 @@ class RunStore:
             ).fetchall()
         return [_decode_row(body) for [body] in found]
 
-    def usage(self, since: str) -> list[Usage]:
+    def usage(self, since: str) -> list[KeyUsage]:
         """What was used from a day on."""
         with self._bounded():
             found = self._database.execute("SELECT * FROM usage WHERE day >= ? ORDER BY day, key, model", (since,))
-            return [Usage(*row) for row in found]
+            return [KeyUsage(*row) for row in found]
 
     # -- both
 

@@ -14,7 +14,7 @@ from callgate.telemetry.models import write_choice, write_cooldown
 from callgate.text_calls.calling_detection import CallingMode
 from callgate.tools.adapted_schemas import AdaptedSchemas
 from callgate.upstream.catalogue import Catalogue, is_demo
-from callgate.upstream.resolve import ModelEntry, lane_of, why_not_translated
+from callgate.upstream.resolve import ModelConfig, lane_of, why_not_translated
 from callgate.upstream.token_counts import count_tokens
 from callgate.upstream.tool_calling import ToolCalling
 
@@ -69,11 +69,11 @@ class Models:
         sent = portable(schema, dialect)
         return {"dialect": dialect, "parameters": sent.schema, "losses": list(sent.losses)}
 
-    def count_tokens(self, entry: ModelEntry, ask: ModelRequest) -> Awaitable[tuple[int, bool]]:
+    def count_tokens(self, entry: ModelConfig, ask: ModelRequest) -> Awaitable[tuple[int, bool]]:
         """How many tokens a question has, and whether that is an estimate."""
         return count_tokens(entry, ask, self.client)
 
-    def _wrapped(self, model: Model, entry: ModelEntry) -> Model:
+    def _wrapped(self, model: Model, entry: ModelConfig) -> Model:
         """A deployment with schemas that its provider takes, asked for calls as it can write them."""
         dialect = dialect_for(entry)
         if dialect != "full":
@@ -81,7 +81,7 @@ class Models:
         return self._tool_calling.wrap(model, entry)
 
 
-def dialect_for(entry: ModelEntry) -> Dialect:
+def dialect_for(entry: ModelConfig) -> Dialect:
     """What the provider of a model takes of JSON Schema."""
     if entry.schema_dialect != "auto":
         return entry.schema_dialect
@@ -99,5 +99,5 @@ def _log_losses(tool: str, dialect: Dialect, losses: Sequence[str]) -> None:
     audit.info("schema_adapted", tool=tool, dialect=dialect, losses=list(losses))
 
 
-def _log_choice(entry: ModelEntry, choice: CallingMode) -> None:
+def _log_choice(entry: ModelConfig, choice: CallingMode) -> None:
     write_choice(entry.model_name, entry.tool_calling, choice.format, choice.decided_by, choice.detail)

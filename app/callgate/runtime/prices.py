@@ -12,7 +12,7 @@ from callgate.conversation.events import Responder
 from callgate.conversation.prices import Price
 from callgate.upstream.catalogue import Catalogue
 from callgate.upstream.prices import price_at_hand, price_of
-from callgate.upstream.resolve import ModelEntry
+from callgate.upstream.resolve import ModelConfig
 
 REMEMBERED: Final = 1024
 """Deployments whose prices are kept; a wildcard lets clients make up names."""
@@ -65,7 +65,7 @@ class Prices:
             self._not_at_hand[place] = has_list
         return price
 
-    def _entry(self, model: str, deployment: str) -> ModelEntry | None:
+    def _entry(self, model: str, deployment: str) -> ModelConfig | None:
         try:
             entries = self._catalogue.entries(model)
         except ChatError:

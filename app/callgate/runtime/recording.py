@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from callgate.recorder.tracer import Tracer
 
 
-class Recording:
+class RuntimeRecording:
     """The part of a runtime that records."""
 
     prices: Prices

@@ -7,7 +7,7 @@ from callgate.conversation.errors import ChatError
 from callgate.tools.toolbox import ToolSet
 from callgate.upstream.params import SELECTORS
 from callgate.upstream.reasoning import Way, way_of
-from callgate.upstream.resolve import ModelEntry
+from callgate.upstream.resolve import ModelConfig
 from callgate.upstream.retry import RetryingModel
 
 
@@ -17,7 +17,7 @@ class Route:
 
     name: str
     """What may be counted under: the configured name."""
-    entry: ModelEntry
+    entry: ModelConfig
     model: RetryingModel
     server_tools: ToolSet | None
     """Those on offer, if any."""
@@ -34,7 +34,7 @@ class Route:
         return way_of(self.entry)
 
 
-def check_selectors(entry: ModelEntry, fields: Iterable[str]) -> None:
+def check_selectors(entry: ModelConfig, fields: Iterable[str]) -> None:
     """Refuse fields that choose another model than the one that was asked for, unless its entry lets them pass."""
     if entry.provider_selectors or SELECTORS.isdisjoint(fields):
         return

@@ -21,7 +21,7 @@ from callgate.runtime.chat_setup import Toolboxes
 from callgate.runtime.models import Models, TokenCounter
 from callgate.runtime.offered_tools import OfferedTools
 from callgate.runtime.prices import Prices
-from callgate.runtime.recording import Recording
+from callgate.runtime.recording import RuntimeRecording
 from callgate.runtime.route import Route
 from callgate.runtime.shared import SharedResources
 from callgate.runtime.tool_patterns import check_patterns, pattern_problems
@@ -29,7 +29,7 @@ from callgate.telemetry.listeners import LogListener, MetricsListener
 from callgate.tools.registry import Registry
 from callgate.upstream.catalogue import Catalogue
 from callgate.upstream.proxied_routes import Form, Passage, passage_for
-from callgate.upstream.resolve import ModelEntry
+from callgate.upstream.resolve import ModelConfig
 
 audit = structlog.get_logger("callgate.audit")
 
@@ -41,7 +41,7 @@ WILDCARD = "wildcard"
 """What is counted for a model that only a wildcard names: the rest of the name is the client's."""
 
 
-class Runtime(Recording):
+class Runtime(RuntimeRecording):
     """The objects of one config, connected to one another."""
 
     def __init__(self, config: Config, shared: SharedResources, before: "Runtime | None" = None) -> None:
@@ -167,7 +167,7 @@ class Runtime(Recording):
         """The deployments of a model: how each is reached and asked for its calls, and whether it is left alone."""
         return self._models.deployments(name, with_hosts=with_hosts)
 
-    def check_model(self, name: str, caller: Caller) -> ModelEntry:
+    def check_model(self, name: str, caller: Caller) -> ModelConfig:
         """Refuse a model that is not there or not for this caller. A model one may not ask does not exist for one."""
         return self._entry(name, caller)
 
@@ -271,7 +271,7 @@ class Runtime(Recording):
     def log_listener(self, run_id: str) -> Listener:
         return LogListener(run_id, content=self.config.logging.content)
 
-    def _entry(self, name: str, caller: Caller) -> ModelEntry:
+    def _entry(self, name: str, caller: Caller) -> ModelConfig:
         entry = self.catalogue.entry(name)
         if not caller.may_ask(name):
             raise ChatError(

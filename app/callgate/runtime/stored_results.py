@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from callgate.stores.store import Store, StoreError
+from callgate.stores.store import KeyValueStore, StoreError
 
 log = structlog.get_logger("callgate.tools")
 
@@ -12,7 +12,7 @@ log = structlog.get_logger("callgate.tools")
 class StoredResults:
     """Where the store cannot be asked, a result is there in the process that ran the tool, and gone for the others."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: KeyValueStore) -> None:
         self._store = store
 
     async def put(self, id: str, kept: bytes, seconds: float) -> None:

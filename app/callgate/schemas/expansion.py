@@ -10,7 +10,7 @@ TEXT_OF_A_NODE = 64
 _DEFINITIONS = ("$defs", "definitions")
 
 
-class TooLarge(Exception):
+class SchemaTooLarge(Exception):
     """A schema that is too large once its references are written out, with the place where that was seen."""
 
     def __init__(self, place: str) -> None:
@@ -32,7 +32,7 @@ def check_expansion(schema: Any, most: int = MAX_EXPANDED) -> None:
         node, place, within = waiting.pop()
         count += 1 + (len(node) // TEXT_OF_A_NODE if isinstance(node, str) else 0)
         if count > most:
-            raise TooLarge(place)
+            raise SchemaTooLarge(place)
         if isinstance(node, list):
             waiting += [(inner, f"{place}/{at}"[:200], within) for at, inner in enumerate(node)]
         elif isinstance(node, Mapping):
@@ -61,7 +61,7 @@ def _collect(node: Any, definitions: dict[str, list[Any]], most: int) -> None:
         each, place = waiting.pop()
         seen += 1
         if seen > most:
-            raise TooLarge(place)
+            raise SchemaTooLarge(place)
         if isinstance(each, list):
             waiting += [(inner, place) for inner in each]
         elif isinstance(each, Mapping):

@@ -25,7 +25,7 @@ from callgate.server.limits import (
     MAX_PIPELINED,
     RESERVE_SECONDS,
 )
-from callgate.server.refusals import Refused
+from callgate.server.refusals import RequestRefused
 from callgate.server.request_cycle import RequestCycle
 
 if TYPE_CHECKING:
@@ -212,8 +212,8 @@ class ServerConnection(asyncio.Protocol):
             if self._upgrade == _OVER:
                 return  # what follows the last one
             refused = wrong.__context__
-            self._refuse(refused if isinstance(refused, Refused) else refusals.not_http())
-        except Refused as refused:
+            self._refuse(refused if isinstance(refused, RequestRefused) else refusals.not_http())
+        except RequestRefused as refused:
             self._refuse(refused)
 
     def _pass_or_ignore(self, data: bytes) -> None:
@@ -556,7 +556,7 @@ class ServerConnection(asyncio.Protocol):
 
     # -- refusing
 
-    def _refuse(self, refused: Refused) -> None:
+    def _refuse(self, refused: RequestRefused) -> None:
         """Say why and close, reading on for a moment so that the refusal arrives. In the middle of an answer just close."""
         self._ignores_input = True
         self.factory.awaiting_head.pop(self, None)

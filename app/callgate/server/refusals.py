@@ -6,7 +6,7 @@ from callgate.conversation.ids import new_request_id
 from callgate.server.response_head import STATUS_LINES
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """This connection gets no further; raised inside the parser's callbacks, which wrap it."""
 
     def __init__(self, status: int, message: str, code: str | None, retry_after: float | None = None) -> None:
@@ -15,7 +15,7 @@ class Refused(Exception):
         self.error = ChatError(status, message, type=kind, code=code, retry_after=retry_after)
 
 
-def refusal(refused: Refused, method: str = "", target: bytes = b"") -> bytes:
+def refusal(refused: RequestRefused, method: str = "", target: bytes = b"") -> bytes:
     """The whole answer. It is the last one on its connection. `target`: what was asked for, as far as it has come."""
     path, request_id = target.decode("latin-1"), new_request_id()
     body = error_body(refused.error, path, request_id)
@@ -31,54 +31,54 @@ def refusal(refused: Refused, method: str = "", target: bytes = b"") -> bytes:
     return head if method == "HEAD" else head + body
 
 
-def not_http() -> Refused:
-    return Refused(400, "Invalid HTTP request received.", "invalid_http_request")
+def not_http() -> RequestRefused:
+    return RequestRefused(400, "Invalid HTTP request received.", "invalid_http_request")
 
 
-def too_much_framing() -> Refused:
-    return Refused(400, "The request's chunks hold more framing than body.", "invalid_http_request")
+def too_much_framing() -> RequestRefused:
+    return RequestRefused(400, "The request's chunks hold more framing than body.", "invalid_http_request")
 
 
-def no_host() -> Refused:
-    return Refused(400, "The request has no Host header, which HTTP/1.1 asks for.", "invalid_http_request")
+def no_host() -> RequestRefused:
+    return RequestRefused(400, "The request has no Host header, which HTTP/1.1 asks for.", "invalid_http_request")
 
 
-def unknown_version(version: str) -> Refused:
-    return Refused(505, f"HTTP/{version} is not spoken here; HTTP/1.1 is.", "invalid_http_request")
+def unknown_version(version: str) -> RequestRefused:
+    return RequestRefused(505, f"HTTP/{version} is not spoken here; HTTP/1.1 is.", "invalid_http_request")
 
 
-def no_tunnel() -> Refused:
-    return Refused(405, "CONNECT asks for a tunnel, which this server does not open.", "method_not_allowed")
+def no_tunnel() -> RequestRefused:
+    return RequestRefused(405, "CONNECT asks for a tunnel, which this server does not open.", "method_not_allowed")
 
 
-def repeated_header(name: str) -> Refused:
-    return Refused(400, f"The request has the header {name} more than once.", "invalid_http_request")
+def repeated_header(name: str) -> RequestRefused:
+    return RequestRefused(400, f"The request has the header {name} more than once.", "invalid_http_request")
 
 
-def too_many_pipelined() -> Refused:
-    return Refused(400, "Too many requests were sent ahead of their answers.", "too_many_pipelined")
+def too_many_pipelined() -> RequestRefused:
+    return RequestRefused(400, "Too many requests were sent ahead of their answers.", "too_many_pipelined")
 
 
-def head_too_large(limit: int) -> Refused:
-    return Refused(431, f"The request's headers are larger than {limit} bytes.", "headers_too_large")
+def head_too_large(limit: int) -> RequestRefused:
+    return RequestRefused(431, f"The request's headers are larger than {limit} bytes.", "headers_too_large")
 
 
-def head_timeout() -> Refused:
-    return Refused(408, "The request's headers did not come in time.", "request_timeout")
+def head_timeout() -> RequestRefused:
+    return RequestRefused(408, "The request's headers did not come in time.", "request_timeout")
 
 
-def body_timeout() -> Refused:
-    return Refused(408, "The request's body did not come in time.", "request_timeout")
+def body_timeout() -> RequestRefused:
+    return RequestRefused(408, "The request's body did not come in time.", "request_timeout")
 
 
-def too_many_connections() -> Refused:
-    return Refused(503, "Too many connections. Try again in a moment.", "over_capacity", retry_after=1)
+def too_many_connections() -> RequestRefused:
+    return RequestRefused(503, "Too many connections. Try again in a moment.", "over_capacity", retry_after=1)
 
 
-def closing() -> Refused:
-    return Refused(503, "The server is shutting down. Try again in a moment.", "shutting_down", retry_after=1)
+def closing() -> RequestRefused:
+    return RequestRefused(503, "The server is shutting down. Try again in a moment.", "shutting_down", retry_after=1)
 
 
-def failed() -> Refused:
+def failed() -> RequestRefused:
     """The application broke down before it began to answer."""
-    return Refused(500, SERVER_ERROR, None)
+    return RequestRefused(500, SERVER_ERROR, None)

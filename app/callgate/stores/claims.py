@@ -13,7 +13,7 @@ from typing import Final, Literal, Protocol
 
 import msgspec
 
-from callgate.stores.store import Store, StoreError
+from callgate.stores.store import KeyValueStore, StoreError
 
 PULSE_SECONDS: Final = 2.0
 GONE_SECONDS: Final = 8.0
@@ -35,7 +35,7 @@ class Claim(msgspec.Struct, array_like=True, frozen=True):
     body: bytes = b""
 
 
-class Held(Exception):
+class ClaimHeld(Exception):
     """Another process is at work on this key."""
 
 
@@ -43,7 +43,7 @@ class Interrupted(Exception):
     """A tool had been begun when the process was lost, or the claim."""
 
 
-class Processes(Protocol):
+class StoreProcesses(Protocol):
     """The processes that share a store."""
 
     @property
@@ -96,7 +96,7 @@ class LockedProcesses:
 class PulsingProcesses:
     """Processes on several machines, each of which renews an entry of the shared store."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: KeyValueStore) -> None:
         self.own = secrets.token_hex(8)
         self._store = store
         self._seen_at = -inf
@@ -133,21 +133,21 @@ class PulsingProcesses:
 class Claims:
     """Claims in one store. Raises `StoreError` where that cannot be asked."""
 
-    def __init__(self, store: Store, processes: Processes, *, own_store: bool = False) -> None:
+    def __init__(self, store: KeyValueStore, processes: StoreProcesses, *, own_store: bool = False) -> None:
         """`own_store`: whether the store is closed with the claims."""
         self.outlive_us = not isinstance(processes, OneProcess)
         """Whether a claim is there after this process has ended, and is not pushed out by others."""
         self._store, self._processes, self._own_store = store, processes, own_store
 
     @property
-    def processes(self) -> Processes:
+    def processes(self) -> StoreProcesses:
         """Those that share the store."""
         return self._processes
 
     async def claim(self, key: str, digest: bytes, seconds: float) -> Claim:
         """A claim of ours, or the one that is there: another request's, or one that is done.
 
-        Raises `Held` and `Interrupted`."""
+        Raises `ClaimHeld` and `Interrupted`."""
         await self._processes.announce()
         ours = Claim(digest, "claimed", self._processes.own, secrets.token_hex(8))
         while not await self._store.add(key, _encode(ours), seconds):
@@ -159,12 +159,12 @@ class Claims:
                 return found
             # One of this process has ended without being put down as done, or nobody would ask here.
             if found.owner != ours.owner and await self._processes.is_alive(found.owner):
-                raise Held
+                raise ClaimHeld
             if found.state == "begun":
                 raise Interrupted
             # Of several that come now, the first to take its token answers.
             if not await self._store.add(f"{key}:{found.token}", b"1", seconds):
-                raise Held
+                raise ClaimHeld
             await self._store.put(key, _encode(ours), seconds)
             break
         return ours

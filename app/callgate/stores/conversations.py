@@ -23,7 +23,7 @@ from callgate.conversation.turn_recovery import (
     forgotten_turns,
     hint_of,
 )
-from callgate.stores.store import Store, StoreError
+from callgate.stores.store import KeyValueStore, StoreError
 
 HIDDEN, HINT = "unseen:", "hint:"
 LARGE = 262_144
@@ -37,7 +37,7 @@ log = structlog.get_logger("callgate.conversations")
 class Conversations:
     """Keeps under what calls are known by; `caller` goes into every key, so that nobody fetches another's."""
 
-    def __init__(self, store: Store, seconds: float, new_id: Callable[[], str]) -> None:
+    def __init__(self, store: KeyValueStore, seconds: float, new_id: Callable[[], str]) -> None:
         self._store, self._seconds, self._new_id = store, seconds, new_id
 
     async def keep(

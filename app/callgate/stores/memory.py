@@ -10,7 +10,7 @@ from callgate.stores.store import Share
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _KeptValue:
     value: bytes
     until: float
     size: int
@@ -18,7 +18,7 @@ class _Kept:
 
 
 @dataclass(slots=True)
-class _Held:
+class _CallerShare:
     """What one share holds, the oldest first."""
 
     keys: OrderedDict[str, None] = field(default_factory=OrderedDict)
@@ -29,8 +29,8 @@ class MemoryStore:
     def __init__(self, entries: int, bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._entries, self._bytes = entries, bytes
         self._clock = clock
-        self._kept: dict[str, _Kept] = {}
-        self._shares: dict[str, _Held] = {}
+        self._kept: dict[str, _KeptValue] = {}
+        self._shares: dict[str, _CallerShare] = {}
         """By name; what is in none stands under no name."""
         self.size = 0
         """Bytes held, keys included."""
@@ -50,8 +50,8 @@ class MemoryStore:
         size, name = len(key) + len(value), "" if share is None else share.name
         if size > self._bytes:
             return  # larger than the whole store: kept for no time at all
-        self._kept[key] = _Kept(value, self._clock() + seconds, size, name)
-        held = self._shares.setdefault(name, _Held())
+        self._kept[key] = _KeptValue(value, self._clock() + seconds, size, name)
+        held = self._shares.setdefault(name, _CallerShare())
         held.keys[key] = None
         held.size += size
         self.size += size
@@ -77,7 +77,7 @@ class MemoryStore:
         self._shares.clear()
         self.size = 0
 
-    def _drop_oldest_of_most(self, most: Callable[[_Held], int]) -> None:
+    def _drop_oldest_of_most(self, most: Callable[[_CallerShare], int]) -> None:
         """Shares go first: that a decision was taken stands in none, and outlives what it was taken about."""
         name = max(self._shares, key=lambda name: (name != "", most(self._shares[name])))
         self._drop(next(iter(self._shares[name].keys)))
@@ -90,7 +90,7 @@ class MemoryStore:
         self._shares[kept.share].keys.move_to_end(key)
         return kept.value
 
-    def _alive(self, key: str) -> _Kept | None:
+    def _alive(self, key: str) -> _KeptValue | None:
         kept = self._kept.get(key)
         if kept is not None and kept.until <= self._clock():
             self._drop(key)

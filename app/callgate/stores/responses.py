@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from callgate.stores.store import Share, Store, StoreError
+from callgate.stores.store import KeyValueStore, Share, StoreError
 
 CANCEL_SECONDS = 60.0
 """How long a word to cancel waits; it is looked for every second."""
@@ -37,10 +37,10 @@ class StoredResponse(msgspec.Struct):
     """How many bytes it takes where it was found."""
 
 
-class Responses:
+class ResponseStore:
     """Keeps responses by owner and id, so that nobody finds another's."""
 
-    def __init__(self, store: Store, seconds: float, owner_bytes: int, *, own_store: bool = False) -> None:
+    def __init__(self, store: KeyValueStore, seconds: float, owner_bytes: int, *, own_store: bool = False) -> None:
         """`owner_bytes`: how much of one owner is kept; over it its oldest goes. `own_store`: whether the store is closed
         with the responses."""
         self._store, self._seconds, self._own_store = store, seconds, own_store

@@ -17,7 +17,7 @@ class Share:
     bytes: int
 
 
-class Store(Protocol):
+class KeyValueStore(Protocol):
     """Keys are text of ours. Nothing here is kept for ever, and a store that is full forgets the oldest."""
 
     async def get(self, key: str) -> bytes | None:

@@ -50,7 +50,7 @@ def read_bare_or_marked_json(out: EventSink) -> Steps[None]:
 
 
 @dataclass(slots=True)
-class _Held:
+class _HeldText:
     """Text that may be calls, and the calls found in it so far."""
 
     pieces: list[str] = field(default_factory=list)
@@ -119,7 +119,7 @@ class _Bare:
     # Objects on lines of their own
 
     def _objects(self) -> Steps[None]:
-        held = _Held()
+        held = _HeldText()
         while True:
             if not (yield from self._value(held)):
                 return
@@ -133,7 +133,7 @@ class _Bare:
                 return
             held.settle(self._out)
 
-    def _next_object(self, held: _Held) -> Steps[bool]:
+    def _next_object(self, held: _HeldText) -> Steps[bool]:
         self._cursor.at += 1
         held.add(";")
         yield from self._cursor.space(held.add)
@@ -149,7 +149,7 @@ class _Bare:
 
     # Values
 
-    def _value(self, held: _Held, *, keep: bool = False) -> Steps[bool]:
+    def _value(self, held: _HeldText, *, keep: bool = False) -> Steps[bool]:
         """Read one value into `held`. False: it is no call, or the last one of the text; nothing is held any more, but
         with `keep` what is no call."""
         candidate = Candidate(self._out.tools)
@@ -189,7 +189,7 @@ class _Bare:
         if self._out.is_judging and not self._out.fenced_runs:
             self._out.add_text(fence + info)
             return True
-        held = _Held([fence + info])
+        held = _HeldText([fence + info])
         yield from self._cursor.space(held.add)
         if (yield from self._cursor.peek()) in BARE_OPENINGS and (yield from self._fenced_calls(held, fence)):
             return True
@@ -199,7 +199,7 @@ class _Bare:
         self._out.note_not_run(calls, FENCED)
         return True
 
-    def _fenced_calls(self, held: _Held, fence: str) -> Steps[bool]:
+    def _fenced_calls(self, held: _HeldText, fence: str) -> Steps[bool]:
         """Values up to the closing fence, behind which the message ends. False: they are not all calls, or not all of
         the message, and are still held."""
         while True:
@@ -221,13 +221,13 @@ class _Bare:
             held.settle(self._out)
             return True
 
-    def _blanks_and_dropped(self, held: _Held) -> Steps[None]:
+    def _blanks_and_dropped(self, held: _HeldText) -> Steps[None]:
         while True:
             yield from self._cursor.space(held.add)
             if (yield from self._cursor.one_of(self._out.dropped)) is None:
                 return
 
-    def _closes(self, held: _Held, fence: str) -> Steps[bool]:
+    def _closes(self, held: _HeldText, fence: str) -> Steps[bool]:
         """Whether the closing fence stands here, with nothing else on its line."""
         found = yield from self._cursor.run(_TICKS if fence[0] == "`" else _WAVES, LONGEST_FENCE)
         if not found:

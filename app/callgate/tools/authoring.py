@@ -45,14 +45,14 @@ class Context:
         """The same for every try of this call and different for any other."""
         self.traceparent = trace_headers().get("traceparent", "")
         """What names the span of this call in W3C's Trace Context, for requests of the tool's own; empty without a trace."""
-        self._progress = _Progress(asyncio.get_running_loop(), asyncio.Event())
+        self._progress = _ToolProgress(asyncio.get_running_loop(), asyncio.Event())
 
     def progress(self, message: str | None = None, fraction: float | None = None) -> None:
         """Say how far the work is, in words, as a fraction of one, or both. May be called from any thread; never waits."""
         self._progress.add("" if message is None else message, fraction)
 
 
-class _Progress:
+class _ToolProgress:
     """Messages of a tool on their way to whoever watches its call."""
 
     def __init__(self, loop: "AbstractEventLoop", there_is_some: "Event") -> None:
@@ -86,7 +86,7 @@ class _Progress:
         self._closed = True
 
 
-def progress_of(context: Context) -> _Progress:
+def progress_of(context: Context) -> _ToolProgress:
     """What the executor forwards; no part of what tools see."""
     return context._progress  # noqa: SLF001 - the same module
 

@@ -21,12 +21,12 @@ from callgate.tools.launch import landlock_abi
 from callgate.tools.process import (
     Closed,
     Command,
+    CommandProcesses,
     CommandResult,
     EndReason,
     LauncherDied,
     NotStarted,
     Paths,
-    Processes,
     ProcessLimits,
     TooLong,
     has_pid_namespaces,
@@ -68,7 +68,7 @@ class CommandLine:
 
     def __init__(
         self,
-        processes: Processes,
+        processes: CommandProcesses,
         *,
         argv: Sequence[str | Sequence[str]],
         parameters: Mapping[str, Any],

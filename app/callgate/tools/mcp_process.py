@@ -49,7 +49,7 @@ class NotReading(Exception):
     """The server has not taken its input for megabytes."""
 
 
-class Child(asyncio.SubprocessProtocol):
+class ServerProcess(asyncio.SubprocessProtocol):
     """A running server. `received` is called with its output, `ended` once, when no more can come."""
 
     def __init__(self, received: Callable[[bytes], None], ended: Callable[[str], None]) -> None:
@@ -67,7 +67,9 @@ class Child(asyncio.SubprocessProtocol):
         """Of the server itself, which leads a process group."""
 
     @classmethod
-    async def start(cls, spec: StdioSpec, received: Callable[[bytes], None], ended: Callable[[str], None]) -> "Child":
+    async def start(
+        cls, spec: StdioSpec, received: Callable[[bytes], None], ended: Callable[[str], None]
+    ) -> "ServerProcess":
         loop = asyncio.get_running_loop()
         child = cls(received, ended)
         env = environment(spec.env)

@@ -17,7 +17,7 @@ from mcp_types import jsonrpc_message_adapter
 from pydantic import ValidationError
 
 from callgate.conversation.ports import Report
-from callgate.tools.mcp_process import Child, NotReading, StdioSpec
+from callgate.tools.mcp_process import NotReading, ServerProcess, StdioSpec
 from callgate.tools.mcp_wire import (
     Gone,
     Line,
@@ -61,7 +61,7 @@ class StdioLink:
         self._waiting: dict[str, Waiting] = {}
         self._backlog: deque[SessionMessage | Exception] = deque()
         self._again: asyncio.TimerHandle | None = None
-        self._child: Child | None = None
+        self._child: ServerProcess | None = None
         self._terms = Terms("", modern=False)
         self._to_sdk: MemoryObjectSendStream[SessionMessage | Exception] | None = None
         self._writing: asyncio.Task[None] | None = None
@@ -92,7 +92,7 @@ class StdioLink:
     async def __aenter__(
         self,
     ) -> tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]:
-        self._child = await Child.start(self._spec, self._received, self._ended)
+        self._child = await ServerProcess.start(self._spec, self._received, self._ended)
         self._to_sdk, for_sdk = anyio.create_memory_object_stream[SessionMessage | Exception](MAX_FOR_SDK)
         from_sdk, out = anyio.create_memory_object_stream[SessionMessage](0)
         self._writing = asyncio.create_task(self._write(out), name="input of a tool server")

@@ -144,7 +144,7 @@ class LauncherDied(Exception):
     """The launcher is gone without a word, and the command with it. How far it came is not known."""
 
 
-class Processes:
+class CommandProcesses:
     """The commands of one runtime, ended with it."""
 
     def __init__(self, size: int = DEFAULT_SIZE) -> None:

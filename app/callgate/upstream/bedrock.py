@@ -101,7 +101,7 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, i
         body=data,
         secrets=(*settings.secrets, *secret, *(value.removeprefix("Bearer ") for value in secret)),
         as_events=partial(_formatted, _Frames, names, as_call),
-        as_message=partial(_formatted, _Message, names, as_call),
+        as_message=partial(_formatted, _BedrockMessage, names, as_call),
     )
 
 
@@ -233,7 +233,7 @@ class _Frames:
             yield from _thought(thought)
 
 
-class _Message(MessageBody):
+class _BedrockMessage(MessageBody):
     def __init__(self, names: Mapping[str, str], report: Report) -> None:
         super().__init__(report)
         self._names = names

@@ -8,7 +8,7 @@ import msgspec
 from callgate.conversation import raw_json
 from callgate.conversation.errors import ChatError
 from callgate.conversation.ports import ModelRequest
-from callgate.schemas.expansion import MAX_EXPANDED, TooLarge, check_expansion
+from callgate.schemas.expansion import MAX_EXPANDED, SchemaTooLarge, check_expansion
 
 REFERENCE = b"$ref"
 LARGE = 256 * 1024
@@ -20,7 +20,7 @@ def check_schemas(request: ModelRequest) -> None:
     for param, value in _fields_with_references(request):
         try:
             check_expansion(raw_json.read(value))
-        except TooLarge as error:
+        except SchemaTooLarge as error:
             raise ChatError(
                 400,
                 f"A schema is too large: with its references written out it has more than {MAX_EXPANDED} nodes"

@@ -18,11 +18,11 @@ from callgate.conversation.events import Responder
 from callgate.conversation.ports import Model, ModelAnswer, ModelRequest, Passthrough
 from callgate.http.client import HttpClient
 from callgate.upstream import litellm_model, resolve
-from callgate.upstream.deployments import Cooldown, Deployment, Pool
+from callgate.upstream.deployments import Cooldown, Deployment, DeploymentPool
 from callgate.upstream.direct_model import Endpoint
 from callgate.upstream.media import Fetch
 from callgate.upstream.passthrough import PassthroughModel
-from callgate.upstream.resolve import ModelEntry
+from callgate.upstream.resolve import ModelConfig
 from callgate.upstream.responses_lane import ResponsesModel
 from callgate.upstream.retry import Circumstances, RetryBudget, RetryingModel, RetryPolicy
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("callgate.models")
 
-Wrap: TypeAlias = Callable[[Model, ModelEntry], Model]
+Wrap: TypeAlias = Callable[[Model, ModelConfig], Model]
 """What is put around each deployment: the prompt wrapper, for models that cannot call functions."""
 OnCooldown: TypeAlias = Callable[[Responder, float], None]
 """Called when a deployment is left alone, with for how long; with 0 when it answers again."""
@@ -45,7 +45,7 @@ _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=\-]{0,199}")
 class Catalogue:
     def __init__(
         self,
-        entries: Sequence[ModelEntry],
+        entries: Sequence[ModelConfig],
         client: HttpClient,
         *,
         wrap: Wrap | None = None,
@@ -54,7 +54,7 @@ class Catalogue:
         fetch: Fetch | None = None,
         cooldown_seconds: float = 0.0,
         on_cooldown: OnCooldown = lambda responder, seconds: None,
-        known: Sequence[tuple[ModelEntry, Cooldown]] = (),
+        known: Sequence[tuple[ModelConfig, Cooldown]] = (),
     ) -> None:
         """`cooldown_seconds`: how long a deployment is left alone at first when it keeps failing; 0 is never. `known`: how
         deployments fared before."""
@@ -65,7 +65,7 @@ class Catalogue:
         self._wrap = wrap or (lambda model, entry: model)
         self._policy = policy or RetryPolicy()
         self._circumstances = circumstances or Circumstances(RetryBudget())
-        by_name: dict[str, list[ModelEntry]] = {}
+        by_name: dict[str, list[ModelConfig]] = {}
         for entry in entries:
             by_name.setdefault(entry.model_name, []).append(entry)
         self._exact = {name: tuple(found) for name, found in by_name.items() if "*" not in name}
@@ -76,7 +76,7 @@ class Catalogue:
         self._on_cooldown = on_cooldown
         self._known = [(entry, cooldown) for entry, cooldown in known if cooldown.seconds == cooldown_seconds]
         self._ready: OrderedDict[str, _Ready] = OrderedDict()
-        self._pools: OrderedDict[str, Pool] = OrderedDict()
+        self._pools: OrderedDict[str, DeploymentPool] = OrderedDict()
         """One for each name, whether it is asked for or fallen back to: how a deployment fares is known once."""
         for entry in entries:
             for fallback in entry.fallbacks:
@@ -90,11 +90,11 @@ class Catalogue:
     def patterns(self) -> list[str]:
         return [pattern.text for pattern in self._patterns]
 
-    def entry(self, name: str) -> ModelEntry:
+    def entry(self, name: str) -> ModelConfig:
         """The entry that speaks for a name (tools); of several deployments the first."""
         return self._get(name).entries[0]
 
-    def entries(self, name: str) -> Sequence[ModelEntry]:
+    def entries(self, name: str) -> Sequence[ModelConfig]:
         """All deployments of a name."""
         return self._get(name).entries
 
@@ -110,7 +110,7 @@ class Catalogue:
         """Those of all names that were asked for so far."""
         return [each for pool in self._pools.values() for each in pool.deployments]
 
-    def handed_on(self) -> list[tuple[ModelEntry, Cooldown]]:
+    def handed_on(self) -> list[tuple[ModelConfig, Cooldown]]:
         """How the deployments fare that failed when they were asked last, for the catalogue that takes this one's place."""
         return [
             (entry, deployment.cooldown)
@@ -140,7 +140,7 @@ class Catalogue:
             self._ready.popitem(last=False)
         return ready
 
-    def _match(self, name: str) -> Sequence[ModelEntry]:
+    def _match(self, name: str) -> Sequence[ModelConfig]:
         if found := self._exact.get(name):
             return found
         if not _SAFE_NAME.fullmatch(name) or ".." in name or "://" in name:
@@ -150,16 +150,16 @@ class Catalogue:
                 return filled
         return ()
 
-    def _pool(self, name: str, entries: Sequence[ModelEntry]) -> Pool:
+    def _pool(self, name: str, entries: Sequence[ModelConfig]) -> DeploymentPool:
         if (pool := self._pools.get(name)) is not None:
             self._pools.move_to_end(name)
             return pool
-        pool = self._pools[name] = Pool(name, [self._deployment(entry) for entry in entries])
+        pool = self._pools[name] = DeploymentPool(name, [self._deployment(entry) for entry in entries])
         if len(self._pools) > FILLED_IN + len(self._exact):
             self._pools.popitem(last=False)
         return pool
 
-    def _deployment(self, entry: ModelEntry) -> Deployment:
+    def _deployment(self, entry: ModelConfig) -> Deployment:
         inner: DemoModel | PassthroughModel | ResponsesModel | _Undecided
         if is_demo(entry):
             from callgate.upstream import demo_model
@@ -189,21 +189,21 @@ class Catalogue:
         return Deployment(self._wrap(inner, entry), responder, inner, cooldown)
 
 
-def is_demo(entry: ModelEntry) -> bool:
+def is_demo(entry: ModelConfig) -> bool:
     """Whether the embedded model is meant: `demo` or `demo/…`, a provider of ours and not of litellm's."""
     return str(entry.litellm_params["model"]).partition("/")[0] == "demo"
 
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    entries: Sequence[ModelEntry]
+    entries: Sequence[ModelConfig]
     model: RetryingModel
 
 
 class _Undecided:
     """A deployment that needs litellm to be reached. The first request loads it."""
 
-    def __init__(self, entry: ModelEntry, client: HttpClient, fetch: Fetch | None) -> None:
+    def __init__(self, entry: ModelConfig, client: HttpClient, fetch: Fetch | None) -> None:
         self.name = entry.model_name
         self._fetch = fetch
         self._entry = entry
@@ -241,19 +241,19 @@ class _Undecided:
             yield answer
 
 
-def _direct(entry: ModelEntry, endpoint: Endpoint, client: HttpClient) -> PassthroughModel:
+def _direct(entry: ModelConfig, endpoint: Endpoint, client: HttpClient) -> PassthroughModel:
     return PassthroughModel(entry.model_name, endpoint, client, entry.deadlines, answer_bytes=entry.answer_bytes)
 
 
 class _Pattern:
     """A wildcard name: what its stars stand for in a request goes where the stars are in the entry's model."""
 
-    def __init__(self, text: str, entries: Sequence[ModelEntry]) -> None:
+    def __init__(self, text: str, entries: Sequence[ModelConfig]) -> None:
         self.text = text
         self._entries = entries
         self._regex = re.compile("(.*)".join(re.escape(part) for part in text.split("*")))
 
-    def fill(self, name: str) -> Sequence[ModelEntry]:
+    def fill(self, name: str) -> Sequence[ModelConfig]:
         found = self._regex.fullmatch(name)
         if found is None or not all(found.groups()):
             return ()
@@ -269,7 +269,7 @@ class _Pattern:
         return tuple(map(_without_unseen_tools, filled))
 
 
-def _without_unseen_tools(entry: ModelEntry) -> ModelEntry:
+def _without_unseen_tools(entry: ModelConfig) -> ModelConfig:
     """An entry whose provider only the request named; where nobody would see how it ended, it has no tools."""
     if entry.tools and (why := resolve.why_unseen(entry)) is not None:
         log.warning("tools_withheld", model=entry.model_name, why=why)

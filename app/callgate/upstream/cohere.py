@@ -72,8 +72,8 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, i
         headers={str(name): str(value) for name, value in headers.items() if str(name).lower() != "accept"},
         body=encode(body),
         secrets=(*settings.secrets, *((key,) if key else ())),
-        as_events=partial(_Events, model),
-        as_message=partial(_Message, model),
+        as_events=partial(_CohereEvents, model),
+        as_message=partial(_CohereMessage, model),
     )
 
 
@@ -100,7 +100,7 @@ def _format(wanted: Any) -> dict[str, Any] | None:
     return {"type": "json_object"} if kind == "json_object" else None
 
 
-class _Events(EventsBody):
+class _CohereEvents(EventsBody):
     def __init__(self, model: str, report: Report) -> None:
         super().__init__(report)
         self._model = model
@@ -152,7 +152,7 @@ class _Events(EventsBody):
                 yield CallDelta(NOBODYS, arguments=piece)
 
 
-class _Message(MessageBody):
+class _CohereMessage(MessageBody):
     def __init__(self, model: str, report: Report) -> None:
         super().__init__(report)
         self._model = model

@@ -117,7 +117,7 @@ class Deployment:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class DeploymentPool:
     """The deployments that answer to one name. They are asked in turn, each request starting with the next one."""
 
     name: str

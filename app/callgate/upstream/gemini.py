@@ -106,8 +106,8 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, i
         headers={str(name): str(value) for name, value in headers.items()},
         body=encode(body),
         secrets=(*settings.secrets, *(secret for secret in (key, token) if secret)),
-        as_events=partial(_Events, parser),
-        as_message=partial(_Message, litellm, model, asked),
+        as_events=partial(_GeminiEvents, parser),
+        as_message=partial(_GeminiMessage, litellm, model, asked),
     )
 
 
@@ -139,7 +139,7 @@ def _unmarked(value: Any) -> Any:
     return [_unmarked(inner) for inner in value] if isinstance(value, list) else value
 
 
-class _Events(EventsBody):
+class _GeminiEvents(EventsBody):
     """There is no end mark: an answer is over when its body is, if it named a reason."""
 
     def __init__(self, parser: Any, report: Report) -> None:
@@ -189,7 +189,7 @@ class _Events(EventsBody):
         return [] if held is None else [held]
 
 
-class _Message(MessageBody):
+class _GeminiMessage(MessageBody):
     def __init__(self, litellm: Any, model: str, asked: Any, report: Report) -> None:
         super().__init__(report)
         self._litellm = litellm

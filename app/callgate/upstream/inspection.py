@@ -22,7 +22,7 @@ from callgate.http.proxies import USUAL_PORTS
 from callgate.upstream import errors, litellm_model, resolve
 from callgate.upstream.catalogue import Catalogue, is_demo
 from callgate.upstream.direct_model import Endpoint, host_in
-from callgate.upstream.resolve import ModelEntry
+from callgate.upstream.resolve import ModelConfig
 from callgate.upstream.retry import RetryPolicy
 
 Verdict: TypeAlias = Literal["ok", "warn", "fail"]
@@ -71,7 +71,7 @@ class Found:
     """What would mend it."""
 
 
-async def whereabouts(entry: ModelEntry) -> Whereabouts:
+async def whereabouts(entry: ModelConfig) -> Whereabouts:
     """May load litellm, which takes two seconds the first time."""
     if is_demo(entry):
         return Whereabouts("demo", None)
@@ -87,7 +87,7 @@ async def whereabouts(entry: ModelEntry) -> Whereabouts:
     return Whereabouts(lane, host, why=resolve.why_not_translated(entry) if lane == "litellm" != entry.lane else None)
 
 
-async def look(entry: ModelEntry, client: HttpClient) -> Found:
+async def look(entry: ModelConfig, client: HttpClient) -> Found:
     """Whether the provider is there, takes the key and has the model."""
     if is_demo(entry):
         return Found("ok", "built in")
@@ -103,7 +103,7 @@ async def look(entry: ModelEntry, client: HttpClient) -> Found:
     return replace(found, seconds=time.perf_counter() - began)
 
 
-async def proxy_to(entry: ModelEntry, client: HttpClient) -> str | None:
+async def proxy_to(entry: ModelConfig, client: HttpClient) -> str | None:
     """The proxy of the environment through which a deployment is asked, if any."""
     place = await whereabouts(entry)
     if place.endpoint is None or client.proxies is None:
@@ -153,7 +153,7 @@ def _names_in(body: bytes) -> set[str]:
     return {str(it["id"]) for it in data if isinstance(it, Mapping) and "id" in it} if isinstance(data, list) else set()
 
 
-async def _asked(entry: ModelEntry, client: HttpClient) -> Found:
+async def _asked(entry: ModelConfig, client: HttpClient) -> Found:
     """One token of an answer."""
     if "*" in entry.model_name or "*" in str(entry.litellm_params["model"]):
         return Found("warn", "not asked: a wildcard stands for no one model")

@@ -31,7 +31,7 @@ from callgate.upstream.direct_model import Endpoint
 from callgate.upstream.first_content import has_begun
 from callgate.upstream.media import Fetch, put_in
 from callgate.upstream.params import for_litellm
-from callgate.upstream.resolve import LiteLLMSettings, ModelEntry
+from callgate.upstream.resolve import LiteLLMSettings, ModelConfig
 
 COMMON_EXTRAS = frozenset(
     {"top_k", "min_p", "top_a", "repetition_penalty", "cache_control", "safety_settings", "extra_content"}
@@ -354,7 +354,7 @@ async def close() -> None:
     _library.in_memory_llm_clients_cache.flush_cache()  # closed clients would be handed out again
 
 
-async def vouched_endpoint(entry: ModelEntry) -> Endpoint | None:
+async def vouched_endpoint(entry: ModelConfig) -> Endpoint | None:
     """The endpoint of an entry whose provider litellm knows and leaves in OpenAI's shapes; None for all others."""
     litellm = await loaded()
     params = resolve.opened(entry.litellm_params)
@@ -377,7 +377,7 @@ async def vouched_endpoint(entry: ModelEntry) -> Endpoint | None:
     return resolve.endpoint_at(entry, params, model, base, params.get("api_key") or key, provider)
 
 
-async def can_call_functions(entry: ModelEntry) -> bool | None:
+async def can_call_functions(entry: ModelConfig) -> bool | None:
     """What litellm's model list says of native tool calling; None where it says nothing.
 
     An entry without a word on it says nothing: litellm takes that for a no, but it is so for 766 of its 3014 chat

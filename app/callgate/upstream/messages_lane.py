@@ -94,8 +94,8 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, o
         original,
         body,
         stream=ask.stream,
-        as_events=EventsReader,
-        as_message=_Message,
+        as_events=MessageEventsReader,
+        as_message=_ClaudeMessage,
         may_pause=True,
     )
 
@@ -106,7 +106,7 @@ async def passed(litellm: Any, settings: LiteLLMSettings, ask: Passthrough, orig
     body = _fields(settings, original)
     body |= {name: original.fields[name] for name in ("messages", "tools", "tool_choice") if name in original.fields}
     # In another shape than was asked for it is read, and written in that one.
-    as_events, as_message = (PassedEvents, _Message) if ask.stream else (EventsReader, _PassedBody)
+    as_events, as_message = (PassedEvents, _ClaudeMessage) if ask.stream else (MessageEventsReader, _PassedBody)
     return _worded(litellm, settings, original, body, stream=ask.stream, as_events=as_events, as_message=as_message)
 
 
@@ -149,7 +149,7 @@ def count_question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, o
     own_tools = {raw_json.read(tool).get("name"): tool for tool in _tools_of(original)}
     if ask.tools:
         body["tools"] = [*_tools(ask.tools, own_tools), *_hosted(original)]
-    asked = _worded(litellm, settings, original, body, as_events=EventsReader, as_message=_Message)
+    asked = _worded(litellm, settings, original, body, as_events=MessageEventsReader, as_message=_ClaudeMessage)
     return replace(asked, url=asked.url + "/count_tokens")
 
 
@@ -290,7 +290,7 @@ _AS_THEY_ARE = SimpleNamespace(
 """What reading an answer needs to know of a question in which litellm has changed nothing."""
 
 
-class EventsReader(claude.EventsReader):
+class MessageEventsReader(claude.EventsReader):
     """Reads a stream into events, and keeps its blocks as they came."""
 
     def __init__(self, report: Report) -> None:
@@ -353,7 +353,7 @@ class EventsReader(claude.EventsReader):
             yield usage_of(self._counted)
 
 
-class _Message(MessageBody):
+class _ClaudeMessage(MessageBody):
     """Reads a whole message into events, block by block."""
 
     def _error(self, error: Any) -> object:

@@ -15,20 +15,20 @@ from callgate.conversation.ports import ModelRequest
 from callgate.upstream.direct_model import Body, StreamedBody, WholeBody
 from callgate.upstream.litellm_model import decoded
 from callgate.upstream.params import COUNTS_COMPLETIONS, for_litellm, with_completion_limit
-from callgate.upstream.resolve import KNOW_DEVELOPERS, LiteLLMSettings, Provider, chat_url
+from callgate.upstream.resolve import KNOW_DEVELOPERS, KnownApi, LiteLLMSettings, chat_url
 from callgate.upstream.translation import Fields, Question, Unanswerable, encode, messages_of
 
-ADDRESSES: Mapping[str, Provider] = {
-    "amazon_nova": Provider("https://api.nova.amazon.com/v1", ("AMAZON_NOVA_API_BASE",), "AMAZON_NOVA_API_KEY"),
-    "cometapi": Provider("https://api.cometapi.com/v1", ("COMETAPI_API_BASE",), "COMETAPI_KEY"),
-    "compactifai": Provider("https://api.compactif.ai/v1", (), "COMPACTIFAI_API_KEY"),
-    "maritalk": Provider("https://chat.maritaca.ai/api", ("MARITALK_API_BASE",), "MARITALK_API_KEY"),
-    "minimax": Provider("https://api.minimax.io/v1", ("MINIMAX_API_BASE",), "MINIMAX_API_KEY"),
-    "openrouter": Provider("https://openrouter.ai/api/v1", ("OPENROUTER_API_BASE",), "OPENROUTER_API_KEY"),
-    "ovhcloud": Provider(
+ADDRESSES: Mapping[str, KnownApi] = {
+    "amazon_nova": KnownApi("https://api.nova.amazon.com/v1", ("AMAZON_NOVA_API_BASE",), "AMAZON_NOVA_API_KEY"),
+    "cometapi": KnownApi("https://api.cometapi.com/v1", ("COMETAPI_API_BASE",), "COMETAPI_KEY"),
+    "compactifai": KnownApi("https://api.compactif.ai/v1", (), "COMPACTIFAI_API_KEY"),
+    "maritalk": KnownApi("https://chat.maritaca.ai/api", ("MARITALK_API_BASE",), "MARITALK_API_KEY"),
+    "minimax": KnownApi("https://api.minimax.io/v1", ("MINIMAX_API_BASE",), "MINIMAX_API_KEY"),
+    "openrouter": KnownApi("https://openrouter.ai/api/v1", ("OPENROUTER_API_BASE",), "OPENROUTER_API_KEY"),
+    "ovhcloud": KnownApi(
         "https://oai.endpoints.kepler.ai.cloud.ovh.net/v1", ("OVHCLOUD_API_BASE",), "OVHCLOUD_API_KEY"
     ),
-    "xinference": Provider(None, ("XINFERENCE_API_BASE",), "XINFERENCE_API_KEY"),
+    "xinference": KnownApi(None, ("XINFERENCE_API_BASE",), "XINFERENCE_API_KEY"),
 }
 """Providers of whom litellm's `get_llm_provider` does not say where they are: it knows that deeper inside."""
 AZURE_VERSIONS_WITHOUT_DEPLOYMENTS = frozenset({"v1", "latest", "preview"})

@@ -19,7 +19,7 @@ from callgate.upstream.catalogue import is_demo
 from callgate.upstream.direct_model import ERROR_BYTES, Endpoint
 from callgate.upstream.multipart import Part, read_form, write_form
 from callgate.upstream.params import is_denied
-from callgate.upstream.resolve import ModelEntry
+from callgate.upstream.resolve import ModelConfig
 
 CHAT = "/chat/completions"
 OF_THE_API = frozenset({"model", "stream", "metadata", "messages", "tools", "tool_choice"})
@@ -88,7 +88,7 @@ class Passage:
             raise errors.from_transport(error) from error
 
 
-async def passage_for(entry: ModelEntry, client: HttpClient) -> Passage | None:
+async def passage_for(entry: ModelConfig, client: HttpClient) -> Passage | None:
     """The way to an entry's model, or None when its provider has no API of this shape."""
     if is_demo(entry):
         return None

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from callgate.upstream import litellm_model, resolve
-from callgate.upstream.resolve import ModelEntry
+from callgate.upstream.resolve import ModelConfig
 
 Way: TypeAlias = Literal["thinking", "effort", "none"]
 """By Anthropic's own field, which litellm translates; by OpenAI's `reasoning_effort`; or not at all."""
@@ -23,7 +23,7 @@ _FAMILIES = re.compile(
 )
 
 
-def way_of(entry: ModelEntry) -> Way:
+def way_of(entry: ModelConfig) -> Way:
     provider, model = resolve.split_provider(entry.litellm_params)
     name = str(entry.litellm_params.get("model", ""))
     known = litellm_model.listed(name, "supports_reasoning")

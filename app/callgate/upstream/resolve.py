@@ -21,7 +21,7 @@ Lane: TypeAlias = Literal["auto", "direct", "responses", "translated", "litellm"
 
 
 @dataclass(frozen=True, slots=True)
-class ModelEntry:
+class ModelConfig:
     """One entry of `model_list`, its variables already replaced. Several entries with one name are its deployments."""
 
     model_name: str
@@ -68,7 +68,7 @@ class LaneError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Provider:
+class KnownApi:
     """An OpenAI-shaped provider as litellm knows it: where it is by default, and the variables that say otherwise."""
 
     base: str | None
@@ -76,15 +76,15 @@ class Provider:
     key_variable: str
 
 
-PROVIDERS: Mapping[str, Provider] = {
-    "openai": Provider("https://api.openai.com/v1", ("OPENAI_BASE_URL", "OPENAI_API_BASE"), "OPENAI_API_KEY"),
-    "hosted_vllm": Provider(None, ("HOSTED_VLLM_API_BASE",), "HOSTED_VLLM_API_KEY"),
-    "lm_studio": Provider(None, ("LM_STUDIO_API_BASE",), "LM_STUDIO_API_KEY"),
-    "openai_like": Provider(None, ("OPENAI_LIKE_API_BASE",), "OPENAI_LIKE_API_KEY"),
-    "custom_openai": Provider(None, (), "CUSTOM_OPENAI_API_KEY"),
-    "llamafile": Provider("http://127.0.0.1:8080/v1", ("LLAMAFILE_API_BASE",), "LLAMAFILE_API_KEY"),
+PROVIDERS: Mapping[str, KnownApi] = {
+    "openai": KnownApi("https://api.openai.com/v1", ("OPENAI_BASE_URL", "OPENAI_API_BASE"), "OPENAI_API_KEY"),
+    "hosted_vllm": KnownApi(None, ("HOSTED_VLLM_API_BASE",), "HOSTED_VLLM_API_KEY"),
+    "lm_studio": KnownApi(None, ("LM_STUDIO_API_BASE",), "LM_STUDIO_API_KEY"),
+    "openai_like": KnownApi(None, ("OPENAI_LIKE_API_BASE",), "OPENAI_LIKE_API_KEY"),
+    "custom_openai": KnownApi(None, (), "CUSTOM_OPENAI_API_KEY"),
+    "llamafile": KnownApi("http://127.0.0.1:8080/v1", ("LLAMAFILE_API_BASE",), "LLAMAFILE_API_KEY"),
 }
-OLLAMA = Provider("http://localhost:11434", ("OLLAMA_API_BASE",), "OLLAMA_API_KEY")
+OLLAMA = KnownApi("http://localhost:11434", ("OLLAMA_API_BASE",), "OLLAMA_API_KEY")
 """Ollama has OpenAI's API below `/v1`. It takes all but these, which only its own API knows:"""
 OLLAMA_OPTIONS = frozenset(
     """
@@ -178,7 +178,7 @@ class LiteLLMSettings:
     include_usage: bool = True
 
 
-def known_endpoint(entry: ModelEntry) -> Endpoint | None:
+def known_endpoint(entry: ModelConfig) -> Endpoint | None:
     """The endpoint of an entry of a provider in the table, or None. Loads nothing."""
     params = opened(entry.litellm_params)
     provider, model = split_provider(params)
@@ -190,16 +190,16 @@ def known_endpoint(entry: ModelEntry) -> Endpoint | None:
     return _endpoint_of(entry, params, provider, model, known)
 
 
-def responses_endpoint(entry: ModelEntry) -> Endpoint | None:
+def responses_endpoint(entry: ModelConfig) -> Endpoint | None:
     """The endpoint of an entry on the lane `responses`, as the one of a chat; None where nothing says where it is."""
     params = opened(entry.litellm_params)
     provider, model = split_provider(params)
-    known = PROVIDERS.get(provider or "", Provider(None, (), ""))
+    known = PROVIDERS.get(provider or "", KnownApi(None, (), ""))
     return _endpoint_of(entry, params, provider, model.removeprefix(RESPONSES_MARK), known)
 
 
 def _endpoint_of(
-    entry: ModelEntry, params: Mapping[str, Any], provider: str | None, model: str, known: Provider
+    entry: ModelConfig, params: Mapping[str, Any], provider: str | None, model: str, known: KnownApi
 ) -> Endpoint | None:
     base = _base(params) or next(
         (found for name in known.base_variables if (found := os.environ.get(name))), known.base
@@ -213,7 +213,7 @@ def _endpoint_of(
 
 
 def endpoint_at(
-    entry: ModelEntry, params: Mapping[str, Any], model: str, base: str, key: str | None, provider: str | None
+    entry: ModelConfig, params: Mapping[str, Any], model: str, base: str, key: str | None, provider: str | None
 ) -> Endpoint:
     headers = {str(name): str(value) for name, value in _headers(params).items()}
     if key:
@@ -233,7 +233,7 @@ def endpoint_at(
     )
 
 
-def litellm_settings(entry: ModelEntry) -> LiteLLMSettings:
+def litellm_settings(entry: ModelConfig) -> LiteLLMSettings:
     params = opened(entry.litellm_params)
     arguments = {name: value for name, value in params.items() if name not in _ROUTING or name == "drop_params"}
     # Asked for tools once, litellm's `ollama` writes them into the prompts of every provider in the process from then on.
@@ -244,7 +244,7 @@ def litellm_settings(entry: ModelEntry) -> LiteLLMSettings:
     return LiteLLMSettings(arguments, secrets_in(params, None), entry.include_usage)
 
 
-def check(entry: ModelEntry) -> None:
+def check(entry: ModelConfig) -> None:
     """Refuse, at load, what could never work."""
     if not isinstance(entry.litellm_params.get("model"), str) or not entry.litellm_params["model"]:
         raise LaneError("litellm_params.model is missing")
@@ -272,7 +272,7 @@ def check(entry: ModelEntry) -> None:
         )
 
 
-def why_unseen(entry: ModelEntry) -> str | None:
+def why_unseen(entry: ModelConfig) -> str | None:
     """Why the provider's own end of an answer is not seen, unless litellm's word is trusted; None where it is seen."""
     start = str(entry.litellm_params["model"]).partition("/")[0]
     if entry.trust_litellm or lane_of(entry) != "litellm" or start == "demo" or "*" in start:
@@ -280,7 +280,7 @@ def why_unseen(entry: ModelEntry) -> str | None:
     return "lane is litellm" if entry.lane == "litellm" else why_not_translated(entry)
 
 
-def lane_of(entry: ModelEntry) -> Literal["direct", "responses", "translated", "litellm"]:
+def lane_of(entry: ModelConfig) -> Literal["direct", "responses", "translated", "litellm"]:
     """The lane an entry takes."""
     if entry.lane != "auto":
         return entry.lane
@@ -292,7 +292,7 @@ def lane_of(entry: ModelEntry) -> Literal["direct", "responses", "translated", "
     return "translated" if why_not_translated(entry) is None else "litellm"
 
 
-def why_not_direct(entry: ModelEntry) -> str | None:
+def why_not_direct(entry: ModelConfig) -> str | None:
     """What speaks against the direct lane for this entry, or None."""
     params = opened(entry.litellm_params)
     provider, model = split_provider(params)
@@ -310,7 +310,7 @@ def why_not_direct(entry: ModelEntry) -> str | None:
     return _only_litellm(params, provider or "")
 
 
-def why_not_translated(entry: ModelEntry) -> str | None:
+def why_not_translated(entry: ModelConfig) -> str | None:
     """What speaks against the translated lane for this entry, or None."""
     params = opened(entry.litellm_params)
     provider, model = split_provider(params)

@@ -23,7 +23,7 @@ from callgate.conversation.read_model import ReadAnswer
 from callgate.http.backoff import full_jitter
 from callgate.http.trace_context import TRACE
 from callgate.upstream import errors
-from callgate.upstream.deployments import Deployment, Pool
+from callgate.upstream.deployments import Deployment, DeploymentPool
 from callgate.upstream.first_content import first_said
 
 HALF_WINDOW_SECONDS = 30.0
@@ -96,7 +96,7 @@ class RetryingModel:
     """A model made of the pool of its own deployments and the pools of its fallbacks."""
 
     name: str
-    pools: Sequence[Pool]
+    pools: Sequence[DeploymentPool]
     circumstances: Circumstances
     policy: RetryPolicy = RetryPolicy()
 
@@ -258,7 +258,7 @@ class _Queue:
     """Who is asked next: the deployments of one pool in turn, without those that failed for good or are left alone; then
     the next pool; and at the end, once each, those that were left alone."""
 
-    def __init__(self, pools: Sequence[Pool], tries: int, order: Sequence[Deployment]) -> None:
+    def __init__(self, pools: Sequence[DeploymentPool], tries: int, order: Sequence[Deployment]) -> None:
         """`order` is that of the first pool."""
         self._pools = list(pools[1:])
         self._tries = self._left = tries

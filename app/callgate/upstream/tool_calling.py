@@ -16,7 +16,7 @@ from callgate.text_calls.families import NATIVE, format_for
 from callgate.text_calls.thinking import ThinkingMemory
 from callgate.upstream import litellm_model, resolve
 from callgate.upstream.catalogue import is_demo
-from callgate.upstream.resolve import ModelEntry
+from callgate.upstream.resolve import ModelConfig
 
 AUTO = "auto"
 CONSTRAINABLE = "json"
@@ -29,7 +29,7 @@ anything that no client asked."""
 REMEMBERED = 4096
 """Deployments whose way is remembered. Wildcards let clients choose names, so there must be a bound."""
 
-Report: TypeAlias = Callable[[ModelEntry, CallingMode], None]
+Report: TypeAlias = Callable[[ModelConfig, CallingMode], None]
 
 
 class ToolCalling:
@@ -42,7 +42,7 @@ class ToolCalling:
         self._thinking: OrderedDict[tuple[str, str, str], ThinkingMemory] = OrderedDict()
         self._ways: OrderedDict[tuple[str, str, str], CallingDetector] = OrderedDict()
 
-    def wrap(self, model: Model, entry: ModelEntry) -> Model:
+    def wrap(self, model: Model, entry: ModelConfig) -> Model:
         """The deployment, asked as its entry says."""
         key = _key(entry)
         memory = self._thinking.get(key)
@@ -62,17 +62,17 @@ class ToolCalling:
             return DetectingModel(model, self._way(entry), in_words)
         return model if known.format == NATIVE else in_words(model, known.format)
 
-    def choice(self, entry: ModelEntry) -> CallingMode | None:
+    def choice(self, entry: ModelConfig) -> CallingMode | None:
         """What is known of a deployment by now; None while nobody had to find out."""
         known = _known(entry)
         way = self._ways.get(_key(entry))
         return known or (None if way is None else way.choice)
 
-    async def foresee(self, entry: ModelEntry) -> tuple[CallingMode | None, str]:
+    async def foresee(self, entry: ModelConfig) -> tuple[CallingMode | None, str]:
         """What will be chosen, None where the model will be asked; and the format it is asked in without native calls."""
         return _known(entry) or await self._way(entry).foresee(), _format(entry)
 
-    def _way(self, entry: ModelEntry) -> CallingDetector:
+    def _way(self, entry: ModelConfig) -> CallingDetector:
         # A fallback is built once more for each model that falls back to it, but it is one deployment.
         key = _key(entry)
         way = self._ways.get(key)
@@ -89,7 +89,7 @@ class ToolCalling:
         return way
 
 
-def _known(entry: ModelEntry) -> CallingMode | None:
+def _known(entry: ModelConfig) -> CallingMode | None:
     """What needs no finding out."""
     if entry.tool_calling != AUTO:
         return CallingMode(entry.tool_calling, "config")
@@ -102,7 +102,7 @@ def _known(entry: ModelEntry) -> CallingMode | None:
     return None
 
 
-def _format(entry: ModelEntry) -> str:
+def _format(entry: ModelConfig) -> str:
     """What a model without native calls is asked in: its family's own format, or one that can be enforced."""
     format = format_for(_name(entry))
     if not entry.constrain_calls:
@@ -112,7 +112,7 @@ def _format(entry: ModelEntry) -> str:
     return format if can_be_constrained(format) else CONSTRAINABLE
 
 
-async def _litellms_word(entry: ModelEntry) -> bool | None:
+async def _litellms_word(entry: ModelConfig) -> bool | None:
     if litellm_model.is_loaded() or (entry.lane in {"translated", "litellm"} or resolve.known_endpoint(entry) is None):
         return await litellm_model.can_call_functions(entry)
     return None
@@ -139,10 +139,10 @@ def _in_words(
     )
 
 
-def _name(entry: ModelEntry) -> str:
+def _name(entry: ModelConfig) -> str:
     return str(entry.litellm_params["model"])
 
 
-def _key(entry: ModelEntry) -> tuple[str, str, str]:
+def _key(entry: ModelConfig) -> tuple[str, str, str]:
     params = entry.litellm_params
     return entry.model_name, _name(entry), str(params.get("api_base") or params.get("base_url") or "")

@@ -7,7 +7,7 @@ import re
 from functools import lru_cache
 
 from callgate.upstream import litellm_model
-from callgate.upstream.resolve import ModelEntry
+from callgate.upstream.resolve import ModelConfig
 
 _FAMILIES = re.compile(
     r"""^(?:
@@ -23,7 +23,7 @@ _FAMILIES = re.compile(
 )
 
 
-def sees_images(entry: ModelEntry) -> bool:
+def sees_images(entry: ModelConfig) -> bool:
     if entry.sees_images is not None:
         return entry.sees_images
     model = str(entry.litellm_params.get("model", ""))

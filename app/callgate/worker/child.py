@@ -53,7 +53,7 @@ def tools_of(config: Config) -> Mapping[str, RegisteredTool]:
     return {each.name: each for each in registry.tools()}
 
 
-class Child:
+class ToolProcess:
     """The tools in one process of a worker."""
 
     def __init__(self, config: Config, worker: str) -> None:

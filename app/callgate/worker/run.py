@@ -16,7 +16,7 @@ from callgate.runtime.builders.errors import BadEntry
 from callgate.telemetry import logs
 from callgate.telemetry.redaction import Redactor
 from callgate.worker.celery_app import celery_app, run_worker
-from callgate.worker.child import Child, die_with, tools_of
+from callgate.worker.child import ToolProcess, die_with, tools_of
 from callgate.worker.watch import Watch
 
 log = structlog.get_logger("callgate.worker")
@@ -39,7 +39,7 @@ def work(loaded: Loaded, pools: Sequence[str], concurrency: int) -> int:
         pools,
         fresh_process=any(config.pools[pool].fresh_process for pool in pools),
     )
-    child = Child(config, name)
+    child = ToolProcess(config, name)
     first = os.getpid()
 
     def begin(**_: Any) -> None:

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from callgate.api.messages.history import OUR_SIGNATURE, History, as_chat, unsigned
-from callgate.api.messages.request_schema import Message
+from callgate.api.messages.request_schema import MessagesMessage
 from callgate.conversation.errors import ChatError
 
-_messages = msgspec.json.Decoder(list[Message])
+_messages = msgspec.json.Decoder(list[MessagesMessage])
 CALL = {"type": "tool_use", "id": "t1", "name": "look", "input": {"q": "ä"}}
 RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "x"}
 

@@ -17,7 +17,7 @@ from callgate.config.schema import Config
 from callgate.conversation.diagnosis import Diagnosis
 from callgate.conversation.events import ChatEnded, ChatEvent
 from callgate.conversation.ports import Emit
-from callgate.stores.responses import Responses
+from callgate.stores.responses import ResponseStore
 
 
 class MessagesFace:
@@ -25,7 +25,7 @@ class MessagesFace:
 
     route = "messages"
 
-    def __init__(self, kept: Responses) -> None:
+    def __init__(self, kept: ResponseStore) -> None:
         self._threads = Threads(kept)
 
     async def read(self, body: bytes, context: RequestContext, config: Config) -> "MessagesExchange":

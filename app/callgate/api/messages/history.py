@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from callgate.api.messages.request_schema import IN_RESULTS, NEEDS, Block, Message, blocks_in, wrong
+from callgate.api.messages.request_schema import IN_RESULTS, NEEDS, MessageBlock, MessagesMessage, blocks_in, wrong
 
 OUR_SIGNATURE: Final = "callgate.unsigned."
 """How the signature begins that thinking gets here where its model signs none. What has it is given to no provider that
@@ -22,7 +22,7 @@ IMAGES: Final = "Images returned by the tools above:"
 _encode = msgspec.json.Encoder().encode
 
 
-class Origin(msgspec.Struct, frozen=True, gc=False):
+class BlockOrigin(msgspec.Struct, frozen=True, gc=False):
     """Where in the request a message of the chat comes from."""
 
     message: int
@@ -34,7 +34,7 @@ class History(msgspec.Struct):
     """A chat's messages, and where they come from."""
 
     messages: list[dict[str, Any]] = msgspec.field(default_factory=list)
-    origins: list[list[Origin] | None] = msgspec.field(default_factory=list)
+    origins: list[list[BlockOrigin] | None] = msgspec.field(default_factory=list)
     """Of each message: none for what the request says in another place, None for what it says in other words."""
     foreign: list[tuple[str, str]] = msgspec.field(default_factory=list)
     """Places and types of blocks that a chat has no words for."""
@@ -44,7 +44,7 @@ class History(msgspec.Struct):
     is_altered: bool = False
     """Whether it holds what only this server has written, and no provider knows."""
 
-    def add(self, message: dict[str, Any], origin: list[Origin] | None) -> None:
+    def add(self, message: dict[str, Any], origin: list[BlockOrigin] | None) -> None:
         self.messages.append(message)
         self.origins.append(origin)
 
@@ -52,7 +52,7 @@ class History(msgspec.Struct):
 class _Placed(msgspec.Struct, gc=False):
     """A block, and where it stands."""
 
-    block: Block
+    block: MessageBlock
     message: int
     place: int | None
 
@@ -66,7 +66,7 @@ def unsigned(thinking: str) -> str:
     return OUR_SIGNATURE + hashlib.sha256(thinking.encode(errors="replace")).hexdigest()[:32]
 
 
-def as_chat(system: str | Sequence[Block] | None, messages: Sequence[Message]) -> History:
+def as_chat(system: str | Sequence[MessageBlock] | None, messages: Sequence[MessagesMessage]) -> History:
     history = History()
     if system:
         text = system if isinstance(system, str) else "\n\n".join(block.text or "" for block in system)
@@ -88,7 +88,7 @@ def as_chat(system: str | Sequence[Block] | None, messages: Sequence[Message]) -
     return history
 
 
-def _turns(messages: Sequence[Message]) -> Iterator[tuple[str, list[_Placed]]]:
+def _turns(messages: Sequence[MessagesMessage]) -> Iterator[tuple[str, list[_Placed]]]:
     role, blocks = "", list[_Placed]()
     for index, message in enumerate(messages):
         if message.role != role:
@@ -97,7 +97,7 @@ def _turns(messages: Sequence[Message]) -> Iterator[tuple[str, list[_Placed]]]:
             role, blocks = message.role, []
         content = message.content
         if isinstance(content, str):
-            blocks.append(_Placed(Block("text", text=content), index, None))
+            blocks.append(_Placed(MessageBlock("text", text=content), index, None))
         else:
             blocks += [_Placed(block, index, place) for place, block in enumerate(content)]
     if blocks:
@@ -169,7 +169,7 @@ class _Source(msgspec.Struct, gc=False):
 _source = msgspec.json.Decoder(_Source)
 
 
-def _part(history: History, block: Block, where: str) -> dict[str, Any] | None:
+def _part(history: History, block: MessageBlock, where: str) -> dict[str, Any] | None:
     """A block of the user's as a part of a chat message."""
     if block.type == "text":
         return {"type": "text", "text": block.text}
@@ -271,7 +271,7 @@ def _assistant(history: History, blocks: Sequence[_Placed]) -> dict[str, str]:
     return open_calls
 
 
-def _think(history: History, said: _Said, block: Block) -> None:
+def _think(history: History, said: _Said, block: MessageBlock) -> None:
     assert block.thinking is not None
     assert block.signature is not None
     said.thoughts.append(block.thinking)
@@ -281,7 +281,7 @@ def _think(history: History, said: _Said, block: Block) -> None:
         said.signed.append({"type": "thinking", "thinking": block.thinking, "signature": block.signature})
 
 
-def _call(block: Block) -> dict[str, Any]:
+def _call(block: MessageBlock) -> dict[str, Any]:
     arguments = _encode(block.input).decode()
     id = block.id or ""
     if block.type == "mcp_tool_use":
@@ -299,7 +299,7 @@ def _unanswered(calls: dict[str, str]) -> Exception:
     )
 
 
-def _from(blocks: Sequence[_Placed]) -> list[Origin]:
+def _from(blocks: Sequence[_Placed]) -> list[BlockOrigin]:
     found: dict[int, list[int] | None] = {}
     for each in blocks:
         if each.place is None:
@@ -308,4 +308,4 @@ def _from(blocks: Sequence[_Placed]) -> list[Origin]:
             places = found.setdefault(each.message, [])
             assert places is not None
             places.append(each.place)
-    return [Origin(message, None if places is None else tuple(places)) for message, places in found.items()]
+    return [BlockOrigin(message, None if places is None else tuple(places)) for message, places in found.items()]

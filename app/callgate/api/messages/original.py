@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from callgate.api.messages.history import OUR_CALL, OUR_SIGNATURE, Origin
+from callgate.api.messages.history import OUR_CALL, OUR_SIGNATURE, BlockOrigin
 from callgate.api.requests import ChatRequest
 from callgate.conversation.ports import Message
 
@@ -23,7 +23,7 @@ class OriginalMessages:
     def __init__(
         self,
         request: ChatRequest,
-        origins: Sequence[Sequence[Origin] | None],
+        origins: Sequence[Sequence[BlockOrigin] | None],
         foreign: Sequence[tuple[str, str]],
         betas: Sequence[str],
     ) -> None:
@@ -45,7 +45,7 @@ class OriginalMessages:
         blocks = [block for origin in origins for block in self._blocks_at(origin)]
         return (msgspec.json.decode(self._given[origins[0].message]["role"], type=str) if origins else "", blocks)
 
-    def _blocks_at(self, origin: Origin) -> list[Any]:
+    def _blocks_at(self, origin: BlockOrigin) -> list[Any]:
         content = self._given[origin.message]["content"]
         if origin.blocks is None:
             return [{"type": "text", "text": content}] if bytes(content) != b'""' else []

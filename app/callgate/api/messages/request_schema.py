@@ -28,7 +28,7 @@ IN_RESULTS: Final = frozenset({"text", "image"})
 """The blocks that are read inside the result of a tool."""
 
 
-class Block(msgspec.Struct, gc=False):
+class MessageBlock(msgspec.Struct, gc=False):
     """A block of content, with the fields of those types that are read."""
 
     type: str
@@ -46,16 +46,16 @@ class Block(msgspec.Struct, gc=False):
     data: str | None = None
 
 
-class Message(msgspec.Struct, gc=False):
+class MessagesMessage(msgspec.Struct, gc=False):
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | list[MessageBlock]
 
 
 class _Enabled(msgspec.Struct, gc=False):
     enabled: bool | None = None
 
 
-class Tool(msgspec.Struct, gc=False):
+class MessagesTool(msgspec.Struct, gc=False):
     """A tool of the client's, one that Anthropic runs itself, or a choice among those of an MCP server."""
 
     type: str | None = None
@@ -72,13 +72,13 @@ class Tool(msgspec.Struct, gc=False):
         return self.type in (None, "custom")
 
 
-class Choice(msgspec.Struct, gc=False):
+class MessagesToolChoice(msgspec.Struct, gc=False):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
 
-class _Metadata(msgspec.Struct, gc=False):
+class _MessagesMetadata(msgspec.Struct, gc=False):
     user_id: str | None = None
 
 
@@ -104,7 +104,7 @@ class _ToolConfiguration(msgspec.Struct, gc=False):
     allowed_tools: list[str] | None = None
 
 
-class McpServer(msgspec.Struct, gc=False):
+class RequestedMcpServer(msgspec.Struct, gc=False):
     name: str
     type: str | None = None
     url: str | None = None
@@ -117,34 +117,34 @@ class Thread(msgspec.Struct, gc=False):
     previous_message_id: str | None = None
 
 
-class Outline(msgspec.Struct):
+class MessagesOutline(msgspec.Struct):
     """What is read of a request. Unknown fields are passed over."""
 
     model: str
-    messages: list[Message]
+    messages: list[MessagesMessage]
     max_tokens: int | None = None
-    system: str | list[Block] | None = None
+    system: str | list[MessageBlock] | None = None
     stream: bool | None = None
     stop_sequences: list[str] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    metadata: _Metadata | None = None
-    tools: list[Tool] | None = None
-    tool_choice: Choice | None = None
+    metadata: _MessagesMetadata | None = None
+    tools: list[MessagesTool] | None = None
+    tool_choice: MessagesToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: Format | None = None
-    mcp_servers: list[McpServer] | None = None
+    mcp_servers: list[RequestedMcpServer] | None = None
     thread: Thread | None = None
     service_tier: str | None = None
 
 
-_outline = msgspec.json.Decoder(Outline)
-_blocks = msgspec.json.Decoder(str | list[Block])
+_outline = msgspec.json.Decoder(MessagesOutline)
+_blocks = msgspec.json.Decoder(str | list[MessageBlock])
 
 
-def outline_of(body: bytes, *, counts_only: bool = False) -> Outline:
+def outline_of(body: bytes, *, counts_only: bool = False) -> MessagesOutline:
     """The outline of a body whose text was checked, or a `ChatError` that names what is wrong. `counts_only`: it asks how
     many tokens there are, and for no answer."""
     try:
@@ -173,7 +173,7 @@ def outline_of(body: bytes, *, counts_only: bool = False) -> Outline:
     return outline
 
 
-def _check_numbers(outline: Outline) -> None:
+def _check_numbers(outline: MessagesOutline) -> None:
     for name, value in (("temperature", outline.temperature), ("top_p", outline.top_p)):
         if value is not None and not 0 <= value <= 1:
             raise wrong(name, "must be between 0 and 1")
@@ -186,12 +186,12 @@ def _check_numbers(outline: Outline) -> None:
             raise wrong(f"stop_sequences.{place}", "each stop sequence must contain non-whitespace")
 
 
-def blocks_in(content: msgspec.Raw, where: str) -> str | list[Block]:
+def blocks_in(content: msgspec.Raw, where: str) -> str | list[MessageBlock]:
     """What the result of a tool holds."""
     if bytes(content) in (b"", b"null"):
         return ""
     try:
-        found: str | list[Block] = _blocks.decode(content)
+        found: str | list[MessageBlock] = _blocks.decode(content)
     except msgspec.ValidationError as error:
         raise from_validation(str(error), where) from None
     if isinstance(found, list):
@@ -201,7 +201,7 @@ def blocks_in(content: msgspec.Raw, where: str) -> str | list[Block]:
     return found
 
 
-def _check_messages(messages: Sequence[Message], *, is_continued: bool) -> None:
+def _check_messages(messages: Sequence[MessagesMessage], *, is_continued: bool) -> None:
     if not messages and not is_continued:
         raise wrong("messages", "at least one message is required")
     last = len(messages) - 1
@@ -224,7 +224,7 @@ def _check_messages(messages: Sequence[Message], *, is_continued: bool) -> None:
                 raise wrong(at, f"`{block.type}` blocks cannot be in `{message.role}` messages")
 
 
-def _check_fields(block: Block, where: str) -> None:
+def _check_fields(block: MessageBlock, where: str) -> None:
     for name in NEEDS.get(block.type, ()):
         if not (value := getattr(block, name)) and (value is None or name == "source"):
             raise wrong(f"{where}.{block.type}.{name}", "Field required")
@@ -232,7 +232,7 @@ def _check_fields(block: Block, where: str) -> None:
         raise wrong(f"{where}.{block.type}.{'name' if block.id else 'id'}", "must not be empty")
 
 
-def _check_tools(tools: Sequence[Tool]) -> None:
+def _check_tools(tools: Sequence[MessagesTool]) -> None:
     names: set[str] = set()
     for index, tool in enumerate(tools):
         where = f"tools.{index}"

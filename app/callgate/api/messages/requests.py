@@ -9,7 +9,15 @@ import msgspec
 from callgate.api import request_schema as chat_schema
 from callgate.api.messages.history import History, as_chat
 from callgate.api.messages.original import OriginalMessages
-from callgate.api.messages.request_schema import Choice, McpServer, Outline, Thread, Tool, outline_of, wrong
+from callgate.api.messages.request_schema import (
+    MessagesOutline,
+    MessagesTool,
+    MessagesToolChoice,
+    RequestedMcpServer,
+    Thread,
+    outline_of,
+    wrong,
+)
 from callgate.api.messages.threads import NOTHING_EARLIER, Earlier
 from callgate.api.operator_ids import may_have_ids
 from callgate.api.requests import DIALECTS, ChatRequest
@@ -73,8 +81,8 @@ def read_messages_request(
     serial = outline.tool_choice is not None and outline.tool_choice.disable_parallel_tool_use
     request = ChatRequest(
         # Parameters of tools are objects already, which is all that is looked at from here on.
-        outline=chat_schema.Outline(
-            outline.model, [], [chat_schema.Tool("function")] * len(tools), parallel_tool_calls=not serial
+        outline=chat_schema.ChatOutline(
+            outline.model, [], [chat_schema.ChatTool("function")] * len(tools), parallel_tool_calls=not serial
         ),
         fields=fields,
         words=_words(outline, history, tools),
@@ -128,7 +136,7 @@ def _joined(earlier: Sequence[msgspec.Raw], fields: Fields) -> msgspec.Raw:
     return msgspec.Raw(_encode([*earlier, *messages]))
 
 
-def _words(outline: Outline, history: History, tools: Sequence[dict[str, Any]]) -> dict[str, msgspec.Raw]:
+def _words(outline: MessagesOutline, history: History, tools: Sequence[dict[str, Any]]) -> dict[str, msgspec.Raw]:
     words: dict[str, Any] = {"model": outline.model, "messages": history.messages}
     if outline.max_tokens is not None:
         words["max_tokens"] = outline.max_tokens
@@ -160,10 +168,10 @@ def _words(outline: Outline, history: History, tools: Sequence[dict[str, Any]]) 
 # Tools -----------------------------------------------------------------------------------------------------------------
 
 
-def _tools(outline: Outline, foreign: list[tuple[str, str]]) -> tuple[list[dict[str, Any]], list[str] | None]:
+def _tools(outline: MessagesOutline, foreign: list[tuple[str, str]]) -> tuple[list[dict[str, Any]], list[str] | None]:
     """The client's own tools, and the patterns that ours are narrowed to, if they are."""
     tools: list[dict[str, Any]] = []
-    toolsets: dict[str, Tool] = {}
+    toolsets: dict[str, MessagesTool] = {}
     for place, tool in enumerate(outline.tools or ()):
         if tool.is_clients:
             function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
@@ -192,7 +200,7 @@ def _tools(outline: Outline, foreign: list[tuple[str, str]]) -> tuple[list[dict[
     return tools, narrowing
 
 
-def _check_server(server: McpServer, where: str) -> None:
+def _check_server(server: RequestedMcpServer, where: str) -> None:
     if server.url and server.url != MCP_SCHEME + server.name:
         message = (
             f"no address of a request is called from here; give '{MCP_SCHEME}NAME' with the name of an MCP server of this "
@@ -203,7 +211,7 @@ def _check_server(server: McpServer, where: str) -> None:
         raise wrong(f"{where}.authorization_token", "the credentials of MCP servers stand in this server's config")
 
 
-def _patterns(server: McpServer, toolset: Tool | None) -> list[str]:
+def _patterns(server: RequestedMcpServer, toolset: MessagesTool | None) -> list[str]:
     """Which tools of a server are wanted."""
     every = [f"{server.name}/*"] if server.name != "callgate" else ["*"]
     start = every[0].removesuffix("*")
@@ -226,13 +234,13 @@ def _patterns(server: McpServer, toolset: Tool | None) -> list[str]:
     return every
 
 
-def _choice(choice: Choice | None) -> str | dict[str, Any] | None:
+def _choice(choice: MessagesToolChoice | None) -> str | dict[str, Any] | None:
     match choice:
         case None:
             return None
-        case Choice(type="any"):
+        case MessagesToolChoice(type="any"):
             return "required"
-        case Choice(type="tool", name=name):
+        case MessagesToolChoice(type="tool", name=name):
             return {"type": "function", "function": {"name": name}}
-        case Choice(type=kind):
+        case MessagesToolChoice(type=kind):
             return kind

@@ -15,7 +15,7 @@ import structlog
 from callgate.api.messages.request_schema import Thread, from_validation
 from callgate.api.strict_json import check_whole
 from callgate.conversation.errors import ChatError
-from callgate.stores.responses import LARGE, Responses, StoredResponse
+from callgate.stores.responses import LARGE, ResponseStore, StoredResponse
 from callgate.stores.store import StoreError
 
 NOT_KEPT: Final = frozenset({"model", "messages", "max_tokens", "stream", "thread"})
@@ -47,7 +47,7 @@ _asked = msgspec.json.Decoder(_Asked)
 
 
 class Threads:
-    def __init__(self, kept: Responses) -> None:
+    def __init__(self, kept: ResponseStore) -> None:
         self._kept = kept
 
     async def earlier(self, owner: str, body: bytes, max_bytes: int) -> Earlier:

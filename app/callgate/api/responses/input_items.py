@@ -61,7 +61,7 @@ def messages_of(
             raise wrong("input", _NO_OUTPUT.format(waiting[0]))
         return [_raw({"role": "user", "content": given})]
     items = [_checked(item, f"input[{place}]") for place, item in enumerate(given)]
-    reader = _Reader(waiting, items, unseal, after, decided)
+    reader = _ItemReader(waiting, items, unseal, after, decided)
     messages = list(reader.read())
     reader.check_answered()
     return messages
@@ -81,7 +81,7 @@ def open_calls(history: Sequence[Message]) -> tuple[str, ...]:
     return ()
 
 
-class _Turn:
+class _InputTurn:
     """What the model said, thought and called, until the user or a tool says something."""
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class _Turn:
         return message
 
 
-class _Reader:
+class _ItemReader:
     """Items in their order, the answers to calls taken out first."""
 
     def __init__(
@@ -132,7 +132,7 @@ class _Reader:
         for place, item in enumerate(items):
             if item["type"].endswith("call_output"):
                 self._outputs.setdefault(item["call_id"], deque()).append((item, f"input[{place}]"))
-        self._turn = _Turn()
+        self._turn = _InputTurn()
 
     def read(self) -> Iterator[Message]:
         for call_id in self._waiting:
@@ -190,7 +190,7 @@ class _Reader:
         return {"reasoning_content": text} if text else {}
 
     def _end_turn(self) -> Iterator[Message]:
-        turn, self._turn = self._turn, _Turn()
+        turn, self._turn = self._turn, _InputTurn()
         if not turn:
             return
         if turn.shown:

@@ -15,7 +15,7 @@ from callgate.api.strict_json import check_whole
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import CallsHandedBack, ChatEnded, HiddenTurns
 from callgate.stores.memory import MemoryStore
-from callgate.stores.responses import LARGE, Responses, StoredResponse, decode_response, encode_response
+from callgate.stores.responses import LARGE, ResponseStore, StoredResponse, decode_response, encode_response
 from callgate.stores.store import Share, StoreError
 
 INPUT_PLACE: Final = 0x8000
@@ -75,7 +75,7 @@ REMEMBERED: Final = 16
 class KeptResponses:
     """The responses of all keys, each found by its own key alone. An id of another's is one that does not exist."""
 
-    def __init__(self, responses: Responses) -> None:
+    def __init__(self, responses: ResponseStore) -> None:
         self._responses = responses
 
     async def put(self, owner: str, id: str, response: StoredResponse) -> None:

@@ -98,8 +98,8 @@ class ResponseItems:
         self._turn = 0
         self._held = ""
         self._said_before = False
-        self._message: _Open | None = None
-        self._thought: _Open | None = None
+        self._message: _OpenOutput | None = None
+        self._thought: _OpenOutput | None = None
         self._blocks: list[Mapping[str, Any]] = []
         self._running: dict[str, int] = {}
         self._unfinished = False
@@ -114,7 +114,7 @@ class ResponseItems:
     def emit(self, type: str, fields: Mapping[str, Any]) -> None:
         """Called with every event; a whole answer has no use for them."""
 
-    def emit_text(self, message: "_Open", text: str) -> None:
+    def emit_text(self, message: "_OpenOutput", text: str) -> None:
         """Called with every piece of text."""
 
     # -- what happens
@@ -169,14 +169,14 @@ class ResponseItems:
         elif text:
             self.emit_text(message, text)
 
-    def _open_message(self) -> "_Open":
+    def _open_message(self) -> "_OpenOutput":
         self._close_thought()
         self._said_before, self._held = True, ""
         item = {"type": "message", "status": "in_progress", "role": "assistant", "content": []}
         message = self._message = self._open("msg", item)
         return message
 
-    def _open_text(self, message: "_Open") -> None:
+    def _open_text(self, message: "_OpenOutput") -> None:
         message.text_at = 0 if message.refusal_at is None else 1
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         self.emit("response.content_part.added", {**message.where, "content_index": message.text_at, "part": part})
@@ -309,13 +309,13 @@ class ResponseItems:
 
     # -- items
 
-    def _open(self, kind: str, item: dict[str, Any]) -> "_Open":
+    def _open(self, kind: str, item: dict[str, Any]) -> "_OpenOutput":
         index = len(self._items)
         item = {"id": self.head.item_id(kind, index), **item}
         self._items.append(item)
         self._turns.append(self._turn)
         self.emit("response.output_item.added", {"output_index": index, "item": {**item}})
-        return _Open(item, index)
+        return _OpenOutput(item, index)
 
     def _done(self, index: int) -> None:
         self.emit("response.output_item.done", {"output_index": index, "item": self._items[index]})
@@ -351,7 +351,7 @@ class ResponseItems:
         message.item |= {"content": parts, "status": status}
         self._done(message.index)
 
-    def _closed_text(self, message: "_Open") -> dict[str, Any]:
+    def _closed_text(self, message: "_OpenOutput") -> dict[str, Any]:
         text = "".join(message.pieces)
         part = {
             "type": "output_text",
@@ -438,7 +438,7 @@ _THOUGHTS = frozenset({ReasoningDelta, ThinkingBlock})
 _FUNCTION = ("fc", "arguments", "function_call_arguments")
 
 
-class _Open:
+class _OpenOutput:
     """An item that is not done."""
 
     __slots__ = (
@@ -522,7 +522,7 @@ class ResponseWriter(ResponseItems):
         self._written.append(b"event: %b\ndata: %b\n\n" % (type.encode(), data))
         self._number += 1
 
-    def emit_text(self, message: _Open, text: str) -> None:
+    def emit_text(self, message: _OpenOutput, text: str) -> None:
         """Nearly every event is one of these: the same bytes around a number and a text."""
         if message.template is None:
             fields = {**message.where, "content_index": message.text_at, "logprobs": []}

@@ -226,7 +226,7 @@ class _Connection:
             return
         asked: dict[str, Any] = {name: value for name, value in fields.items() if name not in IGNORED}
         parent = msgspec.json.decode(fields.get("previous_response_id", b"null"))
-        turn = _Turn(self, _encode({**asked, "stream": True}))
+        turn = _SocketTurn(self, _encode({**asked, "stream": True}))
         await self._scope["app"](self._request(), turn.receive, turn.send)
         if not turn.succeeded and isinstance(parent, str):
             await self._memory.forget(parent)
@@ -249,7 +249,7 @@ class _Connection:
         await self._put(frame(TEXT, _encode({"type": "error", "status": status, **body})))
 
 
-class _Turn:
+class _SocketTurn:
     """One request as the application sees it, and its answer as messages."""
 
     def __init__(self, connection: _Connection, body: bytes) -> None:

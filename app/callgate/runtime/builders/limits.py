@@ -2,7 +2,7 @@
 
 from callgate.config.schema import Config
 from callgate.conversation.loop import Rules
-from callgate.tools.process import Processes
+from callgate.tools.process import CommandProcesses
 from callgate.tools.threads import ThreadPool
 
 
@@ -23,6 +23,6 @@ def threads_of(config: Config) -> ThreadPool:
     return ThreadPool(config.limits.tool_threads)
 
 
-def processes_of(config: Config) -> Processes:
+def processes_of(config: Config) -> CommandProcesses:
     """The places for commands, of all tools together."""
-    return Processes(config.limits.child_processes)
+    return CommandProcesses(config.limits.child_processes)

@@ -17,9 +17,9 @@ from callgate.stores.disk import DiskStore
 from callgate.stores.memory import MemoryStore
 from callgate.stores.redis import RedisStore
 from callgate.stores.redis_news import RedisNews
-from callgate.stores.responses import Responses
+from callgate.stores.responses import ResponseStore
 from callgate.stores.run_streams import RunStreams
-from callgate.stores.store import Store
+from callgate.stores.store import KeyValueStore
 from callgate.telemetry.tool_servers import ToolServers
 from callgate.tools.mcp_descriptors import DamagedPins, Pins
 
@@ -30,7 +30,7 @@ PINS = "tool_pins.json"
 NO_DRIVER = "Postgres needs a package that is not installed: pip install 'callgate[postgres]'"
 
 
-def store_of(config: Config) -> Store:
+def store_of(config: Config) -> KeyValueStore:
     section = config.store
     if section.redis_url is not None:
         try:
@@ -65,7 +65,7 @@ def fleet_of(config: Config, on_lost: Callable[[int], None]) -> "Fleet | None":
     return Fleet(config.store.redis_url.get_secret_value(), config.store.prefix, on_lost)
 
 
-def claims_of(config: Config, store: Store, process: Callable[[], str]) -> Claims:
+def claims_of(config: Config, store: KeyValueStore, process: Callable[[], str]) -> Claims:
     """Where keys of requests are claimed: with all processes where they share a store, else on the disk where there is a
     folder for it. `process` names this one in the ledger of that folder."""
     if config.store.redis_url is not None:
@@ -76,19 +76,19 @@ def claims_of(config: Config, store: Store, process: Callable[[], str]) -> Claim
     return Claims(DiskStore(folder / FILE), LockedProcesses(process, partial(is_gone, folder)), own_store=True)
 
 
-def responses_of(config: Config, store: Store) -> Responses:
+def responses_of(config: Config, store: KeyValueStore) -> ResponseStore:
     """Where responses are kept: with all processes where they share a store, else on the disk where there is a folder."""
     section = config.store
     seconds, owner_bytes = section.conversation_seconds, section.response_bytes
     if section.redis_url is not None:
-        return Responses(store, seconds, owner_bytes)
+        return ResponseStore(store, seconds, owner_bytes)
     own = (
         # Chats that are remembered, of whichever key, push out no responses.
         MemoryStore(section.entries, section.bytes)
         if config.data_dir is None
         else DiskStore(Path(config.data_dir) / FILE)
     )
-    return Responses(own, seconds, owner_bytes, own_store=True)
+    return ResponseStore(own, seconds, owner_bytes, own_store=True)
 
 
 def check_files(config: Config) -> None:

@@ -14,7 +14,7 @@ from callgate.tools.command import CommandLine
 from callgate.tools.concurrency import ConcurrencyLimits
 from callgate.tools.executor import Executor, Policy, Tool
 from callgate.tools.mcp_descriptors import Pins
-from callgate.tools.process import Paths, Processes, ProcessLimits
+from callgate.tools.process import CommandProcesses, Paths, ProcessLimits
 from callgate.tools.python_function import NotATool, functions_at, python_tool
 from callgate.tools.registry import Registry
 from callgate.tools.source_pool import SourcePool
@@ -29,7 +29,7 @@ def registry_of(
     config: Config,
     web: "Web | Callable[[], Web]",
     threads: ThreadPool,
-    processes: Processes,
+    processes: CommandProcesses,
     *,
     pins: Pins | None = None,
     pool: SourcePool | None = None,
@@ -106,7 +106,7 @@ def _tools(
     defaults: Policy,
     web: "Web | Callable[[], Web]",
     threads: ThreadPool,
-    processes: Processes,
+    processes: CommandProcesses,
 ) -> Iterator[Tool]:
     match entry:
         case PythonTool():
@@ -145,7 +145,7 @@ def _http_tool(entry: HttpTool, defaults: Policy, web: "Web") -> Tool:
     return _tool(entry, executor, defaults, shown_address(entry.url))
 
 
-def _command_tool(entry: CommandTool, defaults: Policy, processes: Processes) -> Tool:
+def _command_tool(entry: CommandTool, defaults: Policy, processes: CommandProcesses) -> Tool:
     limits, paths = entry.limits, entry.paths
     executor = CommandLine(
         processes,
