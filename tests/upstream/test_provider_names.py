@@ -4,11 +4,11 @@ import pytest
 
 from callgate.upstream import litellm_model
 from callgate.upstream.provider_names import KNOWN, LITELLMS_OWN, OTHER_WORDS, why_unknown
-from callgate.upstream.resolve import OLLAMAS, OPENAI_SHAPED, TRANSLATED, ModelEntry
+from callgate.upstream.resolve import OLLAMAS, OPENAI_SHAPED, TRANSLATED, ModelConfig
 
 
 def why(model: str, **more: object) -> str | None:
-    return why_unknown(ModelEntry("m", {"model": model, **more}))
+    return why_unknown(ModelConfig("m", {"model": model, **more}))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_what_litellm_can_ask_is_known(model, more):
 
 
 def test_where_the_operator_vouches_for_the_address_any_name_will_do():
-    assert why_unknown(ModelEntry("m", {"model": "x/y", "api_base": "http://127.0.0.1:1/v1"}, lane="direct")) is None
+    assert why_unknown(ModelConfig("m", {"model": "x/y", "api_base": "http://127.0.0.1:1/v1"}, lane="direct")) is None
 
 
 def test_the_names_are_litellms():

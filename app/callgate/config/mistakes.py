@@ -87,7 +87,13 @@ def _message(document: Document, path: Path, value: Any, details: ErrorDetails) 
                 return f"unknown key `{key}`; of a litellm proxy's file only `model_list` is read"
             if len(path) == 1 and key in ModelEntry.model_fields:
                 return f"unknown key `{key}`; it belongs into an entry of `model_list`"
-            known = _known_keys(Config, details["loc"][:-1])
+            # The keys a block may have, found by walking the schema along an error's place.
+            section = Config
+            for part in details["loc"][:-1]:
+                section = _step(section, part)
+            known = (
+                [field.alias or name for name, field in section.model_fields.items()] if _is_section(section) else []
+            )
             if (other := _OTHER_WORDS.get(key)) in known:
                 return f"unknown key `{key}`; what it means elsewhere is `{other}` here"
             hint = near(key, known)
@@ -145,13 +151,6 @@ _REMOVED: Final[Mapping[Path, str]] = MappingProxyType(
 
 def _all_of(known: list[str]) -> str:
     return f"; known here: {', '.join(known)}" if known else ""
-
-
-def _known_keys(kind: Any, loc: Path) -> list[str]:
-    """The keys a block may have, found by walking the schema along an error's place."""
-    for part in loc:
-        kind = _step(kind, part)
-    return [field.alias or name for name, field in kind.model_fields.items()] if _is_section(kind) else []
 
 
 def _step(kind: Any, part: str | int) -> Any:

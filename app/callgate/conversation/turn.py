@@ -189,9 +189,19 @@ class TurnBuilder:
         if extra_fields:
             with contextlib.suppress(RecursionError):  # too deep: what goes out in the end is not for a turn to say
                 sound = {sound_text(name): _sound_value(value) for name, value in extra_fields.items()}
+        # One copy: some providers send the same reasoning under two names. What the model wrote among its text is not
+        # such a copy.
+        if not self._reasoning:
+            reasoning = ""
+        else:
+            texts = {source: "".join(pieces) for source, pieces in self._reasoning.items()}
+            native = next(
+                (texts[name] for name in ("reasoning_content", "reasoning", "thinking") if texts.get(name)), ""
+            )
+            reasoning = sound_text(native + texts.get("text", ""))
         return Turn(
             text=sound_text("".join(self._texts)),
-            reasoning=self._all_reasoning(),
+            reasoning=reasoning,
             calls=calls,
             findings=tuple(dict.fromkeys(findings)) if findings else (),
             reasons=finish.reasons,
@@ -223,15 +233,6 @@ class TurnBuilder:
     @handles(_TAKEN, ReasoningDelta)
     def _reason(self, event: ReasoningDelta) -> None:
         self._reasoning.setdefault(event.source, []).append(event.text)
-
-    def _all_reasoning(self) -> str:
-        """One copy: some providers send the same reasoning under two names. What the model wrote among its text is
-        not such a copy."""
-        if not self._reasoning:
-            return ""
-        texts = {source: "".join(pieces) for source, pieces in self._reasoning.items()}
-        native = next((texts[name] for name in ("reasoning_content", "reasoning", "thinking") if texts.get(name)), "")
-        return sound_text(native + texts.get("text", ""))
 
     @handles(_TAKEN, Finished)
     def _finished(self, event: Finished) -> None:

@@ -152,7 +152,7 @@ class RunListener(Listener, msgspec.Struct, eq=False):
         self._note(event)
 
 
-class Counted(Protocol):
+class CountedUsage(Protocol):
     """What one key used of one model since the process began. It only ever grows, so that no step of it is lost."""
 
     name: str
@@ -195,7 +195,7 @@ class Recorder:
         mask: Mask,
         folder: Path | None = None,
         on_dropped: Callable[[], None] = lambda: None,
-        counted: Callable[[], Iterable[Counted]] = tuple,
+        counted: Callable[[], Iterable[CountedUsage]] = tuple,
     ) -> None:
         """`folder` is where the file is, if runs are written at all."""
         self._mask = mask

@@ -219,7 +219,11 @@ class _SpanReader:
     def _turn(self, event: RunEvent, began: RunEvent, attempts: Sequence[RunEvent]) -> Span:
         facts, usage = event.facts, event.facts["usage"] or {}
         read, written = usage.get("prompt_tokens_details") or {}, usage.get("completion_tokens_details") or {}
-        said = self._said(event)
+        # What was asked and answered in a turn, as the conventions have it; nothing where no texts are shown.
+        if not self._recording.content or not (self._shown.in_spans or self._shown.in_events):
+            said = {}
+        else:
+            said = said_in_turn(self._recording, event.choice, event.turn or 0)
         events = self._retries(attempts)
         events += [
             SpanEvent(
@@ -288,12 +292,6 @@ class _SpanReader:
                 "callgate.attempt.number": number,
             },
         )
-
-    def _said(self, event: RunEvent) -> dict[str, str]:
-        """What was asked and answered in a turn, as the conventions have it; nothing where no texts are shown."""
-        if not self._recording.content or not (self._shown.in_spans or self._shown.in_events):
-            return {}
-        return said_in_turn(self._recording, event.choice, event.turn or 0)
 
     def _attempt(self, event: RunEvent) -> Span:
         facts = event.facts

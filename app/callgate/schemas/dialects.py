@@ -206,7 +206,15 @@ class _Gemini:
                 self._lose(place, "became any text")
             return {"type": "string"}
         if "$ref" in node:
-            return self._referred(node, place, trail)
+            reference = str(node["$ref"])
+            if reference in trail:
+                self._lose(place, f"{reference} refers to itself; from here on it is any object")
+                return {"type": "object", **({"description": node["description"]} if "description" in node else {})}
+            beside = {word: value for word, value in node.items() if word != "$ref"}
+            target = _at(self.root, reference)
+            if not isinstance(target, Mapping):
+                return self._node({"type": "object", **beside} if target is None else target, place, trail)
+            return self._node({**target, **beside}, place, (*trail, reference))
         words, trail = self._with_all(dict(node), place, trail)
         nullable = self._without_null(words)
         if "$ref" in words:  # the one choice that was left
@@ -237,17 +245,6 @@ class _Gemini:
         if not whole["properties"]:
             del whole["properties"]
         return whole, trail
-
-    def _referred(self, node: Mapping[str, Any], place: str, trail: tuple[str, ...]) -> dict[str, Any]:
-        reference = str(node["$ref"])
-        if reference in trail:
-            self._lose(place, f"{reference} refers to itself; from here on it is any object")
-            return {"type": "object", **({"description": node["description"]} if "description" in node else {})}
-        beside = {word: value for word, value in node.items() if word != "$ref"}
-        target = _at(self.root, reference)
-        if not isinstance(target, Mapping):
-            return self._node({"type": "object", **beside} if target is None else target, place, trail)
-        return self._node({**target, **beside}, place, (*trail, reference))
 
     def _without_null(self, words: dict[str, Any]) -> bool:
         """Takes `null` out of a node's types and choices, and says whether it was there."""

@@ -152,7 +152,14 @@ class _Shaping:
                 continue
             if f"{place} {name.lower() if place == 'header' else name}" in self._fixed:
                 continue
-            schema, as_json_text = self._schema_of(name, node)
+            content = node.get("content")
+            if not isinstance(content, Mapping) or not content:
+                schema, as_json_text = node.get("schema", {}), False
+            else:
+                media_type, media = next(iter(content.items()))
+                if not JSON.match(media_type):
+                    raise LeftOut(f"its parameter `{name}` is written as {media_type}")
+                schema, as_json_text = (media.get("schema", {}) if isinstance(media, Mapping) else {}), True
             if place in ("header", "cookie") and not _TOKEN.fullmatch(name):
                 raise LeftOut(f"its parameter {name[:40]!r} cannot be the name of a {place}")
             style = str(node.get("style", _USUAL_STYLES[place]))
@@ -178,15 +185,6 @@ class _Shaping:
                     raise LeftOut(f"its parameter `{name}` is in {place!r}, which is no place")
                 found[place, name] = node
         return found
-
-    def _schema_of(self, name: str, node: Mapping[str, Any]) -> tuple[Any, bool]:
-        content = node.get("content")
-        if not isinstance(content, Mapping) or not content:
-            return node.get("schema", {}), False
-        media_type, media = next(iter(content.items()))
-        if not JSON.match(media_type):
-            raise LeftOut(f"its parameter `{name}` is written as {media_type}")
-        return (media.get("schema", {}) if isinstance(media, Mapping) else {}), True
 
     def _add(self, argument: str, schema: Any, node: Mapping[str, Any], *, required: bool) -> None:
         self._properties[argument] = {}

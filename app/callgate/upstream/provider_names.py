@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from callgate.upstream import litellm_model
-from callgate.upstream.resolve import OLLAMAS, OPENAI_SHAPED, TRANSLATED, ModelEntry, opened, split_provider
+from callgate.upstream.resolve import OLLAMAS, OPENAI_SHAPED, TRANSLATED, ModelConfig, opened, split_provider
 
 LITELLMS_OWN = frozenset(
     """
@@ -37,7 +37,7 @@ OTHER_WORDS: Mapping[str, str] = {
 NEAR = 0.6
 
 
-def why_unknown(entry: ModelEntry) -> str | None:
+def why_unknown(entry: ModelConfig) -> str | None:
     """Why nobody could be asked for an entry's model, or None. Loads litellm where a name is none of those known here: a newer
     litellm may know it."""
     params = opened(entry.litellm_params)

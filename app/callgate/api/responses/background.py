@@ -29,7 +29,7 @@ from callgate.api.responses.output import ResponseWriter
 from callgate.auth.keys import Caller, owner_name
 from callgate.conversation.errors import ChatError
 from callgate.runtime.durable_run import TAKEN_OVER, DurableRun
-from callgate.stores.claims import Processes
+from callgate.stores.claims import StoreProcesses
 from callgate.stores.responses import StoredResponse
 from callgate.stores.store import StoreError
 
@@ -141,19 +141,19 @@ class ResponsesCarrier:
         self, request: RunRequest, caller: Caller, run: DurableRun, receive: Receive, send: Send
     ) -> Ended:
         answer = partial(self._endpoint.carry_on, request, caller, run)
-        if not _decode(request.body, type=_Asked).background:
+        if not _decode(request.body, type=_BackgroundRequest).background:
             return await answer(receive, send)
         return await self._background.carry_on(caller, answer, receive, send)
 
 
-class _Asked(msgspec.Struct):
+class _BackgroundRequest(msgspec.Struct):
     background: bool | None = None
 
 
 class BackgroundRuns:
     """The responses that this process makes in the background."""
 
-    def __init__(self, app: ASGIApp, kept: KeptResponses, processes: Processes, durable: DurableRuns) -> None:
+    def __init__(self, app: ASGIApp, kept: KeptResponses, processes: StoreProcesses, durable: DurableRuns) -> None:
         self._app, self._kept, self._processes, self._durable = app, kept, processes, durable
         self._runs: dict[tuple[str, str], BackgroundRun] = {}
 

@@ -10,7 +10,7 @@ from callgate.http.interface import Deadlines
 from callgate.http.proxies import Proxies
 from callgate.runtime.builders.errors import BadEntry, BadModel, raise_all
 from callgate.upstream.provider_names import why_unknown
-from callgate.upstream.resolve import LaneError, ModelEntry, check
+from callgate.upstream.resolve import LaneError, ModelConfig, check
 from callgate.upstream.retry import RetryPolicy
 
 
@@ -20,7 +20,7 @@ def retry_policy_of(config: Config) -> RetryPolicy:
     return RetryPolicy(tries=config.upstream.retries + 1, wait_in_all=wait)
 
 
-def model_entries(config: Config) -> list[ModelEntry]:
+def model_entries(config: Config) -> list[ModelConfig]:
     """The models. One that could never be asked is the operator's mistake and fails the start."""
     entries = [model_entry(section, config) for section in config.model_list]
     errors: list[BadEntry] = []
@@ -38,9 +38,9 @@ def model_entries(config: Config) -> list[ModelEntry]:
     return entries
 
 
-def model_entry(section: ModelSection, config: Config) -> ModelEntry:
+def model_entry(section: ModelSection, config: Config) -> ModelConfig:
     upstream = config.upstream
-    return ModelEntry(
+    return ModelConfig(
         model_name=section.model_name,
         litellm_params=section.litellm_params.reveal(),
         tools=section.tools,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 
-from callgate.config.schema import CommandTool, Config, HttpTool, OpenApiTool, PlacedTool, PythonTool
+from callgate.config.schema import CommandTool, Config, HttpTool, OpenApiTool, PythonTool
 from callgate.runtime.builders.errors import BadEntry, BadTool, raise_all
 from callgate.runtime.builders.policies import approval_rule, fingerprint, in_clear, policy_of, stamp_of
 from callgate.runtime.builders.sources import open_api_source, server_spec
@@ -53,7 +53,19 @@ def registry_of(
                 registry.add_source(source, concurrency=entry.concurrency, approval=approval, identity=made_from)
                 continue
             for tool in _tools(entry, defaults, web, threads, processes):
-                registry.add(_placed(tool, entry, config, fleet), approval=approval)
+                if entry.run_on is None:
+                    placed = tool
+                else:
+                    from callgate.fleet.executor import NoFleet, on_fleet
+                    from callgate.fleet.fleet import FleetPool
+
+                    if fleet is None:
+                        placed = replace(tool, executor=NoFleet(entry.run_on), queue=None)
+                    else:
+                        placed = on_fleet(
+                            tool, fleet, FleetPool(entry.run_on, config.pools[entry.run_on].queue_seconds)
+                        )
+                registry.add(placed, approval=approval)
         except (ValueError, NotATool) as error:
             errors.append(BadTool(("tools", index), entry.name, str(error)))
             errors[-1].__cause__ = error
@@ -73,17 +85,6 @@ def registry_of(
                 errors[-1].__cause__ = error
     raise_all(errors)
     return registry
-
-
-def _placed(tool: Tool, entry: PlacedTool, config: Config, fleet: "Fleet | None") -> Tool:
-    if entry.run_on is None:
-        return tool
-    from callgate.fleet.executor import NoFleet, on_fleet
-    from callgate.fleet.fleet import FleetPool
-
-    if fleet is None:
-        return replace(tool, executor=NoFleet(entry.run_on), queue=None)
-    return on_fleet(tool, fleet, FleetPool(entry.run_on, config.pools[entry.run_on].queue_seconds))
 
 
 def _opened(web: "Web | Callable[[], Web]") -> "Web":
