@@ -14,7 +14,7 @@ import pytest
 
 from callgate.conversation.events import CallWritten, ModelEvent, TextDelta
 from callgate.conversation.finish import FinishClass, classify
-from callgate.text_calls.families import known_format, known_formats
+from callgate.text_calls.families import _FAMILIES, known_format
 from callgate.text_calls.reader import reader_for
 from callgate.text_calls.thinking import ThinkingMemory
 
@@ -65,7 +65,7 @@ def test_the_same_runs_wherever_the_text_is_cut(model):
 
 
 def test_each_familys_format_is_among_them():
-    assert known_formats() - {known_format(model) for model in OUTPUTS} <= {"inkling", "muse"}
+    assert {format for _, format in _FAMILIES} - {known_format(model) for model in OUTPUTS} <= {"inkling", "muse"}
 
 
 def test_thinking_behind_calls_is_not_shown_as_text_too():

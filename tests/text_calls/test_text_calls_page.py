@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from bench.prompt_tokens import logged
-from callgate.text_calls.families import FALLBACK, known_format, known_formats
+from callgate.text_calls.families import _FAMILIES, FALLBACK, known_format
 from callgate.text_calls.prompts import FORMATS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "text-calls.md").read_text()
@@ -27,7 +27,7 @@ def test_the_estimate_is_within_a_third_of_what_was_counted() -> None:
 def test_every_family_in_the_table_is_asked_as_it_says_and_no_format_is_missing() -> None:
     rows = [(name.strip(), format) for names, format in FAMILY_ROW.findall(PAGE) for name in names.split(",")]
     assert {name: known_format(name) for name, _ in rows} == dict(rows)
-    assert {format for _, format in rows} == known_formats()
+    assert {format for _, format in rows} == {format for _, format in _FAMILIES}
 
 
 def test_a_format_that_is_no_familys_is_named_on_the_page() -> None:

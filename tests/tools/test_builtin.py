@@ -5,12 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from callgate.tools.authoring import ToolError
-from callgate.tools.builtin import builtin_tools, calculate
+from callgate.tools.builtin import calculate, calculator, clock
 from callgate.tools.executor import Safety
+from callgate.tools.python_function import python_tool
 from callgate.tools.threads import ThreadPool
 from tests.tools.kinds import an_occasion, ready
 
-TOOLS = {tool.name: tool for tool in builtin_tools(ThreadPool())}
+TOOLS = {tool.name: tool for tool in (python_tool(each, ThreadPool()) for each in (clock, calculator))}
 
 
 def test_both_only_read():

@@ -16,10 +16,6 @@ from callgate.api.operator_ids import KEPT_BY_PROVIDERS, WITH_ID, may_have_ids, 
 from callgate.api.strict_json import Fields, check_text, invalid_json, is_plain
 from callgate.conversation.errors import ChatError
 
-PLAIN_DEPTH: Final = 6
-"""How deep a plain request may be by its form: the address of an image, or what a call says of its function. Every
-limit that can be set allows that."""
-
 TOOLS_BYTES: Final = 4 * 1024 * 1024
 """How much is remembered of tools that were found right."""
 ONE_TOOLS_BYTES: Final = TOOLS_BYTES // 8

@@ -48,11 +48,6 @@ def known_format(model_name: str) -> str | None:
     return next((format for pattern, format in _FAMILIES if re.search(pattern, name)), None)
 
 
-def known_formats() -> frozenset[str]:
-    """The formats that are some family's own."""
-    return frozenset(format for _, format in _FAMILIES)
-
-
 def _bare(model_name: str) -> str:
     """The name in lower case, without provider and organisation, with one kind of separator."""
     last = model_name.lower().rstrip("/").rsplit("/", 1)[-1]

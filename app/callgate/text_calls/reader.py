@@ -7,7 +7,6 @@ what follows may show that they were quoted or only considered (`event_sink`). H
 """
 
 from collections.abc import Collection
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -21,17 +20,6 @@ from callgate.text_calls.text_cursor import Steps, TextCursor
 FORMATS: frozenset[str] = frozenset(GRAMMARS)
 
 _THINK_END = "</think"
-
-
-class Reader(Protocol):
-    """Something that makes events out of text. However the text is cut, the events say the same."""
-
-    def feed(self, text: str) -> list[ModelEvent]: ...
-
-    def finish(self, *, in_order: bool = True) -> list[ModelEvent]:
-        """The text has ended: what was held back goes out, and calls that were cut off are said to be. `in_order`: the
-        model ended it, and was not cut off."""
-        ...
 
 
 def reader_for(

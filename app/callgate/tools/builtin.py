@@ -11,9 +11,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import Field
 
 from callgate.tools.authoring import ToolError, tool
-from callgate.tools.executor import Safety, Tool
-from callgate.tools.python_function import python_tool
-from callgate.tools.threads import ThreadPool
+from callgate.tools.executor import Safety
 
 Number: TypeAlias = int | float
 
@@ -23,10 +21,6 @@ MAX_BITS = 4096
 """Of an integer: about 1200 digits, which is more than anybody asks for and too little to hurt."""
 MAX_FACTORIAL = 500
 """500! has 3768 bits."""
-
-
-def builtin_tools(threads: ThreadPool) -> tuple[Tool, ...]:
-    return (python_tool(clock, threads), python_tool(calculator, threads))
 
 
 @tool(safety=Safety.READ_ONLY)
