@@ -66,7 +66,7 @@ class _Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _DemoReply:
     """What the model answers with in one turn: calls or text."""
 
     text: str = ""
@@ -116,24 +116,24 @@ class _DemoAnswer:
 # What it answers ----------------------------------------------------------------------------------
 
 
-def _answer(messages: Sequence[Any], offered: Mapping[str, Any], choice: Any, params: Mapping[str, Any]) -> _Said:
+def _answer(messages: Sequence[Any], offered: Mapping[str, Any], choice: Any, params: Mapping[str, Any]) -> _DemoReply:
     request, since = _last_request(messages)
     if choice == "none":
         offered = {}
     if forced := _forced(choice, offered):
         wanted = next((wish for step in _steps(request, offered) for wish in step if wish.tool in forced), None)
-        return _Said(calls=[wanted or _Wanted(forced[0], _made_up_object(offered[forced[0]]))])
+        return _DemoReply(calls=[wanted or _Wanted(forced[0], _made_up_object(offered[forced[0]]))])
     if request.startswith("### Task:"):
-        return _Said(json.dumps({"title": "Trying the demo model", "tags": ["Demo"], "follow_ups": []}))
+        return _DemoReply(json.dumps({"title": "Trying the demo model", "tags": ["Demo"], "follow_ups": []}))
     steps = _steps(request, offered)
     taken = sum(1 for message in since if message.get("role") == "assistant" and message.get("tool_calls"))
     if taken < len(steps):
-        return _Said(calls=steps[taken])
+        return _DemoReply(calls=steps[taken])
     if schema := _asked_schema(params):
-        return _Said(json.dumps(_made_up(schema)))
+        return _DemoReply(json.dumps(_made_up(schema)))
     if results := _results(since):
-        return _Said(" ".join(f"The {name} tool says: {text}" for name, text in results))
-    return _Said(_introduction(offered))
+        return _DemoReply(" ".join(f"The {name} tool says: {text}" for name, text in results))
+    return _DemoReply(_introduction(offered))
 
 
 def _last_request(messages: Sequence[Any]) -> tuple[str, Sequence[Mapping[str, Any]]]:
@@ -247,7 +247,7 @@ def _introduction(offered: Mapping[str, Any]) -> str:
 # How it says it -----------------------------------------------------------------------------------
 
 
-def _batches(said: _Said, messages: Sequence[Any], ask: ModelRequest) -> Iterator[Sequence[ModelEvent]]:
+def _batches(said: _DemoReply, messages: Sequence[Any], ask: ModelRequest) -> Iterator[Sequence[ModelEvent]]:
     digest = hashlib.sha256(json.dumps(messages, sort_keys=True, default=str).encode()).hexdigest()
     head = ProviderHead(id=f"chatcmpl-demo-{digest[:16]}", model="demo", system_fingerprint="fp_demo")
     words = re.findall(r"\s*\S+\s*?", said.text)
