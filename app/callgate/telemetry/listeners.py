@@ -21,7 +21,7 @@ from callgate.conversation.events import (
     TurnAccount,
     TurnEnded,
 )
-from callgate.conversation.listeners import Handlers, Listener
+from callgate.conversation.listeners import Handlers, Listener, handles
 from callgate.telemetry.logs import Log
 from callgate.telemetry.metrics import OTHER, Metrics, OfModel
 
@@ -44,11 +44,14 @@ class LogListener(Listener, msgspec.Struct, eq=False):
     _run_id: str
     content: bool = False
 
+    handlers: ClassVar[Handlers] = {}
+
     @property
     def _log(self) -> Log:
         """Made for each line: most chats write none."""
         return Log("callgate.chat", run_id=self._run_id)
 
+    @handles(handlers, Attempt)
     def _attempt(self, event: Attempt) -> None:
         by, log = event.by, self._log
         fields = {"turn": event.turn, "attempt": event.number, "model": by.model, "deployment": by.deployment}
@@ -61,6 +64,7 @@ class LogListener(Listener, msgspec.Struct, eq=False):
         say = log.info if event.is_refusal else log.warning  # a client's mistake is nobody's outage
         say("upstream_attempt_failed", **fields, status=event.status, reason=event.reason, detail=event.detail)
 
+    @handles(handlers, CallStarted)
     def _call_started(self, event: CallStarted) -> None:
         """Its end says all of this again, but for the arguments."""
         turn, call = event.turn, event.call
@@ -69,6 +73,7 @@ class LogListener(Listener, msgspec.Struct, eq=False):
         elif self._log.enabled_for(logging.DEBUG):
             self._log.debug("call_started", turn=turn, call_id=call.id, tool=call.name)
 
+    @handles(handlers, TurnEnded)
     def _turn_ended(self, event: TurnEnded) -> None:
         """All that was odd about a turn in one line, so that it is found by the run and read at once."""
         turn, answer = event.turn, event.answer
@@ -99,6 +104,7 @@ class LogListener(Listener, msgspec.Struct, eq=False):
         fields = {"call_id": call.id, "tool": call.name, "flaw": str(call.flaw)}
         return {**fields, "written": call.text} if self.content else fields
 
+    @handles(handlers, CallEnded)
     def _call_ended(self, event: CallEnded) -> None:
         call, outcome = event.call, event.outcome
         more: dict[str, Any] = {"result": outcome.text} if self.content else {}
@@ -115,18 +121,13 @@ class LogListener(Listener, msgspec.Struct, eq=False):
             **more,
         )
 
-    handlers: ClassVar[Handlers] = {
-        TurnEnded: _turn_ended,
-        CallStarted: _call_started,
-        CallEnded: _call_ended,
-        Attempt: _attempt,
-    }
-
 
 class MetricsListener(Listener):
     """Counts. `model` is the configured name; of tools only those in `tools`, our own, are counted by name."""
 
     __slots__ = ("_answers", "_metrics", "_model", "_of_model", "_tools")
+
+    handlers: ClassVar[Handlers] = {}
 
     def __init__(self, metrics: Metrics, model: str, tools: Container[str] = (), key: str = "") -> None:
         self._metrics = metrics
@@ -135,19 +136,23 @@ class MetricsListener(Listener):
         self._answers: list[TurnAccount] = []
         self._tools = tools
 
+    @handles(handlers, CallEnded)
     def _call_ended(self, event: CallEnded) -> None:
         tool = self._label(event.call.name)
         self._metrics.calls.of(tool, _verdict(event.outcome)).inc()
         self._metrics.call_seconds.of(tool).observe(event.seconds)
         self._of_model.calls += 1
 
+    @handles(handlers, CallsHandedBack)
     def _handed_back(self, event: CallsHandedBack) -> None:
         self._metrics.calls.of(CLIENTS, "handed_back").inc(len(event.calls))
 
+    @handles(handlers, Attempt)
     def _attempt(self, event: Attempt) -> None:
         if event.reason:
             self._metrics.attempts.of(self._model, event.by.counted_as, event.by.host, _result(event)).inc()
 
+    @handles(handlers, ChatEnded)
     def _chat_ended(self, event: ChatEnded) -> None:
         self._of_model.ended(str(event.ending.kind), event.ending.finish_reason)
         if event.usage:
@@ -158,6 +163,7 @@ class MetricsListener(Listener):
             else:
                 self._answering(self._answers[-1]).spent(event.usage)
 
+    @handles(handlers, ChatFailed)
     def _chat_failed(self, event: ChatFailed) -> None:
         self._spend_by_turn()
         self._metrics.chats.of(self._model, "cancelled" if event.reason == CANCELLED else "failed", "").inc()
@@ -172,6 +178,7 @@ class MetricsListener(Listener):
         model = answer.by.counted_model or self._model
         return self._of_model if model == self._model else self._metrics.model(model, self._of_model.key)
 
+    @handles(handlers, TurnEnded)
     def _turn_ended(self, event: TurnEnded) -> None:
         answer = event.answer
         self._of_model.turn(answer.seconds)
@@ -191,15 +198,6 @@ class MetricsListener(Listener):
 
     def _label(self, tool: str | None) -> str:
         return tool if tool is not None and tool in self._tools else OTHER
-
-    handlers: ClassVar[Handlers] = {
-        TurnEnded: _turn_ended,
-        CallEnded: _call_ended,
-        CallsHandedBack: _handed_back,
-        Attempt: _attempt,
-        ChatEnded: _chat_ended,
-        ChatFailed: _chat_failed,
-    }
 
 
 def _result(attempt: Attempt) -> str:

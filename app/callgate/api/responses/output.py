@@ -131,7 +131,7 @@ class ResponseItems:
         events = output.events
         if len(events) > 1:
             # A whole message has its fields in any order; what was thought comes before what was said.
-            events = sorted(events, key=_is_no_thought)
+            events = sorted(events, key=lambda event: type(event) not in _THOUGHTS)
         for at, event in enumerate(events):
             kind = type(event)
             if kind is TextDelta:
@@ -428,10 +428,6 @@ class ResponseItems:
         if self._tier is not None:
             resource["service_tier"] = self._tier
         return resource
-
-
-def _is_no_thought(event: Any) -> bool:
-    return type(event) not in _THOUGHTS
 
 
 _THOUGHTS = frozenset({ReasoningDelta, ThinkingBlock})
