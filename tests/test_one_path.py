@@ -40,7 +40,7 @@ async def play(
     """The client's answer, and the requests that the model got."""
     model = f"{recording.name}-{'streamed' if stream else 'whole'}"
     recording.play_on(upstream, model)
-    config = make_config(upstream.url, models=[model], tools=recording.server_tools)
+    config = make_config(upstream.url, models=[model], tools=recording.house_tools)
     async with serve(create_app(config)) as url, openai_client(url) as client:
         question: dict[str, Any] = {"model": model, **recording.request}
         if stream:
@@ -219,7 +219,7 @@ async def play_on_both(
         for tool in recording.request.get("tools", ())
     ]
     question: dict[str, Any] = {**recording.request, "tools": tools, "thinking": {"type": "adaptive"}}
-    config = make_config(upstream.url, models=models, tools=recording.server_tools)
+    config = make_config(upstream.url, models=models, tools=recording.house_tools)
     async with serve(create_app(config)) as url, openai_client(url) as client, http_client(url) as http:
         chat = await client.chat.completions.create(model=models[0], **recording.request)
         ask = MessagesClient(http).ask
@@ -278,7 +278,7 @@ async def test_responses_say_what_a_chat_says_streamed_and_whole(recording: Reco
     asked["tools"] = [{"type": "function", **tool["function"]} for tool in request.pop("tools", ())]
     if "max_tokens" in request:
         asked["max_output_tokens"] = request.pop("max_tokens")
-    config = make_config(upstream.url, models=models, tools=recording.server_tools)
+    config = make_config(upstream.url, models=models, tools=recording.house_tools)
     async with serve(create_app(config)) as url, openai_client(url) as client:
         expected = told(await client.chat.completions.create(model=models[0], **recording.request))
         streamed = (await responded(client, stream=True, model=models[1], **asked, **request)).to_dict(warnings=False)

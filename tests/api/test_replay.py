@@ -239,7 +239,7 @@ async def test_an_exported_recording_is_read_and_played_as_the_tests_play_theirs
         answer = (await client.post("/v1/chat/completions", json=body)).json()
 
     assert answer["choices"][0]["message"]["content"] == recording.expect.content == "It is 5."
-    assert recording.server_tools == ["add", "send_mail"]
+    assert recording.house_tools == ["add", "send_mail"]
     assert recording.expect.results == {"call_add": "5", "call_broken": {"flaw": "schema_mismatch"}}
     assert recording.expect.ran == [{"name": "add", "arguments": {"a": 2, "b": 3}}]
     assert recording.expect.requests == 2

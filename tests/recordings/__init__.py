@@ -4,7 +4,7 @@ One JSON file each. A new quirk arrives as a new file. The keys:
 
     name, about, provider   the file's name, what it shows, whose way of writing it is
     request                 fields of the client's request: messages, its own tools, others
-    server_tools             server-side tools on offer, by their names in `tests.harness.toolshed`
+    house_tools             server-side tools on offer, by their names in `tests.harness.toolshed`; exports name it so
     tools                   the tools as they were offered, in what `callgate runs export` writes
     replies                 what the model answers, in order: `chunks` and `end` for a stream, `whole` for a body
                             (and the `verdicts` of its calls, in what `callgate runs export` writes)
@@ -51,7 +51,7 @@ class Recording:
     about: str
     provider: str
     request: Mapping[str, Any]
-    server_tools: Sequence[str]
+    house_tools: Sequence[str]
     replies: Sequence[Mapping[str, Any]]
     expect: Expected
     toolless: Mapping[str, Any] | None = None

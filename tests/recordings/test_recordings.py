@@ -87,10 +87,10 @@ def test_the_usage_expected_is_that_of_all_turns(recording):
 def test_what_runs_was_asked_for_and_is_a_server_side_tool(recording):
     asked = [(name, json.loads(text or "{}")) for name, text in _calls(recording).values() if _is_json(text)]
     for call in recording.expect.ran:
-        assert call["name"] in recording.server_tools
+        assert call["name"] in recording.house_tools
         assert (call["name"], call["arguments"]) in asked
     assert len(recording.expect.ran) <= len(asked)
-    assert set(recording.server_tools) <= set(toolshed.SAFETY)
+    assert set(recording.house_tools) <= set(toolshed.SAFETY)
 
 
 @every
