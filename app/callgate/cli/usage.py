@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,7 +11,7 @@ from callgate.cli.shared import ConfigOption, JsonOption, give_up, read_config
 from callgate.conversation.prices import Price
 
 if TYPE_CHECKING:
-    from callgate.config.schema import Config
+    pass
 
 
 def usage(
@@ -37,7 +36,14 @@ def usage(
             store.close()
         except StoreUnusable as error:
             raise give_up(f"data_dir: {error}") from None
-    rows = grouped(used, by, _prices(loaded, {each.model for each in used}))
+    # By the operator's `model_info`, or litellm's list, which is loaded only where it is needed.
+    from callgate.upstream.prices import price_of
+
+    found: dict[str, Price | None] = {}
+    for name in {each.model for each in used}:
+        entry = next((each for each in loaded.model_list if each.model_name == name), None)
+        found[name] = None if entry is None else price_of(entry.litellm_params.reveal(), entry.model_info)
+    rows = grouped(used, by, found)
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
@@ -51,14 +57,3 @@ def usage(
 
 def _money(dollars: float | None) -> str:
     return "no price" if dollars is None else f"${dollars:.5f}"
-
-
-def _prices(config: "Config", models: Iterable[str]) -> dict[str, Price | None]:
-    """By the operator's `model_info`, or litellm's list, which is loaded only where it is needed."""
-    from callgate.upstream.prices import price_of
-
-    found: dict[str, Price | None] = {}
-    for name in models:
-        entry = next((each for each in config.model_list if each.model_name == name), None)
-        found[name] = None if entry is None else price_of(entry.litellm_params.reveal(), entry.model_info)
-    return found

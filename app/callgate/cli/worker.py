@@ -86,7 +86,12 @@ def asked(config: "Config") -> dict[str, dict[str, Any]]:
             for name in config.pools
         }
 
-    found: dict[str, dict[str, Any]] = _from_ledger(config, facts)
+    from callgate.ledger.database import DatabaseAway
+
+    try:
+        found: dict[str, dict[str, Any]] = _asked(config, facts)
+    except (DatabaseAway, TimeoutError) as error:
+        raise give_up(f"ledger.url: {str(error) or 'no answer'}") from None
     return found
 
 
@@ -111,15 +116,6 @@ def check_worker(config: "Config") -> None:
     typer.echo(", ".join(here) or f"no worker of {host} was seen", err=not here)
     if not here:
         raise typer.Exit(WRONG)
-
-
-def _from_ledger(config: "Config", ask: Any) -> Any:
-    from callgate.ledger.database import DatabaseAway
-
-    try:
-        return _asked(config, ask)
-    except (DatabaseAway, TimeoutError) as error:
-        raise give_up(f"ledger.url: {str(error) or 'no answer'}") from None
 
 
 def _asked(config: "Config", ask: Any) -> Any:

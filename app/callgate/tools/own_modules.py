@@ -37,15 +37,12 @@ class _NeededFirst:
             return None
         for folder in map(Path, self.folders):
             if (file := _file_of(name, folder)) is not None and _owner(name, file, folder) is not None:
-                return self._needed(name, folder)
+                spec = BuiltinImporter.find_spec(name) or FrozenImporter.find_spec(name)
+                if (spec := spec or PathFinder.find_spec(name, _elsewhere(folder))) is None:
+                    # Of the standard library for another system: whoever tries to import it expects that it is not here.
+                    raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+                return spec
         return None
-
-    def _needed(self, name: str, folder: Path) -> ModuleSpec:
-        spec = BuiltinImporter.find_spec(name) or FrozenImporter.find_spec(name)
-        if (spec := spec or PathFinder.find_spec(name, _elsewhere(folder))) is None:
-            # Of the standard library for another system: whoever tries to import it expects that it is not here.
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        return spec
 
 
 _needed_first = _NeededFirst()

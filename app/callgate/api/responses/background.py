@@ -246,7 +246,9 @@ class BackgroundRuns:
     ) -> Ended:
         """Make a response that another process had begun, as a run of this one."""
         run = BackgroundRun(owner_name(caller))
-        run.task, run.stop_work = _this_task(), self._durable.stop
+        task = asyncio.current_task()
+        assert task is not None, "called in a task"
+        run.task, run.stop_work = task, self._durable.stop
 
         async def send_both(message: Message) -> None:
             await run.send(message)
@@ -373,12 +375,6 @@ def _is_left(run: BackgroundRun, error: ChatError | None) -> bool:
     if error is not None:
         return error.code == TAKEN_OVER
     return not (run.events and run.events[-1].startswith(_ENDS))
-
-
-def _this_task() -> "asyncio.Task[Any]":
-    task = asyncio.current_task()
-    assert task is not None, "called in a task"
-    return task
 
 
 def number_of(event: bytes) -> int:
