@@ -43,7 +43,19 @@ def coerce(
 def _as_declared(value: Any, schema: Any, root: Mapping[str, Any], depth: int) -> Any:
     """The value with its strings converted, `depth` levels down; the very same one if there is nothing to convert."""
     if isinstance(value, str):
-        return _convert(value, schema, root, only_text=depth > 0)
+        if isinstance(schema, Mapping) and schema.get("type") == "string":
+            return value
+        types = _types(schema, root, MAX_NESTING)
+        if types is None:
+            return value
+        text = value.strip()
+        if "string" in types:
+            return None if (depth > 0) and text == "null" and "null" in types else value
+        for name in types:
+            converted = _reading(name, text)
+            if converted is not _UNREAD:
+                return converted
+        return value
     if not depth or not isinstance(value, dict | list):
         return value
     place = _branch_of(value, schema, root, MAX_NESTING)
@@ -69,22 +81,6 @@ def _branch_of(value: Any, schema: Any, root: Mapping[str, Any], depth: int) -> 
     kind = "array" if isinstance(value, list) else "object"
     fitting = [each for each in branches if kind in (_types(each, root, depth - 1) or ())]
     return _branch_of(value, fitting[0], root, depth - 1) if len(fitting) == 1 else None
-
-
-def _convert(value: str, schema: Any, root: Mapping[str, Any], *, only_text: bool) -> Any:
-    if isinstance(schema, Mapping) and schema.get("type") == "string":
-        return value
-    types = _types(schema, root, MAX_NESTING)
-    if types is None:
-        return value
-    text = value.strip()
-    if "string" in types:
-        return None if only_text and text == "null" and "null" in types else value
-    for name in types:
-        converted = _reading(name, text)
-        if converted is not _UNREAD:
-            return converted
-    return value
 
 
 # What type is declared -------------------------------------------------------------------------------------------

@@ -25,9 +25,13 @@ def banner(loaded: Loaded, listening: socket.socket) -> str:
     keys = len(config.keys) + (stored_keys(Path(config.data_dir)) if config.data_dir else 0)
     offered = {entry.model_name: bool(entry.tools) for entry in config.model_list}
     models = [name if tools else f"{name} (no tools)" for name, tools in offered.items()]
+    if loaded.from_command_line:
+        source = "the command line"
+    else:
+        source = str(loaded.path or "built in: the demo model and its tools")
     lines = [
         f"Callgate {__version__} on {listens_on}  (OpenAI base_url: {url}/v1)",
-        f"  config  {_source(loaded)}",
+        f"  config  {source}",
         *([f"  page    {url}/"] if config.server.page else []),
         f"  models  {_listed(models)}",
         f"  keys    {'off: everyone is let in' if config.auth == 'off' else keys or 'none needed on loopback'}",
@@ -49,12 +53,6 @@ def tools_banner(registry: Registry) -> str:
         parts.append(_state(status, [tool.name for tool in tools if tool.source == status.name]))
     parts += [f"{broken.name} cannot be used: {broken.reason}" for broken in registry.quarantined()[:MOST_NAMES]]
     return "  tools   " + "\n          ".join(parts or ["none"])
-
-
-def _source(loaded: Loaded) -> str:
-    if loaded.from_command_line:
-        return "the command line"
-    return str(loaded.path or "built in: the demo model and its tools")
 
 
 def _state(status: SourceStatus, names: list[str]) -> str:

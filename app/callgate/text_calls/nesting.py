@@ -70,7 +70,7 @@ _STRAY_ENDS = re.compile(
 """What ends a value and begins a line: the call around it opened before."""
 
 
-class Block(Protocol):
+class CallText(Protocol):
     """Calls that were read, and their text."""
 
     @property
@@ -79,7 +79,7 @@ class Block(Protocol):
     def is_whole(self) -> bool: ...
 
 
-def has_open_marks(block: Block) -> bool:
+def has_open_marks(block: CallText) -> bool:
     """Whether more is opened in the text of these than is ended. JSON that is whole says itself where it ends."""
     if len(block.text) < _SMALLEST:
         return False
@@ -104,7 +104,7 @@ class Nesting:
         self._text = text
         self._ends: dict[str, dict[int, int]] = {}
 
-    def reach(self, block: Block, start: int) -> int:
+    def reach(self, block: CallText, start: int) -> int:
         """Where calls that begin at `start` and have open marks end: behind their own end mark. Where it never comes,
         calls that are whole end where their reader stopped, and broken ones not before the text."""
         own = _own_opening(block.text)
@@ -112,7 +112,15 @@ class Nesting:
             return len(self._text)
         opening, at = own
         if opening not in self._ends:
-            self._ends[opening] = _matched(self._text, opening, PAIRS[opening])
+            # Where each opening mark stands that has an end mark, and where that one ends.
+            found: dict[int, int] = {}
+            open_ones: list[int] = []
+            for mark in re.finditer(f"{re.escape(opening)}|{re.escape(PAIRS[opening])}", self._text):
+                if mark.group() == opening:
+                    open_ones.append(mark.start())
+                elif open_ones:
+                    found[open_ones.pop()] = mark.end()
+            self._ends[opening] = found
         otherwise = start + len(block.text) if block.is_whole else len(self._text)
         return self._ends[opening].get(start + at, otherwise)
 
@@ -143,18 +151,6 @@ class Torn:
                 if is_open < 0:
                     reach, is_open = mark.end(), 0
         return max(reach, *(found.end() for found in _STRAY_ENDS.finditer(behind)), 0)
-
-
-def _matched(text: str, opening: str, end: str) -> dict[int, int]:
-    """Where each opening mark stands that has an end mark, and where that one ends."""
-    found: dict[int, int] = {}
-    open_ones: list[int] = []
-    for mark in re.finditer(f"{re.escape(opening)}|{re.escape(end)}", text):
-        if mark.group() == opening:
-            open_ones.append(mark.start())
-        elif open_ones:
-            found[open_ones.pop()] = mark.end()
-    return found
 
 
 def _open_brackets(text: str) -> int:

@@ -244,7 +244,13 @@ class Tags:
         cursor = out.cursor
         yield from cursor.space()
         if (yield from cursor.one_of((self.words.call,))) is None:
-            out.add_call((yield from self._no_call(cursor)))
+            # What a wrapper has in it that is no call; the wrapper's own end is where it stops.
+            if cursor.ends_within(self.words.call):
+                broken = cut_off()
+            else:
+                ended = yield from cursor.until(finder(self.words.strays))
+                broken = cut_off(flaw=Flaw.INVALID_MARKUP if ended else Flaw.TRUNCATED)
+            out.add_call(broken)
             return True
         while True:
             yield from self._wrapped_call(out)
@@ -294,7 +300,10 @@ class Tags:
                     values.add(key, text, start.attributes)
                     continue
             elif words.typed and not values and (yield from cursor.peek()) == "{":
-                return (yield from self._json_body(cursor, name))
+                body = yield from read_body(cursor, Ends((self.words.call_end,)))
+                if body.mark is None:
+                    return cut_off(name)
+                return arguments_written(name, body)
             return (yield from self._broken(cursor, name))
 
     def swallow_strays(self, out: EventSink, *blanks: str) -> Steps[None]:
@@ -384,13 +393,6 @@ class Tags:
         out.add_call((yield from self._broken(out.cursor, None, Flaw.MISSING_NAME if start.is_whole else None)))
         return True
 
-    def _no_call(self, cursor: TextCursor) -> Steps[CallWritten]:
-        """What a wrapper has in it that is no call; the wrapper's own end is where it stops."""
-        if cursor.ends_within(self.words.call):
-            return cut_off()
-        ended = yield from cursor.until(finder(self.words.strays))
-        return cut_off(flaw=Flaw.INVALID_MARKUP if ended else Flaw.TRUNCATED)
-
     def _broken(
         self, cursor: TextCursor, name: str | None, flaw: Flaw | None = None, *, sink: Sink = drop, inside: int = 0
     ) -> Steps[CallWritten]:
@@ -414,12 +416,6 @@ class Tags:
             words = _WORD.findall(part, 0, HEAD_LIMIT)[:_WORDS_TO_NAME]
             if (name := next((word for word in words if resolve_name(word, out.tools)), None)) is not None:
                 out.note_nested(name)
-
-    def _json_body(self, cursor: TextCursor, name: str) -> Steps[CallWritten]:
-        body = yield from read_body(cursor, Ends((self.words.call_end,)))
-        if body.mark is None:
-            return cut_off(name)
-        return arguments_written(name, body)
 
 
 class Values:
