@@ -6,8 +6,8 @@ where a delta should. Nothing raises here but for its size, and nothing is made 
 
 import json
 import re
-from collections.abc import Callable, Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, Literal
 
 from callgate.calls.json_text import sound_text
 from callgate.conversation.call_assembly import MAX_CALLS
@@ -170,28 +170,24 @@ def read_completion(body: object, choice: int = 0) -> list[ModelEvent]:
         raise AnswerTooLarge(f"{MAX_CHOICES} choices")
     for place, one in enumerate(choices if isinstance(choices, list) else ()):
         if isinstance(one, dict):
-            _read_whole_choice(one, place, choice, events)
+            index = whole_number(one.get("index"))
+            if index is None:
+                index = place
+            if index != choice:
+                events.append(ChoiceIgnored(index))
+            else:
+                message = one.get("message")
+                if message is None:
+                    message = one.get("delta")
+                if isinstance(message, dict):
+                    _read_message(message, events)
+                _read_rest(one, events)
     is_usual = choices and USUAL.issuperset(body) and body.get("object") == "chat.completion"
     if not is_usual and ("choices" in body or not body.get("error")):
         events += _errors_in(body)
     if (usage := body.get("usage")) and "choices" in body:
         events += _usage(usage)
     return events
-
-
-def _read_whole_choice(one: dict[str, Any], place: int, wanted: int, events: list[ModelEvent]) -> None:
-    index = whole_number(one.get("index"))
-    if index is None:
-        index = place
-    if index != wanted:
-        events.append(ChoiceIgnored(index))
-        return
-    message = one.get("message")
-    if message is None:
-        message = one.get("delta")
-    if isinstance(message, dict):
-        _read_message(message, events)
-    _read_rest(one, events)
 
 
 def _read_message(message: dict[str, Any], events: list[ModelEvent]) -> None:
@@ -244,29 +240,17 @@ def _flat(value: Any) -> str:
     return _text(value) or ""
 
 
-def _reasoning_content(value: Any) -> Iterator[ModelEvent]:
-    yield ReasoningDelta(sound_text(value)) if isinstance(value, str) else ExtraField("reasoning_content", value)
-
-
-def _reasoning(value: Any) -> Iterator[ModelEvent]:
-    yield ReasoningDelta(sound_text(value), "reasoning") if isinstance(value, str) else ExtraField("reasoning", value)
-
-
-def _error_field(value: Any) -> Iterator[ModelEvent]:
-    yield _error(value)
-
-
-def _thinking_blocks(value: Any) -> Iterator[ModelEvent]:
-    yield from map(ThinkingBlock, entries(value))
-
-
-_FIELDS: Final[dict[str, Callable[[Any], Iterator[ModelEvent]]]] = {
+_FIELDS: Final[dict[str, Callable[[Any], Iterable[ModelEvent]]]] = {
     "content": _content,
-    "reasoning_content": _reasoning_content,
-    "reasoning": _reasoning,
-    "thinking_blocks": _thinking_blocks,
-    "error": _error_field,
+    "reasoning_content": lambda value: (_reasoning("reasoning_content", value),),
+    "reasoning": lambda value: (_reasoning("reasoning", value),),
+    "thinking_blocks": lambda value: map(ThinkingBlock, entries(value)),
+    "error": lambda value: (_error(value),),
 }
+
+
+def _reasoning(field: Literal["reasoning_content", "reasoning"], value: Any) -> ModelEvent:
+    return ReasoningDelta(sound_text(value), field) if isinstance(value, str) else ExtraField(field, value)
 
 
 def _pieces(value: Any, *, inside: bool) -> Iterator[CallDelta]:

@@ -15,7 +15,7 @@ from callgate.http.interface import TransportError
 from callgate.upstream import errors, resolve
 from callgate.upstream.direct_model import opened
 from callgate.upstream.litellm_model import loaded
-from callgate.upstream.resolve import ModelEntry
+from callgate.upstream.resolve import ModelConfig
 from callgate.upstream.translation import field_of
 
 TOKENIZER = "gpt-4"
@@ -33,7 +33,7 @@ class _Count(msgspec.Struct):
 _count = msgspec.json.Decoder(_Count)
 
 
-async def count_tokens(entry: ModelEntry, ask: ModelRequest, client: HttpClient) -> tuple[int, bool]:
+async def count_tokens(entry: ModelConfig, ask: ModelRequest, client: HttpClient) -> tuple[int, bool]:
     """The tokens, and whether they are only estimated."""
     if ask.original is not None and resolve.provider_of(entry.litellm_params) == "anthropic":
         from callgate.upstream import messages_lane
