@@ -230,7 +230,7 @@ HIDDEN = frozenset(
     s159-error-number s160-error-list s162-error-in-choice s163-error-in-delta s164-error-object-error
     s165-error-detail s166-error-detail-list s167-error-code-and-message s168-error-code-and-message-empty-choices
     s169-error-type-error s170-error-event-error s171-error-base-resp s172-error-errors-list
-    s178-error-of-another-choice s184-index-fraction s185-index-word
+    s178-error-of-another-choice s184-index-fraction s185-index-word s210-unreadable-piece-entry s211-unreadable-piece-function
     """.split()
 )
 """litellm shows none of what these cases turn on: it makes up reasons, and drops errors it does not know. They are why an entry
