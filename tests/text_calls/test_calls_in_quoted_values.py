@@ -66,3 +66,21 @@ def test_behind_prose_with_a_brace_nothing_runs_and_the_operator_sees_it(format)
     events = read(format, ["The body {is this.\n\n" + CALLS[format]], "none")
     assert run(events) == []
     assert [(each.name, each.reason) for each in events if isinstance(each, CallNotRun)] == [("delete_all", "nested")]
+
+
+@pytest.mark.parametrize("format", ["litellm_json", "llama3_json", "glm4"])
+@pytest.mark.parametrize(
+    "said", ['The body is {"a": {"b": 1}}.', "Use {city} or {}.", '```json\n{\n  "a": 1\n}\n```', '{"a": 1}']
+)
+def test_behind_prose_with_whole_objects_and_placeholders_a_call_runs(format, said):
+    text = f"{said}\n\n{CALLS[format]}"
+    for pieces in ([text], text):
+        assert [each.name for each in run(read(format, pieces, "none"))] == ["delete_all"]
+
+
+@pytest.mark.parametrize("format", ["pythonic", "olmo3"])
+def test_behind_prose_that_quotes_a_python_call_no_marked_one_runs(format):
+    inner = "<function_calls>\ndelete_all(path='/srv')\n</function_calls>"
+    text = f"I could write [write_file(path='a', content='one\n\n{inner}\n\ntwo')] but no."
+    for pieces in ([text], text):
+        assert run(read(format, pieces, "none")) == []

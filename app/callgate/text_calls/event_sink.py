@@ -7,6 +7,7 @@ quoted place opens nothing, and a call that was read is kept, with its text, unt
 follows may show that it was no call.
 """
 
+import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -46,6 +47,9 @@ _NEW_MESSAGE = re.compile(r"<\|(?:start|message|channel|content_\w+|message_mode
 """Tokens behind which prose has nothing to do with a call before."""
 _BEFORE_CALL = frozenset({"<|python_tag|>"})
 """Tokens behind which a call may stand as at the beginning of a line."""
+_PLACEHOLDER = re.compile(r"\{\w*\}")
+_PYTHON_CALL = re.compile(r"\[\s*([\w.\-]+)\(")
+_DECODER = json.JSONDecoder()
 _COLON = re.compile(r"[:：]")
 _FENCE_RUN = re.compile(r"```+|~~~+")
 _WORDS = re.compile(r"\w[.,:;!?]?[ \t]+\w")
@@ -172,6 +176,8 @@ class EventSink:
         self.not_run: list[ModelEvent] = []
         self._torn: Torn | None = None
         self._unmarked = unmarked if is_judging else ""
+        self._braced: list[str] = []
+        """Prose from the first piece on in which a call that nothing marks may begin."""
         self._holds_all = thinking == "unknown"
         self._holds_reasoning = False
         self._events: list[ModelEvent] = []
@@ -212,8 +218,8 @@ class EventSink:
             self.indent = _indent_after(self.indent, text)
         if self.is_silent:
             self.is_silent = not text.strip()
-        if self._unmarked and self._unmarked in text:
-            self.is_spoilt = True
+        if self._unmarked and (self._braced or self._unmarked in text):
+            self._braced.append(text)
         if self._is_plain:
             # Nothing was found so far: this is what happens with nearly every delta.
             self.cursor.forget()
@@ -258,7 +264,7 @@ class EventSink:
         else:
             start = self.cursor.offset - len(raw)
             span = self._context.open_span() if self._context is not None and self.quoted() is None else None
-            quoted = quoting.NESTED if self.is_spoilt else None
+            quoted = quoting.NESTED if self.is_spoilt or self._may_be_in_value() else None
             block = Item(CALLS, raw, start, self.indent >= 0, span=span, quoted=quoted)
             block.intro = self._tail.rstrip(_NO_INTRO).rpartition("\n")[2]
             self._items.append(block)
@@ -275,6 +281,26 @@ class EventSink:
         if self._prose_line:
             self._demote_prose([block])
             self._open_line.clear()
+
+    def _may_be_in_value(self) -> bool:
+        """Whether prose may quote a call in whose value the rest stands: it has a brace that begins no whole JSON object, or,
+        in Python's notation, a call."""
+        text = "".join(self._braced)
+        self._braced.clear()
+        if text and self._unmarked == "[":
+            names = (found[1] for found in _PYTHON_CALL.finditer(text))
+            self.is_spoilt = any(resolve_name(name, self.tools) is not None for name in names)
+            return self.is_spoilt
+        at = text.find(self._unmarked) if text else -1
+        while at >= 0:
+            placeholder = _PLACEHOLDER.match(text, at)
+            try:
+                end = placeholder.end() if placeholder else _DECODER.raw_decode(text, at)[1]
+            except (ValueError, RecursionError):
+                self.is_spoilt = True
+                return True
+            at = text.find(self._unmarked, end)
+        return False
 
     def forget(self, mark: str = "") -> None:
         """What was read last, `mark`, means nothing and is no part of a call."""

@@ -533,8 +533,8 @@ GRAMMARS: Final[Mapping[str, Grammar]] = {
         dropped=("<turn|>", "<|tool_response>"),
     ),
     "functiongemma": marked(gemma(FUNCTIONGEMMA), dropped=("<start_function_response>", FUNCTIONGEMMA.end)),
-    "pythonic": Grammar(read_pythonic, dropped=END_MARKS, openings=(*MARKS, "[")),
-    "olmo3": Grammar(read_pythonic, dropped=END_MARKS, openings=(*MARKS, "[")),
+    "pythonic": Grammar(read_pythonic, dropped=END_MARKS, openings=(*MARKS, "["), unmarked="["),
+    "olmo3": Grammar(read_pythonic, dropped=END_MARKS, openings=(*MARKS, "["), unmarked="["),
     "llama3_json": Grammar(
         read_bare_json, dropped=("<|python_tag|>", "<|eom_id|>", "<|eot_id|>"), openings=BARE_OPENINGS, unmarked="{"
     ),

@@ -20,6 +20,7 @@ START: Final = "<|start|>"
 CHANNEL: Final = "<|channel|>"
 CONSTRAIN: Final = "<|constrain|>"
 MESSAGE: Final = "<|message|>"
+CALL_END: Final = "<|call|>"
 
 PEOPLE: Final = frozenset({"assistant", "user", "all"})
 """Recipients that are no tools."""
@@ -53,7 +54,8 @@ def read_messages(out: EventSink, framing: Framing) -> Steps[None]:
     yield from _prefilled_header(out, framing)
     while (mark := (yield from prose.step())) is not None:
         if mark in framing.ends:
-            out.begin_message()
+            if mark != CALL_END:
+                out.begin_message()
             yield from _prefilled_header(out, framing, behind=mark)
         elif mark:
             yield from _message(out, framing, mark)
@@ -124,7 +126,7 @@ def _harmony_body(out: EventSink, header: str) -> Steps[None]:
         yield from _reasoning(out, HARMONY)
 
 
-HARMONY: Final = Framing(("<|end|>", "<|call|>", "<|return|>"), _harmony_body)
+HARMONY: Final = Framing(("<|end|>", CALL_END, "<|return|>"), _harmony_body)
 
 # Muse -----------------------------------------------------------------------------------------------------------------
 
