@@ -56,7 +56,7 @@ _UNPAIRED = re.compile(
 
 
 _VALUE = re.compile(
-    r"<[\w:｜ ]*param(?:eter)?\b[^>]*>|<\w*arg_value(?::\w+)?>|<\|tool_arg:value\|>|<\|open\|>argument[^\n]*?<\|sep\|>"
+    r"<[\w:｜ ]*param(?:eter)?\b[^<>]{0,512}>|<\w*arg_value(?::\w+)?>|<\|tool_arg:value\|>|<\|open\|>argument[^<>]{0,512}<\|sep\|>"
     r"|\]<\]minimax\[>\[<(?!/|invoke|tool_call)[^<>]*>"
 )
 _VALUE_END = re.compile(
@@ -65,7 +65,7 @@ _VALUE_END = re.compile(
 )
 _QUOTE = re.compile(r"(?<!\\)(?:\\\\)*(?:\"|<\|\"\|>|<escape>)")
 _STRAY_ENDS = re.compile(
-    r"(?:^|\n)[ \t]*\"?[ \t]*\}[}\] \t]*|(?:^|\n)[ \t]*(?:</[\w:｜ ]*param(?:eter)?>|</\w*arg_value(?::\w+)?>)"
+    r"(?:^|\n)[ \t]*(?:\"[ \t]*)?\}[}\] \t]*|(?:^|\n)[ \t]*(?:</[\w:｜ ]*param(?:eter)?>|</\w*arg_value(?::\w+)?>)"
 )
 """What ends a value and begins a line: the call around it opened before."""
 
