@@ -177,7 +177,7 @@ async def test_one_whose_process_ends_is_carried_on_by_another(
         child.signal(signal.SIGKILL if is_killed else signal.SIGTERM)
         await child.ended()
     async with serving(config) as child, openai_client(child.url) as client:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while (response := await client.responses.retrieve(begun.id)).status != "completed":
                 assert response.status in ("queued", "in_progress")
                 await asyncio.sleep(0.02)
@@ -201,6 +201,24 @@ async def test_one_that_is_carried_on_is_cancelled_where_it_is(upstream: Upstrea
         await upstream.requests.wait(2)
         assert (await client.responses.cancel(begun.id)).status == "cancelled"
         assert (await client.responses.retrieve(begun.id)).status == "cancelled"
+
+
+async def test_one_that_is_cancelled_as_a_run_is_cancelled_as_a_response(upstream: Upstream, tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    upstream.script("m", [Reply(text="one two", pace=Pace(hold=Hold(gate, after=1)))])
+    client: Any
+    async with (
+        serve(create_app(make_config(upstream.url, data_dir=str(tmp_path)))) as url,
+        openai_client(url) as client,
+        http_client(url) as plain,
+    ):
+        begun = await client.responses.create(model="m", input="go", background=True)
+        await upstream.requests.wait(1)
+        await plain.post(f"/v1/runs/run_{begun.id.removeprefix('resp_')}/cancel")
+        async with asyncio.timeout(5):
+            while (response := await client.responses.retrieve(begun.id)).status != "cancelled":
+                assert response.status in ("queued", "in_progress")
+                await asyncio.sleep(0.02)
 
 
 @needs("redis-server", "module:redis")

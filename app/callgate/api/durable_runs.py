@@ -89,6 +89,8 @@ class DurableRuns:
         self._ledger: RunLedger | None = None
         self._looking: asyncio.Task[None] | None = None
         self._is_closing = False
+        self.on_left: list[Callable[[str], None]] = []
+        """Called with the id of a run of ours that another process has from now on."""
 
     def add(self, face: str, carrier: Carrier) -> None:
         self._carriers[face] = carrier
@@ -217,15 +219,16 @@ class DurableRuns:
         if (carried := self._ours.get(id)) is not None:
             carried.stop()
 
-    async def is_running(self, id: str) -> bool:
-        """Whether some process has a run, or will take it over; also where that cannot be asked."""
+    async def state_of(self, id: str) -> str:
+        """`running` where some process has a run, or will take it over, and also where that cannot be asked; empty where it is
+        not kept."""
         if self._ledger is None:
-            return False
+            return ""
         try:
             found = await self._ledger.find(id)
         except DatabaseAway:
-            return True
-        return found is not None and found.state == "running"
+            return "running"
+        return "" if found is None else found.state
 
     # -- one run
 
@@ -409,7 +412,9 @@ class DurableRuns:
             await asyncio.sleep(LOOK_SECONDS if len(taken) < MOST_TAKEN else SOON_SECONDS)
 
     def _leave(self, id: str) -> None:
-        """Calls of a run that another process has from now on."""
+        """Another process has a run from now on."""
+        for left in self.on_left:
+            left(id)
         if self._manager.shared.fleet is not None:
             self._manager.shared.fleet.leave(id)
 

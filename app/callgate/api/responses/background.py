@@ -62,6 +62,12 @@ class BackgroundRun:
         """The status that it was stopped with before it was over."""
         self.stop_work: Callable[[str], None] | None = None
         """What stops it, by its run's id, where it is a run that is kept."""
+        self.recording: asyncio.Task[None] | None = None
+        """Keeps that it is being made. What it came to is kept after that, however soon it is over."""
+        self.is_kept = asyncio.Event()
+        """That is done, or could not be: its client may be told the id."""
+        self.is_left = False
+        """Another process makes it from now on."""
         self._news = asyncio.Event()
         self._status = 0
         self._body = b""
@@ -114,7 +120,7 @@ class BackgroundRun:
 
     async def send(self, message: Message) -> None:
         """What the application answers."""
-        if self.stopped:
+        if self.stopped or self.is_left:
             return
         if message["type"] == "http.response.start":
             self._status = message["status"]
@@ -156,6 +162,7 @@ class BackgroundRuns:
     def __init__(self, app: ASGIApp, kept: KeptResponses, processes: StoreProcesses, durable: DurableRuns) -> None:
         self._app, self._kept, self._processes, self._durable = app, kept, processes, durable
         self._runs: dict[tuple[str, str], BackgroundRun] = {}
+        durable.on_left.append(self._leave)
 
     @property
     def are_durable(self) -> bool:
@@ -172,6 +179,7 @@ class BackgroundRuns:
         place = context.place.handed_on() if context.place is not None else contextlib.nullcontext()
         run.task = asyncio.create_task(self._make(run, place, scope, body), name="a response in the background")
         await run.begun.wait()
+        await run.is_kept.wait()
         if run.refusal is not None and run.writer is None:
             status, refusal = run.refusal
             await send_whole(send, status, refusal, {})
@@ -293,30 +301,39 @@ class BackgroundRuns:
             if run.writer is not None:
                 await self._end(run, run.writer, error)
             run.begun.set()
+            run.is_kept.set()
 
     async def _watch(self, run: BackgroundRun) -> None:
         """Say that it is being made, then look whether it is to be cancelled."""
         await run.begun.wait()
         if run.writer is None:
             return
+        with contextlib.suppress(StoreError):
+            await self._keep_watching(run)
+        run.is_kept.set()
+
+    async def _keep_watching(self, run: BackgroundRun) -> None:
         key = (run.owner, run.id)
         self._runs[key] = run
-        with contextlib.suppress(StoreError):
-            await self._processes.announce()
-            await self._kept.put(*key, self._record(run))
-            while True:
-                await asyncio.sleep(LOOK_SECONDS)
-                if await self._kept.is_to_cancel(*key):
-                    run.stop("cancelled")
-                    return
+        await self._processes.announce()
+        run.recording = asyncio.create_task(self._kept.put(*key, self._record(run)))
+        await asyncio.shield(run.recording)
+        run.is_kept.set()
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            if await self._kept.is_to_cancel(*key):
+                run.stop("cancelled")
+                return
 
     async def _end(self, run: BackgroundRun, writer: ResponseWriter, error: ChatError | None) -> None:
         """Keep what became of it, with its events."""
-        if run.stop_work is not None and not run.stopped and _is_left(run, error):
-            run.final = run.resource()
-            self._runs.pop((run.owner, run.id), None)
-            run.notify()
-            return
+        if run.is_left or (run.stop_work is not None and not run.stopped and _has_no_end(run, error)):
+            if run.is_left or await self._durable.state_of(run_id_of(run.id)) != "cancelled":
+                run.final = run.resource()
+                self._runs.pop((run.owner, run.id), None)
+                run.notify()
+                return
+            run.stopped, error = "cancelled", None  # by the id of its run
         if run.stopped == "failed":
             error = ChatError(503, "The server was shut down.", type="server_error")
         if error is not None:
@@ -327,6 +344,9 @@ class BackgroundRuns:
         else:
             run.final = _decode(run.events[-1].partition(b"\ndata: ")[2])["response"]
         key = (run.owner, run.id)
+        if run.recording is not None:
+            await asyncio.wait({run.recording})
+            run.recording.exception()  # what follows meets the same
         try:
             kept = await self._kept.find(*key)
             if kept is None or run.final["status"] not in ("completed", "incomplete"):
@@ -341,13 +361,17 @@ class BackgroundRuns:
     def _record(self, run: BackgroundRun) -> StoredResponse:
         return StoredResponse(msgspec.Raw(_encode(run.resource())), [], [], process=self._processes.own)
 
+    def _leave(self, run_id: str) -> None:
+        for run in self._runs.values():
+            run.is_left = run.is_left or run_id_of(run.id) == run_id
+
     # -- those that others make
 
     async def _settled(self, owner: str, id: str) -> tuple[dict[str, Any], StoredResponse]:
         kept = await self._kept.get(owner, id)
         response: dict[str, Any] = _decode(kept.response)
         is_made = response["status"] not in UNFINISHED or await self._is_made(kept.process)
-        if not is_made and not await self._durable.is_running(run_id_of(id)):
+        if not is_made and await self._durable.state_of(run_id_of(id)) != "running":
             response |= {"status": "failed", "error": GONE}
         return response, kept
 
@@ -370,8 +394,8 @@ def run_id_of(id: str) -> str:
     return "run_" + id.removeprefix("resp_")
 
 
-def _is_left(run: BackgroundRun, error: ChatError | None) -> bool:
-    """Whether it has no end here, as another process has it."""
+def _has_no_end(run: BackgroundRun, error: ChatError | None) -> bool:
+    """Whether it just broke off: another process has it, or it was cancelled by another id."""
     if error is not None:
         return error.code == TAKEN_OVER
     return not (run.events and run.events[-1].startswith(_ENDS))
