@@ -264,11 +264,11 @@ def test_no_repr_shows_a_key():
     assert "key-000-secret" not in f"{resolve.known_endpoint(found)!r}{resolve.litellm_settings(found)!r}{found!r}"
 
 
-def test_reading_the_room_and_building_a_catalogue_does_not_load_litellm():
+def test_reading_the_models_and_building_a_catalogue_does_not_load_litellm():
     code = (
-        "import sys; from callgate.upstream.catalogue import Catalogue; from callgate.upstream.resolve import ModelEntry;"
+        "import sys; from callgate.upstream.catalogue import Catalogue; from callgate.upstream.resolve import ModelConfig;"
         "from callgate.http.client import HttpClient;"
-        "c = Catalogue([ModelEntry('a', {'model': 'anthropic/x'}), ModelEntry('d', {'model': 'demo'})], HttpClient());"
+        "c = Catalogue([ModelConfig('a', {'model': 'anthropic/x'}), ModelConfig('d', {'model': 'demo'})], HttpClient());"
         "c.model('a'); c.model('d'); print('litellm' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

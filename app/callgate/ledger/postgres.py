@@ -222,7 +222,15 @@ class PostgresLedger(BatchedLedger):
             batch = self._some()
             failure, refused = "", frozenset[str]()
             try:
-                refused = await self._commit(batch)
+                # The calls that somebody waits for and whose rows have an end already.
+                accepted: set[str] = set()
+                if batch.calls:
+                    columns = zip(*batch.calls.values(), strict=True)
+                    accepted = {id for [id] in await self._database.fetch(_ROWS, *map(list, columns))}
+                while batch.spending:
+                    await self._database.fetch(SPENT, *batch.spending[-1])
+                    batch.spending.pop()
+                refused = frozenset(id for _, id in batch.waiting if id not in accepted)
                 if self._loop.time() >= prune_at:
                     prune_at = self._loop.time() + PRUNE_SECONDS
                     await self._database.fetch(
@@ -269,17 +277,6 @@ class PostgresLedger(BatchedLedger):
         )
         self._behind += len(self._pending)
         self._pending.take_in(later)
-
-    async def _commit(self, batch: LedgerBatch) -> frozenset[str]:
-        """The calls that somebody waits for and whose rows have an end already."""
-        accepted: set[str] = set()
-        if batch.calls:
-            columns = zip(*batch.calls.values(), strict=True)
-            accepted = {id for [id] in await self._database.fetch(_ROWS, *map(list, columns))}
-        while batch.spending:
-            await self._database.fetch(SPENT, *batch.spending[-1])
-            batch.spending.pop()
-        return frozenset(id for _, id in batch.waiting if id not in accepted)
 
 
 @contextlib.asynccontextmanager

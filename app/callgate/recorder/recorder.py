@@ -575,7 +575,14 @@ class Recorder:
         try:
             store = store or RunStore(self._folder)
             if kept:
-                self._add(store, kept)
+                try:
+                    store.add(kept)
+                except (ValueError, OverflowError, RecursionError):  # something in one of them that cannot be written
+                    for read in kept:
+                        try:
+                            store.add([read])
+                        except (ValueError, OverflowError, RecursionError) as error:
+                            self._drop(read.row.id, error)
             if self._usage:
                 store.count(self._usage.values())
                 self._usage = {}
@@ -590,16 +597,6 @@ class Recorder:
             return None
         self._failure = ""
         return store
-
-    def _add(self, store: RunStore, kept: Sequence[Recording]) -> None:
-        try:
-            store.add(kept)
-        except (ValueError, OverflowError, RecursionError):  # something in one of them that cannot be written
-            for read in kept:
-                try:
-                    store.add([read])
-                except (ValueError, OverflowError, RecursionError) as error:
-                    self._drop(read.row.id, error)
 
     def _drop(self, id: str, error: Exception) -> None:
         """One run, and not all that follow it: no other thread writes."""

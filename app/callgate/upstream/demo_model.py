@@ -131,9 +131,32 @@ def _answer(messages: Sequence[Any], offered: Mapping[str, Any], choice: Any, pa
         return _DemoReply(calls=steps[taken])
     if schema := _asked_schema(params):
         return _DemoReply(json.dumps(_made_up(schema)))
-    if results := _results(since):
+    names = {
+        call.get("id"): (call.get("function") or {}).get("name", "")
+        for message in since
+        for call in message.get("tool_calls") or ()
+        if isinstance(call, dict)
+    }
+    if results := [
+        (
+            str(names.get(message.get("tool_call_id")) or message.get("name") or "last"),
+            _ended(_text(message.get("content"))),
+        )
+        for message in since
+        if message.get("role") == "tool"
+    ]:
         return _DemoReply(" ".join(f"The {name} tool says: {text}" for name, text in results))
-    return _DemoReply(_introduction(offered))
+    opening = "I am the demo model built into Callgate: a few rules, no key, no network, no intelligence."
+    if not offered:
+        introduction = (
+            f"{opening} No tools are offered to me here, so there is nothing for me to show. Ask a real model next."
+        )
+    else:
+        asks = ["“What time is it in Tokyo?”"] if _find(offered, "clock") else []
+        asks += ["“What is 2*21?”"] if _find(offered, "calculator") else []
+        asks = asks or [f"“Call {next(iter(offered))}.”"]
+        introduction = f"{opening} I can show you the tool loop. Ask me: {' or '.join(asks)}"
+    return _DemoReply(introduction)
 
 
 def _last_request(messages: Sequence[Any]) -> tuple[str, Sequence[Mapping[str, Any]]]:
@@ -212,36 +235,9 @@ def _forced(choice: Any, offered: Mapping[str, Any]) -> list[str]:
     return [name] if isinstance(name, str) and name in offered else []
 
 
-def _results(since: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    names = {
-        call.get("id"): (call.get("function") or {}).get("name", "")
-        for message in since
-        for call in message.get("tool_calls") or ()
-        if isinstance(call, dict)
-    }
-    return [
-        (
-            str(names.get(message.get("tool_call_id")) or message.get("name") or "last"),
-            _ended(_text(message.get("content"))),
-        )
-        for message in since
-        if message.get("role") == "tool"
-    ]
-
-
 def _ended(text: str) -> str:
     text = " ".join(text.split())
     return text if text.endswith((".", "!", "?")) else f"{text}."
-
-
-def _introduction(offered: Mapping[str, Any]) -> str:
-    opening = "I am the demo model built into Callgate: a few rules, no key, no network, no intelligence."
-    if not offered:
-        return f"{opening} No tools are offered to me here, so there is nothing for me to show. Ask a real model next."
-    asks = ["“What time is it in Tokyo?”"] if _find(offered, "clock") else []
-    asks += ["“What is 2*21?”"] if _find(offered, "calculator") else []
-    asks = asks or [f"“Call {next(iter(offered))}.”"]
-    return f"{opening} I can show you the tool loop. Ask me: {' or '.join(asks)}"
 
 
 # How it says it -----------------------------------------------------------------------------------

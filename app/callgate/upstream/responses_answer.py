@@ -327,7 +327,18 @@ class ResponseObject(WholeBody):
             kind = _kind(item) if isinstance(item, dict) else ""
             if kind in CALLS:
                 has_calls = True
-                events.append(_written(item))
+                custom = item["type"] == "custom_tool_call"
+                flaw = Flaw.TRUNCATED if _is_partly(item) else None
+                given, name = item.get("input" if custom else "arguments"), item.get("name")
+                events.append(
+                    CallWritten(
+                        name if isinstance(name, str) else None,
+                        None if given == "" else given,
+                        _id(item),
+                        flaw,
+                        custom=custom,
+                    )
+                )
             elif kind == "message":
                 events += [TextDelta("\n\n")] if spoke else []
                 spoke = True
@@ -350,15 +361,6 @@ def head_of(response: Mapping[str, Any]) -> ProviderHead:
         id if isinstance(id, str) else None,
         model if isinstance(model, str) else None,
         service_tier=tier if isinstance(tier, str) else None,
-    )
-
-
-def _written(item: Mapping[str, Any]) -> CallWritten:
-    custom = item["type"] == "custom_tool_call"
-    flaw = Flaw.TRUNCATED if _is_partly(item) else None
-    given, name = item.get("input" if custom else "arguments"), item.get("name")
-    return CallWritten(
-        name if isinstance(name, str) else None, None if given == "" else given, _id(item), flaw, custom=custom
     )
 
 

@@ -55,7 +55,12 @@ def body_of(ask: ModelRequest, model: str, by: str, defaults: Mapping[str, Any])
     if not fields.get("logprobs"):
         body.pop("top_logprobs", None)
     if ask.tools:
-        body |= _tools(ask, fields)
+        offered: dict[str, Any] = {"tools": [_tool(raw_json.read(tool)) for tool in ask.tools]}
+        if (choice := _choice(raw_json.read(ask.tool_choice))) is not None:
+            offered["tool_choice"] = choice
+        if fields.get("parallel_tool_calls") is not None:
+            offered["parallel_tool_calls"] = fields["parallel_tool_calls"]
+        body |= offered
     return body | {"model": model, "input": list(_input(ask.messages, by)), "stream": ask.stream, "store": False}
 
 
@@ -80,15 +85,6 @@ def _included(fields: Mapping[str, Any], model: str) -> Iterator[str]:
         yield THOUGHTS
     if fields.get("logprobs"):
         yield LOGPROBS
-
-
-def _tools(ask: ModelRequest, fields: Mapping[str, Any]) -> dict[str, Any]:
-    offered: dict[str, Any] = {"tools": [_tool(raw_json.read(tool)) for tool in ask.tools]}
-    if (choice := _choice(raw_json.read(ask.tool_choice))) is not None:
-        offered["tool_choice"] = choice
-    if fields.get("parallel_tool_calls") is not None:
-        offered["parallel_tool_calls"] = fields["parallel_tool_calls"]
-    return offered
 
 
 def _format(format: Any) -> dict[str, Any] | None:
