@@ -132,7 +132,7 @@ def test_the_server_ends_through_what_we_override() -> None:
 
 
 def test_the_parser_says_which_of_our_exceptions_stopped_it() -> None:
-    """`callgate.server.refusals.Refused` is raised in its callbacks, which wrap it."""
+    """`callgate.server.refusals.RequestRefused` is raised in its callbacks, which wrap it."""
 
     class Stops:
         def on_url(self, url: bytes) -> None:

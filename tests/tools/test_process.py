@@ -300,9 +300,9 @@ async def test_when_we_are_killed_outright_the_command_ends(tmp_path):
     mark = tmp_path / "orphan"
     host = f"""
     import asyncio, sys
-    from callgate.tools.process import Command, Processes
+    from callgate.tools.process import Command, CommandProcesses
     argv = (sys.executable, "-I", "-S", "-c", {STUBBORN!r}, {str(mark)!r})
-    asyncio.run(Processes().run(Command(sys.executable, argv, "/", {ENVIRONMENT!r}), 1000))
+    asyncio.run(CommandProcesses().run(Command(sys.executable, argv, "/", {ENVIRONMENT!r}), 1000))
     """
     root = Path(__file__).parents[2]
     us = await asyncio.create_subprocess_exec(sys.executable, "-c", textwrap.dedent(host), cwd=root)

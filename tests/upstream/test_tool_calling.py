@@ -107,8 +107,8 @@ def test_litellm_is_not_loaded_to_find_out_about_a_model_on_the_direct_lane():
     code = """
 import asyncio, sys
 from callgate.upstream.tool_calling import _litellms_word
-from callgate.upstream.resolve import ModelEntry
-entry = ModelEntry("m", {"model": "openai/my-model", "api_base": "http://127.0.0.1:9/v1"})
+from callgate.upstream.resolve import ModelConfig
+entry = ModelConfig("m", {"model": "openai/my-model", "api_base": "http://127.0.0.1:9/v1"})
 assert asyncio.run(_litellms_word(entry)) is None
 assert "litellm" not in sys.modules
 """
