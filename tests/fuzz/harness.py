@@ -21,6 +21,7 @@ NAMES = (
     "openapi",
     "quotations",
     "requests",
+    "responses",
     "schemas",
     "stream",
     "text",

@@ -377,3 +377,10 @@ def test_parts_have_the_names_of_this_api() -> None:
     with pytest.raises(ChatError) as refused:
         body_of([{"role": "user", "content": [{"type": "file", "file": {"file_id": "file_1"}}]}])
     assert refused.value.param == "messages[0].content[0]"
+
+
+@pytest.mark.parametrize("kept", [5, "x", [5], [{}], [{"by": BY}], [{"by": BY, "item": {"type": []}}], [{"by": BY, "item": {"type": "function_call", "call_id": []}}]], ids=repr)  # fmt: skip
+def test_a_history_may_hold_anything_for_items(kept: Any) -> None:
+    message = {"role": "assistant", "content": "x", ITEMS: kept}
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "x"}]}
+    assert body_of([message])["input"] == [said]

@@ -39,7 +39,7 @@ from callgate.conversation.events import (
 from callgate.conversation.finish import FinishClass
 from callgate.conversation.ports import Emit, ModelRequest, Passthrough, Plan, Toolbox, TurnModel
 from callgate.conversation.progress import CallReports
-from callgate.conversation.response_items import ITEMS, hold_thought
+from callgate.conversation.response_items import ITEMS, thoughts_in
 from callgate.conversation.transcript import Transcript
 from callgate.conversation.turn import PassedTurn, Turn, TurnBuilder
 from callgate.conversation.usage import add_usage
@@ -237,7 +237,7 @@ class _Conversation(msgspec.Struct):
         """Whether a client has seen anything of a turn: it cannot be taken back, and what is asked again would follow it."""
         text = self.held is None and (turn.text or turn.logprobs)
         fields = turn.extra_fields
-        if ITEMS in fields and not hold_thought(fields[ITEMS]):
+        if ITEMS in fields and not thoughts_in(fields[ITEMS]):
             fields = {name: value for name, value in fields.items() if name != ITEMS}
         return bool(text or turn.reasoning or fields or turn.passed)
 

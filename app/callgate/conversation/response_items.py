@@ -13,6 +13,11 @@ def without_items(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: value for name, value in message.items() if name != ITEMS} if ITEMS in message else message
 
 
-def hold_thought(kept: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the model thought, whether or not it shows what."""
-    return any(each["item"].get("type") == "reasoning" for each in kept)
+def thoughts_in(kept: Any) -> Sequence[Mapping[str, Any]]:
+    """Those of what a model thought, whether or not it shows what. A provider on another lane may call anything so."""
+    return [each for each in kept if _is_thought(each)] if isinstance(kept, list) else ()
+
+
+def _is_thought(each: Any) -> bool:
+    item = each.get("item") if isinstance(each, dict) else None
+    return isinstance(item, dict) and item.get("type") == "reasoning"

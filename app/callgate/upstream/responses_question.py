@@ -173,24 +173,32 @@ def _part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
 def _said(message: Mapping[str, Any], by: str) -> Iterator[dict[str, Any]]:
     """What a model said in a turn: as it made it, where it was this model and the message says the same."""
     calls = {call["id"]: call for call in message.get("tool_calls") or ()}
-    own = [each["item"] for each in message.get(ITEMS) or () if isinstance(each, dict) and each.get("by") == by]
-    own = [item for item in own if isinstance(item, dict) and item.get("type") in KEPT]
+    kept = message.get(ITEMS)
+    own = [each["item"] for each in kept if _is_by(each, by)] if isinstance(kept, list) else []
     text, refusal = message.get("content"), message.get("refusal")
     thoughts = [thought for item in own if (thought := _thought(item)) is not None]
-    if calls.keys() <= {item.get("call_id") for item in own} and (not (text or refusal) or _has_message(own)):
+    if calls.keys() <= {id for item in own if isinstance(id := item.get("call_id"), str)} and (
+        not (text or refusal) or _has_message(own)
+    ):
         for item in own:
             if item["type"] == "reasoning":
                 if (thought := _thought(item)) is not None:
                     yield thought
             elif item["type"] == "message":
                 yield from _message(field_of(item, "content"), item.get("phase"))
-            elif item.get("call_id") in calls:
-                yield _call(calls[item["call_id"]])
+            elif isinstance(id := item.get("call_id"), str) and id in calls:
+                yield _call(calls[id])
         return
     yield from thoughts
     parts = [{"type": "text", "text": text}] if isinstance(text, str) else text or ()
     yield from _message([*parts, {"type": "refusal", "refusal": refusal}])
     yield from map(_call, calls.values())
+
+
+def _is_by(kept: Any, by: str) -> bool:
+    """Whether it is an item of this model that can go back. A history comes from a client, and may hold anything."""
+    item = kept.get("item") if isinstance(kept, dict) and kept.get("by") == by else None
+    return isinstance(item, dict) and isinstance(kind := item.get("type"), str) and kind in KEPT
 
 
 def _has_message(items: Sequence[Mapping[str, Any]]) -> bool:

@@ -35,7 +35,7 @@ from callgate.conversation.events import (
 )
 from callgate.conversation.finish import FinishClass, classify
 from callgate.conversation.listeners import Handlers, handles
-from callgate.conversation.response_items import ITEMS
+from callgate.conversation.response_items import ITEMS, thoughts_in
 
 DONE: Final = b"data: [DONE]\n\n"
 CAME_WHOLE: Final = frozenset({Flaw.SCHEMA_MISMATCH, Flaw.UNKNOWN_TOOL})
@@ -207,7 +207,7 @@ class ResponseItems:
             self.emit("response.refusal.delta", {**place, "delta": event.value})
         elif event.field == ITEMS:
             # Of what it thought; what it said and called has items of ours.
-            if thoughts := [each for each in event.value if each["item"].get("type") == "reasoning"]:
+            if thoughts := thoughts_in(event.value):
                 self._blocks += thoughts
                 self._think("")
         elif event.field == "annotations" and isinstance(event.value, list):
