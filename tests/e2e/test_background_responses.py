@@ -100,7 +100,9 @@ async def test_one_that_fails_says_so_when_it_is_asked_for(upstream: Upstream) -
         client: Any
         async with openai_client(url) as client:
             begun = await client.responses.create(model="m", input="go", background=True)
-            response = await ended(client, begun.id)
+            with pytest.raises(openai.APIError, match="too hot"):  # the event before the last
+                await ended(client, begun.id)
+            response = await client.responses.retrieve(begun.id)
     assert response.status == "failed"
     assert "too hot" in response.error.message
 
