@@ -251,3 +251,20 @@ def test_what_is_kept_of_a_broken_call_can_always_be_sent():
     assert isinstance(broken, BrokenCall)
     assert broken.name == "bad\ufffd"
     broken.text.encode()
+
+
+def test_only_arguments_that_the_tool_has_are_taken_out_of_a_wrapper():
+    inside = {"city": "Oslo", "country": "Norway"}
+    assert flaw(call("get_weather", arguments={"arguments": inside}, from_text=True)) == (
+        "get_weather",
+        Flaw.SCHEMA_MISMATCH,
+    )
+    assert ready(call("get_weather", arguments={"arguments": {"city": "Oslo"}}, from_text=True)).arguments == {
+        "city": "Oslo"
+    }
+
+
+@pytest.mark.parametrize(("tool", "is_whole"), [("get_time", True), ("open", False)])
+def test_an_empty_object_behind_a_reason_without_end_is_whole_only_where_nothing_can_be_given(tool, is_whole):
+    given = call(tool, "{}", ended=False, in_order=False, reason_came_before=True)
+    assert isinstance(one(given), ReadyCall if is_whole else BrokenCall)
