@@ -136,9 +136,9 @@ def _asked(config: "Config", ask: Any) -> Any:
         finally:
             await database.close()
 
-    try:
-        from callgate.ledger.postgres import NotMigrated
+    from callgate.ledger.postgres import NotMigrated
 
+    try:
         return asyncio.run(answer())
     except ModuleNotFoundError:
         raise give_up(NO_CELERY) from None
