@@ -335,6 +335,15 @@ async def test_more_calls_than_a_turn_may_have_are_answered_and_not_run() -> Non
     assert len(model.asked[1].tool_results) == 5
 
 
+async def test_more_calls_than_a_chat_may_have_are_answered_and_not_run_in_whichever_turn() -> None:
+    turns = [calls(*[("echo", {"turn": turn, "n": n}) for n in range(2)]) for turn in range(3)]
+    model = ScriptedModel(*turns, says("ok"))
+    box = ShelfToolbox(echo=EchoTool())
+    await chat(model, box, rules=Rules(max_calls=3))
+    assert len(box.ran) == 3
+    assert [len(asked.tool_results) for asked in model.asked] == [0, 2, 4, 6]
+
+
 # tool_choice ----------------------------------------------------------------------------------------------------------
 
 
