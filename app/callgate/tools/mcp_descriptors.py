@@ -160,11 +160,26 @@ def _is_same(known: Pin | str, tool: Descriptor) -> bool:
 def described(tool: "types.Tool") -> Descriptor:
     annotations = tool.annotations
     words = tool.description or tool.title or (annotations.title if annotations else None) or ""
+    # The protocol takes a tool for destructive unless it says otherwise; that much suspicion would mean nothing.
+    if annotations is None:
+        safety = None
+    elif annotations.read_only_hint:
+        safety = Safety.READ_ONLY
+    elif annotations.destructive_hint:
+        safety = Safety.DESTRUCTIVE
+    elif (
+        annotations.read_only_hint is False
+        or annotations.destructive_hint is False
+        or annotations.idempotent_hint is not None
+    ):
+        safety = Safety.WRITE
+    else:
+        safety = None
     return Descriptor(
         name=tool.name,
         description=visible(words),
         parameters=_visible_schema(tool.input_schema),
-        safety=_suggested(annotations),
+        safety=safety,
         direct=not _mentions(tool.input_schema, _HEADER_KEY),
         digest=_digest(
             tool.name,
@@ -211,19 +226,6 @@ def _visible_schema(value: Any, *, says: bool = False) -> Any:
             return [_visible_schema(each) for each in value]
         case _:
             return value
-
-
-def _suggested(hints: "types.ToolAnnotations | None") -> Safety | None:
-    """The protocol takes a tool for destructive unless it says otherwise; that much suspicion would mean nothing."""
-    if hints is None:
-        return None
-    if hints.read_only_hint:
-        return Safety.READ_ONLY
-    if hints.destructive_hint:
-        return Safety.DESTRUCTIVE
-    if hints.read_only_hint is False or hints.destructive_hint is False or hints.idempotent_hint is not None:
-        return Safety.WRITE
-    return None
 
 
 def _mentions(value: Any, key: str) -> bool:

@@ -134,7 +134,11 @@ def _input(messages: Sequence[Message], by: str) -> Iterator[dict[str, Any]]:
     for at, message in enumerate(read):
         role, content = message.get("role"), message.get("content")
         if role == "tool":
-            text = content if isinstance(content, str) else _joined(content)
+            text = (
+                content
+                if isinstance(content, str)
+                else "".join(str(part.get("text") or "") for part in content or () if isinstance(part, dict))
+            )
             kind = "custom_tool_call_output" if message["tool_call_id"] in custom else "function_call_output"
             yield {"type": kind, "call_id": message["tool_call_id"], "output": text}
         elif role == "assistant":
@@ -147,10 +151,6 @@ def _input(messages: Sequence[Message], by: str) -> Iterator[dict[str, Any]]:
             raise Unanswerable(
                 f"messages[{at}].role: {str(role)[:40]!r} is unknown to this model.", f"messages[{at}].role"
             )
-
-
-def _joined(content: Any) -> str:
-    return "".join(str(part.get("text") or "") for part in content or () if isinstance(part, dict))
 
 
 def _part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def _said(message: Mapping[str, Any], by: str) -> Iterator[dict[str, Any]]:
     text, refusal = message.get("content"), message.get("refusal")
     thoughts = [thought for item in own if (thought := _thought(item)) is not None]
     if calls.keys() <= {id for item in own if isinstance(id := item.get("call_id"), str)} and (
-        not (text or refusal) or _has_message(own)
+        not (text or refusal) or any(item["type"] == "message" for item in own)
     ):
         for item in own:
             if item["type"] == "reasoning":
@@ -199,10 +199,6 @@ def _is_by(kept: Any, by: str) -> bool:
     """Whether it is an item of this model that can go back. A history comes from a client, and may hold anything."""
     item = kept.get("item") if isinstance(kept, dict) and kept.get("by") == by else None
     return isinstance(item, dict) and isinstance(kind := item.get("type"), str) and kind in KEPT
-
-
-def _has_message(items: Sequence[Mapping[str, Any]]) -> bool:
-    return any(item["type"] == "message" for item in items)
 
 
 def _message(content: Any, phase: Any = None) -> Iterator[dict[str, Any]]:

@@ -144,7 +144,11 @@ class KeptResponses:
     async def resolved(self, owner: str, items: list[Any], max_bytes: int) -> list[Any]:
         """The items, each reference replaced by what it refers to, which comes to `max_bytes` together at most. The very list
         where there is no reference in it."""
-        references = {place: item.get("id") for place, item in enumerate(items) if _is_reference(item)}
+        references = {
+            place: item.get("id")
+            for place, item in enumerate(items)
+            if (isinstance(item, dict) and item.get("type") == "item_reference")
+        }
         if not references:
             return items
         wanted: dict[str, set[str]] = {}
@@ -190,10 +194,6 @@ class _Item(msgspec.Struct):
 
 _read_output = msgspec.json.Decoder(_Output).decode
 _read_item = msgspec.json.Decoder(_Item).decode
-
-
-def _is_reference(item: Any) -> bool:
-    return isinstance(item, dict) and item.get("type") == "item_reference"
 
 
 def _items_of(response: StoredResponse, ids: Collection[str]) -> dict[Any, msgspec.Raw]:
