@@ -49,6 +49,9 @@ _BEFORE_CALL = frozenset({"<|python_tag|>"})
 """Tokens behind which a call may stand as at the beginning of a line."""
 _PLACEHOLDER = re.compile(r"\{\w*\}")
 _PYTHON_CALL = re.compile(r"\[\s*([\w.\-]+)\(")
+_PYTHON_PART = re.compile(
+    r"\"\"\".*?\"\"\"|'''.*?'''|\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'|[\"'()\[\]{}]", re.DOTALL
+)
 _DECODER = json.JSONDecoder()
 _COLON = re.compile(r"[:：]")
 _FENCE_RUN = re.compile(r"```+|~~~+")
@@ -284,13 +287,19 @@ class EventSink:
 
     def _may_be_in_value(self) -> bool:
         """Whether prose may quote a call in whose value the rest stands: it has a brace that begins no whole JSON object, or,
-        in Python's notation, a call."""
+        in Python's notation, a call that is not closed."""
         text = "".join(self._braced)
         self._braced.clear()
         if text and self._unmarked == "[":
-            names = (found[1] for found in _PYTHON_CALL.finditer(text))
-            self.is_spoilt = any(resolve_name(name, self.tools) is not None for name in names)
-            return self.is_spoilt
+            at = 0
+            while found := _PYTHON_CALL.search(text, at):
+                at = found.end()
+                if resolve_name(found[1], self.tools) is not None:
+                    at = _end_of_list(text, found.start())
+                    if not at:
+                        self.is_spoilt = True
+                        return True
+            return False
         at = text.find(self._unmarked) if text else -1
         while at >= 0:
             placeholder = _PLACEHOLDER.match(text, at)
@@ -865,3 +874,19 @@ def _indent_after(indent: int, text: str) -> int:
     if line.strip(" \t\r"):
         return -1
     return indent + len(line) + (TAB - 1) * line.count("\t")
+
+
+def _end_of_list(text: str, start: int) -> int:
+    """Where a list in Python's notation ends that begins there; 0 if it does not."""
+    depth = 0
+    for part in _PYTHON_PART.finditer(text, start):
+        mark = part.group()
+        if mark in "\"'":
+            return 0  # a string that is not closed
+        if mark in "([{":
+            depth += 1
+        elif mark in ")]}":
+            depth -= 1
+            if not depth:
+                return part.end()
+    return 0
