@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import secrets
+import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Generator, Iterator, Mapping
 from pathlib import Path
@@ -34,6 +35,10 @@ LACKS = "lacks"
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[NOT_MADE] = {}
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # as in a run in the background, whose children would not hear it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # With a line for each frame and not a picture of it, which takes a tenth of a second.
     structlog.dev.ConsoleRenderer.get_active().exception_formatter = structlog.dev.plain_traceback
     config.addinivalue_line(

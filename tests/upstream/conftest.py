@@ -9,6 +9,7 @@ async def client():
     made = HttpClient()
     yield made
     await made.close()
+    await litellm_model.close()  # it has a client of its own, for one event loop
 
 
 @pytest.fixture

@@ -186,10 +186,12 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._refuse_new_requests()
+        # Set before anything is said: whoever reads that may send the second signal at once.
+        is_second, self.should_exit = self.should_exit, True
         # What a signal does, for whoever sent it.
         running = len(self.server_state.tasks)
         requests = f"{running} request{'s' if running > 1 else ''} under way"
-        if self.should_exit:
+        if is_second:
             said = f"ending now, with {requests} cut off" if running else "ending now"
         else:
             again = "Ctrl-C again" if sig == signal.SIGINT else "a second signal"
@@ -198,12 +200,11 @@ class DrainingServer(uvicorn.Server):
             else:
                 said = f"stopping, waiting at most {self._drain_seconds:g} s for {requests}; {again} ends it now"
         _say(said)
-        if self.should_exit:
+        if is_second:
             self.force_exit = True
             self._ended_by = sig
             _leave_no_later_than(AT_ONCE_SECONDS, 128 + sig)
         else:
-            self.should_exit = True
             _leave_no_later_than(self._drain_seconds + 3 * ENDING_SECONDS, CUT_OFF)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
