@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from callgate.ledger.entry import LedgerEntry, NotRecorded, RunState
-from callgate.ledger.sqlite import FILE, DamagedLedger, SqliteLedger, _locks, check_ledger
+from callgate.ledger.sqlite import FILE, DamagedLedger, SqliteLedger, check_ledger
 from tests.harness.process import child_environment
 
 pytestmark = pytest.mark.anyio
@@ -35,6 +35,10 @@ def entry(call_id: str = "call_1", *, writes: bool = True, **changes) -> LedgerE
         "started_at": 1e12,
     }
     return LedgerEntry(call_id=call_id, writes=writes, **{**given, **changes})
+
+
+def lock_files(folder: Path) -> list[str]:
+    return [path.name for path in folder.glob("process-*.lock")]
 
 
 def rows(folder: Path) -> dict[str, str]:
@@ -171,9 +175,7 @@ asyncio.run(main())
     async with opened(tmp_path) as ledger:
         assert ledger.found_unknown == 1
         assert rows(tmp_path) == {"call_done": "done", "call_lost": "unknown"}
-        assert [path.name for path in _locks(tmp_path)] == [f"process-{ledger.process}.lock"], (
-            "the lock of the dead is swept away"
-        )
+        assert lock_files(tmp_path) == [f"process-{ledger.process}.lock"], "the lock of the dead is swept away"
 
 
 async def test_what_a_process_that_lives_has_under_way_is_left_alone(tmp_path: Path) -> None:

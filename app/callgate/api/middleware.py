@@ -180,7 +180,8 @@ class Middleware:
                 )
             inner = straight or self._app
             caller = context.caller = runtime.admit(context.headers) if straight else _caller(runtime, path, context)
-            if caller is None or HAS_PLACE in scope or (straight is None and _is_light(method, path)):
+            is_light = straight is None and (method in LIGHT_METHODS or path.startswith(LIGHT_PATHS))
+            if caller is None or HAS_PLACE in scope or is_light:
                 await inner(scope, receive, send_marked)
             else:
                 with await runtime.place(caller) as context.place:
@@ -263,10 +264,6 @@ def _caller(runtime: Runtime, path: str, context: RequestContext) -> Caller | No
         runtime.check_origin(context.headers)
         return None
     return runtime.admit(context.headers)
-
-
-def _is_light(method: str, path: str) -> bool:
-    return method in LIGHT_METHODS or path.startswith(LIGHT_PATHS)
 
 
 def context_of(scope: Scope) -> RequestContext:

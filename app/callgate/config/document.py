@@ -77,7 +77,8 @@ def read_document(text: str, source: str, references: References) -> Document:
             line = text.count("\n", 0, conflict.start()) + 1
             raise ConfigError([Problem(Spot(source, line, 1), "", _UNMERGED)]) from None
         language = "JSON" if source.endswith(".json") else "YAML"
-        raise ConfigError([Problem(spot, "", f"not readable as {language}: {said}{_advice(said)}")]) from None
+        advice = next((f" ({advice})" for words, advice in _ADVICE.items() if words in said), "")
+        raise ConfigError([Problem(spot, "", f"not readable as {language}: {said}{advice}")]) from None
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
         line = before.count("\n") + 1
@@ -108,10 +109,6 @@ _ADVICE = {
     "unexpected end of stream": "a quote is opened and never closed",
 }
 """What the parser's words mean to whoever wrote the file."""
-
-
-def _advice(said: str) -> str:
-    return next((f" ({advice})" for words, advice in _ADVICE.items() if words in said), "")
 
 
 class _Loader(yaml.SafeLoader):

@@ -99,7 +99,8 @@ def _message(document: Document, path: Path, value: Any, details: ErrorDetails) 
             hint = near(key, known)
             if not hint and len(path) == 3 and path[0] == "model_list":
                 return f"unknown key `{key}`; parameters of the model belong under `litellm_params`"
-            return f"unknown key `{key}`{hint or _all_of(known)}"
+            all_known = f"; known here: {', '.join(known)}" if known else ""
+            return f"unknown key `{key}`{hint or all_known}"
         case "literal_error" | "union_tag_invalid":
             choices = str(context.get("expected", context.get("expected_tags"))).replace(" or ", ", ").split(", ")
             return _not_a_choice(document, path, value, [choice.strip("'") for choice in choices], kind)
@@ -147,10 +148,6 @@ _REMOVED: Final[Mapping[Path, str]] = MappingProxyType(
     }
 )
 """Settings of earlier versions, and what to do about them."""
-
-
-def _all_of(known: list[str]) -> str:
-    return f"; known here: {', '.join(known)}" if known else ""
 
 
 def _step(kind: Any, part: str | int) -> Any:

@@ -93,8 +93,9 @@ class PostgresDatabase:
             found = await self.fetch("SELECT to_regclass(?1)::text", f'"{self._schema}".ledger_version')
             version = await self.fetch("SELECT max(version) FROM ledger_version") if found[0][0] else [(None,)]
             if version[0][0] != VERSION:
+                found_version = "missing" if version[0][0] is None else f"of version {version[0][0]}"
                 raise NotMigrated(
-                    f"its tables are {_named(version[0][0])}, and this Callgate needs version {VERSION}: run `callgate ledger migrate`"
+                    f"its tables are {found_version}, and this Callgate needs version {VERSION}: run `callgate ledger migrate`"
                 )
         except BaseException:
             await self.close()
@@ -293,10 +294,6 @@ async def _our_errors() -> AsyncIterator[None]:
 async def _nothing_to_reset(connection: Any) -> None:
     """Each statement is a transaction of its own and sets nothing: what asyncpg would ask the server for is a round trip each
     time."""
-
-
-def _named(version: int | None) -> str:
-    return "missing" if version is None else f"of version {version}"
 
 
 @functools.cache

@@ -15,7 +15,7 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -203,7 +203,10 @@ def _commit(database: sqlite3.Connection, batch: LedgerBatch) -> str:
     """Why it could not be written, or nothing."""
     try:
         rows = list(batch.calls.values())
-        writes = [_rows_written(rows[at : at + ROWS]) for at in range(0, len(rows), ROWS)]
+        writes: list[tuple[str, Sequence[Any]]] = []
+        for at in range(0, len(rows), ROWS):
+            together = rows[at : at + ROWS]
+            writes.append((_statement(len(together)), [value for row in together for value in row]))
         writes += [(SPENT_HERE, values) for values in batch.spending]
         if len(writes) > 1:
             database.execute("BEGIN IMMEDIATE")
@@ -216,10 +219,6 @@ def _commit(database: sqlite3.Connection, batch: LedgerBatch) -> str:
             database.execute("ROLLBACK")
         return f"{type(failure).__name__}: {failure}"
     return ""
-
-
-def _rows_written(rows: Sequence[tuple[Any, ...]]) -> tuple[str, Sequence[Any]]:
-    return _statement(len(rows)), [value for row in rows for value in row]
 
 
 @functools.cache
@@ -294,17 +293,13 @@ class _Lock:
     @staticmethod
     def sweep(folder: Path) -> None:
         """Remove the lock files of processes that are gone."""
-        for path in _locks(folder):
+        for path in folder.glob("process-*.lock"):
             if _is_free(path):
                 path.unlink(missing_ok=True)
 
 
 def _lock_path(folder: Path, process: str) -> Path:
     return folder / f"process-{process}.lock"
-
-
-def _locks(folder: Path) -> Iterator[Path]:
-    return folder.glob("process-*.lock")
 
 
 def _is_free(path: Path) -> bool:

@@ -158,7 +158,8 @@ class ResultPages(msgspec.Struct, eq=False):
         short, missing = cut(whole.text, left, already_missing=whole.cut_bytes)
         id = self._kept_results.keep(self._owner, self._run_id, whole.text, whole.cut_bytes)
         self.ids.add(id)
-        pointer = _pointer(self.name, id, size_of(_shared_start(whole.text, short)))
+        offset = size_of(_shared_start(whole.text, short))
+        pointer = f'\n[The rest is kept for a while: {self.name} {{"id": "{id}", "offset": {offset}}} reads on.]'
         return replace(whole, text=_sayable(short) + pointer, cut_bytes=missing)
 
     async def save(self) -> None:
@@ -256,10 +257,6 @@ class PagedToolbox:
 
 
 _check = compile_schema(PARAMETERS)
-
-
-def _pointer(name: str, id: str, offset: int) -> str:
-    return f'\n[The rest is kept for a while: {name} {{"id": "{id}", "offset": {offset}}} reads on.]'
 
 
 def _shared_start(text: str, other: str) -> str:
