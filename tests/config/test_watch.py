@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from callgate.config.watch import changes, folders_to_watch
+from callgate.config.watch import changes, digest_of, folders_to_watch
 
 pytestmark = [
     pytest.mark.anyio,
@@ -24,7 +24,7 @@ class Watched:
         self._news = asyncio.Event()
 
     async def listen(self) -> None:
-        async for _ in changes(lambda: self.files):
+        async for _ in changes(lambda: self.files, digest_of(self.files)):
             self.count += 1
             self._news.set()
 
@@ -52,6 +52,15 @@ async def test_a_file_written_in_place_is_seen(tmp_path):
     async with watching(file) as watched:
         file.write_text("b")
         await watched.change()
+
+
+async def test_what_changed_before_the_watch_began_is_seen(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("a")
+    seen = digest_of([file])
+    file.write_text("b")
+    async with asyncio.timeout(PATIENCE), contextlib.aclosing(changes(lambda: [file], seen)) as watched:
+        await anext(watched)
 
 
 async def test_a_file_put_in_the_place_of_another_is_seen_each_time(tmp_path):

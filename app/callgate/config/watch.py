@@ -6,9 +6,9 @@ link into a folder that is itself a link, which it turns to another folder. What
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from watchfiles import awatch
 
@@ -19,13 +19,20 @@ LOOK_MILLISECONDS: Final = 5000
 before the watch began was reported to nobody."""
 _MAX_LINKS: Final = 40
 
+Digest: TypeAlias = tuple[str | None, ...]
+"""What is in files, without keeping it."""
 
-async def changes(files: Callable[[], Iterable[Path]]) -> AsyncIterator[None]:
-    """One item for each time that what is read from any of the files is something else.
+
+async def changes(files: Callable[[], Iterable[Path]], seen: Digest) -> AsyncGenerator[None, None]:
+    """One item for each time that what is read from any of the files is something else than before, and at first than
+    what was `seen`.
 
     `files` is asked again after each change: the new config may name another file.
     """
-    seen = _digest(files())
+    now = digest_of(files())
+    if now != seen:
+        seen = now
+        yield
     stop = asyncio.Event()
     try:
         while True:
@@ -40,7 +47,7 @@ async def changes(files: Callable[[], Iterable[Path]]) -> AsyncIterator[None]:
                 yield_on_timeout=True,
             )
             async for _ in watch:
-                now = await asyncio.to_thread(_digest, files())
+                now = await asyncio.to_thread(digest_of, files())
                 if now != seen:
                     seen = now
                     yield
@@ -72,11 +79,11 @@ def _folders_of(file: Path) -> set[Path]:
     return found
 
 
-def _digest(files: Iterable[Path]) -> tuple[str | None, ...]:
-    return tuple(_digest_of(file) for file in files)
+def digest_of(files: Iterable[Path]) -> Digest:
+    return tuple(_digest_of_file(file) for file in files)
 
 
-def _digest_of(file: Path) -> str | None:
+def _digest_of_file(file: Path) -> str | None:
     try:
         return hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError:

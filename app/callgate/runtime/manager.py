@@ -15,7 +15,7 @@ import structlog
 from callgate.auth.keys import check_exposure, warn_of_first_key
 from callgate.config.problems import ConfigError, Problem, Spot
 from callgate.config.schema import Config
-from callgate.config.watch import changes
+from callgate.config.watch import changes, digest_of
 from callgate.conversation.ids import new_id
 from callgate.runtime.builders.errors import BadEntry
 from callgate.runtime.builders.models import model_entries
@@ -253,8 +253,9 @@ class RuntimeManager:
 
     async def _watch(self, source: ConfigSource) -> None:
         try:
+            seen = digest_of(source.files())  # before it is read: what changes from here on is noticed
             await self._reload_if_changed(source)  # it may have changed while we were starting
-            async for _ in changes(source.files):
+            async for _ in changes(source.files, seen):
                 if self._config.reload.watch:
                     self._asked_to_reload.set()
         except Exception:  # noqa: BLE001 - whatever the system's way of watching files fails with, requests go on
