@@ -5,7 +5,6 @@ import gc
 import os
 import secrets
 import signal
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Generator, Iterator, Mapping
 from pathlib import Path
@@ -61,16 +60,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if reporter is not None:  # which is not in the processes of a run that has several
         reporter.write_line(f"making the environments {', '.join(lacking)}", yellow=True)
     session.config.stash[NOT_MADE] = environment.make(lacking)
-
-
-def pytest_sessionfinish() -> None:
-    """litellm keeps clients of its own. What tests left open would complain once nobody reads it any more."""
-    if "litellm" in sys.modules:
-        from callgate.upstream import litellm_model
-
-        asyncio.run(litellm_model.close())
-        gc.unfreeze()
-        gc.collect()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

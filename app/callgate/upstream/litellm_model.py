@@ -352,6 +352,9 @@ async def close() -> None:
     await GLOBAL_LOGGING_WORKER.stop()
     await _library.close_litellm_async_clients()
     _library.in_memory_llm_clients_cache.flush_cache()  # closed clients would be handed out again
+    # The one in none of its caches makes its connections anew where it is used again.
+    if (shared := vars(_library).get("module_level_aclient")) is not None:
+        await shared.client._transport.aclose()  # noqa: SLF001 - closing the client itself would be for ever
 
 
 async def vouched_endpoint(entry: ModelConfig) -> Endpoint | None:
