@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT / "app"), str(ROOT)]
 
 from bench import reference, wire
 from bench.served import KEY, configured, folder, free_port
-from bench.works import WORKS, Work
+from bench.works import UNKEPT, WORKS, Work
 from callgate.config.load import load
 from callgate.server import serve as server
 
@@ -163,5 +163,5 @@ if __name__ == "__main__":
     reader.add_argument("--slices", type=int, default=SLICES)
     reader.add_argument("--counted", action="store_true", help="count instructions as well")
     given = reader.parse_args()
-    works = [work for work in WORKS if work.name in given.works or not given.works]
+    works = [work for work in (*WORKS, *UNKEPT) if work.name in given.works] or list(WORKS)
     sys.exit(main(works, given.slices, counted=given.counted))

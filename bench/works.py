@@ -95,6 +95,13 @@ WORKS = (
 )
 
 
+UNKEPT = (
+    Work("response, not kept", {"model": "tools", "input": "hi", "store": False}, path=RESPONSES),
+    Work("its tool turn, not kept", {"model": "tools", "input": "call", "store": False}, path=RESPONSES),
+)
+"""What a response costs without what a chat does not do either. Measured by `bench/inside.py` where they are named."""
+
+
 # What the model says --------------------------------------------------------------------------------------------------
 
 
