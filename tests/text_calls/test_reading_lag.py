@@ -17,11 +17,23 @@ from tests.text_calls.test_quoted_calls import CALLS
 pytestmark = pytest.mark.anyio
 
 MOST_SECONDS = 0.1
-"""Of the loop's own processor time between two turns of another task; no busy machine changes that."""
+"""Of the loop's own processor time between two turns of another task."""
+TRIES = 4
+"""A processor that is shared takes longer now and then; what the reader itself takes is there each time."""
 TOOL = {"type": "function", "function": {"name": "delete_all", "parameters": {"properties": {"path": {}}}}}
 ASK = ModelRequest(
     messages=({"role": "user", "content": "hello"},), tools=(msgspec.Raw(msgspec.json.encode(TOOL)),), stream=False
 )
+
+
+async def holds_the_loop(format: str, text: str) -> list[float]:
+    """The longest turn of each try, where none of them was short enough."""
+    turns: list[float] = []
+    while len(turns) < TRIES:
+        turns.append(await longest_turn(format, text))
+        if turns[-1] < MOST_SECONDS:
+            return []
+    return turns
 
 
 async def longest_turn(format: str, text: str) -> float:
@@ -58,11 +70,11 @@ def texts(format: str, size: int) -> list[str]:
 @pytest.mark.parametrize("format", sorted(FORMATS & CALLS.keys()))
 async def test_a_text_of_many_calls_holds_no_loop(format):
     for text in texts(format, 150_000):
-        assert await longest_turn(format, text) < MOST_SECONDS
+        assert not await holds_the_loop(format, text)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["hermes", "mistral"])
 async def test_nor_does_a_megabyte(format):
     for text in texts(format, 1_000_000):
-        assert await longest_turn(format, text) < MOST_SECONDS
+        assert not await holds_the_loop(format, text)
