@@ -353,6 +353,50 @@ def _read_alone(payload: bytes) -> Sequence[ModelEvent]:
     return [event for event in ChunkReader().read(read_json(payload)) if not isinstance(event, ProviderHead)]
 
 
+class JsonEvents:
+    """Reads a stream whose events are JSON in a shape of the provider's own."""
+
+    def __init__(self) -> None:
+        self._sse = EventStreamReader()
+        self._chunks = ChunkReader()
+        self.done = False
+        self.fault: str | None = None
+
+    def feed(self, data: bytes) -> Sequence[ModelEvent]:
+        try:
+            return self._read(self._sse.feed(data))
+        except EventTooLarge as error:
+            self.fault = str(error)
+            return ()
+
+    def finish(self) -> Sequence[ModelEvent]:
+        events = [*self._read(self._sse.finish()), *self._chunks.finish()]
+        self.fault = None  # a last event that was cut off says no more than the end of the body does
+        return events
+
+    def _read(self, payloads: Sequence[bytes]) -> list[ModelEvent]:
+        events: list[ModelEvent] = []
+        for payload in payloads:
+            try:
+                event = read_json(payload)
+            except ValueError:
+                if type(payload) is ErrorEvent:
+                    events += reported(payload)
+                    continue
+                if looks_like_keep_alive(payload):
+                    continue
+                self.fault = "an event of the stream is not JSON"
+                break
+            events += self._read_payload(payload, event)
+            if self.done or self.fault is not None:
+                break
+        return events
+
+    def _read_payload(self, payload: bytes, event: Any) -> Sequence[ModelEvent]:
+        """What one event says; `done` behind the last one, `fault` where it says nothing that can be trusted."""
+        raise NotImplementedError
+
+
 class WholeBody:
     """Reads a body that is one text of JSON: here, a completion."""
 

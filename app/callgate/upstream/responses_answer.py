@@ -23,13 +23,13 @@ from callgate.conversation.events import (
 )
 from callgate.conversation.finish import FinishClass, classify
 from callgate.conversation.response_items import ITEMS
-from callgate.http.event_stream import ErrorEvent, EventStreamReader, EventTooLarge, looks_like_keep_alive
-from callgate.upstream.chunks import ChunkReader, error_in, reason_in, whole_number
+from callgate.http.event_stream import ErrorEvent
+from callgate.upstream.chunks import error_in, reason_in, whole_number
 from callgate.upstream.direct_model import (
     TWICE,
+    JsonEvents,
     WholeBody,
     holds_name_twice,
-    read_json,
     reported,
 )
 from callgate.upstream.translation import field_of
@@ -67,13 +67,12 @@ class _Open:
         """Some event said that no more of it was to come."""
 
 
-class ResponseEvents:
+class ResponseEvents(JsonEvents):
     """Reads a stream of events. Only what ends the response ends the answer: the mark behind it says nothing by itself."""
 
     def __init__(self, by: str) -> None:
+        super().__init__()
         self._by = by
-        self._sse = EventStreamReader()
-        self._chunks = ChunkReader()
         self._calls: dict[int, _Open] = {}
         self._said: set[tuple[int | None, int | None]] = set()
         """The parts of messages of which something came."""
@@ -82,51 +81,19 @@ class ResponseEvents:
         self._thought: tuple[str, object, object] | None = None
         """What kind of thinking is shown, and the part of it that was shown last."""
         self._has_head = False
-        self.done = False
-        self.fault: str | None = None
 
-    def feed(self, data: bytes) -> Sequence[ModelEvent]:
-        try:
-            return self._read(self._sse.feed(data))
-        except EventTooLarge as error:
-            self.fault = str(error)
+    def _read_payload(self, payload: bytes, event: Any) -> Sequence[ModelEvent]:
+        is_end = bool(self._calls) and isinstance(event, dict) and _kind(event) in ENDS
+        if (is_end or _is_about_calls(payload)) and holds_name_twice(payload):
+            self.fault = TWICE
             return ()
-
-    def finish(self) -> Sequence[ModelEvent]:
-        events = [*self._read(self._sse.finish()), *self._chunks.finish()]
-        self.fault = None  # a last event that was cut off says no more than the end of the body does
-        return events
-
-    def _read(self, payloads: Sequence[bytes]) -> list[ModelEvent]:
-        events: list[ModelEvent] = []
-        for payload in payloads:
-            try:
-                event = read_json(payload)
-            except ValueError:
-                if type(payload) is ErrorEvent:
-                    events += reported(payload)
-                    continue
-                if looks_like_keep_alive(payload):
-                    continue
-                self.fault = "an event of the stream is not JSON"
-                break
-            is_end = bool(self._calls) and isinstance(event, dict) and _kind(event) in ENDS
-            if (is_end or _is_about_calls(payload)) and holds_name_twice(payload):
-                self.fault = TWICE
-                break
-            if isinstance(event, dict):
-                found = self._read_event(event)
-                is_ours = str(event.get("type")).startswith(
-                    "response."
-                )  # a tool of the provider's that failed is no failure
-                events += found if found or is_ours or type(payload) is not ErrorEvent else reported(payload)
-            elif type(payload) is ErrorEvent:
-                events += reported(payload)
-            else:
-                events += self._chunks.read(event)  # nothing of an answer, but it may be an error
-            if self.done or self.fault is not None:
-                break
-        return events
+        if not isinstance(event, dict):
+            # Nothing of an answer, but it may be an error.
+            return reported(payload) if type(payload) is ErrorEvent else self._chunks.read(event)
+        found = self._read_event(event)
+        # A tool of the provider's that failed is no failure.
+        is_ours = str(event.get("type")).startswith("response.")
+        return found if found or is_ours or type(payload) is not ErrorEvent else reported(payload)
 
     def _read_event(self, event: dict[str, Any]) -> list[ModelEvent]:
         kind = _kind(event)

@@ -16,9 +16,9 @@ from callgate.calls.states import Flaw
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import CallWritten, ModelEvent
 from callgate.conversation.ports import ModelRequest
-from callgate.http.event_stream import ErrorEvent, EventStreamReader, EventTooLarge, looks_like_keep_alive
+from callgate.http.event_stream import ErrorEvent
 from callgate.upstream.chunks import ChunkReader, error_in
-from callgate.upstream.direct_model import TWICE, Body, WholeBody, holds_name_twice, read_json, reported
+from callgate.upstream.direct_model import TWICE, Body, JsonEvents, WholeBody, holds_name_twice, read_json, reported
 from callgate.upstream.litellm_model import COMMON_EXTRAS, decoded
 from callgate.upstream.params import for_litellm
 from callgate.upstream.resolve import OF_PROVIDERS, LiteLLMSettings
@@ -154,60 +154,31 @@ def _fields(
     return copy.deepcopy(fields)
 
 
-class EventsBody:
+class EventsBody(JsonEvents):
     """Reads a stream."""
 
     def __init__(self, report: Report) -> None:
+        super().__init__()
         self._report = report
-        self._sse = EventStreamReader()
-        self._chunks = ChunkReader()
-        self.done = False
-        self.fault: str | None = None
         self.paused: list[Any] | None = None
         """What was said, where the provider waits to be asked on."""
 
-    def feed(self, data: bytes) -> Sequence[ModelEvent]:
-        try:
-            return self._read(self._sse.feed(data))
-        except EventTooLarge as error:
-            self.fault = str(error)
+    def _read_payload(self, payload: bytes, event: Any) -> Sequence[ModelEvent]:
+        if type(payload) is ErrorEvent and not (isinstance(event, dict) and event.get("error")):
+            return reported(payload)
+        if names_twice(payload):
+            self.fault = TWICE
             return ()
-
-    def finish(self) -> Sequence[ModelEvent]:
-        events = [*self._read(self._sse.finish()), *self._chunks.finish()]
-        self.fault = None  # a last event that was cut off says no more than the end of the body does
-        return events
-
-    def _read(self, payloads: Sequence[bytes]) -> list[ModelEvent]:
-        events: list[ModelEvent] = []
-        for payload in payloads:
-            try:
-                event = read_json(payload)
-            except ValueError:
-                if type(payload) is ErrorEvent:
-                    events += reported(payload)
-                    continue
-                if looks_like_keep_alive(payload):
-                    continue
-                self.fault = "an event of the stream is not JSON"
-                break
-            if type(payload) is ErrorEvent and not (isinstance(event, dict) and event.get("error")):
-                events += reported(payload)
-            elif names_twice(payload):
-                self.fault = TWICE
-            elif isinstance(event, dict) and not isinstance(event.get("type"), str | None):
-                self.fault = "an event of the stream says nothing of what it is"
-            elif not isinstance(event, dict):
-                events += self._chunks.read(event)  # nothing of an answer, but it may be an error
-            elif (reported_error := error_in(event)) is not None:
-                events += self._chunks.read({"error": self._error(reported_error.body)})
-            elif error := field_of(event, "delta", "error"):
-                events += [*self._read_event(event), *self._chunks.read({"error": self._error(error)})]
-            else:
-                events += self._read_event(event)
-            if self.done or self.fault is not None:
-                break
-        return events
+        if not isinstance(event, dict):
+            return self._chunks.read(event)  # nothing of an answer, but it may be an error
+        if not isinstance(event.get("type"), str | None):
+            self.fault = "an event of the stream says nothing of what it is"
+            return ()
+        if (reported_error := error_in(event)) is not None:
+            return self._chunks.read({"error": self._error(reported_error.body)})
+        if error := field_of(event, "delta", "error"):
+            return [*self._read_event(event), *self._chunks.read({"error": self._error(error)})]
+        return self._read_event(event)
 
     def _error(self, error: object) -> object:
         """A provider's error, with the status that it would have had."""
